@@ -19,7 +19,9 @@ def _modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["uvcc_console.cli.main", "uvcc_console.core.journal", "uvcc_engine.contract.wire"])
+@pytest.mark.parametrize(
+    "module", ["uvcc_console.cli.main", "uvcc_console.core.journal", "uvcc_engine.contract.agent_protocol.wire"]
+)
 def test_light_imports(module: str) -> None:
     loaded = _modules_after(f"import {module}")
     assert not loaded & {"torch", "textual", "numpy", "asyncssh"}
@@ -57,7 +59,7 @@ def test_no_path_of_a_machine_in_tracked_files() -> None:
 
 def test_the_manual_promises_no_more_than_the_policy_states() -> None:
     """Who operates a run is signed in every policy; the sentences about privacy must say the same."""
-    from uvcc_engine.contract.topology import Topology
+    from uvcc_engine.contract.job.topology import Topology
     from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, Operation
 
     pages = [ROOT / "README.md", ROOT / "docs" / "security" / "index.md"]

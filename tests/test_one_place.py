@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.contract import files
+from uvcc_engine.contract.run_files import files
 
 ROOT: Final = Path(__file__).parents[1]
 ALONE: Final = "standalone_verify.py"  # a program that shares nothing with ours, on purpose
@@ -37,7 +37,7 @@ def test_names_in_a_run_directory_have_one_list() -> None:
     found = [
         f"{_name(path)}:{line} {text}"
         for path in SOURCES
-        if _name(path) != "uvcc_engine/contract/files.py"
+        if _name(path) != "uvcc_engine/contract/run_files/files.py"
         for line, text in _literals(path)
         if text in FILES - KEYS.get(_name(path), set())
     ]
@@ -52,7 +52,7 @@ def test_the_number_of_parties_is_defined_once() -> None:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(t, ast.Name) and t.id == "PARTIES" for t in targets):
                 found.append(_name(path))
-    assert found == ["uvcc_engine/contract/topology.py"]
+    assert found == ["uvcc_engine/contract/job/topology.py"]
 
 
 def test_json_that_must_read_the_same_everywhere_is_made_in_one_place() -> None:
@@ -66,8 +66,8 @@ def test_json_that_must_read_the_same_everywhere_is_made_in_one_place() -> None:
                 found.append(_name(path))
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "rfc8785.dumps":
                 found.append(_name(path))
-    assert sorted(found) == ["uvcc_engine/contract/canonical.py"] * 2
+    assert sorted(found) == ["uvcc_engine/contract/parsing/canonical.py"] * 2
 
 
 def test_words_are_compared_in_one_place() -> None:
-    assert [_name(p) for p in SOURCES if "difflib" in p.read_text()] == ["uvcc_engine/contract/suggest.py"]
+    assert [_name(p) for p in SOURCES if "difflib" in p.read_text()] == ["uvcc_engine/contract/parsing/suggest.py"]

@@ -9,7 +9,7 @@ import pytest
 from uvcc_console.plan.plan import make_plan, operation_of
 from uvcc_console.plan.profile import load
 from uvcc_console.runs import domain
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, Operation
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine import __version__
-from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.machine import extras
 
 COMMANDS: Final = {
     "agent": ("uvcc_engine.agent.main", "supervise this pod's workers"),
@@ -55,7 +55,7 @@ def _run(args: list[str]) -> int:
             return _bench(args[1:])
         return _main_of(args[0], COMMANDS[args[0]][0])(args[1:])
     if args and not args[0].startswith("-"):
-        from uvcc_engine.contract.suggest import did_you_mean
+        from uvcc_engine.contract.parsing.suggest import did_you_mean
 
         raise ConfigError(f"unknown command {args[0]!r}", did_you_mean(args[0], COMMANDS))
     parser = _parser()

@@ -21,8 +21,8 @@ def _fields(kind: type) -> Iterator[str]:
 
 def page() -> str:
     """The specification."""
-    from uvcc_engine.contract import agent_commands, agent_messages, wire
-    from uvcc_engine.contract.spec import WorkerSpec
+    from uvcc_engine.contract.agent_protocol import agent_commands, agent_messages, wire
+    from uvcc_engine.contract.job.spec import WorkerSpec
 
     lines = [
         "# The agent protocol",

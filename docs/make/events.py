@@ -14,7 +14,7 @@ def _type(annotation: object) -> str:
 def page() -> str:
     """Both registries."""
     from uvcc_console.core import events as ev
-    from uvcc_engine.contract.event_names import NAMES
+    from uvcc_engine.contract.run_files.event_names import NAMES
 
     lines = [
         "# Events",

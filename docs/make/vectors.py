@@ -73,7 +73,7 @@ def _written(about: str, **parts: Any) -> str:
 
 def run_contract() -> str:
     """Heartbeats, events and control files."""
-    from uvcc_engine.contract import control, files, records
+    from uvcc_engine.contract.run_files import control, files, records
 
     asked = []
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ def run_contract() -> str:
 
 def agent_protocol() -> str:
     """Lines of an agent."""
-    from uvcc_engine.contract import agent_messages
+    from uvcc_engine.contract.agent_protocol import agent_messages
 
     return _written(
         "What a console makes of an agent's lines.",
@@ -131,7 +131,7 @@ def relay_exchange() -> str:
 def evidence() -> str:
     """Identifiers, trees and roots of small inputs."""
     from uvcc_engine.contract import ids
-    from uvcc_engine.contract.canonical import canonical
+    from uvcc_engine.contract.parsing.canonical import canonical
     from uvcc_engine.transcript.leaves import merkle
 
     job = hashlib.sha256(b"a policy").digest()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from uvcc_engine.bench._fleet import Forker
+    from uvcc_engine.bench.launch.fleet import Forker
 
 
 @pytest.fixture(scope="module")
 def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    from uvcc_engine.bench._fleet import Forker  # only where workers are wanted: it imports torch
+    from uvcc_engine.bench.launch.fleet import Forker  # only where workers are wanted: it imports torch
 
     made = Forker(tmp_path_factory.mktemp("forker"))
     yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from uvcc_console.bench import obedient
-from uvcc_engine.contract.calibration import BenchBar, BenchBars
+from uvcc_engine.contract.machine.calibration import BenchBar, BenchBars
 
 BARS: Final[BenchBars] = {
     ("first_frame", "seconds"): BenchBar(0.7, "python"),

@@ -22,8 +22,8 @@ from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine.benchrows import Row, row
 
 PODS = feeder.PODS
 READY = b"Ledger"

@@ -30,12 +30,12 @@ from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.runs import processes
-from uvcc_engine.contract import files
-from uvcc_engine.contract.agent_commands import LaunchCommand
-from uvcc_engine.contract.agent_messages import Lines
-from uvcc_engine.contract.benchrows import Row, row
+from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines
 from uvcc_engine.contract.errors import UnreachableError
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.contract.run_files import files
 
 WORKER = "obedient.py"
 PATIENCE_S = 60.0

@@ -29,9 +29,9 @@ from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.runs import processes
-from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.benchrows import Row, row
 
 EVENTS: Final = 10_000_000
 BEHIND: Final = KEEP_AFTER + 1_000  # what a conductor may not have kept yet, at a hundred events a second

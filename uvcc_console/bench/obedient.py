@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from uvcc_engine.contract import checkpoint, files
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.checkpoints import checkpoint
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.writer import RunWriter
 
 STEP_S = 0.1
 

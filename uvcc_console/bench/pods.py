@@ -27,9 +27,9 @@ from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_engine.contract import wire
-from uvcc_engine.contract.benchrows import Row, row
+from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine.benchrows import Row, row
 
 PODS, LINES_PER_S, BATCH_S = 200, 10, 0.1
 RUN = "bench.full"

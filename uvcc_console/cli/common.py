@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from uvcc_console.core import paths
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.outside import moment, without_nan
+from uvcc_engine.contract.parsing.outside import moment, without_nan
 from uvcc_engine.contract.text import clean, clean_block
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def find_run(name: str) -> Path:
     exact = [d for d in dirs if d.name == name]
     hits = exact or [d for d in dirs if d.name.startswith(name)]
     if not hits:
-        from uvcc_engine.contract.suggest import nearest
+        from uvcc_engine.contract.parsing.suggest import nearest
 
         raise UnreadableError(
             f"no run {name!r}", f"did you mean {nearest(name, [d.name for d in dirs])}? see: uvcc runs"

@@ -135,7 +135,7 @@ def _dispatch(args: list[str]) -> int:
         args = ["domain", "open", *args]
     verb = args[0] if args else "console"
     if verb != "console" and verb not in VERBS:
-        from uvcc_engine.contract.suggest import CLOSE, nearest
+        from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
         close = nearest(verb, VERBS, CLOSE)
         hint = f"did you mean {close}?" if close else "see: uvcc --help"

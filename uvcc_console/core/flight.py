@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from uvcc_engine.contract.outside import moment, said, whole
+from uvcc_engine.contract.parsing.outside import moment, said, whole
+from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.contract.text import clean
-from uvcc_engine.contract.waiting import Waiting
 
 TABLES: Final = ("sequence", "collectives")
 STILL_S: Final = 3.0  # younger than this, and the newest collective may just be another one

@@ -19,7 +19,7 @@ from uvcc_console.core import kept
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
-from uvcc_engine.contract.outside import moment
+from uvcc_engine.contract.parsing.outside import moment
 
 BUSY_S = 10.0
 KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot pays

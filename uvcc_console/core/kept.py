@@ -35,7 +35,7 @@ from uvcc_console.core import (
 )
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract import event_names
+from uvcc_engine.contract.run_files import event_names
 
 NAME: Final = "snapshot.json"
 SUMMARY: Final = "summary.json"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.outside import real, whole
+from uvcc_engine.contract.parsing.outside import real, whole
 
 ERRORS: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import LogEntry, Snapshot
-from uvcc_engine.contract.event_names import Area, area_of
+from uvcc_engine.contract.run_files.event_names import Area, area_of
 
 LOG_KEEP = 2000
 _OF_LINKS = (ev.LinkChanged, ev.FlightRead, ev.ForkDetected)

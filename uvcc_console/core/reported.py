@@ -11,7 +11,7 @@ from uvcc_console.core.event_base import Event, event
 @event("heartbeat")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRead(Event):
-    """One heartbeat record of one worker, as written on the pod (``record``: contract/records.py)."""
+    """One heartbeat record of one worker, as written on the pod (``record``: contract/run_files/records.py)."""
 
     pod: str
     coord: str

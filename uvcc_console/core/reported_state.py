@@ -14,7 +14,7 @@ from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
-from uvcc_engine.contract.outside import hint_of, whole
+from uvcc_engine.contract.parsing.outside import hint_of, whole
 
 AGREEMENT_KEEP = 64
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from uvcc_console.core import paths
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import nearest
+from uvcc_engine.contract.parsing.suggest import nearest
 
 FILE: Final = "config.yaml"
 _LARGEST: Final = 1 << 16

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from uvcc_console.core.series import Series
-from uvcc_engine.contract.proof_mode import MODES, OFF
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.proof_mode import MODES, OFF
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})

@@ -21,8 +21,8 @@ from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.parcels import PIECE, box_of, enqueue
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
-from uvcc_engine.contract.files import write_atomic
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import owner_shares
 from uvcc_engine.transcript.signed import roster as rosters

@@ -16,7 +16,7 @@ from uvcc_console.federation.parcels import Parcels, box_of
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.landing import Landing
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.signed import owner_shares
 from uvcc_engine.transcript.signed.owner_shares import OwnerPart, OwnerShare
 from uvcc_engine.transcript.signed.roster import Roster

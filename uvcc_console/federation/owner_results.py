@@ -12,8 +12,8 @@ from uvcc_console.federation.parcels import Parcels, box_of
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.landing import Landing
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.safepaths import Refused, safe_relative
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.safepaths import Refused, safe_relative
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import contributed, verifier
 from uvcc_engine.transcript.proof.contributed import OWNERS_FILE

@@ -19,7 +19,7 @@ from typing import Any, Final
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.landing import Landing
 from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats.reading import parse_json
 
 PIECE: Final = 1 << 20

@@ -16,7 +16,7 @@ from uvcc_console.plan.owndata import model_words, settle
 from uvcc_console.plan.plan import FULL, make_plan, new_run_id, operation_of, revealed_values
 from uvcc_console.plan.profile import load
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.proof_mode import OFF
+from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Proposal, ProposedLimits, Revealed

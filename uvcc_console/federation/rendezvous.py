@@ -15,8 +15,8 @@ from uvcc_console.core import paths
 from uvcc_console.federation import domain_key
 from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.files import write_atomic
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import barriers, reports
 from uvcc_engine.transcript.signed.barriers import Barrier

@@ -13,9 +13,9 @@ from typing import Final
 from uvcc_console.federation import domain_key
 from uvcc_console.federation.domain_key import DomainKey
 from uvcc_console.federation.rendezvous import Rendezvous
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE
 from uvcc_engine.transcript.signed.proposals import Standing

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing import strict
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, Proposal
 

@@ -19,12 +19,12 @@ from uvcc_console.fleet import hearing
 from uvcc_console.fleet.backlog import Backlog
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssherrors import classify
-from uvcc_engine.contract import agent_commands, agent_messages, wire
-from uvcc_engine.contract.agent_commands import Command, HelloCommand, UnwatchCommand, WatchCommand
-from uvcc_engine.contract.agent_messages import Ack, Lines, Message, Telemetry
+from uvcc_engine.contract.agent_protocol import agent_commands, agent_messages, wire
+from uvcc_engine.contract.agent_protocol.agent_commands import Command, HelloCommand, UnwatchCommand, WatchCommand
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, Lines, Message, Telemetry
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
-from uvcc_engine.contract.outside import moment, record, said
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.parsing.outside import moment, record, said
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
 log = logger(__name__)

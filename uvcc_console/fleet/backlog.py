@@ -10,8 +10,8 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from uvcc_engine.contract.agent_messages import Lines, Message
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines, Message
+from uvcc_engine.contract.run_files.records import Malformed
 
 MOST: Final = 4096
 MOST_BYTES: Final = 16 << 20

@@ -10,7 +10,7 @@ from typing import Final
 
 import asyncssh
 
-from uvcc_engine.contract.safepaths import shown
+from uvcc_engine.contract.parsing.safepaths import shown
 
 OUTPUT: Final = 16 << 20
 """What a command may say, and what a small file may hold."""

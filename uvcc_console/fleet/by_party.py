@@ -39,7 +39,7 @@ from uvcc_console.fleet.provider_kinds import (
     sections,
 )
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 
 _WHOLE: Final = ("keep_pods", "replace_lost", "reserve", "attach_prefix", "packages", "per_party", "ssh_key")
 T = TypeVar("T")

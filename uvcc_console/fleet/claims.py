@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uvcc_console.core import paths
-from uvcc_engine.contract.files import append_synced
+from uvcc_engine.contract.run_files.files import append_synced
 
 FILE = "inventory_claims.jsonl"
 _NAME = re.compile(r"uvcc-(?P<run>.+)-p[0-9]{1,6}r[0-9]{1,6}")

@@ -1,6 +1,6 @@
 """An agent's bytes into lines of bounded length, and what its acknowledgements carry, parsed totally.
 
-The lines themselves are read by ``uvcc_engine.contract.agent_messages``.
+The lines themselves are read by ``uvcc_engine.contract.agent_protocol.agent_messages``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.agent_messages import LONGEST, MOST_GPUS, WorkerChange, worker
+from uvcc_engine.contract.agent_protocol.agent_messages import LONGEST, MOST_GPUS, WorkerChange, worker
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.outside import LATEST, real, said, tidy, whole
+from uvcc_engine.contract.parsing.outside import LATEST, real, said, tidy, whole
 
 ERRORS: Final = "ecc_errors_uncorrected_volatile_total"
 _URL: Final = re.compile(r"(https?)://[][A-Za-z0-9_.:-]{1,200}:([0-9]{1,5})/?")

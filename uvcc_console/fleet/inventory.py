@@ -27,7 +27,7 @@ from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind, place
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.user_ssh import UserKeys, place
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
-from uvcc_engine.contract.suggest import nearest
+from uvcc_engine.contract.parsing.suggest import nearest
 
 log = logger(__name__)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import UvccError, VerificationError
-from uvcc_engine.contract.files import write_all, write_failed
-from uvcc_engine.contract.safepaths import Parts, Refused, safe_relative
+from uvcc_engine.contract.parsing.safepaths import Parts, Refused, safe_relative
+from uvcc_engine.contract.run_files.files import write_all, write_failed
 
 RESERVE: Final = 256 << 20
 """So much of the disk stays free: the journal and the halt path need it more than evidence does."""

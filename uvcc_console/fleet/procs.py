@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from uvcc_engine.contract import host
-from uvcc_engine.contract.host import boot_id
+from uvcc_engine.contract.machine import host
+from uvcc_engine.contract.machine.host import boot_id
 
 __all__ = [
     "MARK",

@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from uvcc_console.fleet.provider import Provider
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import nearest
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.suggest import nearest
 from uvcc_engine.contract.text import clean
-from uvcc_engine.contract.topology import PARTIES
 
 GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"

@@ -22,7 +22,7 @@ from uvcc_console.fleet.sessions import FullError, Sessions
 from uvcc_console.fleet.ssherrors import classify
 from uvcc_console.fleet.user_ssh import UserKeys
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
-from uvcc_engine.contract.safepaths import Parts
+from uvcc_engine.contract.parsing.safepaths import Parts
 
 FURTHER = 3  # connections beside the first, where a server allows few sessions on each
 

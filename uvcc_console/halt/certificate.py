@@ -25,9 +25,9 @@ from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt.machine import PodEvidence
-from uvcc_engine.contract import files
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.signing import sshsig
 
 NAMESPACE: Final = "uvcc-halt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
-from uvcc_engine.contract.wire import Lacks
+from uvcc_engine.contract.agent_protocol.wire import Lacks
 
 HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", "kill", "terminate"
 AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}

@@ -31,7 +31,7 @@ from uvcc_console.halt.ladder_types import (
     Send,
     Times,
 )
-from uvcc_engine.contract.wire import AckCode, Lacks
+from uvcc_engine.contract.agent_protocol.wire import AckCode, Lacks
 
 __all__ = [
     "HALT",

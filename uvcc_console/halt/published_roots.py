@@ -11,9 +11,9 @@ from typing import Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.reported_state import disagreement
 from uvcc_console.core.snapshot import EpochAgreement
-from uvcc_engine.contract import records
-from uvcc_engine.contract.outside import STEPS, parsed
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.outside import STEPS, parsed
+from uvcc_engine.contract.run_files import records
 
 KEEP: Final = 64
 PAST_STEPS: Final = 16

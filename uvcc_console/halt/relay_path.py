@@ -27,10 +27,10 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt import machine
 from uvcc_console.halt.published_roots import Published
-from uvcc_engine.contract import records
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
-from uvcc_engine.contract.outside import record, said, whole
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.outside import record, said, whole
+from uvcc_engine.contract.run_files import records
 from uvcc_engine.transcript.signed import boxes, orders
 from uvcc_engine.transcript.signing import sshsig
 

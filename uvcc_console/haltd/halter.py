@@ -13,11 +13,12 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.halt import machine
 from uvcc_console.halt.machine import PodEvidence
-from uvcc_engine.contract import control, wire
-from uvcc_engine.contract.agent_commands import Command, HaltCommand, SignalCommand
-from uvcc_engine.contract.agent_messages import Ack, HaltStage, Message
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.agent_protocol.agent_commands import Command, HaltCommand, SignalCommand
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, HaltStage, Message
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.run_files import control
+from uvcc_engine.contract.run_files.records import Malformed
 
 log = logger(__name__)
 _SIGNALS: Final[dict[str, Literal["TERM", "KILL"]]] = {machine.TERM: "TERM", machine.KILL: "KILL"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_engine.contract.errors import UnreachableError
-from uvcc_engine.contract.shortpath import short
+from uvcc_engine.contract.machine.shortpath import short
 
 if TYPE_CHECKING:
     import asyncio

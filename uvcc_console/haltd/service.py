@@ -40,10 +40,10 @@ from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
-from uvcc_engine.contract.agent_commands import LeaseCommand
-from uvcc_engine.contract.agent_messages import Message
+from uvcc_engine.contract.agent_protocol.agent_commands import LeaseCommand
+from uvcc_engine.contract.agent_protocol.agent_messages import Message
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.run_files.records import Malformed
 
 log = logger(__name__)
 POLL_S = 0.005  # while a halt is on its way

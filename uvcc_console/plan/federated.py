@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.signed.barriers import MEET, ROSTER, SHARES, stages_of
 from uvcc_engine.transcript.terms.proposal import Proposal
 

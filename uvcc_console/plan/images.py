@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from uvcc_engine.contract import torch_floor
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine import torch_floor
 
 
 def check(image: str, packages: Sequence[str], known: Iterable[str]) -> None:

@@ -14,9 +14,9 @@ from uvcc_console.fleet.provider import POD_PREFIX, PodRequest
 from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import where_it_says_something
-from uvcc_engine.contract.proof_mode import OFF
-from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.job.private_job import where_it_says_something
+from uvcc_engine.contract.job.proof_mode import OFF
+from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
 SMOKE, FULL = "smoke", "full"

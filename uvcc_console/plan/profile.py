@@ -15,7 +15,7 @@ from uvcc_console.core import paths
 from uvcc_console.fleet.provider_kinds import DEFAULT, PARTIES_KIND, sections
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import nearest
+from uvcc_engine.contract.parsing.suggest import nearest
 
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJobSettings, "lm": LmJobSettings, "command": CommandJobSettings}
 _PATHS = (

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 
 from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
-from uvcc_engine.contract.link_spec import LinkKind
-from uvcc_engine.contract.private_job import (
+from uvcc_engine.contract.job.link_spec import LinkKind
+from uvcc_engine.contract.job.private_job import (
     Device,
     Objective,
     OptimizerName,
@@ -21,7 +21,7 @@ from uvcc_engine.contract.private_job import (
     Schedule,
     Task,
 )
-from uvcc_engine.contract.proof_mode import OFF, ProofMode, why_not
+from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, why_not
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

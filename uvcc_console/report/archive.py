@@ -26,7 +26,7 @@ from uvcc_console.report.page import page
 from uvcc_console.report.received import zstandard_module
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.extras import MissingExtraError
+from uvcc_engine.contract.machine.extras import MissingExtraError
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import manifest
 

@@ -22,7 +22,7 @@ from uvcc_console.report.metrics import group_inits
 from uvcc_console.report.record import ARTIFACTS, RunRecord, address
 from uvcc_console.report.run_log import Translator, human, machine, stamp
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.files import log_name
+from uvcc_engine.contract.run_files.files import log_name
 from uvcc_engine.transcript.proof.bundle import Bundle
 from uvcc_engine.transcript.proof.derived import audit_bundle, dp_matrix, dp_roots
 from uvcc_engine.transcript.signing.sshsig import write_allowed_signers

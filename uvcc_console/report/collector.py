@@ -22,7 +22,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.log import logger
 from uvcc_console.report.record import ARTIFACTS
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import manifest
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE

@@ -16,10 +16,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.report.package import Package, object_of, text_of
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import stamp
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract import files
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files import files
 
 MET, NOT_MET, NOT_SHOWN = "met", "NOT MET", "not shown"
 # a rate is stable if the middle half of its values lies this close around the median

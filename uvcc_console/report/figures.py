@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_console.report import collector, metrics
 from uvcc_console.report.record import RunRecord
-from uvcc_engine.contract.extras import MissingExtraError
+from uvcc_engine.contract.machine.extras import MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

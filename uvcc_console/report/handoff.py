@@ -34,9 +34,9 @@ from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.redact import checked
 from uvcc_console.report.run_log import stamp
-from uvcc_engine.contract import files
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean
-from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 

@@ -22,10 +22,10 @@ from uvcc_console.report.package import Package
 from uvcc_console.report.record import RunRecord, address
 from uvcc_console.report.redact import LONGEST, checked, lines_of
 from uvcc_console.report.run_log import stamp
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean_block
-from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import manifest
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle

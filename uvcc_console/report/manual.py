@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import CLOSE, nearest
+from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
 START: Final = "index"
 LONG: Final = 90

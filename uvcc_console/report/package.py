@@ -17,8 +17,8 @@ from typing import Any, Final
 from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import Translator, human
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.proof.verified import Certificate
 from uvcc_engine.transcript.proof.verifier import verify

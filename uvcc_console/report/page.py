@@ -15,8 +15,8 @@ from typing import Any, Final
 from uvcc_console.report import metrics
 from uvcc_console.report.package import Package, PhaseProof
 from uvcc_console.report.run_log import stamp
+from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean
-from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.transcript.proof.bundle import Bundle
 from uvcc_engine.transcript.proof.derived import signed_losses
 

@@ -20,10 +20,10 @@ from uvcc_console.rollout.context import Member, Rollout, describe
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
-from uvcc_engine.contract.agent_commands import SignalCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import SignalCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.contract.outside import said
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.parsing.outside import said
 
 log = logger(__name__)
 

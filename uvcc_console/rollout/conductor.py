@@ -48,7 +48,7 @@ from uvcc_console.rollout.stages.migration import checkpoint_copies, private_mig
 from uvcc_console.rollout.supervision import SideTasks
 from uvcc_console.runs import domain, logfile, processes, sweep
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
 
 log = logger(__name__)
 SIDECAR_S = 5.0

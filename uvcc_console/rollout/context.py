@@ -23,7 +23,7 @@ from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_engine.contract.errors import UnreachableError, UvccError
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.transcript.terms.policy import Policy
 
 log = logger(__name__)

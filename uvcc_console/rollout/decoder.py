@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import reserved
-from uvcc_engine.contract import files, records
-from uvcc_engine.contract.agent_messages import Dropped, Lines, Message, Rewind, Telemetry, WorkerChange
-from uvcc_engine.contract.outside import STEPS, record, said, tidy, whole
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.agent_protocol.agent_messages import Dropped, Lines, Message, Rewind, Telemetry, WorkerChange
+from uvcc_engine.contract.parsing.outside import STEPS, record, said, tidy, whole
+from uvcc_engine.contract.run_files import files, records
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
 FACTS = ("parameters", "seq_len", "precision", "save_every", "steps")

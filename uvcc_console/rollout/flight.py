@@ -15,11 +15,11 @@ from uvcc_console.fleet import hearing
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_engine.contract.agent_commands import FlightCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import FlightCommand
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.flight import name_of
-from uvcc_engine.contract.outside import record
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.outside import record
+from uvcc_engine.contract.run_files.flight import name_of
 
 ANSWER_S: Final = 10.0
 LOOK_S: Final = 0.3

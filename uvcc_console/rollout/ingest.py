@@ -11,8 +11,8 @@ from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_engine.contract.agent_messages import Ack, Message, Telemetry, Unknown
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, Message, Telemetry, Unknown
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
 log = logger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from uvcc_engine.contract import files
-from uvcc_engine.contract.safepaths import Parts, Refused, matches, shown, sift
+from uvcc_engine.contract.parsing.safepaths import Parts, Refused, matches, shown, sift
+from uvcc_engine.contract.run_files import files
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from uvcc_console.fleet.provider_kinds import runs_here
-from uvcc_engine.contract import host
+from uvcc_engine.contract.machine import host
 
 NICE: Final = "UVCC_WORKER_NICE"
 _PER_LEVEL: Final = 1.25  # what one level of niceness is worth under Linux's fair scheduler (sched(7))

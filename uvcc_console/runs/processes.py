@@ -20,8 +20,8 @@ from uvcc_console.core.log import logger
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess, alive, identify
 from uvcc_console.fleet.runclock import RunClock
-from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.machine import extras
 
 if TYPE_CHECKING:
     from uvcc_console.plan.plan import Plan

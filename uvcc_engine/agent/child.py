@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from uvcc_engine.agent.workers import register
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.writer import RunWriter
 
 log = logging.getLogger(__name__)
 NICE: Final = "UVCC_WORKER_NICE"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from uvcc_engine.agent.console_channel import Console
-from uvcc_engine.contract import agent_messages as told
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_protocol import agent_messages as told
+from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import ProtocolError, UvccError
 
 log = logging.getLogger(__name__)

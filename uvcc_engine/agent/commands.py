@@ -22,12 +22,13 @@ from uvcc_engine.agent.halts import HaltWatch
 from uvcc_engine.agent.lease import Lease
 from uvcc_engine.agent.relays import RelayTable
 from uvcc_engine.agent.workers import Worker, WorkerTable
-from uvcc_engine.contract import agent_commands as asked
-from uvcc_engine.contract import files, flight, wire
-from uvcc_engine.contract.control import HaltRequest
+from uvcc_engine.contract.agent_protocol import agent_commands as asked
+from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.records import Malformed
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files, flight
+from uvcc_engine.contract.run_files.control import HaltRequest
+from uvcc_engine.contract.run_files.records import Malformed
 
 _KEYED: Final = ("private", "preflight", "handover")  # kinds of worker that speak for their party
 Fields = dict[str, Any]
@@ -213,7 +214,7 @@ def obey(agent: AgentPort, console: Console, message: Mapping[str, Any]) -> Fiel
     nonce = message.get("nonce", "")
     command = asked.parse(message) if isinstance(nonce, str) else Malformed("a nonce that is no text")
     if isinstance(command, Malformed):
-        raise wire.RefusedError(wire.AckCode.MALFORMED, command.why, command.hint or "see contract.agent_commands")
+        raise wire.RefusedError(wire.AckCode.MALFORMED, command.why, command.hint or "see contract/agent_protocol")
     return _OBEY[type(command)](agent, console, command, nonce)
 
 

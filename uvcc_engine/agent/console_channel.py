@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.tail import LineBatch, RunTail, Skipped
-from uvcc_engine.contract import agent_messages as told
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_protocol import agent_messages as told
+from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import ProtocolError
 
 QUEUE_BYTES: Final = 4 << 20

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import torch
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ProtocolError, UvccError, VerificationError
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from uvcc_engine.agent.child import run
-from uvcc_engine.contract import files
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.agent.workers import RUNNING, Worker, exit_record
-from uvcc_engine.contract import checkpoint as checkpoints
-from uvcc_engine.contract import files, records
-from uvcc_engine.contract.agent_messages import HaltStage, to_json
-from uvcc_engine.contract.control import HOLD, RELEASE, HaltRequest, HaltVerdict
+from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage, to_json
+from uvcc_engine.contract.agent_protocol.wire import Lacks
+from uvcc_engine.contract.checkpoints import checkpoint as checkpoints
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.contract.outside import real, said
-from uvcc_engine.contract.wire import Lacks
+from uvcc_engine.contract.parsing.outside import real, said
+from uvcc_engine.contract.run_files import files, records
+from uvcc_engine.contract.run_files.control import HOLD, RELEASE, HaltRequest, HaltVerdict
 
 SLICE_S: Final = 0.02
 REFUSALS: Final[dict[HaltVerdict, Callable[[str], tuple[str, str]]]] = {

@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.run_files import files
 
 log = logging.getLogger(__name__)
 

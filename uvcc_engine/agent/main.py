@@ -19,8 +19,9 @@ from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.process import ProcessId
 from uvcc_engine.agent.service import Agent
 from uvcc_engine.agent.spawner import Spawner
-from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.run_files import files
 
 log = logging.getLogger(__name__)
 PRELOAD: Final = "torch,torch.distributed.device_mesh,uvcc_engine.worker.main"

@@ -7,8 +7,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.run_files import files
 
 SEED_VARIABLE = "UVCC_IDENTITY_SEED"
 

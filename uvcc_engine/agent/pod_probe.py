@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract import host
+from uvcc_engine.contract.machine import host
 
 _NUMBERS: Final = ("index", "memory.total", "memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total")
 _MEASURES: Final = ("temperature.gpu", "power.draw", "power.limit")

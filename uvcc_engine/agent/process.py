@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from uvcc_engine.contract import host, strict
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.host import boot_id
+from uvcc_engine.contract.machine import host
+from uvcc_engine.contract.machine.host import boot_id
+from uvcc_engine.contract.parsing import strict
 
 
 @dataclass(frozen=True, slots=True)

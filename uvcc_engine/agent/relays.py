@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.agent.process import ProcessId
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.run_files import files
 
 log = logging.getLogger(__name__)
 READY: Final = "ready.json"

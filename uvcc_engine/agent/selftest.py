@@ -15,8 +15,12 @@ from typing import Any, Final
 
 from uvcc_engine.agent import main as agent_main
 from uvcc_engine.agent.socketpath import connect
-from uvcc_engine.contract import RunWriter, checkpoint, files, torch_floor, wire
+from uvcc_engine.contract import RunWriter
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.machine import torch_floor
+from uvcc_engine.contract.run_files import files
 
 MODULES: Final = ("torch", "numpy", "cryptography", "safetensors", "starlette", "uvicorn", "httpx", "google_crc32c")
 START_S: Final = 60.0

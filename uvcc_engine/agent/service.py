@@ -26,13 +26,22 @@ from uvcc_engine.agent.relays import RelayTable
 from uvcc_engine.agent.shutdown import Shutdown
 from uvcc_engine.agent.spawner import Spawner
 from uvcc_engine.agent.workers import Worker, WorkerTable
-from uvcc_engine.contract import agent_messages as told
-from uvcc_engine.contract import files, wire
-from uvcc_engine.contract.control import HALT, RELEASE, HaltRequest, HaltVerdict, read_halt, verdict, write_halt
+from uvcc_engine.contract.agent_protocol import agent_messages as told
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.agent_protocol.wire import AckCode, RefusedError
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.eventlog import EventLog
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.wire import AckCode, RefusedError
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.control import (
+    HALT,
+    RELEASE,
+    HaltRequest,
+    HaltVerdict,
+    read_halt,
+    verdict,
+    write_halt,
+)
+from uvcc_engine.contract.run_files.eventlog import EventLog
 
 log = logging.getLogger(__name__)
 

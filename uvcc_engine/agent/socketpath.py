@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from uvcc_engine.contract.shortpath import short
+from uvcc_engine.contract.machine.shortpath import short
 
 
 def connect(path: Path, timeout: float) -> socket.socket:

@@ -13,8 +13,8 @@ from typing import Any
 
 from uvcc_engine.agent import zygote
 from uvcc_engine.agent.lines import LineBuffer
-from uvcc_engine.contract import files
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files
 
 
 class Spawner:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.agent.process import ProcessId, exit_of
-from uvcc_engine.contract import files, records, strict
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.run_files import files, records
 
 log = logging.getLogger(__name__)
 RUNNING: Final = "running"

@@ -26,8 +26,8 @@ from typing import Any
 from uvcc_engine.agent.child import become_worker, yield_to_console
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.process import ProcessId, has_ended, wake_pipe
-from uvcc_engine.contract import host
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.machine import host
 
 log = logging.getLogger(__name__)
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")

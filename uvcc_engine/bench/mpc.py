@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.bench import _machine, _mpc_links, _mpc_peers, _mpc_proofs
-from uvcc_engine.bench._parties import said_by
-from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.bench.launch.parties import said_by
+from uvcc_engine.bench.peers import mpc_peers
+from uvcc_engine.bench.timing import machine_rates
+from uvcc_engine.bench.work import mpc_links, mpc_proofs
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.transcript.signing.identity import Identity
 
 # most times the machine's floor, most bytes per party, most rounds
@@ -54,7 +56,7 @@ def run_parties(rows: Sequence[str], runs: int) -> list[dict[str, Any]]:
         for p in range(3):
             Identity.create(Path(folder) / f"id{p}")
         config = {"folder": folder, "addresses": _addresses(), "rows": list(rows), "runs": runs}
-        return said_by("_mpc_party", config)
+        return said_by("mpc_party", config)
 
 
 def _addresses() -> dict[str, str]:
@@ -81,7 +83,7 @@ def table(measured: list[dict[str, Any]], machine: Mapping[str, list[float]], co
         work = parts[0]["products"] / statistics.median(machine["fp64_1024"])
         work += sent * 2 * (1 / statistics.median(machine["aes"]) + 1 / statistics.median(machine["copy"]))
         rounds = parts[0]["rounds"]
-        floor = work / min(cores, PARTIES) + _mpc_links.passive_floor_s(name, rounds, sent / PARTIES)
+        floor = work / min(cores, PARTIES) + mpc_links.passive_floor_s(name, rounds, sent / PARTIES)
         most, most_bytes, most_rounds = BARS[name]
         out.append(held(row(name, "seconds", "s", seconds, floor), most * floor))
         out.append(held(row(name, "bytes_per_party", "B", [sent / PARTIES]), most_bytes))
@@ -95,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--rows", default=",".join(ROWS), help="comma-separated row names")
     made.add_argument("--runs", type=int, default=5)
     made.add_argument("--json", action="store_true")
-    made.add_argument("--against", default="", metavar="PEERS", help=f"other systems, of {', '.join(_mpc_peers.PEERS)}")
+    made.add_argument("--against", default="", metavar="PEERS", help=f"other systems, of {', '.join(mpc_peers.PEERS)}")
     made.add_argument("--verify", action="store_true", help="the rows whose products can be proved, without and with")
     args = made.parse_args(argv)
     names = args.rows.split(",")
@@ -103,19 +105,19 @@ def main(argv: Sequence[str]) -> int:
     if unknown:
         raise ConfigError(f"unknown row {unknown[0]!r}", f"one of: {', '.join(ROWS)}")
     if args.verify:
-        names = _mpc_proofs.rows_of(names)
-    peers = _mpc_peers.chosen(args.against)
+        names = mpc_proofs.rows_of(names)
+    peers = mpc_peers.chosen(args.against)
     cores = available_cores()
-    print(_machine.described(cores), file=sys.stderr)
-    rates = _machine.measured(args.runs)
+    print(machine_rates.described(cores), file=sys.stderr)
+    rates = machine_rates.measured(args.runs)
     measured = run_parties(names, args.runs)
     ours = table(measured, rates, cores)
-    rows = _machine.rows(rates) + ours + _mpc_proofs.table(measured)
+    rows = machine_rates.rows(rates) + ours + mpc_proofs.table(measured)
     for peer in peers:
         found, absent = peer.measured(names, args.runs)
         if absent:
             print(f"{peer.name}: {absent}", file=sys.stderr)
-        rows += _mpc_peers.compared(peer.name, found, ours)
+        rows += mpc_peers.compared(peer.name, found, ours)
     print(to_json(rows) if args.json else to_text(rows))
     return 0
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from uvcc_engine.bench import _peers
-from uvcc_engine.bench._turns import in_turn, ratio
+from uvcc_engine.bench.peers import nsa_peers
+from uvcc_engine.bench.timing.turns import in_turn, ratio
 from uvcc_engine.bench.train import pick
-from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
@@ -158,7 +158,7 @@ def decoding(name: str, device: torch.device, runs: int) -> Row:
 
 def peers(device: torch.device, runs: int, say: Callable[[str], None]) -> list[Row]:
     """Each installed peer at 64k tokens, forward and backward; the reference is ours, the ratio ours / theirs."""
-    there, absent = _peers.find(WIDE.nsa)
+    there, absent = nsa_peers.find(WIDE.nsa)
     if device.type != "cuda":
         absent = [*absent, *(f"{name} (it needs a CUDA device)" for name in there)]
     if absent:
@@ -170,7 +170,7 @@ def peers(device: torch.device, runs: int, say: Callable[[str], None]) -> list[R
     sparse, found = Sparse(WIDE, s, device, x.q.dtype), []
     for name, peer in there.items():
 
-        def run(y: Inputs, peer: _peers.Peer = peer) -> Tensor:
+        def run(y: Inputs, peer: nsa_peers.Peer = peer) -> Tensor:
             return peer(y.q, y.k[1], y.v[1])
 
         for kind, measure in (("fwd", _forward), ("bwd", _backward)):

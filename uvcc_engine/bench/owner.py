@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import held_out
 from uvcc_engine.data.schema import load_schema

@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.bench._fleet import Fleet, Forker
-from uvcc_engine.bench._overlap import BAR as HIDDEN_BAR
-from uvcc_engine.bench._overlap import hidden_rows
-from uvcc_engine.bench._phase6 import phase6_rows
-from uvcc_engine.contract import calibration
-from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
-from uvcc_engine.contract.calibration import BenchBar
+from uvcc_engine.bench.launch.fleet import Fleet, Forker
+from uvcc_engine.bench.scenarios.hidden_wait import BAR as HIDDEN_BAR
+from uvcc_engine.bench.scenarios.hidden_wait import hidden_rows
+from uvcc_engine.bench.scenarios.whole_scale import phase6_rows
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import PARTIES, Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.machine import calibration
+from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.machine.calibration import BenchBar
 from uvcc_engine.parallel.pipeline import UPDATE
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
 

@@ -22,14 +22,15 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from uvcc_engine.bench._plane_links import RelayProcess, direct_links, relay
-from uvcc_engine.contract import calibration, files
-from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
-from uvcc_engine.contract.calibration import BenchBar
+from uvcc_engine.bench.launch.plane_links import RelayProcess, direct_links, relay
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine import calibration
+from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.calibration import BenchBar
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.relay import binary
 
-_PARTY: Final = [sys.executable, "-m", "uvcc_engine.bench._plane_party"]
+_PARTY: Final = [sys.executable, "-m", "uvcc_engine.bench.party.plane_party"]
 _MIB: Final = 1 << 20
 _IDLE: Final = 192
 _LIMIT_S: Final = 180
@@ -234,7 +235,7 @@ def main(argv: Sequence[str]) -> int:
     args = made.parse_args(argv)
     speed = calibration.measure()
     if args.faults:
-        from uvcc_engine.bench._plane_soak import soak
+        from uvcc_engine.bench.scenarios.plane_soak import soak
 
         rows = soak(args.workers, args.messages, args.kills, args.seed)
     else:

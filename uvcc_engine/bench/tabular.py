@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from uvcc_engine.contract import extras
-from uvcc_engine.contract.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.machine import extras
+from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.data.sets import Dataset, Floats, split
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.simulate import SimulatedFit, train

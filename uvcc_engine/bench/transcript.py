@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.bench import _share
-from uvcc_engine.bench._rehearsal import make_policy, rehearse, revealed
-from uvcc_engine.contract import calibration
-from uvcc_engine.contract.benchrows import Row, row, to_json, to_text
-from uvcc_engine.contract.calibration import BenchBar
+from uvcc_engine.bench.scenarios import transcript_share
+from uvcc_engine.bench.work.rehearsal import make_policy, rehearse, revealed
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.machine import calibration
+from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.machine.calibration import BenchBar
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.store import TranscriptStore
@@ -33,8 +33,8 @@ _EPOCH_LEAVES: Final = 65_536  # of one worker
 _KEYS: Final = {"own_key": bytes(32), "pair_keys": {1: b"1" * 32, 2: b"2" * 32}}
 BARS: Final[calibration.BenchBars] = {
     ("transcript.verify", "rate"): BenchBar(100_000, "python", at_least=True),
-    **{(f"transcript.step.{job}.recording", "share"): BenchBar(_share.BAR) for job in _share.JOBS},
-    **{(f"transcript.step.{job}.agreeing", "share"): BenchBar(_share.BAR) for job in _share.JOBS},
+    **{(f"transcript.step.{job}.recording", "share"): BenchBar(transcript_share.BAR) for job in transcript_share.JOBS},
+    **{(f"transcript.step.{job}.agreeing", "share"): BenchBar(transcript_share.BAR) for job in transcript_share.JOBS},
 }
 
 
@@ -188,13 +188,13 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--runs", type=int, default=3)
     made.add_argument("--json", action="store_true")
     made.add_argument("--rounds", type=int, default=20, help="training steps with and without the transcript")
-    made.add_argument("--jobs", default=",".join(_share.JOBS), help="which jobs' steps are measured")
+    made.add_argument("--jobs", default=",".join(transcript_share.JOBS), help="which jobs' steps are measured")
     made.add_argument("--pass", dest="only", type=Path, help=argparse.SUPPRESS)
     made.add_argument("--fill", type=Path, help=argparse.SUPPRESS)
     args = made.parse_args(argv)
     jobs = [job for job in args.jobs.split(",") if job]
-    if unknown := sorted(set(jobs) - set(_share.JOBS)):
-        raise ConfigError(f"unknown job {unknown[0]!r}", f"one of: {', '.join(_share.JOBS)}")
+    if unknown := sorted(set(jobs) - set(transcript_share.JOBS)):
+        raise ConfigError(f"unknown job {unknown[0]!r}", f"one of: {', '.join(transcript_share.JOBS)}")
     if args.fill:
         print(fill_pass(args.fill, args.leaves))
         return 0
@@ -206,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
         folder = Path(name)
         rows = [record_rate(folder, min(args.leaves, 20_000), size, args.runs) for size in (64, 4096, 1 << 16)]
         rows += [sign_time(folder, 20 * args.runs), step_time(folder, 10 * args.runs)]
-        rows += [r for job in jobs for r in _share.share_rows(job, args.rounds)]
+        rows += [r for job in jobs for r in transcript_share.share_rows(job, args.rounds)]
         rows.append(epoch_memory(folder, args.leaves))
         rows += verify_rate(folder / "run", args.leaves, args.runs)
     rows = calibration.with_bars(rows, BARS, speed)

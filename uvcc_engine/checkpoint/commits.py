@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract import files
-from uvcc_engine.contract.canonical import sorted_json
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing.canonical import sorted_json
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.model.state_digests import whole_digest
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.commit_record import (

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from uvcc_engine.checkpoint.commits import RECORD, Said, check_record
 from uvcc_engine.checkpoint.reshard import cut_state, join_state
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.contract.migration import Migration, record_hash
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.job.migration import Migration, record_hash
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.state_digests import HALVES, component_digest, stored_name, whole_digest
 from uvcc_engine.sealing.box import unseal

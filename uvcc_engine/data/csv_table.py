@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import did_you_mean
+from uvcc_engine.contract.parsing.suggest import did_you_mean
 
 MOST_BYTES: Final = 4 << 30
 """What a table may weigh: its cells are held as text while it is read."""

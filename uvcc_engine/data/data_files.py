@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.sets import Floats, Ints
 
 _FEATURE_NAMES: Final = ("x", "X", "features", "images", "data")

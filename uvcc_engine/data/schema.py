@@ -21,7 +21,7 @@ from typing import Any, Final
 import yaml
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import did_you_mean
+from uvcc_engine.contract.parsing.suggest import did_you_mean
 
 NUMERIC: Final = ("standardise", "minmax", "log", "clip")
 ONE_HOT: Final = "one-hot"

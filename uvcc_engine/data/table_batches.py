@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.csv_table import DELIMITERS, CsvTable, header_names
 from uvcc_engine.data.table_files import read_table, text_columns
 

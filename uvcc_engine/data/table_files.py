@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from uvcc_engine.contract import extras
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.csv_table import CsvTable, read_bytes, read_csv
 from uvcc_engine.data.data_files import MOST_BYTES
 

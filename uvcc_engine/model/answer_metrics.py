@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.private_job import HIGHEST_LOG_RATE, METRICS, PrivateJob
+from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, METRICS, PrivateJob
 from uvcc_engine.model import losses
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.arithmetic import add_public, mul_public_protocol, product_with_protocol, public, scale_int, sub

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import did_you_mean
+from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.conv2d import Conv2d

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.private_job import HIGHEST_LOG_RATE
+from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE
 from uvcc_engine.model.functions import to_exp_scale_protocol
 from uvcc_engine.mpc.arithmetic import (
     add,

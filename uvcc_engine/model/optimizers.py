@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.clipping import clipped_protocol
 from uvcc_engine.model.functions import rsqrt_protocol, square_protocol
 from uvcc_engine.model.layers import Layer, weighted

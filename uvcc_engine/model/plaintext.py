@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as fn
 
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
 from uvcc_engine.model.answer_metrics import clear_metrics
 from uvcc_engine.model.clipping import clipped

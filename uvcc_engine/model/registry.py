@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import did_you_mean
+from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.data.sets import Floats, public_stream
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, check_writable
 from uvcc_engine.model.shapes import Shape

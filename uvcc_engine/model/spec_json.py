@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Final, get_args, get_origin
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import did_you_mean
+from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.model.layer_spec import LayerSpec, field_kinds
 from uvcc_engine.model.registry import layer_type, type_of
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import did_you_mean
+from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.model.layer_list import model_of_text
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.attention import Attention

@@ -24,7 +24,7 @@ from torch import nn
 from torch.fx import Node
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import did_you_mean, nearest
+from uvcc_engine.contract.parsing.suggest import did_you_mean, nearest
 from uvcc_engine.model.layer_list import model_of_layers
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm

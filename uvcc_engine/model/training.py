@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import METRICS, PrivateJob
+from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops

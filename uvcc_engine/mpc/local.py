@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.mpc.range_watch import RangeWatch
 from uvcc_engine.mpc.runtime import Runtime

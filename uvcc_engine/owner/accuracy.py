@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import ModelSpec, initial_weights

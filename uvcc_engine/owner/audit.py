@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean_block
-from uvcc_engine.contract.topology import PARTIES, Coord
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.prg import PairKeys

@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from safetensors.numpy import save
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import load_schema, schema_text

@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from uvcc_engine.contract import extras, files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.private_job import HIGHEST_LOG_RATE
+from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE
+from uvcc_engine.contract.machine import extras
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import read_arrays, read_rows
 from uvcc_engine.data.features import Prepared, prepare, transform

@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.owner.audit import check_replays, program, recorded

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import complete_rows, held_out, transform
 from uvcc_engine.data.fitting_pass import FittingPass, targets

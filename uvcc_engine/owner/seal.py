@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract import files, strict
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import schema_text
 from uvcc_engine.owner.client import sealed_name
 from uvcc_engine.owner.rows import rows_of

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
-from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
-from uvcc_engine.contract.waiting import Waiting
+from uvcc_engine.contract.run_files import flight
+from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import unix_group
 from uvcc_engine.parallel.group import TIMEOUT_S, Communicator, OnEvent, lost
 from uvcc_engine.parallel.place import RankAddress

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract import flight
+from uvcc_engine.contract.run_files import flight
 
 VARIABLE: Final = "TORCH_FR_BUFFER_SIZE"
 KEEP: Final = 200

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.direct import DirectLink
 from uvcc_engine.plane.links import Arrival, Link

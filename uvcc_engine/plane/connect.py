@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
-from uvcc_engine.contract.link_spec import KINDS, LinkSpec
+from uvcc_engine.contract.job.link_spec import KINDS, LinkSpec
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError
-from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.connection import Connection
 from uvcc_engine.plane.knocking import KnockAuthenticator, Stranger
 from uvcc_engine.plane.links import Arrival

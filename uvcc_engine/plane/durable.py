@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.plane.api import Buffer, Tag
 
 _MAGIC: Final = b"UVCCPLN1"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from uvcc_engine.contract import strict
+from uvcc_engine.contract.parsing import strict
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.links import Arrival, Link, LinkWrapper
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.frame import Header
 from uvcc_engine.plane.timing import LinkTiming, Outgoing

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
-from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Recorder, Tag, Wakeable
 from uvcc_engine.plane.endpoint import Endpoint

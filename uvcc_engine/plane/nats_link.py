@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
-from uvcc_engine.contract.eventlog import Notice
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.links import Arrival

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError, UnreadableError
-from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.channel import Timing

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.eventlog import Notice
-from uvcc_engine.contract.link_spec import LinkSpec, RelayPlace
+from uvcc_engine.contract.job.link_spec import LinkSpec, RelayPlace
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.auto import RelayPath
 from uvcc_engine.plane.links import Arrival, LinkWrapper
 

@@ -23,9 +23,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.mpc.claim_ledger import ProductNotes
 from uvcc_engine.mpc.roles import known
 from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par

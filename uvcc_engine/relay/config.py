@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing import strict
 
 _MIN_TOKEN: Final = 16
 

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from uvcc_engine.contract.eventlog import Notice
+from uvcc_engine.contract.run_files.eventlog import Notice
 
 SILENT_S: Final = 5.0  # for a connection to prove itself
 ROOM: Final = 256  # silent connections in all

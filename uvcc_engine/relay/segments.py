@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.contract import files
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.relay.binary import Buffer
 
 LARGE: Final = 64 << 10  # payloads from this size on are kept here

@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 
 from uvcc_engine.contract.errors import UnreachableError
-from uvcc_engine.contract.files import write_json
+from uvcc_engine.contract.run_files.files import write_json
 from uvcc_engine.relay.app import RelayApp, RelayFront
 from uvcc_engine.relay.config import RelayConfig
 from uvcc_engine.relay.db import SqliteStore

@@ -17,8 +17,8 @@ from typing import Any, Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.sealing import streamed_box
 from uvcc_engine.sealing.box_keys import agreement_key, derive, sha256, wrap_key
 from uvcc_engine.transcript.signing.identity import Identity

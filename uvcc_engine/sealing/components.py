@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.parsing.canonical import canonical
 
 Ring = NDArray[np.int64]
 

@@ -16,9 +16,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.data.sets import Dataset, Floats, target_rows
 from uvcc_engine.sealing import streamed_inputs
 from uvcc_engine.sealing.box import seal, unseal

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs
 from uvcc_engine.sealing.purpose import ProposedUse, Purpose

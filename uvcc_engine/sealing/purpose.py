@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
-from uvcc_engine.contract.canonical import sorted_json
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.transcript.terms.policy import Policy
 
 _APART: Final = ("steps", "start")

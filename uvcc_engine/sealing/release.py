@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves

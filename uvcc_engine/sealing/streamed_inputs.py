@@ -21,9 +21,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.sealing.box_keys import derive
 from uvcc_engine.sealing.commitments import Commitment, commitment
 from uvcc_engine.sealing.components import Ring

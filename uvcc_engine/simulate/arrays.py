@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.mpc import arithmetic, selection
 from uvcc_engine.mpc.local import LocalPlanes

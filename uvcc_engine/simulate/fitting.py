@@ -17,8 +17,8 @@ import yaml
 from numpy.typing import ArrayLike
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import HIGHEST_LOG_RATE, PrivateJob
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, split
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.registry import type_of
 from uvcc_engine.model.secret_layer import Layer

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.suggest import CLOSE, nearest
+from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
 

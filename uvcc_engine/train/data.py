@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
+from uvcc_engine.contract.parsing import strict
 from uvcc_engine.train.sources import DocumentSource, DocumentStream
 from uvcc_engine.train.tokenizer import Tokenizer
 

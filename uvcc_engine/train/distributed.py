@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from uvcc_engine.contract import flight
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.waiting import Waiting
+from uvcc_engine.contract.run_files import flight
+from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import torch_flight as recorder
 from uvcc_engine.train.config import DDPConfig
 

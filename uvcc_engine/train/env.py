@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import CLOSE, nearest
+from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 from uvcc_engine.train.config import LMConfig
 
 

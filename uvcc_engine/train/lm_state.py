@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.train.data import Cursor, for_another_world
 from uvcc_engine.train.distributed import RankGroup

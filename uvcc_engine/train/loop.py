@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uvcc_engine.contract import files
-from uvcc_engine.contract.checkpoint import CheckpointManifest
-from uvcc_engine.contract.control import HaltRequest
+from uvcc_engine.contract.checkpoints.checkpoint import CheckpointManifest
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.control import HaltRequest
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.nsa.blocks import doc_starts
 from uvcc_engine.nsa.model import LanguageModel, route_of
 from uvcc_engine.train import lm_state

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from uvcc_engine.contract import host
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine import host
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.nsa.visibility import forget

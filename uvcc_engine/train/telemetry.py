@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract import files
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.nsa.model import GateMetrics, gate_metrics
 from uvcc_engine.train.tensorboard import ScalarFile
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from uvcc_engine import __version__
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract import files
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError, VerificationError
-from uvcc_engine.contract.narrate import Narrator
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.narrate import Narrator
+from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import effective, lm_state, memory_plan

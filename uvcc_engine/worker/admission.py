@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.model.specs import ModelSpec
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.joint import open_set

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
 
 _NUMBER: Final = "attempt_{coord}.json"

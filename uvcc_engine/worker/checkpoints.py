@@ -15,11 +15,11 @@ from torch import Tensor
 from uvcc_engine.checkpoint.commits import check_copies, checked_statement, signed_statement, write_record
 from uvcc_engine.checkpoint.encryption import decrypt, encrypt, rest_key, state_name
 from uvcc_engine.checkpoint.saver import CheckpointPlace, Saver
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract import files
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.state_digests import HALVES, blind_at, component_digest, half_of
 from uvcc_engine.worker import peer_messages
 from uvcc_engine.worker.admission import Admission

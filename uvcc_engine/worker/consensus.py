@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uvcc_engine.contract.canonical import sorted_json
-from uvcc_engine.contract.control import MODES, HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
-from uvcc_engine.contract.proof_mode import OFF
-from uvcc_engine.contract.topology import PARTIES
-from uvcc_engine.contract.writer import error_fields
+from uvcc_engine.contract.job.proof_mode import OFF
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import sorted_json
+from uvcc_engine.contract.run_files.control import MODES, HaltRequest
+from uvcc_engine.contract.run_files.writer import error_fields
 from uvcc_engine.plane.api import Plane
 from uvcc_engine.worker import peer_messages
 

@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from uvcc_engine.contract import files, strict
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.host import boot_id
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.machine.host import boot_id
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.run_files import files
 
 FOLDER: Final = "marks"
 AHEAD: Final = 64

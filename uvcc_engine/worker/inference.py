@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.specs import ModelSpec
 from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored

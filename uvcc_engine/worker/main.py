@@ -17,14 +17,14 @@ from typing import Any, Final
 import torch
 
 from uvcc_engine import __version__
-from uvcc_engine.contract import files, flight
 from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError, UvccError
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.narrate import Narrator
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import Topology
-from uvcc_engine.contract.waiting import Waiting
-from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.run_files import files, flight
+from uvcc_engine.contract.run_files.narrate import Narrator
+from uvcc_engine.contract.run_files.waiting import Waiting
+from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress

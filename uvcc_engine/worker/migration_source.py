@@ -28,14 +28,14 @@ from torch import Tensor
 from uvcc_engine.checkpoint.commits import RECORD, read_record
 from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
 from uvcc_engine.checkpoint.migration_target import START, about_box, box_name, pod_name, slice_name
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract import files
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.migration import Migration
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import PARTIES, Coord
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.state_digests import HALVES, blind_at, half_of
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.sharding.sharded_training import Learner
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from uvcc_engine.contract import control, files
-from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.run_files import control, files
+from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.plane.relay_locator import RelayLocator
 from uvcc_engine.transcript.signed import boxes, orders
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from uvcc_engine.checkpoint.encryption import state_name
 from uvcc_engine.checkpoint.migration_target import START, read_migrated
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract import files
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.migration import Migration
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from uvcc_console.bench.demo import memory_mib
-from uvcc_engine.contract import benchrows as rows
+from uvcc_engine.contract.machine import benchrows as rows
 
 
 def test_rows_carry_medians_and_ratios() -> None:

@@ -22,7 +22,7 @@ from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.shown import clock
 from uvcc_console.fleet import procs, pulse
 from uvcc_console.plan.profile import load
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
 T0 = 1_795_223_700.0

@@ -23,8 +23,8 @@ from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.owner_parcels import OwnerParcels
 from uvcc_console.federation.rendezvous import APPROVALS, PROPOSALS, Rendezvous
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UvccError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import PARTIES, Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing import joint
 from uvcc_engine.sealing.purpose import ProposedUse

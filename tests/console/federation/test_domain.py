@@ -14,7 +14,7 @@ from uvcc_console.cli.main import main
 from uvcc_console.federation import domain_key, site_policy
 from uvcc_console.federation.site_policy import SitePolicy, evaluate
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
 

@@ -16,7 +16,7 @@ from relaykit import TOKENS, relay  # noqa: F401
 
 from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES, Topology
+from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.transcript.signed import barriers
 from uvcc_engine.transcript.signed import roster as rosters
 from uvcc_engine.transcript.signed.barriers import BARRIER_NAMESPACE, Barrier, Barriers

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncssh
 
-from uvcc_engine.contract import wire
+from uvcc_engine.contract.agent_protocol import wire
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
 

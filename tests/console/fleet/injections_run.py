@@ -19,7 +19,7 @@ from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.training.phases import hang, trouble
 from uvcc_engine.agent.process import ProcessId
 from uvcc_engine.agent.tail import BACKLOG, LineBatch, RunTail, Skipped
-from uvcc_engine.contract.agent_messages import Lines
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines
 
 # -- files of a run --------------------------------------------------------------------------------------------------
 

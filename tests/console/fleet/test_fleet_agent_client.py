@@ -12,11 +12,11 @@ from sshfake import SshFake
 
 from uvcc_console.fleet import backlog
 from uvcc_console.fleet.agent_client import AgentClient
-from uvcc_engine.contract import wire
-from uvcc_engine.contract.agent_commands import HaltCommand, LaunchCommand, ProbeCommand, WatchCommand
-from uvcc_engine.contract.agent_messages import Lines, Message, Telemetry, WorkerChange
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.agent_protocol.agent_commands import HaltCommand, LaunchCommand, ProbeCommand, WatchCommand
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines, Message, Telemetry, WorkerChange
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.run_files.records import Malformed
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
-from uvcc_engine.contract import torch_floor
-from uvcc_engine.contract.agent_commands import ProbeCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine import torch_floor
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_the_engine_itself_packs_with_its_requirements(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     archive = zipfile.ZipFile(wheel.path)
     assert archive.testzip() is None
-    assert "uvcc_engine/contract/wire.py" in archive.namelist()
+    assert "uvcc_engine/contract/agent_protocol/wire.py" in archive.namelist()
     (metadata,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
     text = archive.read(metadata).decode()
     assert "Provides-Extra: engine" in text

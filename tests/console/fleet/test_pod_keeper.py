@@ -18,8 +18,8 @@ from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
-from uvcc_engine.contract.agent_commands import LaunchCommand
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand
+from uvcc_engine.contract.job.spec import WorkerSpec
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(1)"
 

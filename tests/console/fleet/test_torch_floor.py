@@ -7,8 +7,8 @@ import pytest
 from uvcc_console.fleet.prime.offers import IMAGES
 from uvcc_console.plan import images
 from uvcc_console.plan.profile import available, load
-from uvcc_engine.contract import torch_floor as floor
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine import torch_floor as floor
 
 
 @pytest.mark.parametrize(

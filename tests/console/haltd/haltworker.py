@@ -7,8 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from uvcc_engine.contract import checkpoint
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.checkpoints import checkpoint
+from uvcc_engine.contract.run_files.writer import RunWriter
 
 STEP_S = 0.02
 step_done = threading.Event()  # never set: a step takes its time

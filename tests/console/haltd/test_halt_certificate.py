@@ -21,8 +21,8 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.stages.training import phases
 from uvcc_console.runs import processes
-from uvcc_engine.contract.agent_commands import Command
-from uvcc_engine.contract.agent_messages import Ack, HaltStage
+from uvcc_engine.contract.agent_protocol.agent_commands import Command
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, HaltStage
 from uvcc_engine.contract.errors import UvccError, VerificationError
 
 HASHES = {f"p{p}r0": f"{p:x}" * 64 for p in range(3)}

@@ -25,9 +25,9 @@ from uvcc_console.halt.published_roots import Published
 from uvcc_console.haltd import service as service_module
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain, processes
-from uvcc_engine.contract.control import read_halt
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.run_files.control import read_halt
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.relay_control import Orders, Roots

@@ -22,7 +22,7 @@ from uvcc_console.halt.machine import (
     Send,
     Times,
 )
-from uvcc_engine.contract.wire import AckCode, Lacks
+from uvcc_engine.contract.agent_protocol.wire import AckCode, Lacks
 
 PODS = {"p0r0": 1, "p1r0": 1, "p2r0": 1}
 

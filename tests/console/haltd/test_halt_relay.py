@@ -14,8 +14,8 @@ from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.halt import relay_path as path_over_relay
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain
-from uvcc_engine.contract.control import read_halt
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.run_files.control import read_halt
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.relay_control import Orders

@@ -35,11 +35,11 @@ from uvcc_console.halt.machine import Times
 from uvcc_console.haltd import order_socket
 from uvcc_console.haltd.service import Service, run_halt
 from uvcc_console.runs import processes
-from uvcc_engine.contract import files
-from uvcc_engine.contract.agent_commands import LaunchCommand, SignalCommand
-from uvcc_engine.contract.agent_messages import Lines
-from uvcc_engine.contract.shortpath import short
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.machine.shortpath import short
+from uvcc_engine.contract.run_files import files
 
 WORKER = (Path(__file__).parent / "haltworker.py").read_bytes()
 QUICK = Times(commit=0.3, hold=3.0, release=3.0, halt=2.0, term=1.0, kill=1.0)

@@ -10,9 +10,9 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd.halter import Halter
-from uvcc_engine.contract import wire
-from uvcc_engine.contract.agent_commands import Command, to_json
-from uvcc_engine.contract.agent_messages import Ack, HaltStage, Telemetry, parse
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.agent_protocol.agent_commands import Command, to_json
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, HaltStage, Telemetry, parse
 from uvcc_engine.contract.errors import UnreachableError
 
 PODS = {"p0r0": 1, "p1r0": 1}

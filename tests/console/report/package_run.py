@@ -17,7 +17,7 @@ from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.report.handoff import write_handoff
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.verify import run_verify
-from uvcc_engine.bench._rehearsal import rehearse
+from uvcc_engine.bench.work.rehearsal import rehearse
 from uvcc_engine.transcript.signing.sshsig import write_allowed_signers
 
 

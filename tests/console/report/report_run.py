@@ -10,8 +10,8 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.report.recheck import digests
-from uvcc_engine.bench._rehearsal import VALUES, Rehearsal, rehearse
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.bench.work.rehearsal import VALUES, Rehearsal, rehearse
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.terms.commit_record import NAMESPACE, RECORDS, Statement
 
 START = 1_700_000_000.0

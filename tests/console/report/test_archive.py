@@ -30,8 +30,8 @@ from uvcc_console.report.package import Package as Read
 from uvcc_console.report.page import page
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.verify import run_verify
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.proof import standalone_verify
 
 SAMPLE = int(os.environ.get("UVCC_STANDALONE_MUTATIONS", "30"))

@@ -14,7 +14,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.report.run_log import LogEvent, Translator, human, machine, without_secrets
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 
 
 def now() -> float:

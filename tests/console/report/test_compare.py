@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.cli.main import main
-from uvcc_engine.bench._rehearsal import rehearse
+from uvcc_engine.bench.work.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")

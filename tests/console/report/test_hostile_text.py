@@ -22,10 +22,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.fleet import provider_kinds as providers
 from uvcc_console.fleet.provider import Pod
-from uvcc_engine.bench import _rehearsal
+from uvcc_engine.bench.work import rehearsal
 from uvcc_engine.cli import main as engine_main
 from uvcc_engine.contract.errors import UnreachableError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 
 POISON = (
@@ -55,11 +55,11 @@ def hostile_policy(identities: Any, topology: Any, steps: int, nonce: str = "00"
     return Policy.build(
         job={"kind": "private", "steps": steps, "note": "x\x1b[2J\u2066"},
         model_hash="ab" * 32,
-        code_hash=_rehearsal.CODE_HASH,
+        code_hash=rehearsal.CODE_HASH,
         topology=topology,
         parties=[PolicyParty(p, identities[p].public, *words) for p in range(PARTIES)],
         owner="clinic\x1b[31m\u202e",
-        commitments=[_rehearsal.commitment(p) for p in range(PARTIES)],
+        commitments=[rehearsal.commitment(p) for p in range(PARTIES)],
         reveal=["loss", "accuracy"],
         limits={"total": 0},
         nonce=nonce,
@@ -69,7 +69,7 @@ def hostile_policy(identities: Any, topology: Any, steps: int, nonce: str = "00"
 @pytest.fixture
 def run_dir(monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run of ours; the journal is as an older console may have left it, its text raw."""
-    monkeypatch.setattr(_rehearsal, "make_policy", hostile_policy)
+    monkeypatch.setattr(rehearsal, "make_policy", hostile_policy)
     folder = Path(os.environ["UVCC_HOME"]) / "runs" / RUN
     make_run(folder)
     path = folder / "journal.sqlite"

@@ -23,10 +23,10 @@ from uvcc_console.fleet.ssh import Completed
 from uvcc_console.plan.plan import FULL
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.migration import checkpoint_copies, earlier_checkpoint, lm_migration
-from uvcc_engine.contract import checkpoint
-from uvcc_engine.contract.canonical import sorted_json
+from uvcc_engine.contract.checkpoints import checkpoint
+from uvcc_engine.contract.checkpoints.tensors import check_tensors
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError, VerificationError
-from uvcc_engine.contract.tensors import check_tensors
+from uvcc_engine.contract.parsing.canonical import sorted_json
 
 RUN = "r.full"
 

@@ -16,7 +16,7 @@ import torch
 from demorun import PATIENCE_S, Uvcc, user_at
 from safetensors.numpy import load_file
 
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.schema import load_schema
 from uvcc_engine.data.sets import Floats

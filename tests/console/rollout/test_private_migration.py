@@ -21,7 +21,7 @@ from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages.migration import private_migration
 from uvcc_console.rollout.stages.training import agree, phases
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 

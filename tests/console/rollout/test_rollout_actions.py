@@ -22,9 +22,9 @@ from uvcc_console.rollout import actions, flight
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
-from uvcc_engine.contract import agent_commands, wire
+from uvcc_engine.contract.agent_protocol import agent_commands, wire
 from uvcc_engine.contract.errors import UnreachableError
-from uvcc_engine.contract.safepaths import Parts
+from uvcc_engine.contract.parsing.safepaths import Parts
 
 PROFILE = {"job": {"kind": "lm", "steps": 50, "ranks": 3}, "env": {"KEEP": "1"}}
 

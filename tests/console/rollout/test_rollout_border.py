@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.migration import private_migration, share_trans
 from uvcc_console.rollout.stages.training import lm
 from uvcc_console.runs import domain
 from uvcc_console.ui.actions.shell import ssh_command
-from uvcc_engine.contract.agent_messages import Lines
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 
 SHA = "ab" * 32

@@ -20,8 +20,16 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.migration import private_migration
-from uvcc_engine.contract.agent_messages import Ack, Dropped, Lines, Message, Rewind, Telemetry, WorkerChange
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.agent_protocol.agent_messages import (
+    Ack,
+    Dropped,
+    Lines,
+    Message,
+    Rewind,
+    Telemetry,
+    WorkerChange,
+)
+from uvcc_engine.contract.run_files.records import Malformed
 
 RUN = "demo-1.full"
 

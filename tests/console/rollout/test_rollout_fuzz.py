@@ -25,7 +25,7 @@ from uvcc_console.core.state import fold, reduce
 from uvcc_console.fleet import hearing
 from uvcc_console.halt.published_roots import Published
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_engine.contract.agent_messages import parse
+from uvcc_engine.contract.agent_protocol.agent_messages import parse
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "3000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "7"))

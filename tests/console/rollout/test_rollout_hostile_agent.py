@@ -18,9 +18,9 @@ from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Decoder
-from uvcc_engine.contract.agent_messages import Lines, Message, Unknown, parse, to_json
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines, Message, Unknown, parse, to_json
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.records import Malformed
+from uvcc_engine.contract.run_files.records import Malformed
 
 RUN, POD, COORD = "demo-1.full", "p1r0", "p1r0s0t0"
 DEEP = "[" * 100_000

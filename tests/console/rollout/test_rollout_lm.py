@@ -18,7 +18,7 @@ import pytest
 
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError
 
 STEPS = 160

@@ -8,7 +8,7 @@ import pytest
 from test_rollout_lm import Operator, operator  # noqa: F401
 
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.checkpoints import checkpoint
 
 SETTINGS = (
     "job.steps=100000",

@@ -14,7 +14,7 @@ from uvcc_console.plan.plan import engine_job, make_plan
 from uvcc_console.plan.schema import PrivateJobSettings as ProfileJob
 from uvcc_console.rollout.stages.training.agree import check_job
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 
 
 def refused(*settings: str) -> ConfigError:

@@ -9,7 +9,7 @@ import pytest
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
-from uvcc_engine.contract.private_job import PrivateJob as EngineJob
+from uvcc_engine.contract.job.private_job import PrivateJob as EngineJob
 from uvcc_engine.sharding.stage import place_layers, stage_bounds
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.train.lm_job import check_plan, resolve

@@ -23,7 +23,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages.links import relay
-from uvcc_engine.contract.agent_commands import RelayCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import RelayCommand
 
 PATIENCE_S = 60.0
 

@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.links.ports import LINKS, MASTERS, free_ports
 from uvcc_console.rollout.stages.links.relay import relay_started
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.training import agree
-from uvcc_engine.contract.agent_messages import Lines
+from uvcc_engine.contract.agent_protocol.agent_messages import Lines
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.signing.identity import Identity
 

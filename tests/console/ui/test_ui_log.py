@@ -23,7 +23,7 @@ from uvcc_console.ui.screens.viewer import ViewerScreen
 from uvcc_console.ui.widgets.log_lines import entry_line, histogram, indent_of, row_count, stamp_text, wrapped
 from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.ring import RingLog
-from uvcc_engine.contract.event_names import NAMES
+from uvcc_engine.contract.run_files.event_names import NAMES
 
 
 @pytest.fixture

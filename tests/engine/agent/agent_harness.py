@@ -18,7 +18,8 @@ from typing import Any
 from uvcc_engine.agent import socketpath
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.process import ProcessId
-from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.run_files import files
 
 PATIENCE_S = 20.0
 WORKER = Path(__file__).with_name("contract_worker.py")

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 
-from uvcc_engine.contract import RunWriter, checkpoint
+from uvcc_engine.contract import RunWriter
+from uvcc_engine.contract.checkpoints import checkpoint
 
 
 def main() -> int:

@@ -13,9 +13,9 @@ import pytest
 
 from uvcc_engine.agent import fabric
 from uvcc_engine.agent.child import ENTRIES
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.signing.identity import Identity
 
 SIZE = Topology(2)

@@ -9,8 +9,10 @@ import time
 
 from agent_harness import Console, Pod, launched
 
-from uvcc_engine.contract import checkpoint, files, wire
-from uvcc_engine.contract.control import read_halt
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.checkpoints import checkpoint
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.control import read_halt
 
 
 def test_hold_release_halt_with_evidence_and_resume(pod: Pod) -> None:
@@ -81,7 +83,7 @@ def test_a_halt_is_final_and_repeated_requests_are_answered_again(pod: Pod) -> N
 def test_a_broken_checkpoint_is_not_evidence(pod: Pod) -> None:
     pod.start()
     script = (
-        "from uvcc_engine.contract import RunWriter, checkpoint\n"
+        "from uvcc_engine.contract import RunWriter\nfrom uvcc_engine.contract.checkpoints import checkpoint\n"
         "with RunWriter.from_env() as w:\n"
         " made = checkpoint.save(w.directory / 'checkpoints', run=w.run, step=4, topology={}, contents={'a': b'xyz'})\n"
         " (made.path / 'a').write_bytes(b'xyZ')\n"

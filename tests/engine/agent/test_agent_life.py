@@ -15,7 +15,8 @@ from agent_harness import Console, Pod, pod_at, wait_until
 
 import uvcc_engine
 from uvcc_engine.agent.process import ProcessId
-from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.run_files import files
 
 
 def test_hello_names_the_agent_and_its_identity(pod: Pod) -> None:

@@ -20,10 +20,10 @@ from uvcc_engine.agent.halts import last_beat
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.process import ProcessId, exit_of
 from uvcc_engine.agent.workers import Worker, exit_record
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.signed import approvals
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.identity import Identity, verify_signature

@@ -15,7 +15,8 @@ import pytest
 from agent_harness import Pod, launched, wait_until
 
 from uvcc_engine.agent.process import ProcessId
-from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.run_files import files
 
 
 def relay_health(url: str) -> dict[str, Any]:

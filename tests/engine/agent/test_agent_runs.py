@@ -10,7 +10,8 @@ import time
 from agent_harness import Console, Pod, launched, wait_until
 
 from uvcc_engine.agent.process import group_members
-from uvcc_engine.contract import files, wire
+from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.run_files import files
 
 
 def test_a_run_is_streamed_from_start_to_exit(pod: Pod) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_engine.contract import calibration
-from uvcc_engine.contract.benchrows import held, row, to_text
-from uvcc_engine.contract.calibration import NOMINAL, BenchBar, Speed
+from uvcc_engine.contract.machine import calibration
+from uvcc_engine.contract.machine.benchrows import held, row, to_text
+from uvcc_engine.contract.machine.calibration import NOMINAL, BenchBar, Speed
 
 HALF = Speed(NOMINAL.python / 2, NOMINAL.copy / 4, NOMINAL.append)
 

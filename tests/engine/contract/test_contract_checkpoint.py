@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uvcc_engine.contract import checkpoint as cp
+from uvcc_engine.contract.checkpoints import checkpoint as cp
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.contract import flight
-from uvcc_engine.contract.waiting import Waiting
-from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.contract.run_files import flight
+from uvcc_engine.contract.run_files.waiting import Waiting
+from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 
 
 @pytest.fixture(autouse=True)

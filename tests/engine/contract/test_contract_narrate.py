@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from uvcc_engine.contract.narrate import Narrator, line
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.run_files.narrate import Narrator, line
+from uvcc_engine.contract.run_files.writer import RunWriter
 
 
 def test_a_line_stays_one_line() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uvcc_engine.contract import outside
 from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.parsing import outside
 from uvcc_engine.contract.text import clean, clean_block
 
 ANY = st.recursive(

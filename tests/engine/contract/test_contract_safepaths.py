@@ -14,11 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from uvcc_engine.contract import checkpoint, safepaths
-from uvcc_engine.contract.canonical import sorted_json
+from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.safepaths import Refused, matches, safe_name, safe_relative, shown, sift
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing import safepaths
+from uvcc_engine.contract.parsing.canonical import sorted_json
+from uvcc_engine.contract.parsing.safepaths import Refused, matches, safe_name, safe_relative, shown, sift
 
 PIECES = st.sampled_from(
     ["..", ".", "", "a", "A", "transcript_p0r0s0t0", "leaves.bin", "~", "\0", "\\", "é", "e\u0301"]

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from uvcc_engine.contract import RunWriter, Ticker, files
-from uvcc_engine.contract.control import Control, HaltRequest, read_halt, write_halt
+from uvcc_engine.contract import RunWriter, Ticker
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import Topology
-from uvcc_engine.contract.waiting import Waiting
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.control import Control, HaltRequest, read_halt, write_halt
+from uvcc_engine.contract.run_files.waiting import Waiting
 
 
 class Clock:
@@ -187,7 +188,7 @@ def test_run_facts_in_both_forms(tmp_path: Path) -> None:
 
 
 def test_heartbeat_file_is_rotated_before_it_fills_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uvcc_engine.contract.writer.HEARTBEAT_KEEP_BYTES", 1000)
+    monkeypatch.setattr("uvcc_engine.contract.run_files.writer.HEARTBEAT_KEEP_BYTES", 1000)
     with RunWriter.open(tmp_path, run="r") as w:
         for step in range(20):
             w.heartbeat(step, "train")

@@ -10,7 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_engine.agent.halts import REFUSALS
-from uvcc_engine.contract.control import (
+from uvcc_engine.contract.agent_protocol.wire import AckCode
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.run_files.control import (
     HALT,
     HOLD,
     MODES,
@@ -22,8 +24,6 @@ from uvcc_engine.contract.control import (
     verdict,
     write_halt,
 )
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.wire import AckCode
 from uvcc_engine.transcript.signed import orders
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.worker.relay_control import Orders

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uvcc_engine.contract import files, records
-from uvcc_engine.contract.records import (
+from uvcc_engine.contract.run_files import files, records
+from uvcc_engine.contract.run_files.records import (
     EngineRecord,
     Exit,
     Facts,
@@ -21,7 +21,7 @@ from uvcc_engine.contract.records import (
     Result,
     parse,
 )
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.run_files.writer import RunWriter
 
 NAMES = (
     files.heartbeat_name(0),

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from uvcc_engine.bench import _machine as machine
-from uvcc_engine.bench import _mpc_links as links
-from uvcc_engine.bench import _mpc_party as party_side
-from uvcc_engine.bench import _mpc_peers as peers
-from uvcc_engine.bench import _mpc_proofs as proofs
 from uvcc_engine.bench import mpc as bench
+from uvcc_engine.bench.party import mpc_party as party_side
+from uvcc_engine.bench.peers import mpc_peers as peers
+from uvcc_engine.bench.timing import machine_rates as machine
+from uvcc_engine.bench.work import mpc_links as links
+from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import matmul_protocol
 from uvcc_engine.mpc.local import LocalPlanes
@@ -105,7 +105,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     measured = [{name: {"seconds": [1.0, 2.0, 9.0], "products": 8 * 10**9, "rounds": 2, "bytes": p}} for p in range(3)]
     measured[1][name]["seconds"] = [3.0, 1.0, 1.0]
     monkeypatch.setattr(bench, "run_parties", lambda rows, runs: measured)
-    monkeypatch.setattr(bench._machine, "measured", lambda runs: MACHINE)
+    monkeypatch.setattr(bench.machine_rates, "measured", lambda runs: MACHINE)
     monkeypatch.setattr(bench, "available_cores", lambda: 2)
 
 

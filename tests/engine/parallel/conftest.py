@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_engine.bench._fleet import Fleet, Forker
+from uvcc_engine.bench.launch.fleet import Fleet, Forker
 
 
 @pytest.fixture(scope="module")

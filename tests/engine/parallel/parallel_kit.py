@@ -18,7 +18,7 @@ import torch.distributed  # imported before the fork, so that the ranks need not
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from uvcc_engine.contract.errors import PeerLostError
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import HEARD, Presence, not_coming

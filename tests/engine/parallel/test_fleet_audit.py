@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.bench._fleet import OWNER, Fleet, Forker
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.bench.launch.fleet import OWNER, Fleet, Forker
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.owner import audit as owners_audit
 from uvcc_engine.owner.audit import judge_fleet
 from uvcc_engine.owner.client import sealed_name

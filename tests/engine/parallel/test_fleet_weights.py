@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uvcc_engine.bench._fleet import OWNER, Fleet, Forker, pod_identity
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.bench.launch.fleet import OWNER, Fleet, Forker, pod_identity
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.owner import client
 

@@ -12,7 +12,7 @@ from parallel_kit import run_ranks
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.mpc.share import Share
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups

@@ -11,7 +11,7 @@ import torch
 from parallel_kit import run_ranks
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress, device_slot
 from uvcc_engine.parallel.presence import not_coming, word_of

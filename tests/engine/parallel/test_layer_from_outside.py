@@ -24,8 +24,8 @@ from training_kit import Found, check_replicas, shares, train, weights
 import uvcc_engine
 from uvcc_engine.checkpoint.reshard import cut_state, join_state
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.model import ops
 from uvcc_engine.model.parts import Pass, Plain, StagePart, keeps_layout, whole_weight
 from uvcc_engine.model.plaintext import train_plaintext

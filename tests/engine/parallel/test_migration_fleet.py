@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity, until
+from uvcc_engine.bench.launch.fleet import Fleet, Forker, pod_identity, until
 from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
 from uvcc_engine.checkpoint.migration_target import about_box, read_migrated
 from uvcc_engine.checkpoint.reshard import cut_state, join_state
-from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.contract.migration import Migration
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component

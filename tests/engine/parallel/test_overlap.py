@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from training_kit import train
 
-from uvcc_engine.bench._overlap import BAR, hidden_rows
+from uvcc_engine.bench.scenarios.hidden_wait import BAR, hidden_rows
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.schedule import Kind, PipelineAction, find_deadlock
 from uvcc_engine.sharding.microbatches import IN_FLIGHT, in_flight

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from uvcc_engine.bench._phase6 import phase6_rows
 from uvcc_engine.bench.parallel import bubble, init_rows
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.bench.scenarios.whole_scale import phase6_rows
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.parallel.schedule import one_f_one_b
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from uvcc_engine.bench._fleet import Fleet, Forker, ports, until
-from uvcc_engine.bench._plane_links import RelayProcess
-from uvcc_engine.contract import files
-from uvcc_engine.contract.control import HOLD, RELEASE
-from uvcc_engine.contract.link_spec import RelayPlace
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.bench.launch.fleet import Fleet, Forker, ports, until
+from uvcc_engine.bench.launch.plane_links import RelayProcess
+from uvcc_engine.contract.job.link_spec import RelayPlace
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.control import HOLD, RELEASE
 
 SMALL = Topology(2, 1, 1, 1)
 JOB = PrivateJob(steps=6, batch=8, checkpoint_every=2, test_rows=40)

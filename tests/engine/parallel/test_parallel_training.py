@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from training_kit import check_replicas, train, weights
 
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.owner.client import dataset_for
 

@@ -6,11 +6,11 @@ import os
 import signal
 from pathlib import Path
 
-from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity, until
-from uvcc_engine.contract.control import HALT, HOLD, RELEASE
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
-from uvcc_engine.contract.waiting import Waiting
+from uvcc_engine.bench.launch.fleet import Fleet, Forker, pod_identity, until
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.run_files.control import HALT, HOLD, RELEASE
+from uvcc_engine.contract.run_files.waiting import Waiting
 
 SIZE = Topology(2, 2, 1, 2)
 JOB = PrivateJob(steps=6, batch=8, checkpoint_every=2, test_rows=40)

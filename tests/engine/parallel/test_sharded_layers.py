@@ -11,7 +11,7 @@ import torch
 from parallel_kit import SocketPlane, run_fleet
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.model.specs import (
     Attention,
     Dense,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.unix_group import MemberConnection, UnixGroup

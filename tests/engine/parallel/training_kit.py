@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from parallel_kit import SocketPlane, run_fleet
 
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.mpc.local import rehearsal_keys

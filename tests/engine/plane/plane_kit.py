@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.relay import config as relay_config

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from uvcc_engine.bench import plane
-from uvcc_engine.contract.benchrows import row, to_json, to_text
+from uvcc_engine.contract.machine.benchrows import row, to_json, to_text
 
 
 def test_a_row_is_a_median_and_its_ratio() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from plane_kit import Log, direct_links, free_port, make_plane, relay_links, relay_thread, run_parties
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.relay_locator import LOOK_S, RelayLocator
 

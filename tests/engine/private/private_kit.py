@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import uvcc_engine
-from uvcc_engine.contract.control import HaltRequest, write_halt
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
 from uvcc_engine.sealing.purpose import Purpose

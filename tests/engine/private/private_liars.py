@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from uvcc_engine.contract.spec import WorkerSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.transcript.exchange.agreement import RootExchange
 from uvcc_engine.transcript.formats import kinds

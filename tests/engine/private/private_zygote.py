@@ -19,7 +19,7 @@ def child(request: dict[str, object]) -> None:
     for target in (1, 2):
         os.dup2(out, target)
     from uvcc_engine.agent.child import run
-    from uvcc_engine.contract.spec import WorkerSpec
+    from uvcc_engine.contract.job.spec import WorkerSpec
 
     rc = 70
     try:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.contract import files
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.worker import high_water
 from uvcc_engine.worker.high_water import AHEAD, HighWaterMark, RepeatError
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from test_private_training import train, weights_of
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.layer_list import model_of_json, model_of_list, model_of_text, model_to_json
 from uvcc_engine.model.plaintext import train_plaintext

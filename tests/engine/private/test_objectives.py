@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.answer_metrics import clear_metrics, evaluate_protocol
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.model.objectives import OF_ONE_OUTPUT, clear_loss

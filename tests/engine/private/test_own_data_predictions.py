@@ -16,7 +16,7 @@ from private_kit import OWNER, PARTIES
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.features import Prepared, prepare
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import load_schema, parse_schema, schema_text

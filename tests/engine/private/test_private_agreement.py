@@ -12,9 +12,9 @@ import pytest
 from private_kit import PARTIES, Fleet, opened_digits
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.local import LocalPlane, Wire

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from private_kit import Fleet, Zygote, direct_links
 
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 
 JOB = PrivateJob(steps=8, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy"))
 LIAR = 1

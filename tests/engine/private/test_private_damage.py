@@ -11,7 +11,7 @@ import pytest
 from private_kit import Fleet, Zygote, direct_links
 from private_liars import EPOCH
 
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.transcript.leaves import leaf_file, write_ahead_log
 from uvcc_engine.transcript.proof.bundle import assemble_folder
 from uvcc_engine.transcript.proof.verifier import verify

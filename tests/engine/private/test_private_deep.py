@@ -9,7 +9,7 @@ import pytest
 import torch
 from private_kit import OWNER, PARTIES
 
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.plaintext import forward, train_plaintext

@@ -15,7 +15,7 @@ from private_kit import opened_digits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import PrivateTrainer
 from uvcc_engine.mpc.kernels import choose

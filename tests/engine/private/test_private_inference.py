@@ -14,7 +14,7 @@ import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.plaintext import forward, train_plaintext
 from uvcc_engine.model.specs import find_model

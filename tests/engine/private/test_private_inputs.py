@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import data_files
 from uvcc_engine.data.data_files import read_rows
 from uvcc_engine.data.sets import Dataset, one_hot

@@ -11,7 +11,7 @@ import torch
 from private_kit import OWNER, PARTIES
 from torch import Tensor
 
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model import im2col
 from uvcc_engine.model import layers as nn

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from private_kit import Fleet, Zygote, direct_links, until
 
-from uvcc_engine.bench._plane_links import RelayProcess
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.bench.launch.plane_links import RelayProcess
+from uvcc_engine.contract.job.private_job import PrivateJob
 
 JOB = PrivateJob(steps=4, batch=16, checkpoint_every=5, test_rows=20)
 EVERY_FAULT = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from private_kit import opened_digits
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.clipping import clipped, clipped_protocol
 from uvcc_engine.model.functions import rsqrt_protocol

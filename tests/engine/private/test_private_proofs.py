@@ -13,9 +13,9 @@ import pytest
 import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
-from uvcc_engine.contract.canonical import canonical, sorted_json
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.parsing.canonical import canonical, sorted_json
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.layer_list import model_of_list, model_to_json
 from uvcc_engine.owner import program_form

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import DIGITS_FILE, Dataset, batch_rows, load_digits, permutation
 from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.specs import find_model, initial_weights

@@ -22,8 +22,8 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from private_kit import Fleet, Zygote, until
 
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.relay.app import RelayFront
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.hub import Hub

@@ -16,8 +16,8 @@ import pytest
 from private_kit import Fleet, Zygote, direct_links
 from test_private_worker import JOB, halt, until
 
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract.control import HALT, HOLD, RELEASE
+from uvcc_engine.contract.checkpoints import checkpoint as ck
+from uvcc_engine.contract.run_files.control import HALT, HOLD, RELEASE
 from uvcc_engine.transcript.leaves.leaf_file import next_block
 
 SMALL = replace(JOB, steps=6, checkpoint_every=2)

@@ -11,7 +11,7 @@ import torch
 from private_kit import OWNER, PARTIES, opened_digits
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, batch_rows, load_digits
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from uvcc_engine.contract.control import HaltRequest
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.worker.consensus import GO_ON, HALT, HOLD, PeerStoppedError, StepConsensus, Vote
 

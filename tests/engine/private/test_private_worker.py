@@ -18,11 +18,11 @@ from private_kit import CODE, OWNER, PARTIES, Fleet, Zygote, direct_links, relay
 from uvcc_engine import simulate
 from uvcc_engine.checkpoint.commits import RECORDS, check_record, read_record
 from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.plaintext import count_correct, train_plaintext
 from uvcc_engine.model.specs import find_model

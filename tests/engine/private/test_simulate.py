@@ -21,7 +21,7 @@ from uvcc_console.plan.profile import parse
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.specs import find_model
 from uvcc_engine.model.training import PrivateTrainer

@@ -16,7 +16,7 @@ import pytest
 
 from uvcc_engine.bench import owner as bench
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import table_batches
 from uvcc_engine.data.features import prepare
 from uvcc_engine.data.schema import load_schema, schema_text

@@ -14,7 +14,7 @@ from private_kit import PARTIES
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.schema import load_schema, parse_schema, schema_text
 from uvcc_engine.data.sets import Dataset

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from uvcc_engine.contract import control
-from uvcc_engine.contract.control import HaltRequest, read_halt, write_halt
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.run_files import control
+from uvcc_engine.contract.run_files.control import HaltRequest, read_halt, write_halt
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.relay_records import MAX_BODY, PER_PARTY, Records
 from uvcc_engine.relay.server import serving

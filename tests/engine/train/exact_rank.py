@@ -16,8 +16,8 @@ from pathlib import Path
 
 from lm_kit import SMALL
 
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.checkpoints import checkpoint as ck
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import RankGroup, start_group, stop_group

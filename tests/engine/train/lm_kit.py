@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from uvcc_engine.contract import checkpoint as ck
-from uvcc_engine.contract.control import HaltRequest, write_halt
-from uvcc_engine.contract.writer import RunWriter
+from uvcc_engine.contract.checkpoints import checkpoint as ck
+from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import RankGroup

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from uvcc_engine.bench import _peers, _turns, ab, nsa, train
-from uvcc_engine.bench._lm import Step, dense
+from uvcc_engine.bench import ab, nsa, train
+from uvcc_engine.bench.peers import nsa_peers
+from uvcc_engine.bench.timing import turns
+from uvcc_engine.bench.work.lm_step import Step, dense
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
@@ -27,16 +29,16 @@ def test_rounds_alternate_who_goes_first() -> None:
         calls.append(name)
         return float(len(calls))
 
-    a, b = _turns.in_turn([lambda: measure("a"), lambda: measure("b")], 3)
+    a, b = turns.in_turn([lambda: measure("a"), lambda: measure("b")], 3)
     assert calls == ["a", "b", "b", "a", "a", "b"]
     assert (a, b) == ([1, 4, 5], [2, 3, 6])
 
 
 def test_a_slow_round_cancels_in_the_ratio() -> None:
     slow = [1.0, 10.0, 2.0, 1.0, 5.0]
-    found = _turns.ratio([2 * x for x in slow], slow)
+    found = turns.ratio([2 * x for x in slow], slow)
     assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
-    wide = _turns.ratio([2.0, 3.0, 1.0, 2.0, 2.0], [1.0] * 5)
+    wide = turns.ratio([2.0, 3.0, 1.0, 2.0, 2.0], [1.0] * 5)
     assert wide.low < wide.value == 2.0 < wide.high
 
 
@@ -113,7 +115,7 @@ def test_peers_that_cannot_be_measured_are_left_out_by_name(monkeypatch: pytest.
     (text,) = said
     assert text.startswith("peers left out: fla (")
     assert ", xunhaolai (" in text
-    monkeypatch.setattr(_peers, "find", lambda cfg: ({"fla": lambda q, k, v: q}, []))
+    monkeypatch.setattr(nsa_peers, "find", lambda cfg: ({"fla": lambda q, k, v: q}, []))
     assert nsa.peers(CPU, 1, said.append) == []
     assert said[-1] == "peers left out: fla (it needs a CUDA device)"
 

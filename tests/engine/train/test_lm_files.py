@@ -15,7 +15,7 @@ import pytest
 import torch
 from lm_kit import PATIENCE_S, free_port, run_here, small, start_ranks, wait_for_step
 
-from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.train import lm_state
 from uvcc_engine.train.distributed import RankGroup
 from uvcc_engine.train.loop import LmTrainer
@@ -103,7 +103,7 @@ def test_a_signal_dumps_the_stacks_and_another_one_halts(tmp_path: Path, monkeyp
 
 def test_what_was_read_but_not_in_a_row_yet_survives_a_change_of_the_world(tmp_path: Path) -> None:
     """Checkpoints of two ranks, opened by one: the documents go on at the earlier rank's, no token is dropped."""
-    from uvcc_engine.contract.writer import RunWriter
+    from uvcc_engine.contract.run_files.writer import RunWriter
 
     cfg = small()
     with RunWriter.open(tmp_path / "x", "lm") as writer:

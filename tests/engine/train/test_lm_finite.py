@@ -13,7 +13,7 @@ import torch
 from lm_kit import SMALL, run_here, small
 from safetensors.torch import load_file, save
 
-from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import lm_state

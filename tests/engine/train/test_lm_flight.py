@@ -13,11 +13,11 @@ from typing import Any
 import lm_kit
 
 from uvcc_console.core.flight import diagnose, newest
-from uvcc_engine.contract import flight
+from uvcc_engine.contract.run_files import flight
 
 RANK = """
 import sys
-from uvcc_engine.contract.writer import RunWriter, Ticker
+from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.train.distributed import start_group
 rank = int(sys.argv[2])
 group = start_group("cpu", 5.0)

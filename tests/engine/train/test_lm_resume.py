@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lm_kit import small
 
-from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
 from uvcc_engine.train.worker import train
 

@@ -11,7 +11,7 @@ import torch
 from lm_kit import PATIENCE_S, SMALL, free_port, packer_of, run_here, small, start_ranks, wait_for_step
 from safetensors.torch import load_file
 
-from uvcc_engine.contract import checkpoint as ck
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env

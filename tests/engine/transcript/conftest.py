@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from uvcc_engine.bench._rehearsal import (
+from uvcc_engine.bench.work.rehearsal import (
     CODE_HASH,
     agree,
     commitment,
@@ -14,7 +14,7 @@ from uvcc_engine.bench._rehearsal import (
     open_worker,
     revealed,
 )
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE, assemble_folder

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import RECORD, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.leaves.merkle import tree_root

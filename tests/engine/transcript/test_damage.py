@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from evidence_kit import STEPS, World
 
-from uvcc_engine.bench._rehearsal import VALUES, agree, exchange, state_digests
+from uvcc_engine.bench.work.rehearsal import VALUES, agree, exchange, state_digests
 from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file, write_ahead_log

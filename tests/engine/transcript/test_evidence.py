@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from evidence_kit import STEPS, Workers, World, end_epoch
 
-from uvcc_engine.bench._rehearsal import (
+from uvcc_engine.bench.work.rehearsal import (
     CODE_HASH,
     VALUES,
     agree,
@@ -21,9 +21,9 @@ from uvcc_engine.bench._rehearsal import (
     revealed,
     state_digests,
 )
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.agreement import ForkError
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from uvcc_engine.bench._rehearsal import Rehearsal, exchange, rehearse
+from uvcc_engine.bench.work.rehearsal import Rehearsal, exchange, rehearse
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.model.layer_types.dense import Dense
 from uvcc_engine.model.specs import MODELS
 from uvcc_engine.transcript.formats import kinds

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from mutation_kit import Json, at, paths
 
-from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.bench.work.rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof import derived, manifest

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from evidence_kit import STEPS, Workers, World, end_epoch
 
-from uvcc_engine.bench._rehearsal import VALUES, agree, exchange, rehearse, revealed, state_digests
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.bench.work.rehearsal import VALUES, agree, exchange, rehearse, revealed, state_digests
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.history import extends, prove_extension
 from uvcc_engine.transcript.leaves.roots import run_root

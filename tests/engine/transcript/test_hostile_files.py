@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.bench.work.rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof import head

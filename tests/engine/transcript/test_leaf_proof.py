@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
+from uvcc_engine.bench.work.rehearsal import Rehearsal, rehearse
 from uvcc_engine.cli import main
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.evidence import blinding_keys
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import Leaf

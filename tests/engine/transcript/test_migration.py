@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from uvcc_engine.bench import _rehearsal
+from uvcc_engine.bench.work import rehearsal
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.migration import Migration, record_hash
+from uvcc_engine.contract.job.migration import Migration, record_hash
 from uvcc_engine.transcript.exchange import evidence
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.proof.verifier import verify
@@ -24,7 +24,7 @@ IDENTITIES = [Identity(hashlib.sha256(b"o%d" % n).digest(), hashlib.sha256(b"x%d
 
 
 def policy(identities: list[Identity] = IDENTITIES[:3], steps: int = 7, start: Migration | None = START) -> Policy:
-    made = _rehearsal.make_policy(identities, _rehearsal.Topology(), steps)
+    made = rehearsal.make_policy(identities, rehearsal.Topology(), steps)
     job = dict(made.job) if start is None else {**made.job, "start": start.to_json()}
     return Policy.from_json({**made.to_json(), "job": job})
 
@@ -80,14 +80,14 @@ def test_a_successor_remembers_its_lineage_and_takes_no_second_party_from_strang
 def test_the_transcript_cites_the_checkpoint_and_verify_wants_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = _rehearsal.make_policy
+    made = rehearsal.make_policy
 
     def with_start(identities: Any, topology: Any, steps: int, nonce: str = "00" * 32) -> Policy:
         plain = made(identities, topology, steps + START.step, nonce)
         return Policy.from_json({**plain.to_json(), "job": {**plain.job, "start": START.to_json()}})
 
-    monkeypatch.setattr(_rehearsal, "make_policy", with_start)
-    found = verify(_rehearsal.rehearse(tmp_path / "whole", steps=3).bundle)
+    monkeypatch.setattr(rehearsal, "make_policy", with_start)
+    found = verify(rehearsal.rehearse(tmp_path / "whole", steps=3).bundle)
     assert (found.epochs, found.level) == (4, "transcripts")
     opened = evidence.WorkerEvidence.__init__
     for name, words in (("none", "START leaf"), ("other", "opening")):
@@ -99,7 +99,7 @@ def test_the_transcript_cites_the_checkpoint_and_verify_wants_it(
 
         monkeypatch.setattr(evidence.WorkerEvidence, "__init__", init)
         with pytest.raises(VerificationError, match=words):
-            verify(_rehearsal.rehearse(tmp_path / name, steps=3).bundle)
+            verify(rehearsal.rehearse(tmp_path / name, steps=3).bundle)
 
 
 def test_a_job_from_its_beginning_may_not_cite_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +111,4 @@ def test_a_job_from_its_beginning_may_not_cite_one(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(evidence.WorkerEvidence, "__init__", init)
     with pytest.raises(VerificationError, match="START leaf"):
-        verify(_rehearsal.rehearse(tmp_path, steps=2).bundle)
+        verify(rehearsal.rehearse(tmp_path, steps=2).bundle)

@@ -22,10 +22,10 @@ from mutation_kit import (
     with_byte,
 )
 
-from uvcc_engine.bench._rehearsal import rehearse
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.bench.work.rehearsal import rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import Leaf, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.leaves.merkle import tree_root

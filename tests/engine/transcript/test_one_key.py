@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from mutation_kit import Target, joined, split
 
-from uvcc_engine.bench._fleet import Fleet, Forker, pod_identity
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.bench.launch.fleet import Fleet, Forker, pod_identity
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.history import History

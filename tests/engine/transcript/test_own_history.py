@@ -12,7 +12,7 @@ import pytest
 from test_evidence import World
 
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.transcript.exchange.agreement import PEERS
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.exchange.own_history import check_history

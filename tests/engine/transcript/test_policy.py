@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import (

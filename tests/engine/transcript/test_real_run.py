@@ -16,9 +16,9 @@ import pytest
 import torch
 from mutation_kit import Target, every_value, random_bundles, random_transcripts, structured
 
-from uvcc_engine.bench._fleet import Fleet, Forker
-from uvcc_engine.contract.private_job import PrivateJob
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.bench.launch.fleet import Fleet, Forker
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.mpc.boolean import drelu_bits_protocol
 from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.opening import open_ring_protocol

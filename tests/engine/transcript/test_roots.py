@@ -7,7 +7,7 @@ import hmac
 import struct
 
 from uvcc_engine.contract import ids
-from uvcc_engine.contract.topology import Coord, Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import roots
 from uvcc_engine.transcript.leaves.leaf import Leaf, blind_state, blinded_digest, epoch_prefix, leaf_hash, position

@@ -11,9 +11,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from uvcc_engine.bench._rehearsal import Rehearsal, rehearse
+from uvcc_engine.bench.work.rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.proof.bundle import SCHEMA, assemble_folder
 from uvcc_engine.transcript.proof.cli import main
 from uvcc_engine.transcript.proof.verifier import verify

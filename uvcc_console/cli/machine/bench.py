@@ -16,8 +16,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     from uvcc_console.bench.bars import BARS
-    from uvcc_engine.contract import benchrows as rows
-    from uvcc_engine.contract import calibration
+    from uvcc_engine.contract.machine import benchrows as rows
+    from uvcc_engine.contract.machine import calibration
 
     speed = calibration.measure()
     if args.what == "demo":

@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
 
 def _init(args: argparse.Namespace) -> int:
     from uvcc_console.federation import domain_key, site_policy
-    from uvcc_engine.contract.files import write_atomic
+    from uvcc_engine.contract.run_files.files import write_atomic
 
     made = domain_key.create(args.key, passphrase=args.passphrase)
     if not (policy := made.folder / site_policy.FILE).exists():

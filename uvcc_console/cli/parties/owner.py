@@ -24,7 +24,7 @@ from uvcc_console.plan.plan import FULL
 from uvcc_console.report.model_card import model_card
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy

@@ -55,7 +55,7 @@ def launch(
             profile, settings, seed=seed, name=name, patient=patient, tell=common.say, part=part
         )
         if proposal:
-            from uvcc_engine.contract.files import write_atomic
+            from uvcc_engine.contract.run_files.files import write_atomic
             from uvcc_engine.transcript.signed.proposals import FILE
 
             write_atomic(run_dir / FILE, proposal)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, USAGE
 from uvcc_console.cli.parties.propose import add_relay, meeting
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.text import clean
-from uvcc_engine.contract.topology import PARTIES
 
 if TYPE_CHECKING:
     from uvcc_console.cli.screen.launch import SeatAtTable

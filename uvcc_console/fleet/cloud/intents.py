@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet.provider import POD_PREFIX, Books
-from uvcc_engine.contract.files import append_synced
+from uvcc_engine.contract.run_files.files import append_synced
 
 FILE = "intents.jsonl"
 _EARLIER = "prime_intents.jsonl"  # what runs of before 0.1 called it

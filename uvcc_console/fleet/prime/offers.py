@@ -8,8 +8,8 @@ from typing import Any
 from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, sift, why_none
 from uvcc_console.fleet.prime.models import MarketOffer
 from uvcc_console.fleet.provider import FunnelStep
-from uvcc_engine.contract import torch_floor
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine import torch_floor
 
 # newest PyTorch first, none that is too old; the plain CUDA image comes last, it would have to install torch
 IMAGES = (

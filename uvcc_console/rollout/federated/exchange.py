@@ -14,11 +14,11 @@ from uvcc_console.federation.seat import Seat
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.federated.peers import Peers
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.files import write_atomic
-from uvcc_engine.contract.safepaths import Refused, safe_relative
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.parsing.safepaths import Refused, safe_relative
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.signed.roster import Roster

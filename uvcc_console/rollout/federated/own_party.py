@@ -28,8 +28,7 @@ from uvcc_console.rollout.federated.from_owners import results_to_owners, shares
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.stages.links.ports import LINKS, LOOPBACK, free_ports, host_of
 from uvcc_console.rollout.stages.training import agree
-from uvcc_engine.contract.agent_commands import PolicyCommand
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.contract.agent_protocol.agent_commands import PolicyCommand
 from uvcc_engine.contract.errors import (
     ConfigError,
     PeerLostError,
@@ -37,9 +36,10 @@ from uvcc_engine.contract.errors import (
     UnreachableError,
     UnreadableError,
 )
-from uvcc_engine.contract.files import write_atomic
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.proof.contributed import OWNERS_FILE

@@ -22,8 +22,8 @@ from uvcc_console.federation.seat import Seat
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UnreachableError, UvccError
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.text import clean
-from uvcc_engine.contract.topology import PARTIES
 from uvcc_engine.transcript.signed import barriers, reports
 from uvcc_engine.transcript.signed.barriers import (
     BARRIER_NAMESPACE,

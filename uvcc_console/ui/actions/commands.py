@@ -29,7 +29,7 @@ from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.suggest import CLOSE, nearest
+from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
 RUNBOOKS = "runbooks/index"
 PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too

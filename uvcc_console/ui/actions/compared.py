@@ -8,7 +8,7 @@ from uvcc_console.core.journal import Journal, read_newest
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.feed.source import JOURNAL
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import nearest
+from uvcc_engine.contract.parsing.suggest import nearest
 
 
 def others(run_dir: Path) -> list[str]:

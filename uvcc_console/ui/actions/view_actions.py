@@ -22,7 +22,7 @@ from uvcc_console.ui.widgets.halt_panel import HaltPanel
 from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.result import ResultPanel
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 
 
 class ViewActions(PodActions):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import paths
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.files import write_atomic
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 
 FILE: Final = "layout.json"

@@ -14,7 +14,7 @@ from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp
-from uvcc_engine.contract.waiting import Waiting
+from uvcc_engine.contract.run_files.waiting import Waiting
 
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0

@@ -13,7 +13,7 @@ from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_side
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_engine.contract.proof_mode import PRODUCTS
+from uvcc_engine.contract.job.proof_mode import PRODUCTS
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
 

@@ -31,7 +31,7 @@ from uvcc_console.ui.widgets.curves import (
     value_at,
 )
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 
 ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
 FROM_ZERO = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s", "gpu", "cpu")

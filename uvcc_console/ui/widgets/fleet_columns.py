@@ -14,8 +14,8 @@ from uvcc_console.ui.drawing.spark import spark
 from uvcc_console.ui.judging.view import FleetRow, View, party_role
 from uvcc_console.ui.widgets.table import Column
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.suggest import nearest
-from uvcc_engine.contract.waiting import Waiting
+from uvcc_engine.contract.parsing.suggest import nearest
+from uvcc_engine.contract.run_files.waiting import Waiting
 
 CURSOR: Final = Column("cursor", "", 2)
 TREND: Final = 10

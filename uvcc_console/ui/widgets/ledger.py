@@ -10,7 +10,7 @@ from uvcc_console.ui.drawing.format import short
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, wrap
 from uvcc_console.ui.judging.view import View, coord_parts, result_mark
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 
 
 def agreement_line(view: View) -> Line:

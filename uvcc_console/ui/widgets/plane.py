@@ -11,8 +11,8 @@ from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.view import FleetRow, View, coord_parts, fleet_rows, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
-from uvcc_engine.contract.event_names import Area
-from uvcc_engine.contract.waiting import Waiting
+from uvcc_engine.contract.run_files.event_names import Area
+from uvcc_engine.contract.run_files.waiting import Waiting
 
 PATHS = ("ssh", "relay", "peer", "lease", "api")
 RECENT_S = 60.0

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.own_files import Statements, none_missing, signed_lines
 from uvcc_engine.transcript.leaves.history import History
 from uvcc_engine.transcript.leaves.json_lines import LineLog

@@ -24,9 +24,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.agreement import RootExchange
 from uvcc_engine.transcript.exchange.own_files import Statements, none_missing, opened_lines, signed_lines
 from uvcc_engine.transcript.formats import kinds, reading

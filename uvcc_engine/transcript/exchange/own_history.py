@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest, epoch_prefix, leaf_hash
 from uvcc_engine.transcript.leaves.merkle import root_from_inclusion

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing.canonical import canonical
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.leaves.merkle import TreeHasher, consistency_proof, is_consistent
 from uvcc_engine.transcript.leaves.roots import run_leaves
 

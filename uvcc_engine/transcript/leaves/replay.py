@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.leaves.leaf import (
     LOCAL_KINDS,
     OPENED_KINDS,

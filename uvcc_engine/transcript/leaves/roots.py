@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_engine.contract.ids import sid_replica, sid_sub
-from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.leaves.merkle import tree_root
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.transcript.proof.bundle import Bundle
 from uvcc_engine.transcript.terms.policy import Policy
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.history import History, prove_extension
 from uvcc_engine.transcript.leaves.replay import peers_of

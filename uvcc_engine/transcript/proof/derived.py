@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract import files
-from uvcc_engine.contract.canonical import canonical, same_json
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.ids import sid_replica
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing.canonical import canonical, same_json
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.roots import replica_order, sid_of, subsession_root

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.private_job import METRICS
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.private_job import METRICS
+from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.transcript.formats import kinds, reading
 from uvcc_engine.transcript.leaves.leaf import RECORD, WIRE_KINDS
 from uvcc_engine.transcript.terms.policy import Policy

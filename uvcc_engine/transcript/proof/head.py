@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.signed.statements import OLD

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.evidence import blinding_keys
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_canonical

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.signed.statements import count, digest, exact

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uvcc_engine.contract.proof_mode import OFF, sentences
+from uvcc_engine.contract.job.proof_mode import OFF, sentences
 from uvcc_engine.transcript.formats.reading import shown
 
 VERIFIED: Final = "VERIFIED"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import OPENED_KINDS, SENT, Leaf, blinded_digest

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing import strict
 from uvcc_engine.transcript.signed import orders
 
 APPROVAL_NAMESPACE: Final = "uvcc-approval"

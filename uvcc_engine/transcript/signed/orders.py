@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.signing import sshsig
 
 ORDER_NAMESPACE: Final = "uvcc-order"

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.signed import orders
 from uvcc_engine.transcript.signed.roster import MOST_ATTEMPTS, Roster
 from uvcc_engine.transcript.signing.identity import PublicIdentity

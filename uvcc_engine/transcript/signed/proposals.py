@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.signed import approvals, orders
 from uvcc_engine.transcript.signed.approvals import APPROVE, REFUSE, Approval

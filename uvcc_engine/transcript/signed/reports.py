@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing import strict
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.signed import orders
 from uvcc_engine.transcript.signed.roster import MOST_ATTEMPTS

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.signed import orders
 from uvcc_engine.transcript.signing import sshsig

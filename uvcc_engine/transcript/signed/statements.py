@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.leaves.replay import peers_of
 from uvcc_engine.transcript.leaves.roots import EpochRoot
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature

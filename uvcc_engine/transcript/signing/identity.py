@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from uvcc_engine.contract import strict
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.parsing import strict
 from uvcc_engine.transcript.signing import sshsig
 
 _KEYS = ("ed25519", "x25519", "seeded")

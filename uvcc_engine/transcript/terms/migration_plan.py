@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.migration import Migration, record_hash
+from uvcc_engine.contract.job.migration import Migration, record_hash
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
 
 

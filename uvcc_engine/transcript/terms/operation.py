@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.proof_mode import OFF, sentences
-from uvcc_engine.contract.topology import Topology
+from uvcc_engine.contract.job.proof_mode import OFF, sentences
+from uvcc_engine.contract.job.topology import Topology
 
 ONE_OPERATOR: Final = "one"
 THREE_DOMAINS: Final = "three"

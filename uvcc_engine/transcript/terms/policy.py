@@ -16,12 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.migration import Migration
-from uvcc_engine.contract.proof_mode import OFF, check_mode
-from uvcc_engine.contract.topology import PARTIES, Topology
+from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.proof_mode import OFF, check_mode
+from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature

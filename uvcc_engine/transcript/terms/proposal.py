@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from uvcc_engine.contract import strict
-from uvcc_engine.contract.canonical import canonical
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.topology import PARTIES, Topology
+from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats.reading import parse_canonical
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.terms.policy import Policy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.plan.schema import GatesPart
-from uvcc_engine.contract import torch_floor
+from uvcc_engine.contract.machine import torch_floor
 
 # versions that must be equal on all pods: results would differ, or messages could not be read
 EQUAL = ("python", "torch", "numpy")

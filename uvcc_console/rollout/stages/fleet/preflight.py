@@ -17,7 +17,7 @@ from uvcc_console.rollout.stages.links import fabric
 from uvcc_console.rollout.stages.links.ports import python_of
 from uvcc_console.rollout.stages.links.relay import relay_link
 from uvcc_console.rollout.stages.training import lm
-from uvcc_engine.contract.agent_commands import ProbeCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
 
 PROBE_S = 180.0  # of a pod among many that share a machine

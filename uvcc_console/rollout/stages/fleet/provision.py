@@ -20,9 +20,9 @@ from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
 from uvcc_console.runs import domain, processes
-from uvcc_engine.contract.agent_commands import ProbeCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.contract.outside import said, tidy
+from uvcc_engine.contract.parsing.outside import said, tidy
 
 log = logger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.contract.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_spec import LinkSpec
 
 TOKEN_FILE = "nats.token"
 CA_FILE = "nats.ca.pem"

@@ -24,11 +24,11 @@ from uvcc_console.rollout.stages.links.ports import python_of
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, dial_all, links_for, relay_tokens
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.training.agree import identity_of
-from uvcc_engine.contract.agent_commands import LaunchCommand, RelayCommand, SignalCommand, WatchCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, RelayCommand, SignalCommand, WatchCommand
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import PARTIES, Coord
 
 NAME = "preflight"
 START_S = 120.0

@@ -23,10 +23,10 @@ from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.links.broker import nats_links
 from uvcc_console.rollout.stages.links.ports import LINKS, free_ports, host_of, listening, python_of
 from uvcc_console.runs import domain
-from uvcc_engine.contract.agent_commands import RelayCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import RelayCommand
 from uvcc_engine.contract.errors import UnreachableError, UvccError
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.topology import PARTIES, Coord
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.topology import PARTIES, Coord
 
 log = logger(__name__)
 

@@ -20,9 +20,10 @@ from uvcc_console.core.log import logger
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Member, Rollout, describe
-from uvcc_engine.contract import checkpoint, files
+from uvcc_engine.contract.checkpoints import checkpoint
+from uvcc_engine.contract.checkpoints.tensors import check_tensors
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
-from uvcc_engine.contract.tensors import check_tensors
+from uvcc_engine.contract.run_files import files
 
 log = logger(__name__)
 

@@ -14,7 +14,7 @@ from uvcc_console.rollout.context import Rollout, describe
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
-from uvcc_engine.contract.checkpoint import CheckpointManifest
+from uvcc_engine.contract.checkpoints.checkpoint import CheckpointManifest
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 EVENT: Final = "pod_restored"

@@ -26,9 +26,9 @@ from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.training import agree
 from uvcc_console.rollout.stages.verify import collect
 from uvcc_console.runs import processes
-from uvcc_engine.contract.agent_commands import RelayCommand
+from uvcc_engine.contract.agent_protocol.agent_commands import RelayCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.contract.migration import Migration, record_hash
+from uvcc_engine.contract.job.migration import Migration, record_hash
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.terms.migration_plan import migration_after
 from uvcc_engine.transcript.terms.policy import Policy

@@ -18,11 +18,11 @@ from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
 from uvcc_console.runs import domain
-from uvcc_engine.contract.agent_commands import PolicyCommand
-from uvcc_engine.contract.canonical import canonical
+from uvcc_engine.contract.agent_protocol.agent_commands import PolicyCommand
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.files import write_atomic
-from uvcc_engine.contract.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE

@@ -19,16 +19,16 @@ from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
-from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
-from uvcc_engine.contract.safepaths import shown
+from uvcc_engine.contract.parsing.safepaths import shown
 
 FIT_S = 300.0
 VERIFY_S = 900.0
 _VERIFY = """
 import json, sys
 from pathlib import Path
-from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.checkpoints import checkpoint
 bad = []
 found = checkpoint.latest_verified(
     Path(sys.argv[1]) / "checkpoints", run=sys.argv[2], on_bad=lambda path, error: bad.append(str(error)))

@@ -23,11 +23,11 @@ from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
 from uvcc_console.rollout.stages.training import agree
-from uvcc_engine.contract.agent_commands import LaunchCommand, SignalCommand, SignalName
+from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
-from uvcc_engine.contract.link_spec import LinkSpec
-from uvcc_engine.contract.spec import WorkerSpec
-from uvcc_engine.contract.topology import Coord
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 
 GRACE_S = 3.0

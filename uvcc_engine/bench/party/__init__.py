@@ -1,0 +1,1 @@
+"""Programs of one process of a benchmark, each run by ``python -m``."""

@@ -1,0 +1,307 @@
+"""One party of ``bench mpc``: opens its plane, runs each piece of work, prints what it took as one JSON object."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import itertools
+import json
+import math
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uvcc_engine.bench.work import mpc_links as links
+from uvcc_engine.bench.work import mpc_proofs as proofs
+from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.mpc.arithmetic import DEALER, matmul_protocol, mul_protocol, scale_int, sub
+from uvcc_engine.mpc.boolean import drelu_bits_protocol
+from uvcc_engine.mpc.exponential import INVERSE, settle_powers_protocol
+from uvcc_engine.mpc.gated import matmul_gated_protocol
+from uvcc_engine.mpc.kernels.memory import keep_freed_memory
+from uvcc_engine.mpc.maximum import matmul_max_protocol
+from uvcc_engine.mpc.nonlinear import softmax_of_shifted_protocol
+from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
+from uvcc_engine.mpc.selection import matmul_relu_protocol, relu_only_protocol
+from uvcc_engine.mpc.share import Share, share_of, split
+from uvcc_engine.mpc.softmax import shifted_powers_protocol
+from uvcc_engine.plane.api import Buffer, Plane, Tag
+from uvcc_engine.plane.connect import open_plane
+from uvcc_engine.transcript.signing.identity import Identity
+
+SID = hashlib.sha256(b"bench mpc").digest()
+BATCH = 128
+LAYERS = (784, 128, 128, 10)
+LOCAL_PRODUCTS = 5  # matrix products over the three parties for a secure one; see ``arithmetic.terms``
+
+
+class DelayedPlane:
+    """A plane whose messages take ``delay`` seconds more, one way, and leave at ``rate`` bytes a second at most, one
+    after the other. Parties on one host share the clock."""
+
+    def __init__(self, inner: Plane, delay: float, rate: float = math.inf) -> None:
+        self._inner, self._delay, self._rate = inner, delay, rate
+        self._free = 0.0  # when the last message will have left
+        self.party = inner.party
+
+    def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
+        body = bytes(payload)
+        self._free = max(self._free, time.monotonic()) + len(body) / self._rate
+        self._inner.send(dst, tag, struct.pack("<d", self._free) + body)
+
+    def recv(self, src: int, tag: Tag) -> memoryview:
+        message = self._inner.recv(src, tag)
+        (sent,) = struct.unpack("<d", message[:8])
+        time.sleep(max(0.0, sent + self._delay - time.monotonic()))
+        return message[8:]
+
+    def send_control(self, dst: int, body: bytes) -> None:
+        self._inner.send_control(dst, body)
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        return self._inner.recv_control(src, timeout)
+
+    def close(self, *, graceful: bool = True) -> None:
+        self._inner.close(graceful=graceful)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A named piece of work, and how many multiplications of its matrix products the three parties cannot avoid."""
+
+    run: Callable[[Runtime], object]
+    products: int = 0
+
+
+def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1) -> Share:
+    """A share of normal numbers; all parties derive the same components, as benchmarks may."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    x = torch.randn(shape, generator=generator) * scale
+
+    def source(count: int) -> bytes:
+        words = torch.randint(-(2**63), 2**63 - 1, (-(-count // 8),), generator=generator)
+        return words.numpy().tobytes()[:count]
+
+    return share_of(split(x, 16, source), party)
+
+
+def near_step_protocol(
+    rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.125
+) -> MpcProtocol[list[Share]]:
+    """The step in more rounds with half the bytes and half the work: 30 rounds. For parties that lie close together."""
+    inputs, bits = [x], []
+    value = x
+    for i, weight in enumerate(weights):
+        if i + 1 == len(weights):
+            value, top = yield from matmul_max_protocol(rt, value, weight)
+            break
+        value, bit = yield from matmul_relu_protocol(rt, value, weight)
+        inputs.append(value)
+        bits.append(bit)
+    probability, _ = yield from softmax_of_shifted_protocol(rt, sub(value, top.reshape(-1, 1)))
+    delta = sub(probability, y)
+    new: list[Share] = []
+    for i in reversed(range(len(weights))):
+        gradient = matmul_protocol(rt, inputs[i].T, delta, scale=lr / BATCH)
+        if i == 0:
+            change = yield from gradient
+        else:
+            change, delta = yield from par(gradient, matmul_gated_protocol(rt, delta, weights[i].T, bits[i - 1]))
+        new.insert(0, sub(weights[i], change))
+    return new
+
+
+INVERSE_BITS = 16
+
+
+def mlp_step_protocol(
+    rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.125
+) -> MpcProtocol[list[Share]]:
+    """One SGD step of a fully connected network with ReLU and softmax cross-entropy; lr / batch is folded in.
+
+    Both are powers of two, as in Mohassel and Zhang, "SecureML", IEEE S&P 2017, section IV: the gradient is shifted.
+    For parties that lie apart: 20 rounds for two hidden layers, 4 each forward, 6 to the powers of the softmax, 2 for
+    each hidden layer on the way back and 2 for the update.
+
+    With powers E of the shifted logits and i the inverses of their rows' sums, the gradient of the logits is i E - y.
+    The way back is linear in every row, so i need not be known when it begins: E goes down by itself, i joins with the
+    second gate (a bit times i instead of a bit), and y goes down while the softmax is computed.
+    """
+    *hidden, last = weights
+    inputs, bits = [x], []
+    value = x
+    for i, weight in enumerate(hidden):  # the dealer, who sends the most, is another one in each layer
+        value, bit = yield from matmul_relu_protocol(rt, value, weight, dealer=i % 2)
+        inputs.append(value)
+        bits.append(bit)
+    both: MpcProtocol[list[Any]] = par(
+        shifted_powers_protocol(rt, value, last), _down_protocol(rt, y, list(reversed(weights[1:])), bits[::-1])
+    )
+    at, wanted = yield from both
+
+    def below(powers: Share) -> MpcProtocol[list[Share]]:
+        return (yield from par(matmul_gated_protocol(rt, powers, last.T, bits[-1])))
+
+    def beside(found: Share) -> MpcProtocol[list[Share]]:
+        column = found.reshape(-1, 1)
+        return [column, (yield from mul_protocol(rt, column, bits[-2]))]
+
+    kept: list[Share] = []
+
+    def keep_powers(powers: Share) -> MpcProtocol[Share]:
+        kept.append(powers)
+        return (yield from below(powers))[0]
+
+    settled = settle_powers_protocol(
+        rt, at.powers, (INVERSE,), x.f, DEALER, looked_up_f=INVERSE_BITS, below=keep_powers, beside=beside
+    )
+    powers_down, (inverse, gate) = yield from settled
+    second, *lower = yield from par(
+        _scaled_gate_protocol(rt, powers_down, hidden[-1].T, gate),
+        mul_protocol(rt, kept[0], inverse),
+        mul_protocol(rt, powers_down, inverse),
+    )
+    fine = x.f + INVERSE_BITS
+    deltas = [sub(at_layer, w) for at_layer, w in zip(lower, [y, wanted[0]], strict=True)]
+    deltas.append(sub(second, scale_int(wanted[1], 1 << INVERSE_BITS).with_f(fine)))
+    return (yield from _updated_protocol(rt, weights, inputs, bits, deltas, lr / BATCH))
+
+
+def _down_protocol(rt: Runtime, grad: Share, weights: list[Share], bits: list[Share]) -> MpcProtocol[list[Share]]:
+    """``grad`` on its way down through layers and the ReLUs below them: what arrives at each. 2 rounds a layer."""
+    found = []
+    for weight, bit in zip(weights, bits, strict=True):
+        grad = yield from matmul_gated_protocol(rt, grad, weight.T, bit)
+        found.append(grad)
+    return found
+
+
+def _scaled_gate_protocol(rt: Runtime, x: Share, y: Share, gate: Share) -> MpcProtocol[Share]:
+    """``(x @ y) * gate`` for a gate that is no bit but has fractional bits; the result has those of both."""
+    found = yield from matmul_gated_protocol(rt, x, y, gate.with_f(0))
+    return found.with_f(x.f + gate.f)
+
+
+def _updated_protocol(
+    rt: Runtime, weights: list[Share], inputs: list[Share], bits: list[Share], deltas: list[Share], rate: float
+) -> MpcProtocol[list[Share]]:
+    """New weights from the gradients of the layers' outputs, the top layer's first."""
+    changes = yield from par(
+        *[matmul_protocol(rt, i.T, d, scale=rate) for i, d in zip(reversed(inputs), deltas, strict=True)]
+    )
+    return [sub(w, c) for w, c in zip(weights, reversed(changes), strict=True)]
+
+
+def works(party: int) -> dict[str, Callable[[], Work]]:
+    """Name -> the work, built when its turn comes so that only one row's data is in memory."""
+
+    def matmul(n: int) -> Work:
+        x, y = normal(party, n, n), normal(party, n, n, seed=2)
+        return Work(lambda rt: rt.run(matmul_protocol(rt, x, y)), LOCAL_PRODUCTS * n**3)
+
+    def elements(build: Callable[[Runtime, Share], MpcProtocol[Any]], n: int = 1_000_000) -> Work:
+        x = normal(party, n)
+        return Work(lambda rt: rt.run(build(rt, x)))
+
+    def mlp() -> Work:
+        x = normal(party, BATCH, LAYERS[0], scale=0.3)
+        y = normal(party, BATCH, LAYERS[-1], scale=0.1)
+        weights = [normal(party, a, b, scale=a**-0.5) for a, b in itertools.pairwise(LAYERS)]
+
+        def step(rt: Runtime) -> MpcProtocol[list[Share]]:
+            return (mlp_step_protocol if rt.few_rounds else near_step_protocol)(rt, x, y, weights)
+
+        forward = sum(BATCH * a * b for a, b in itertools.pairwise(LAYERS))
+        backward = 2 * forward - BATCH * LAYERS[0] * LAYERS[1]  # nobody asks for the gradient of the inputs
+        return Work(lambda rt: rt.run(step(rt)), LOCAL_PRODUCTS * (forward + backward))
+
+    return {
+        "matmul_256": lambda: matmul(256),
+        "matmul_512": lambda: matmul(512),
+        "matmul_1024": lambda: matmul(1024),
+        "mul_1e6": lambda: elements(lambda rt, x: mul_protocol(rt, x, x)),
+        "drelu_1e6": lambda: elements(drelu_bits_protocol),
+        "relu_1e6": lambda: elements(relu_only_protocol),
+        "relu_1e6_k32": lambda: elements(lambda rt, x: relu_only_protocol(rt, x, width=32)),
+        "mlp_step": mlp,
+    }
+
+
+def barrier(rt: Runtime) -> None:
+    """All parties leave together, as nearly as two control messages allow."""
+    for _ in range(2):
+        for peer in (rt.next, rt.prev):
+            rt.plane.send_control(peer, b"go")
+        for peer in (rt.next, rt.prev):
+            rt.plane.recv_control(peer, 60.0)
+
+
+def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
+    """Seconds per run, processor seconds, rounds, bytes, and the multiplications of matrix products."""
+    seconds: list[float] = []
+    cpu: list[float] = []
+    rounds = sent = 0
+    gc.collect()
+    gc.freeze()  # as a worker's process does
+    for k in range(runs + 1):  # the first one warms up
+        rt.begin_epoch(rt.epoch + 1)
+        barrier(rt)
+        before = (rt.rounds, rt.bytes_sent)
+        begun, busy = time.perf_counter(), time.process_time()
+        work.run(rt)
+        proofs.prove(rt)
+        taken = time.perf_counter() - begun
+        cpu.append(time.process_time() - busy)
+        rounds, sent = rt.rounds - before[0], rt.bytes_sent - before[1]
+        if k:
+            seconds.append(taken)
+    figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[1:]}
+    return figures | {"peak": proofs.peak_bytes()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """``CONFIG PARTY``: the config has identities, link addresses, rows, runs."""
+    config, party = json.loads(Path(argv[0]).read_text()), int(argv[1])
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    folder = Path(config["folder"])
+    identities = [Identity.load(folder / f"id{p}") for p in range(3)]
+    me, public = identities[party], {p: i.public for p, i in enumerate(identities)}
+    plane = open_plane(
+        party=party,
+        coord=f"p{party}r0s0t0",
+        sid_sub=SID,
+        identity=me,
+        peers=public,
+        link=LinkSpec(kind="direct", listen=config["addresses"][str(party)], peers=config["addresses"]),
+        recorder=None,
+        state_dir=folder,
+        on_event=lambda name, fields: None,
+    )
+    keys = PairKeys(
+        prev=me.pair_secret(public[(party + 2) % 3], SID, "prg"),
+        next=me.pair_secret(public[(party + 1) % 3], SID, "prg"),
+        own=me.own_secret(SID, "prg"),
+    )
+    out: dict[str, Any] = {}
+    for attempt, name in enumerate(config["rows"]):
+        delay, rate = links.link_of(name)
+        used: Plane = DelayedPlane(plane, delay, rate) if delay or rate < math.inf else plane
+        rt = Runtime(party, used, keys, SID, attempt, few_rounds=delay > 0)
+        rt.begin_epoch(1000 * attempt)  # tags must not repeat within the session
+        proofs.open_ledger(rt, name)
+        out[name] = measure(rt, works(party)[proofs.work_of(name)](), config["runs"])
+    plane.close()
+    print(json.dumps(out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Other systems on the same work, where they are installed."""

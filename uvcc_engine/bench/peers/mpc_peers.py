@@ -1,0 +1,170 @@
+"""Other systems on the same work as ``bench mpc``, where they are installed; one that is absent is named.
+
+**SPU** (SecretFlow; ABY3 over a 64-bit ring): UVCC_SPU_PYTHON names a Python that has it. In a virtual environment of
+its own: ``pip install spu==0.9.5 "jax[cpu]<0.5"``. **MP-SPDZ** (replicated ring, semi-honest): UVCC_MPSPDZ names its
+folder, in which ``make replicated-ring-party.x`` and ``Scripts/setup-ssl.sh 3`` have been run. Both compute with three
+processes over loopback, at 16 fractional bits with probabilistic truncation, and their own clocks say how long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from uvcc_engine.bench.launch.fleet import ports
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.benchrows import Row, held, row
+
+SPU_PYTHON, MPSPDZ = "UVCC_SPU_PYTHON", "UVCC_MPSPDZ"
+Seconds = Mapping[str, list[float]]
+_LIMIT_S: Final = 900
+# most of a peer's time that ours may take; 1 where nothing more is asked
+BARS: Final = {
+    ("spu", "matmul_1024"): 0.5,
+    ("spu", "matmul_512"): 0.4,
+    ("mpspdz", "mlp_step"): 0.35,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """``measured(rows, runs)``: seconds by row, and why some or all are missing."""
+
+    name: str
+    measured: Callable[[Sequence[str], int], tuple[Seconds, str]]
+
+
+def chosen(names: str) -> list[Peer]:
+    """The peers of a comma-separated list. ConfigError for an unknown one."""
+    wanted = [name for name in names.split(",") if name]
+    if unknown := sorted(set(wanted) - set(PEERS)):
+        raise ConfigError(f"unknown peer {unknown[0]!r}", f"one of: {', '.join(PEERS)}")
+    return [PEERS[name] for name in wanted]
+
+
+def compared(peer: str, found: Seconds, ours: Sequence[Row]) -> list[Row]:
+    """A row for each piece of work that both did: our seconds, the peer's beside them, and the bar."""
+    out = []
+    for mine in ours:
+        if mine.metric == "seconds" and mine.name in found:
+            theirs = row(f"{mine.name}_{peer}", "seconds", "s", found[mine.name])
+            share = row(f"{mine.name}_to_{peer}", "ratio", peer, [mine.value / theirs.value])
+            out += [theirs, held(share, BARS.get((peer, mine.name), 1.0))]
+    return out
+
+
+def _spu(rows: Sequence[str], runs: int) -> tuple[Seconds, str]:
+    python = os.environ.get(SPU_PYTHON, "")
+    if not python:
+        return {}, f"absent: {SPU_PYTHON} names no Python that has it (pip install spu==0.9.5 'jax[cpu]<0.5')"
+    script = Path(__file__).with_name("spu_peer.py")
+    places = ",".join(str(port) for port in ports(PARTIES))
+    words = [python, str(script), ",".join(rows), str(runs), places]
+    return _said("spu", words, None)
+
+
+def _said(name: str, words: Sequence[str], folder: Path | None) -> tuple[Seconds, str]:
+    """What a process printed as JSON, or why not."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_LIMIT_S, cwd=folder)
+        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+    except (OSError, ValueError, subprocess.TimeoutExpired) as why:
+        return {}, f"could not be run: {why}"
+    if not isinstance(found, dict):
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        return {}, f"failed with exit code {done.returncode}: {last[0]}"
+    return {str(work): [float(s) for s in seconds] for work, seconds in found.items()}, ""
+
+
+_PROGRAMS: Final = {
+    "matmul_1024": "matmul 1024",
+    "matmul_512": "matmul 512",
+    "mul_1e6": "mul 1000000",
+    "drelu_1e6": "drelu 1000000",
+    "relu_1e6": "relu 1000000",
+}
+_PROGRAM: Final = """
+program.options_from_args()
+sfix.set_precision(16, 31)
+op, n, reps = program.args[1], int(program.args[2]), int(program.args[3])
+if op == 'matmul':
+    a, b, c = (sfix.Matrix(n, n) for _ in range(3))
+    a.randomize(-1, 1)
+    b.randomize(-1, 1)
+    def work():
+        c.assign_vector(a.direct_mul(b))
+else:
+    x, y, z = sfix.Array(n), sfix.Array(n), sint.Array(n)
+    x.randomize(-1, 1)
+    def work():
+        v = x.get_vector()
+        if op == 'drelu':
+            z.assign_vector(v > 0)
+        elif op == 'relu':
+            y.assign_vector((v > 0).if_else(v, 0))
+        else:
+            y.assign_vector(v * v)
+work()
+@for_range(reps)
+def _(i):
+    start_timer(1)
+    work()
+    stop_timer(1)
+"""
+
+
+def _mpspdz(rows: Sequence[str], runs: int) -> tuple[Seconds, str]:
+    home = Path(os.environ.get(MPSPDZ, "") or "/nowhere")
+    party = home / "replicated-ring-party.x"
+    if not party.exists():
+        return {}, f"absent: {MPSPDZ} names no folder with a built replicated-ring-party.x"
+    found: dict[str, list[float]] = {}
+    lacking = [name for name in rows if name not in _PROGRAMS]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "uvcc_bench.mpc"
+        source.write_text(_PROGRAM)
+        for name in (name for name in rows if name in _PROGRAMS):
+            args = [*_PROGRAMS[name].split(), str(runs), "trunc_pr", "split3"]
+            compiled = subprocess.run(
+                [sys.executable, "compile.py", "-R", "64", str(source), *args], cwd=home, capture_output=True, text=True
+            )
+            if compiled.returncode:
+                return found, f"{name} could not be compiled: {compiled.stderr.strip()[-200:]}"
+            seconds = _mpspdz_run(home, "-".join(["uvcc_bench", *args]))
+            if seconds is None:
+                return found, f"{name} failed or told no time"
+            found[name] = [seconds / runs]
+    return found, f"no program for {', '.join(lacking)}" if lacking else ""
+
+
+def _mpspdz_run(home: Path, program: str) -> float | None:
+    """Seconds of timer 1 as party 0 tells them."""
+    words = ["./replicated-ring-party.x", "-h", "localhost", "-pn", str(ports(1)[0]), "-u"]
+    parties = [
+        subprocess.Popen(
+            [*words, "-p", str(p), program], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for p in range(PARTIES)
+    ]
+    try:
+        said = [party.communicate(timeout=_LIMIT_S)[0] for party in parties]
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        for party in parties:
+            party.kill()
+            party.wait()
+    told = re.search(r"^Time1 = ([0-9.e+-]+) seconds", said[0], re.MULTILINE)
+    return float(told[1]) if told else None
+
+
+PEERS: Final = {peer.name: peer for peer in (Peer("spu", _spu), Peer("mpspdz", _mpspdz))}

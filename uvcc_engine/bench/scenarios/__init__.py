@@ -1,0 +1,1 @@
+"""Longer measurements that a benchmark quotes rows of."""

@@ -1,0 +1,84 @@
+"""Rows ``transcript.step.*`` of ``bench transcript``: what the transcript costs a real secret-shared training step.
+
+Three processes train over sealed links; every other step goes without the transcript, in alternating order, so that
+what the machine does meanwhile meets both alike. ``demo`` is the demonstration's step over its own relay. All three
+parties share this host's processors, which no deployment does; ``_direct`` goes without any latency, which none has;
+``_20ms`` is a step between providers that lie 20 ms apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator
+from typing import Any, Final
+
+from uvcc_engine.bench.launch.fleet import ports
+from uvcc_engine.bench.launch.parties import said_by
+from uvcc_engine.bench.launch.plane_links import relay
+from uvcc_engine.bench.timing.turns import ratio
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.benchrows import Row, row
+
+BAR: Final = 0.03
+JOBS: Final = {
+    "demo": ("mlp-digits", "relay", 0.0),
+    "demo_direct": ("mlp-digits", "direct", 0.0),
+    "demo_20ms": ("mlp-digits", "direct", 0.02),
+    "secureml_direct": ("secureml-a", "direct", 0.0),
+    "secureml_20ms": ("secureml-a", "direct", 0.02),
+}
+_BATCH: Final = 128
+_LIMIT_S: Final = 150
+Round = list[dict[str, Any]]
+
+
+@contextlib.contextmanager
+def _links(kind: str, latency_s: float) -> Iterator[list[dict[str, Any]]]:
+    """The parties' link settings, and the relay for as long as it is needed."""
+    if kind == "relay":
+        with relay() as running:
+            yield running.links(kind)
+        return
+    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(PARTIES))}
+    faults = {"faults": {"latency_s": latency_s}} if latency_s else {}
+    yield [{"kind": kind, "listen": peers[str(p)], "peers": peers, **faults} for p in range(PARTIES)]
+
+
+def run_parties(model: str, link: str, latency_s: float, rounds: int) -> list[list[Round]]:
+    """By party and round: what the step without and the step with the transcript took. Raises UvccError."""
+    with _links(link, latency_s) as links:
+        config = {"model": model, "batch": _BATCH, "rounds": rounds, "links": links}
+        return said_by("share_party", config, _LIMIT_S)
+
+
+def share_rows(name: str, rounds: int) -> list[Row]:
+    """The rows of one job: the slow-down, and, as shares of the step, the processor time of recording, hashing and
+    finalising in the thread that trains (``recording``), of hashing beside it (``beside``), and of signing and checking
+    (``agreeing``); ``recording_cpu`` is the first as a share of the step's processor time."""
+    rounds_of = [list(r) for r in zip(*run_parties(*JOBS[name], rounds), strict=True)]
+    off = [max(party[0]["wall"] for party in r) for r in rounds_of]
+    on = [max(party[1]["wall"] for party in r) for r in rounds_of]
+    at = f"transcript.step.{name}"
+
+    def share(part: str, of: str) -> list[float]:
+        """Of the party at which it is most."""
+        return [max(party[1][part] / party[1][of] for party in r) for r in rounds_of]
+
+    return [
+        _slowdown(f"{at}.slowdown", on, off),
+        row(f"{at}.recording", "share", "step", share("recording", "wall"), BAR),
+        row(f"{at}.recording_cpu", "share", "processor time", share("recording", "cpu")),
+        row(f"{at}.beside", "share", "step", share("beside", "wall")),
+        row(f"{at}.agreeing", "share", "step", share("agreeing", "wall"), BAR),
+        row(f"{at}.leaves", "rate", "leaves/step", [float(r[0][1]["leaves"]) for r in rounds_of]),
+    ]
+
+
+def _slowdown(name: str, on: list[float], off: list[float]) -> Row:
+    """How much longer a step is with the transcript than without: the median over rounds and its interval.
+
+    The reference is the step without it, in seconds.
+    """
+    found = ratio(on, off)
+    return Row(name, "ratio", found.value, "with/without", len(on), found.low, found.high, statistics.median(off))

@@ -1,0 +1,1 @@
+"""How benchmarks measure: settings in turn, and the machine's own rates."""

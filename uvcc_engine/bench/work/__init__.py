@@ -1,0 +1,1 @@
+"""Pieces of work that several benchmarks measure."""

@@ -1,0 +1,216 @@
+"""The job of a private run: what is trained, how, and what it reveals. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, get_args
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, check_mode
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.canonical import sorted_json
+from uvcc_engine.contract.parsing.suggest import did_you_mean
+
+Metric = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
+Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
+Schedule = Literal["linear", "constant", "cosine"]
+OptimizerName = Literal["sgd", "adam"]
+Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
+Task = Literal["train", "infer"]
+Device = Literal["auto", "cpu", "cuda"]
+Rounds = Literal["few", "sparing"]
+METRICS: Final[tuple[str, ...]] = get_args(Metric)
+REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
+SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
+OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)
+OBJECTIVES: Final[tuple[str, ...]] = get_args(Objective)
+TASKS: Final[tuple[str, ...]] = get_args(Task)
+DEVICES: Final[tuple[str, ...]] = get_args(Device)
+ROUNDS: Final[tuple[str, ...]] = get_args(Rounds)
+HIGHEST_LOG_RATE: Final = 4.0
+"""A Poisson rate is at most e^4, about 54.6: larger ones would leave the fixed point too few bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateJob:
+    """One secret-shared training job; the policy carries it, so every party trains exactly this.
+
+    ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), the ``METRICS`` (sums over
+    all test rows, once at the end, see ``model.answer_metrics``), ``weights`` (the final ones, sealed to the data
+    owner) and ``seeds`` (each party's secrets of this one session, sealed to the data owner, who can then replay the
+    run and learns all of it). No number is revealed that is of fewer than ``min_rows`` rows. The batch order, the
+    initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss that is trained on;
+    ``huber``, ``binary`` and ``poisson`` take models of one output, and of such a model ``mse`` fits numbers.
+    In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
+    ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
+    ``schedule``: how the learning rate falls, to nothing by a line or a cosine, or not at all; before, it rises by a
+    line over ``warmup`` steps. ``weight_decay`` takes so much of every matrix per unit of the learning rate, apart from
+    its gradient (as AdamW does, with any optimiser; normalisations keep theirs). ``clip_norm``: the gradient of each
+    weight is scaled down to this norm where it is longer; 0 for never.
+    ``model``: a shipped name, or the JSON of ``layer_list`` as canonical text; in JSON that is an object, not a text.
+    ``device``: where shares are computed; ``auto`` is each pod's GPU, if it has one, and ``cuda`` insists on one and
+    has the masks drawn there (``random_generator``). All give the same bits.
+    ``rounds``: ``few`` where the parties lie far apart, though it takes about twice the bytes and work; ``sparing``
+    where they share a machine or a rack. The weights differ in their last bits.
+    ``verify``: what is proved of the computation (``proof_mode``).
+    ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
+    """
+
+    model: str = "mlp-digits"
+    steps: int = 60
+    batch: int = 128
+    lr: float = 0.5
+    momentum: float = 0.9
+    schedule: Schedule = "linear"
+    seed: int = 7
+    frac_bits: int = 16
+    reveal: tuple[Reveal, ...] = ("loss", "accuracy")
+    loss_every: int = 1
+    checkpoint_every: int = 10
+    test_rows: int = 360
+    kind: str = "private"
+    optimizer: OptimizerName = "sgd"
+    beta2: float = 0.99
+    objective: Objective = "cross-entropy"
+    task: Task = "train"
+    start: Migration | None = None
+    min_rows: int = 1
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    warmup: int = 0
+    device: Device = "auto"
+    rounds: Rounds = "few"
+    verify: ProofMode = "off"
+
+    def __post_init__(self) -> None:
+        if self.kind != "private":
+            raise ConfigError(f"job.kind is {self.kind!r}", "a private job has kind 'private'")
+        if self.model.startswith("{") and self.model != _model_text(_model_json(self.model)):
+            raise ConfigError("job.model is not in its canonical form", "give it as an object, or by name")
+        for name in ("steps", "batch", "loss_every", "checkpoint_every", "test_rows", "min_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"job.{name} is {getattr(self, name)}", "it must be at least 1")
+        if not (math.isfinite(self.lr) and 0.0 < self.lr <= 16.0):
+            raise ConfigError(f"job.lr is {self.lr}", "give a learning rate in (0, 16]")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigError(f"job.momentum is {self.momentum}", "give a momentum in [0, 1)")
+        if not 0.0 <= self.weight_decay <= 1.0:
+            raise ConfigError(f"job.weight_decay is {self.weight_decay}", "give a weight decay in [0, 1], like 0.01")
+        if not (self.clip_norm == 0.0 or 0.01 <= self.clip_norm <= 64.0):
+            raise ConfigError(f"job.clip_norm is {self.clip_norm}", "give a norm of 0.01 to 64, or 0 for none")
+        if self.warmup < 0:
+            raise ConfigError(f"job.warmup is {self.warmup}", "give a number of steps, 0 for none")
+        if not 8 <= self.frac_bits <= 24:
+            raise ConfigError(f"job.frac_bits is {self.frac_bits}", "give 8 to 24 fractional bits; 16 is usual")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"job.seed is {self.seed}", "give a seed of 0 to 2^63 - 1")
+        if not 0.5 <= self.beta2 <= 0.999:
+            raise ConfigError(f"job.beta2 is {self.beta2}", "give Adam's second decay rate in [0.5, 0.999]")
+        if self.start is not None and (self.start.step >= self.steps or self.task != "train"):
+            raise ConfigError(
+                f"job.start is at step {self.start.step} of {self.steps} of task {self.task!r}",
+                "go on from a checkpoint of a training that has steps left",
+            )
+        for name, known in (
+            ("schedule", SCHEDULES),
+            ("optimizer", OPTIMIZERS),
+            ("objective", OBJECTIVES),
+            ("task", TASKS),
+            ("device", DEVICES),
+            ("rounds", ROUNDS),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
+        check_mode(self.verify)
+        for item in self.reveal:
+            if item not in REVEALABLE:
+                raise ConfigError(f"job.reveal: unknown item {item!r}", did_you_mean(item, REVEALABLE))
+            if (item == "predictions") != (self.task == "infer"):
+                raise ConfigError(
+                    f"job.reveal: {item!r} in task {self.task!r}", "task 'infer' reveals 'predictions' and nothing else"
+                )
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:
+        """Read a job. Raises ConfigError naming an unknown key and the nearest known one, or a wrong type."""
+        values = dict(found) | ({"start": Migration.of_job(found)} if "start" in found else {})
+        if isinstance(found.get("model"), Mapping):
+            values["model"] = _model_text(found["model"])
+        return strict.read(cls, values, "job")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
+        found = asdict(self) | {"reveal": list(self.reveal)}
+        del found["start"]
+        found = where_it_says_something(found)
+        if self.model.startswith("{"):
+            found["model"] = _model_json(self.model)
+        return found if self.start is None else found | {"start": self.start.to_json()}
+
+    @property
+    def first_step(self) -> int:
+        """The step that this job starts with, from 0."""
+        return self.start.step if self.start is not None else 0
+
+    @property
+    def proves(self) -> bool:
+        """Whether products are proved."""
+        return self.verify != OFF
+
+    @property
+    def random_generator(self) -> str:
+        """Which generator draws the parties' masks: ChaCha20 where all are sure to have a GPU, which computes it."""
+        return "chacha20" if self.device == "cuda" else "aes"
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of step ``step`` (from 0)."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        done = (step - self.warmup) / (self.steps - self.warmup)
+        if self.schedule == "cosine":
+            return self.lr * (1.0 + math.cos(math.pi * done)) / 2.0
+        return self.lr * (1.0 - done) if self.schedule == "linear" else self.lr
+
+    def rate_at(self, step: int) -> float:
+        """lr / batch of a step, rounded to the few significant bits that leave room for the product it scales."""
+        bits = max(2, min(10, 60 - 2 * self.frac_bits - self.batch.bit_length()))
+        mantissa, exponent = math.frexp(self.lr_at(step) / self.batch)
+        return math.ldexp(round(mantissa * 2.0**bits), exponent - bits)
+
+    def decay_at(self, step: int) -> float:
+        """What momentum keeps of the last update, which was made at the last step's learning rate."""
+        return self.momentum * self.lr_at(step) / self.lr_at(step - 1) if step else 0.0
+
+    def reveals_loss(self, step: int) -> bool:
+        """Whether the mean loss of this step is opened (the first and last step always are, if loss is revealed)."""
+        return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
+
+
+LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify")
+"""Keys that a policy names only where they say something."""
+_PLAIN: Final = PrivateJob()
+
+
+def where_it_says_something(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's keys without those of ``LATER`` that have their default: pods of an older version do not know them."""
+    return {key: value for key, value in found.items() if key not in LATER or value != getattr(_PLAIN, key)}
+
+
+def _model_text(found: Any) -> str:
+    try:
+        return sorted_json(found)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"job.model cannot be written as JSON: {str(error)[:80]}", "numbers, words and lists"
+        ) from error
+
+
+def _model_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"job.model is no JSON: {str(error)[:80]}", "give a name, or a list of layers") from error

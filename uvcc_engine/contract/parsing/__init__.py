@@ -1,0 +1,1 @@
+"""Values, objects and names from elsewhere, read totally or refused by name."""

@@ -1,0 +1,28 @@
+"""Whom a worker waits for: a name that decides, and how long, each in a field of its own of a heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from uvcc_engine.contract.parsing.outside import real, said
+
+
+class Waiting(NamedTuple):
+    """``whom``: a party (``p2``), a worker, or ranks in a collective; ``since_s``: seconds so far, None if unknown."""
+
+    whom: str
+    since_s: float | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """What a heartbeat and a flight recorder's answer say of it."""
+        return {"waiting_on": self.whom} | ({} if self.since_s is None else {"waiting_s": round(self.since_s, 1)})
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Waiting | None:
+        """Read it back, totally; None where nobody is waited for."""
+        whom = said(fields.get("waiting_on"), 200)
+        return cls(whom, real(fields.get("waiting_s"), 0.0)) if whom else None
+
+    def __str__(self) -> str:
+        return self.whom if self.since_s is None else f"{self.whom} for {self.since_s:.1f} s"
