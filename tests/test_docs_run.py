@@ -7,6 +7,7 @@ output may have lines between them. Blocks marked ``<!-- run slow -->`` are run 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -15,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import psutil
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
 BLOCK: Final = re.compile(r"^<!-- (file: [\w.-]+|run|run slow) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PATIENCE_S: Final = 600.0
 VARIES: Final = (
     (r"\b\w+-\d{8}-\d{4}-[0-9a-f]{4}\b", r"[\\w-]+-\\d{8}-\\d{4}-[0-9a-f]{4}"),  # a run's id
     (r"\b[0-9a-f]{12,}\b", "[0-9a-f]+"),
@@ -63,7 +66,17 @@ def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
 
 
 def play(page: Path, folder: Path, *, slow: bool) -> int:
-    """Run a page's blocks in ``folder``; returns how many commands were run."""
+    """Run a page's blocks in ``folder``; returns how many commands were run. What they started ends with them."""
+    try:
+        return _play(page, folder, slow=slow)
+    finally:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or not ours
+                if process.environ().get("HOME") == str(folder):
+                    process.kill()
+
+
+def _play(page: Path, folder: Path, *, slow: bool) -> int:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "COV_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
     env |= {"UVCC_HOME": str(folder / "home"), "HOME": str(folder), "PATH": path, "TERM": "dumb", "LANG": "C.UTF-8"}
@@ -74,9 +87,16 @@ def play(page: Path, folder: Path, *, slow: bool) -> int:
             (folder / block.mark.removeprefix("file: ")).write_text(text, encoding="utf-8")
         elif block.mark == "run" or slow:
             for command, wanted in commands(block):
-                out = subprocess.PIPE
                 ran = subprocess.run(
-                    command, shell=True, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT, text=True
+                    command,
+                    shell=True,
+                    cwd=folder,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=PATIENCE_S,
                 )
                 output = ran.stdout
                 assert ran.returncode == 0, f"$ {command}\n{output}"

@@ -10,7 +10,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from docs.make import agent, alerts, commands, environment, events, profiles, protocols, relay, tables, vectors
+from docs.make import (
+    agent,
+    alerts,
+    commands,
+    environment,
+    events,
+    profiles,
+    protocols,
+    relay,
+    session_vectors,
+    statement_vectors,
+    tables,
+    vectors,
+)
 
 DOCS: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
@@ -32,6 +45,8 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "specifications/vectors/relay-exchange.json": vectors.relay_exchange,
     "specifications/vectors/frame.json": vectors.frames,
     "specifications/vectors/evidence.json": vectors.evidence,
+    "specifications/vectors/statements.json": statement_vectors.statements,
+    "specifications/vectors/session.json": session_vectors.session,
     "specifications/evidence.md": tables.evidence,
     "specifications/relay-openapi.json": relay.openapi,
 }

@@ -67,7 +67,7 @@ def _read(found: object) -> dict[str, Any]:
     return {"kind": kind} if kind == "Malformed" else {"kind": kind, **_plain(found)}
 
 
-def _written(about: str, **parts: Any) -> str:
+def written(about: str, **parts: Any) -> str:
     return json.dumps({"about": about, **parts}, indent=1, allow_nan=False) + "\n"
 
 
@@ -81,7 +81,7 @@ def run_contract() -> str:
             (Path(folder) / files.HALT).write_text(text, encoding="utf-8")
             found = control.read_halt(Path(folder), "mine")
             asked.append({"file": text, "asks": _plain(found) if found is not None else None})
-    return _written(
+    return written(
         "What a reader of a run directory makes of lines and of the control file of run 'mine'.",
         heartbeats=[{"line": line, "read": _read(records.parse("heartbeat_rank0.jsonl", line))} for line in BEATS],
         events=[{"line": line, "read": _read(records.parse("events.jsonl", line))} for line in EVENTS],
@@ -93,7 +93,7 @@ def agent_protocol() -> str:
     """Lines of an agent."""
     from uvcc_engine.contract.agent_protocol import agent_messages
 
-    return _written(
+    return written(
         "What a console makes of an agent's lines.",
         told=[{"line": line, "read": _read(agent_messages.parse(line))} for line in TOLD],
     )
@@ -107,7 +107,7 @@ def relay_exchange() -> str:
     asked = b"".join(bytes(p) for p in binary.request_pieces(7, 9, 250, 4096, (5, 6), [item]))
     message = binary.Message(delivery=3, sender=0, slot=binary.STORE, payload=b"sealed")
     given = b"".join(bytes(p) for p in binary.reply_pieces(0, bytes([binary.STORED, binary.DUPLICATE]), [message]))
-    return _written(
+    return written(
         "One request and one reply of the relay's combined request. Each prefix of either must be refused.",
         request={
             "hex": asked.hex(),
@@ -138,7 +138,7 @@ def evidence() -> str:
     replica = ids.sid_replica(job, 1)
     leaves = [bytes([n]) * 3 for n in range(5)]
     value = {"b": 1, "a": [1.5, 1e21, 0.000001], "\u20ac": "\n\u00e9"}
-    return _written(
+    return written(
         "Identifiers, Merkle trees and canonical JSON of small inputs (evidence, sections 1, 2 and 4). Bytes in hex.",
         canonical={"value": value, "text": canonical(value).decode()},
         ids={
@@ -167,7 +167,7 @@ def frames() -> str:
     aad = frame.pack_header(frame.DATA, 0, 1, frame.sid64(sub), 77, 3, 0, 41, len(body))
     label = frame.Labeler(sub, 0, 1)
     tags = [Tag(epoch=5, stream=3, op=9, kind=2), Tag(epoch=6, stream=3, op=9, kind=2)]
-    return _written(
+    return written(
         "A frame with any body, the nonce of its seal, and labels (frames and sessions). Any damaged byte is refused.",
         frame={
             "hex": (frame.finish(aad, body) + body).hex(),

@@ -24,6 +24,7 @@ _PATHS = (
     ("job", "data"),
     ("job", "schema"),
     ("job", "labels"),
+    ("job", "weights"),
     ("nats", "token_file"),
     ("nats", "ca_file"),
 )

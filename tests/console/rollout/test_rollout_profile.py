@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from uvcc_console.plan import profile as p
-from uvcc_console.plan.plan import engine_job, make_plan
+from uvcc_console.plan.plan import OWNERS_FILES, engine_job, make_plan
 from uvcc_console.plan.schema import PrivateJobSettings as ProfileJob
 from uvcc_console.rollout.stages.training.agree import check_job
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -169,6 +169,18 @@ def test_a_profile_accepts_exactly_what_the_engine_accepts(change: dict[str, Any
         else:
             with pytest.raises((ConfigError, ValidationError)):
                 accept(raw)
+
+
+def test_the_owners_files_of_a_profile_are_found_wherever_the_conductor_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in OWNERS_FILES:
+        (tmp_path / name).write_text("")
+        key = "job.schema" if name == "data_schema" else f"job.{name}"
+        asked = ["job.data=data"] if name == "data_schema" else ["job.task=infer", "job.reveal=[predictions]"]
+        _, profile = p.load("demo", [*asked, "smoke.steps=0", f"{key}={name}"])
+        assert getattr(profile.job, name) == str(tmp_path / name)
 
 
 def test_queries_are_answered_once() -> None:

@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
         parser_.add_argument("--owner", type=Path, metavar="FOLDER", help="the owner's folder, if not the usual one")
     for parser_ in (asked, gives, back):
         add_relay(parser_, required=parser_ is not back)
-    opened = actions.add_parser("open", help="open the weights that the run sealed to the owner's key")
+    opened = actions.add_parser("open", help="open the weights, or the answers, that the run sealed to the owner's key")
     opened.add_argument("run", nargs="?", default="last", metavar="RUN")
     opened.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; the run's name without it")
     opened.add_argument("--unverified", action="store_true", help="open them although the run is not verified")
@@ -209,8 +209,10 @@ def _open(args: argparse.Namespace) -> int:
             f"{run_dir.name} has no results for a data owner here", "the owner's machine has the keys"
         )
     policy = Policy.load(artifacts / POLICY_FILE)
-    if not any(value == "weights" for value, _ in policy.reveal):
-        raise ConfigError(f"{run_dir.name} reveals no weights", "list weights in job.reveal of the next run")
+    revealed = {value for value, _ in policy.reveal}
+    if not revealed & {"weights", "predictions"}:
+        what = f"{run_dir.name} reveals neither weights nor predictions"
+        raise ConfigError(what, "list weights in job.reveal of the next run")
     model: Any = policy.job.get("model", "")
     try:
         out.mkdir(mode=0o700)
@@ -218,7 +220,8 @@ def _open(args: argparse.Namespace) -> int:
         raise ConfigError(f"cannot create {out}: {e.strerror}", "name another folder with --out") from e
     try:
         _put_results(run_dir, policy, model, out)
-        (out / CARD).write_text(model_card(policy, result, [path.name for path in out.iterdir()]))
+        if "weights" in revealed:
+            (out / CARD).write_text(model_card(policy, result, [path.name for path in out.iterdir()]))
     except UvccError:
         shutil.rmtree(out, ignore_errors=True)
         raise

@@ -11,7 +11,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.signing import sshsig
 
 ORDER_NAMESPACE: Final = "uvcc-order"
@@ -25,12 +28,15 @@ def sealed(content: Mapping[str, Any], sign: Callable[[bytes], str]) -> str:
 
 
 def opened(body: str, namespace: str, keys: Iterable[str]) -> dict[str, Any] | None:
-    """The content, if one of ``keys`` (OpenSSH lines) signed it; None for anything else. Never raises."""
+    """The content, if one of ``keys`` (OpenSSH lines) signed it; None for anything else. Never raises.
+
+    A key that stands twice makes it nothing: another reader could take the other one for what was signed.
+    """
     try:
-        found = json.loads(body)
+        found = strict.exact(parse_json(body.encode(), "a record"), ("content", "signature"), "a record")
         content, signature = found["content"], found["signature"]
         payload = canonical(content)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ConfigError, UnreadableError, ValueError):
         return None
     if not isinstance(content, dict) or not isinstance(signature, str):
         return None
