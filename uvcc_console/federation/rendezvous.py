@@ -72,8 +72,8 @@ class Rendezvous:
         self.leave(name, body)
         self._box.after = -1
         for one in self._box.exchange(None, name):
-            if one.get("body") == body and one.get("party") in range(PARTIES):
-                return int(one["party"])
+            if one.body == body and one.party in range(PARTIES):
+                return one.party
         raise UnreadableError("the relay did not keep what was put there", "is it up?")
 
     def mail(self, path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -88,7 +88,7 @@ class Rendezvous:
         self._box.after = -1
         for _ in range(_MOST):
             found = self._box.exchange(None, prefix)
-            yield from (body for one in found if isinstance(body := one.get("body"), str))
+            yield from (one.body for one in found)
             if not found:
                 return
 

@@ -5,15 +5,15 @@ Nobody conducts a domain's console, so it holds the parties' words against each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.reported_state import disagreement
 from uvcc_console.core.snapshot import EpochAgreement
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.outside import STEPS, parsed
-from uvcc_engine.contract.run_files import records
+from uvcc_engine.contract.parsing.outside import STEPS
+from uvcc_engine.contract.run_files.records import ReportedRoot
 
 KEEP: Final = 64
 PAST_STEPS: Final = 16
@@ -26,13 +26,15 @@ class Published:
         self._epochs: dict[int, EpochAgreement] = {}
         self._forked = False
 
-    def take(self, coord: str, listed: object, steps: int = 0) -> list[ev.Event]:
-        """What is new in a worker's list (JSON text). A root that differs from the one it gave before is kept out.
+    def take(self, coord: str, listed: Sequence[ReportedRoot], steps: int = 0) -> list[ev.Event]:
+        """What is new in a worker's list, by epoch. A root that differs from the one it gave before is kept out.
 
-        ``steps`` > 0: no epoch lies much beyond.
+        ``steps`` > 0: a list with an epoch much beyond it is damaged, and nothing of it counts.
         """
         found: list[ev.Event] = []
-        for epoch, root, pairs in _read(listed, steps + PAST_STEPS if steps else STEPS):
+        most = steps + PAST_STEPS if steps else STEPS
+        for said in listed[-KEEP:] if all(r.epoch <= most for r in listed) else ():
+            epoch, root, pairs = said.epoch, said.root, dict(said.pairs)
             known = self._epochs.get(epoch, EpochAgreement(epoch))
             if coord in known.roots:
                 continue
@@ -48,14 +50,3 @@ class Published:
         for epoch in sorted(self._epochs)[:-KEEP]:
             del self._epochs[epoch]
         return found
-
-
-def _read(listed: object, most: int) -> list[tuple[int, str, dict[str, str]]]:
-    """The roots of a list; nothing of one that is damaged."""
-    try:
-        found = parsed(listed) if isinstance(listed, str) and listed else []
-    except ValueError:
-        return []
-    read = [records.epoch_root(r, most) for r in found if isinstance(r, Mapping)] if isinstance(found, list) else []
-    good = [(r.epoch, r.root, dict(r.pairs)) for r in read if isinstance(r, records.ReportedRoot)]
-    return sorted(good, key=lambda r: r[0])[-KEEP:] if len(good) == len(read) else []

@@ -29,8 +29,11 @@ from uvcc_console.halt import machine
 from uvcc_console.halt.published_roots import Published
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.outside import record, said, whole
-from uvcc_engine.contract.run_files import records
+from uvcc_engine.contract.parsing.outside import record
+from uvcc_engine.contract.peer_protocol import relay_words
+from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder
+from uvcc_engine.contract.run_files.control import checked_mode
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.transcript.signed import boxes, orders
 from uvcc_engine.transcript.signing import sshsig
 
@@ -44,7 +47,6 @@ AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 MAIL_S: Final = 60.0
 FRESH_S: Final = 15.0
-LONGEST: Final = 16 << 20
 Report = Callable[[str, str, str, int, str], None]
 
 
@@ -60,7 +62,7 @@ class RelayMailbox:
     after: int = -1
     heard: dict[str, float] = field(default_factory=dict)
 
-    def exchange(self, put: Mapping[str, str] | None, want: str) -> list[dict[str, Any]]:
+    def exchange(self, put: Mapping[str, str] | None, want: str) -> list[FetchedRecord]:
         """Leave a record, under the first credential that is let in, and take those that are new. Raises UvccError."""
         asked: dict[str, Any] = {"after": self.after, "want": want} | ({"put": dict(put)} if put else {})
         trouble = "there is no credential"
@@ -70,25 +72,27 @@ class RelayMailbox:
             except (OSError, http.client.HTTPException, ValueError) as e:
                 trouble = str(e)
                 continue
-            self.after = max(self.after, found["seq"])
-            return list(found["records"])
+            self.after = max(self.after, found.seq)
+            return list(found.records)
         raise UvccError(f"the relay at {self.url} does not take orders: {trouble}", "the other halt paths remain")
 
     def request(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One JSON request to this relay under the first credential. Raises UvccError, also for a refusal."""
         try:
-            return self._ask(self.tokens[0], path, json.dumps(asked), MAIL_S)
+            found = record(self._ask(self.tokens[0], path, json.dumps(asked), MAIL_S), relay_words.MOST_BYTES)
+            if found is None:
+                raise ValueError("it answers in another form")
+            return found
         except (OSError, http.client.HTTPException, ValueError, IndexError) as e:
             raise UnreachableError(f"the relay at {self.url} does not serve {path}: {e}", "is it up?") from e
 
-    def _post(self, token: str, body: str) -> dict[str, Any]:
-        found = self._ask(token, "/records", body, TIMEOUT_S)
-        seq, records_ = whole(found.get("seq"), -1), found.get("records")
-        if seq is None or not isinstance(records_, list):
-            raise ValueError("it answers in another form")
-        return {"seq": seq, "records": [r for r in records_ if isinstance(r, dict)]}
+    def _post(self, token: str, body: str) -> relay_words.RelayAnswer:
+        found = relay_words.answer(self._ask(token, "/records", body, TIMEOUT_S))
+        if isinstance(found, Malformed):
+            raise ValueError(found.why)
+        return found
 
-    def _ask(self, token: str, path: str, body: str, timeout: float) -> dict[str, Any]:
+    def _ask(self, token: str, path: str, body: str, timeout: float) -> bytes:
         at = urlsplit(self.url)
         tls = ssl.create_default_context(cafile=self.ca_file or None) if at.scheme == "https" else None
         host = at.hostname or ""
@@ -101,10 +105,10 @@ class RelayMailbox:
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             connection.request("POST", path, body, headers)
             reply = connection.getresponse()
-            found = record(reply.read(LONGEST + 1), LONGEST)
+            found = reply.read(relay_words.MOST_BYTES + 1)
         finally:
             connection.close()
-        if reply.status != http.client.OK or found is None:
+        if reply.status != http.client.OK:
             raise ValueError(f"HTTP {reply.status}")
         return found
 
@@ -164,8 +168,8 @@ def order_key(run_dir: Path, given: str = "") -> str:
 
 def consent(run_dir: Path, engine_run: str, what: str) -> dict[str, str]:
     """The record by which the holder of this folder's order key signs for something."""
-    content = {"type": "consent", "run": engine_run, "what": what}
-    body = _under_seal(run_dir, orders.sealed(content, signer(run_dir)))
+    content = DomainConsent(run=engine_run, what=what)
+    body = _under_seal(run_dir, orders.sealed(content.to_json(), signer(run_dir)))
     return {"name": f"{CONSENT}{boxes.label(seal_key(run_dir), what)}", "body": body}
 
 
@@ -211,8 +215,8 @@ class RelayHaltPath:
             fresh = (ladder.nonce, mode) != (nonce, before)
             stopped = all(p.stage in ("halted", "gone") for p in ladder.evidence().values())
             if fresh or (not ladder.done and not stopped and now - at >= AGAIN_S):
-                order = {"type": "order", "run": s.engine_run, "nonce": ladder.nonce, "mode": mode}
-                order["deadline_s"] = str(ladder.hold_deadline())
+                deadline_s = ladder.hold_deadline()
+                order = HaltOrder(run=s.engine_run, nonce=ladder.nonce, mode=checked_mode(mode), deadline_s=deadline_s)
                 self._posted = (ladder.nonce, mode, now)
         brisk = self._domain or (ladder is not None and not ladder.done)
         if order is None and now - self._looked < (AGAIN_S if brisk else LOOK_S):
@@ -233,30 +237,26 @@ class RelayHaltPath:
             self._boxes = {engine_run: mailboxes(self._run_dir, engine_run)}
         return self._boxes[engine_run]
 
-    async def _exchange(self, box: RelayMailbox, order: Mapping[str, str] | None, s: Snapshot) -> None:
+    async def _exchange(self, box: RelayMailbox, order: HaltOrder | None, s: Snapshot) -> None:
         put = None
         try:
             if order is not None:
                 fleet = s.profile.get("fleet", {})
-                body = orders.sealed(order, signer(self._run_dir, str(fleet.get("ssh_key", ""))))
-                put = {"name": f"{orders.ORDER}{order['nonce']}", "body": _under_seal(self._run_dir, body)}
+                body = orders.sealed(order.to_json(), signer(self._run_dir, str(fleet.get("ssh_key", ""))))
+                put = {"name": f"{orders.ORDER}{order.nonce}", "body": _under_seal(self._run_dir, body)}
             first = box.after < 0
             found = await asyncio.to_thread(box.exchange, put, "")
         except UvccError as e:
             log.warning("%s", e)
             found, first = [], True
         for one in found:
-            given = (one.get("name"), one.get("body"))
-            if not all(isinstance(part, str) for part in given):
-                continue
-            name, body = str(given[0]), str(given[1])
             try:
-                if name.startswith(orders.BEAT):
-                    self._heard(box, body, s)
-                elif not first or name.startswith(CONSENT):  # an order from before this process lived is another's
-                    self._take(box, body, s)
+                if one.name.startswith(orders.BEAT):
+                    self._heard(box, one.body, s)
+                elif not first or one.name.startswith(CONSENT):  # an order from before this process lived: another's
+                    self._take(box, one.body, s)
             except Exception:  # the relay gives each record once: what is wrong with one must not cost the next
-                log.exception("a record at the relay could not be used: %.100r", name)
+                log.exception("a record at the relay could not be used: %.100r", one.name)
         self._light(box, s)
 
     def _take(self, box: RelayMailbox, body: str, s: Snapshot) -> None:
@@ -264,19 +264,18 @@ class RelayHaltPath:
         body = boxes.unseal_with(body, seal_key(self._run_dir))
         for by, key in self._signers().items():
             content = orders.opened(body, orders.ORDER_NAMESPACE, [key])
-            if content is None or content.get("run") != box.engine_run or key == order_key(self._run_dir):
+            told = relay_words.order(content or {})
+            if isinstance(told, Malformed) or told.run != box.engine_run or key == order_key(self._run_dir):
                 continue
-            kind = said(content.get("type"), 32)
-            told = (by + said(content.get("nonce")), said(content.get("mode") or content.get("what"), 32))
-            if told in self._taken:
+            what = f"consent {told.what}" if isinstance(told, DomainConsent) else f"{told.mode} {told.nonce}"
+            if (by, what) in self._taken:
                 return
-            self._taken.add(told)
-            if kind == "consent" and by.startswith("P"):
-                self._append([ev.Consent(what=told[1], by=by)])
-            elif kind == "order" and told[1] in (machine.HOLD, machine.HALT, machine.RELEASE):
-                nonce = said(content.get("nonce"))
-                if not (s.halt.nonce == nonce and s.halt.mode in (told[1], machine.HALT)):
-                    self._append([ev.HaltRequested(nonce=nonce, mode=told[1], by=by, reason="at the relay")])
+            self._taken.add((by, what))
+            if isinstance(told, DomainConsent):
+                if by.startswith("P"):
+                    self._append([ev.Consent(what=told.what, by=by)])
+            elif not (s.halt.nonce == told.nonce and s.halt.mode in (told.mode, machine.HALT)):
+                self._append([ev.HaltRequested(nonce=told.nonce, mode=told.mode, by=by, reason="at the relay")])
 
     def _signers(self) -> dict[str, str]:
         try:
@@ -295,17 +294,17 @@ class RelayHaltPath:
         pod = next((p for p in s.pods.values() if coord.startswith(f"p{p.party}r{p.replica}s")), None)
         if pod is None or orders.opened(body, orders.BEAT_NAMESPACE, [pod.identity]) is None:
             return
-        told = records.heartbeat({k: v for k, v in beat.items() if k not in ("type", "run", "coord", "roots")})
-        if isinstance(told, records.Malformed) or not _worker(coord, s):
+        told = relay_words.sign_of_life(beat)
+        if isinstance(told, Malformed) or not _worker(coord, s):
             self._append([ev.LinesMalformed(where=pod.pod, src="relay", sample=f"a sign of life of {coord[:40]!r}")])
             return
         box.heard[pod.pod] = time.monotonic()
         if self._domain:
-            roots = self._roots.take(coord, beat.get("roots"), s.steps_planned)
-            self._append([ev.HeartbeatRead(pod=pod.pod, coord=coord, record=dict(told.fields)), *roots])
-        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.phase, "")
-        if stage and beat.get("halt_nonce") == s.halt.nonce:
-            self._report(pod.pod, coord, stage, told.step, said(beat.get("checkpoint"), 128))
+            roots = self._roots.take(coord, told.roots, s.steps_planned)
+            self._append([ev.HeartbeatRead(pod=pod.pod, coord=coord, record=dict(told.beat.fields)), *roots])
+        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.beat.phase, "")
+        if stage and told.halt_nonce == s.halt.nonce:
+            self._report(pod.pod, coord, stage, told.beat.step, told.checkpoint)
 
     def _unsealed(self, body: str, s: Snapshot) -> str:
         try:

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,9 @@ from uvcc_engine.contract.errors import ProtocolError, UvccError, VerificationEr
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.peer_protocol.peer_messages import PairFigures
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
@@ -146,17 +149,17 @@ def measure_pairs(
             for b in range(a + 1, PARTIES):
                 if coord.party == a:
                     with attempt(f"pair {b}"):
-                        found[str(b)] = _lead(plane, b, float(job["pair_mib"]))
+                        found[str(b)] = asdict(_lead(plane, b, float(job["pair_mib"])))
                 elif coord.party == b:
                     with attempt(f"pair {a}"):
-                        found[str(a)] = _follow(plane, a)
+                        found[str(a)] = asdict(_follow(plane, a))
         plane.close()
     finally:
         plane.close(graceful=False)
     return found
 
 
-def _lead(plane: Plane, peer: int, mib: float) -> dict[str, float]:
+def _lead(plane: Plane, peer: int, mib: float) -> PairFigures:
     trips = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -172,16 +175,13 @@ def _lead(plane: Plane, peer: int, mib: float) -> dict[str, float]:
     plane.send_control(peer, str(len(block)).encode())
     plane.recv(peer, Tag(0, 0, 1, kinds.OPEN))
     back = time.perf_counter() - began
-    told = {
-        "rtt_ms": round(1000 * statistics.median(trips), 3),
-        "out_mib_s": round(len(block) / MIB / out, 2),
-        "in_mib_s": round(len(block) / MIB / back, 2),
-    }
-    plane.send_control(peer, json.dumps(told).encode())
+    rtt_ms = round(1000 * statistics.median(trips), 3)
+    told = PairFigures(rtt_ms, round(len(block) / MIB / out, 2), round(len(block) / MIB / back, 2))
+    plane.send_control(peer, json.dumps(asdict(told)).encode())
     return told
 
 
-def _follow(plane: Plane, peer: int) -> dict[str, float]:
+def _follow(plane: Plane, peer: int) -> PairFigures:
     """The other end of ``_lead``; what it measured, as seen from here."""
     for _ in range(PINGS):
         plane.recv_control(peer)
@@ -192,18 +192,7 @@ def _follow(plane: Plane, peer: int) -> dict[str, float]:
     if asked != str(size).encode():  # as much as it sent itself, and no more
         raise ProtocolError(f"P{peer} asks for another block than it sent", party=peer)
     plane.send(peer, Tag(0, 0, 1, kinds.OPEN), bytes(size))
-    told = _figures(plane.recv_control(peer), peer)
-    return {"rtt_ms": told["rtt_ms"], "out_mib_s": told["in_mib_s"], "in_mib_s": told["out_mib_s"]}
-
-
-def _figures(body: bytes, peer: int) -> dict[str, float]:
-    """What the other end measured. Raises ProtocolError unless it is three finite numbers."""
-    try:
-        found = json.loads(body) if len(body) < 4096 else None
-    except (ValueError, RecursionError):
-        found = None
-    told = found if isinstance(found, dict) else {}
-    good = {k: v for k, v in told.items() if isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < 1e12}
-    if set(good) != {"rtt_ms", "out_mib_s", "in_mib_s"}:
-        raise ProtocolError(f"P{peer} sent malformed measurements", party=peer)
-    return good
+    told = PairFigures.parse(plane.recv_control(peer))
+    if isinstance(told, Malformed):
+        raise ProtocolError(f"P{peer} sent {told.why}", party=peer)
+    return told.seen_from_the_other_end()

@@ -16,14 +16,16 @@ from uvcc_engine.checkpoint.commits import check_copies, checked_statement, sign
 from uvcc_engine.checkpoint.encryption import decrypt, encrypt, rest_key, state_name
 from uvcc_engine.checkpoint.saver import CheckpointPlace, Saver
 from uvcc_engine.contract.checkpoints import checkpoint as ck
-from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.peer_protocol import peer_messages
+from uvcc_engine.contract.peer_protocol.peer_messages import AttachedNote, Topic, Vote
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.state_digests import HALVES, blind_at, component_digest, half_of
-from uvcc_engine.worker import peer_messages
 from uvcc_engine.worker.admission import Admission
-from uvcc_engine.worker.consensus import StepConsensus, Vote
+from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.outcome import state_blinds
 from uvcc_engine.worker.ranks import Ranks
 
@@ -156,7 +158,11 @@ class Checkpoints:
         if manifest is None or manifest.step <= self._committed:
             return manifest
         mine = self._statement(manifest).encode()
-        for peer, note in table.exchange("saved", {p: mine for p in table.peers}, step=manifest.step).items():
-            table.statements[peer, manifest.step] = peer_messages.note_text(note, peer)
+        due = AttachedNote(Topic.SAVED, manifest.step)
+        for peer, note in table.exchange(due, {p: mine for p in table.peers}).items():
+            text = peer_messages.note_text(note)
+            if isinstance(text, Malformed):
+                raise ProtocolError(f"P{peer} sent {text.why}", party=peer)
+            table.statements[peer, manifest.step] = text
         self.commit(table, table.among_ranks(Vote(saved=manifest.step)).saved)
         return manifest

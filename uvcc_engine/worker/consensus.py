@@ -2,58 +2,41 @@
 
 At the start of a step every party sends its vote, with its signed root of the epoch before as a note; at the end of
 the step it reads the other two. The largest vote wins, so all stop at the same step, and a fork of the transcript is
-found one step after it happened, without a round of its own. Messages are JSON on the plane's control stream: sealed,
-in order, never part of the transcript.
+found one step after it happened, without a round of its own. The messages are those of
+``contract.peer_protocol.peer_messages``.
 """
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
-from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.job.topology import PARTIES
-from uvcc_engine.contract.parsing.canonical import sorted_json
-from uvcc_engine.contract.run_files.control import MODES, HaltRequest
+from uvcc_engine.contract.peer_protocol import peer_messages
+from uvcc_engine.contract.peer_protocol.peer_messages import (
+    HOLD,
+    AttachedNote,
+    HoldVote,
+    PeerMessage,
+    Resume,
+    StepVote,
+    Stopped,
+    Vote,
+)
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.run_files.writer import error_fields
 from uvcc_engine.plane.api import Plane
-from uvcc_engine.worker import peer_messages
 
-GO_ON: Final = 0
-HOLD: Final = 1
-HALT: Final = 2
 HOLD_ROUND_S: Final = 0.05
 _CHECK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
 _SWAP_S: Final = 5.0
 _STATEMENTS: Final = 64  # of one peer, about checkpoints that are not common yet
-_NONCE: Final = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """What a party wants (0 go on, 1 hold, 2 halt) and the halt request's nonce, if one caused it.
-
-    ``saved``: the step of the newest checkpoint on its disk, -1 if there is none.
-    """
-
-    vote: int = GO_ON
-    nonce: str = ""
-    saved: int = -1
-
-    @classmethod
-    def of(cls, request: HaltRequest | None) -> Vote:
-        """The vote that a control file asks for."""
-        return cls() if request is None else cls(request.vote, request.nonce)
-
-    @property
-    def mode(self) -> str:
-        return MODES[self.vote]
+M = TypeVar("M", bound=PeerMessage)
 
 
 class PeerStoppedError(PeerLostError):
@@ -83,40 +66,40 @@ class StepConsensus:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def say(self, topic: str, per_peer: Mapping[int, Mapping[str, Any]] | None = None, **fields: Any) -> None:
-        """Send one message to both peers; ``per_peer`` adds the fields that differ between them."""
+    def say(self, message: PeerMessage, notes: Mapping[int, bytes] | None = None) -> None:
+        """Send one message to both peers; ``notes`` gives each the bytes that go with it."""
         for peer in self.peers:
-            more = per_peer[peer] if per_peer else {}
-            self._plane.send_control(peer, _encode({"topic": topic, "run": self._run, **fields, **more}))
+            if notes is not None and isinstance(message, StepVote | AttachedNote):
+                message = replace(message, note=notes.get(peer, b""))
+            self._plane.send_control(peer, peer_messages.encode(self._run, message))
 
-    def hear(self, topic: str, **expected: Any) -> dict[int, dict[str, Any]]:
-        """The next message of each peer, which must be of this topic and carry the expected fields.
+    def hear(self, due: M) -> dict[int, M]:
+        """The next message of each peer, which must be of the topic and about the step (turn, attempt) of ``due``.
 
         Raises ProtocolError if it is not, PeerStoppedError if the peer says that it stopped, PeerLostError.
         """
-        found: dict[int, dict[str, Any]] = {}
-        for peer in self.peers:
-            message = self._receive(peer, self._wait_s)
-            if message["topic"] != topic or not all(peer_messages.same(message.get(k), v) for k, v in expected.items()):
-                where = ", ".join(f"{k} {v}" for k, v in expected.items())
-                topic_there, step_there = message["topic"], message.get("step", "")
-                at = f"{peer_messages.shown(topic_there, 40)} {peer_messages.shown(step_there, 40)}".strip()
-                raise ProtocolError(
-                    f"P{peer} is at {at} where {topic} {where} was due".replace("  ", " "),
-                    "all parties must run the same code from the same checkpoint",
-                    party=peer,
-                )
-            found[peer] = message
-        return found
+        return {peer: self._hear_from(peer, due) for peer in self.peers}
 
-    def _receive(self, peer: int, timeout: float) -> dict[str, Any]:
-        message = peer_messages.message(self._await_body(peer, timeout), peer)
-        if message["run"] != self._run:
-            theirs = peer_messages.shown(message["run"], 80)
-            raise ProtocolError(f"P{peer} speaks for run {theirs!r}, this is {self._run!r}", party=peer)
-        if message["topic"] == "stopped":
-            raise _stopped(message, peer)
+    def _hear_from(self, peer: int, due: M) -> M:
+        message = self._receive(peer, self._wait_s)
+        if not isinstance(message, type(due)) or (message.topic, message.place) != (due.topic, due.place):
+            raise ProtocolError(
+                f"P{peer} is at {peer_messages.where(message)} where {peer_messages.where(due)} was due",
+                "all parties must run the same code from the same checkpoint",
+                party=peer,
+            )
         return message
+
+    def _receive(self, peer: int, timeout: float) -> PeerMessage:
+        heard = peer_messages.parse(self._await_body(peer, timeout))
+        if isinstance(heard, Malformed):
+            raise ProtocolError(f"P{peer} sent {heard.why}", party=peer)
+        if heard.run != self._run:
+            theirs = heard.run[:80]
+            raise ProtocolError(f"P{peer} speaks for run {theirs!r}, this is {self._run!r}", party=peer)
+        if isinstance(heard.message, Stopped):
+            raise _stopped(heard.message, peer)
+        return heard.message
 
     def _await_body(self, peer: int, timeout: float) -> bytes:
         left = timeout
@@ -133,9 +116,11 @@ class StepConsensus:
 
     def tell_stopped(self, error: BaseException) -> None:
         """Tell both peers why this party stops, so that they end within seconds. Never raises on a dead link."""
+        told = error_fields(error)
+        last = peer_messages.encode(self._run, Stopped(told["error"], told.get("hint", ""), told.get("party")))
         for peer in self.peers:
             try:
-                self._plane.send_control(peer, _encode({"topic": "stopped", "run": self._run, **error_fields(error)}))
+                self._plane.send_control(peer, last)
             except (UvccError, OSError):
                 continue  # that peer is gone; the other may still listen
 
@@ -159,16 +144,16 @@ class StepConsensus:
 
         ``stated``: the signed statement about the checkpoint of ``mine.saved``; peers find it in their ``statements``.
         """
-        self.say("vote", _attached(self.peers, notes), step=step, stated=stated, **_vote_json(mine))
+        self.say(StepVote(step, mine, stated), notes)
 
     def close_step(self, step: int, mine: Vote) -> tuple[Vote, dict[int, bytes]]:
         """Read both votes of this step; returns the largest and the notes that came with them."""
-        heard = self.hear("vote", step=step)
+        heard = self.hear(StepVote(step))
         for peer, message in heard.items():
-            if stated := peer_messages.text(message.get("stated", ""), peer, "statement", peer_messages.MOST_TEXT):
-                self._keep(peer, _vote_of(message, peer).saved, stated)
-        decision = self.among_ranks(_largest([mine, *(_vote_of(m, p) for p, m in heard.items())]))
-        return decision, {p: peer_messages.note(m, p) for p, m in heard.items()}
+            if message.stated:
+                self._keep(peer, message.vote.saved, message.stated)
+        decision = self.among_ranks(_largest([mine, *(m.vote for m in heard.values())]))
+        return decision, {p: m.note for p, m in heard.items()}
 
     def _keep(self, peer: int, saved: int, stated: str) -> None:
         self.statements[peer, saved] = stated
@@ -176,22 +161,20 @@ class StepConsensus:
         for at in mine[:-_STATEMENTS]:
             del self.statements[at]
 
-    def exchange(self, topic: str, notes: Mapping[int, bytes], **expected: Any) -> dict[int, bytes]:
-        """Send a note to each peer and wait for theirs of the same topic and ``expected`` fields."""
-        self.say(topic, _attached(self.peers, notes), **expected)
-        return {p: peer_messages.note(m, p) for p, m in self.hear(topic, **expected).items()}
+    def exchange(self, due: AttachedNote, notes: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send a note to each peer and wait for theirs of the same topic and step."""
+        self.say(due, notes)
+        return {p: m.note for p, m in self.hear(due).items()}
 
-    def swap(self, peer: int, topic: str, note: bytes, **expected: Any) -> bytes | None:
+    def swap(self, peer: int, mine: AttachedNote) -> bytes | None:
         """Exchange a note with one peer only; None if it does not answer in kind within seconds."""
-        body = {"topic": topic, "run": self._run, "note": base64.b64encode(note).decode(), **expected}
         try:
-            self._plane.send_control(peer, _encode(body))
-            message = self._receive(peer, _SWAP_S)
-            if message["topic"] != topic or not all(peer_messages.same(message.get(k), v) for k, v in expected.items()):
-                return None
-            return peer_messages.note(message, peer)
+            self._plane.send_control(peer, peer_messages.encode(self._run, mine))
+            found = self._receive(peer, _SWAP_S)
         except (PeerLostError, ProtocolError):
             return None
+        fits = isinstance(found, AttachedNote) and (found.topic, found.step) == (mine.topic, mine.step)
+        return found.note if isinstance(found, AttachedNote) and fits else None
 
     def hold(self, step: int, poll: Callable[[], Vote], stay: Callable[[Vote], None]) -> Vote:
         """Stay in a vote loop until all parties want to go on or one wants to halt; returns that decision.
@@ -202,9 +185,9 @@ class StepConsensus:
         turn = 0
         while True:
             mine = poll()
-            self.say("hold", step=step, turn=turn, **_vote_json(mine))
-            heard = self.hear("hold", step=step, turn=turn)
-            decision = self.among_ranks(_largest([mine, *(_vote_of(m, p) for p, m in heard.items())]))
+            said = HoldVote(step, turn, mine)
+            self.say(said)
+            decision = self.among_ranks(_largest([mine, *(m.vote for m in self.hear(said).values())]))
             if decision.vote != HOLD:
                 return decision
             stay(decision)
@@ -212,54 +195,26 @@ class StepConsensus:
             turn += 1
 
     def agree_step(
-        self,
-        steps: list[int],
-        *,
-        among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps,
-        verify: str = OFF,
-        **expected: Any,
+        self, mine: Resume, *, among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps
     ) -> tuple[int, set[int]]:
         """The newest checkpoint step that all three parties hold verified (0 = from the start), and all such steps.
 
-        ``verify``: what the policy has proved; a party that works otherwise is named.
-
-        ``expected`` (attempt, policy hash) must be the same at all three, else ProtocolError. ``among_ranks`` takes the
+        Attempt, policy and start must be the same at all three, else ProtocolError; so must what is proved
+        (``mine.verify``, as the policy says), and a party that works otherwise is named. ``among_ranks`` takes the
         steps that the three workers here have in common and returns those of the whole fleet.
         """
-        self.say("resume", steps=steps, verify=verify, **expected)
-        common = set(steps)
-        for peer, message in self.hear("resume", **expected).items():
-            if (theirs := message.get("verify", OFF)) != verify:
-                shown = peer_messages.shown(theirs, 40)
+        self.say(mine)
+        common = set(mine.steps)
+        for peer, theirs in self.hear(mine).items():
+            if theirs.verify != mine.verify:
                 raise ProtocolError(
-                    f"P{peer} works with verify {shown!r}, the policy says {verify!r}",
+                    f"P{peer} works with verify {theirs.verify!r}, the policy says {mine.verify!r}",
                     "every party proves what the policy says; nothing was computed",
                     party=peer,
                 )
-            common &= peer_messages.steps(message.get("steps"), peer)
+            common &= set(theirs.steps)
         common = among_ranks(common)
         return max(common, default=0), common
-
-
-def _encode(message: Mapping[str, Any]) -> bytes:
-    return sorted_json(message).encode()
-
-
-def _attached(peers: tuple[int, ...], notes: Mapping[int, bytes]) -> dict[int, dict[str, str]]:
-    return {p: {"note": base64.b64encode(notes.get(p, b"")).decode()} for p in peers}
-
-
-def _vote_json(vote: Vote) -> dict[str, Any]:
-    return {"vote": vote.vote, "nonce": vote.nonce, "saved": vote.saved}
-
-
-def _vote_of(message: Mapping[str, Any], peer: int) -> Vote:
-    vote = peer_messages.number(message.get("vote"), peer, "vote", low=GO_ON, high=HALT)
-    nonce = peer_messages.text(message.get("nonce"), peer, "vote", _NONCE)
-    saved = peer_messages.number(message.get("saved", -1), peer, "vote", low=-1)
-    if not nonce.isprintable():
-        raise ProtocolError(f"P{peer} sent a malformed vote", party=peer)
-    return Vote(vote, nonce, saved)
 
 
 def _largest(votes: list[Vote]) -> Vote:
@@ -272,9 +227,7 @@ def _largest(votes: list[Vote]) -> Vote:
     return Vote(top, nonces[0] if nonces else "", min(v.saved for v in votes))
 
 
-def _stopped(message: Mapping[str, Any], peer: int) -> PeerStoppedError:
-    party = message.get("party")
-    named = next((p for p in range(PARTIES) if peer_messages.same(party, p)), peer)
-    what = peer_messages.shown(message.get("error")) or "no reason given"
-    what = f"P{peer} {'stopped' if named == peer else 'says'}: {what}"  # its word, not evidence
-    return PeerStoppedError(what, peer_messages.shown(message.get("hint")), party=named)
+def _stopped(last: Stopped, peer: int) -> PeerStoppedError:
+    named = peer if last.party is None else last.party
+    what = f"P{peer} {'stopped' if named == peer else 'says'}: {last.error or 'no reason given'}"  # no evidence
+    return PeerStoppedError(what, last.hint, party=named)

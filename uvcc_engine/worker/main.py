@@ -21,6 +21,7 @@ from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, Protoco
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.peer_protocol.peer_messages import HALT, Vote
 from uvcc_engine.contract.run_files import files, flight
 from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.waiting import Waiting
@@ -35,7 +36,7 @@ from uvcc_engine.sealing.seeds import SEEDS, seal_seeds, seeds_name
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.worker.admission import Admission, admit
-from uvcc_engine.worker.consensus import HALT, StepConsensus, Vote
+from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.means import device_of, pair_keys
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.peer_protocol.peer_messages import FinalState
 from uvcc_engine.sharding.sharded_training import Learner
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
@@ -35,9 +36,9 @@ def own_digests(trainer: Learner, blinds: bytes, party: int) -> dict[int, str]:
 
 def agree_on_state(table: StepConsensus, mine: dict[int, str]) -> list[str]:
     """Exchange digests; returns those of components 0, 1, 2. Raises ProtocolError naming holders that differ."""
-    table.say("state", digests={str(c): d for c, d in mine.items()})
+    table.say(FinalState(mine))
     known: dict[int, tuple[str, int]] = {c: (d, table.party) for c, d in mine.items()}
-    for peer, message in sorted(table.hear("state").items()):
+    for peer, message in sorted(table.hear(FinalState()).items()):
         for component, digest in _held_by(peer, message).items():
             found, holder = known.setdefault(component, (digest, peer))
             if found != digest:
@@ -49,11 +50,7 @@ def agree_on_state(table: StepConsensus, mine: dict[int, str]) -> list[str]:
     return [known[c][0] for c in range(PARTIES)]
 
 
-def _held_by(peer: int, message: dict[str, Any]) -> dict[int, str]:
-    found = message.get("digests")
-    wanted = {peer, (peer + 1) % PARTIES}
-    if not isinstance(found, dict) or set(found) != {str(c) for c in wanted}:
+def _held_by(peer: int, said: FinalState) -> Mapping[int, str]:
+    if set(said.digests) != {peer, (peer + 1) % PARTIES}:
         raise ProtocolError(f"P{peer} sent digests of other components than it holds", party=peer)
-    if not all(isinstance(d, str) and len(d) == 64 and not set(d) - set("0123456789abcdef") for d in found.values()):
-        raise ProtocolError(f"P{peer} sent a malformed state digest", party=peer)
-    return {int(c): str(d) for c, d in found.items()}
+    return said.digests

@@ -18,9 +18,9 @@ from typing import Final
 import torch
 
 from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.contract.peer_protocol.peer_messages import Vote
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.worker.consensus import Vote
 
 _NONCE_BYTES: Final = 126
 _SAVED: Final = struct.Struct("<q")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import ssl
 import threading
 import time
@@ -23,16 +22,16 @@ from urllib.parse import urlsplit
 
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.run_files import control, files
 from uvcc_engine.contract.run_files.control import HaltRequest
+from uvcc_engine.contract.run_files.records import Malformed, ReportedRoot
 from uvcc_engine.plane.relay_locator import RelayLocator
 from uvcc_engine.transcript.signed import boxes, orders
 
 BEAT_S: Final = 2.0
 RETRY_S: Final = 2.0
 TIMEOUT_S: Final = 10.0
-LONGEST: Final = 16 << 20  # bytes of a relay's answer
-SHOWN: Final = ("step", "phase", "loss", "samples_per_s", "halt_nonce", "checkpoint", "waiting_on", "waiting_s", "ts")
 
 
 class Roots:
@@ -46,20 +45,20 @@ class Roots:
     KEEP: Final = 8
 
     def __init__(self) -> None:
-        self._new: deque[dict[str, Any]] = deque(maxlen=self.KEEP)
-        self._old: deque[dict[str, Any]] = deque(maxlen=self.KEEP)
+        self._new: deque[ReportedRoot] = deque(maxlen=self.KEEP)
+        self._old: deque[ReportedRoot] = deque(maxlen=self.KEEP)
 
     def note(self, event: str, fields: Mapping[str, Any]) -> None:
         """Hear of an event of the run."""
         if event == "epoch_root":
-            root = {"epoch": fields["epoch"], "root": fields["root"], "pairs": dict(fields.get("pairs") or {})}
+            root = ReportedRoot(epoch=fields["epoch"], root=fields["root"], pairs=dict(fields.get("pairs") or {}))
             self._new.append(root)
-            if root["epoch"] % self.STRIDE == 0:
+            if root.epoch % self.STRIDE == 0:
                 self._old.append(root)
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[ReportedRoot]:
         """Every root kept, by epoch."""
-        found = {root["epoch"]: root for root in (*self._old, *self._new)}
+        found = {root.epoch: root for root in (*self._old, *self._new)}
         return [found[epoch] for epoch in sorted(found)]
 
 
@@ -80,7 +79,7 @@ class Orders:
         sign: Callable[[bytes], str],
         last: Callable[[], Mapping[str, Any]],
         told: Callable[[HaltRequest], None],
-        roots: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        roots: Callable[[], Sequence[ReportedRoot]] = tuple,
     ) -> None:
         self._run, self._coord, self._directory = run, coord, directory
         self._keys = link.halt_keys
@@ -151,57 +150,29 @@ class Orders:
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         connection.request("POST", "/records", json.dumps(asked), headers)
         reply = connection.getresponse()
-        text = reply.read(LONGEST + 1)
-        if reply.status != http.client.OK or len(text) > LONGEST:
+        text = reply.read(relay_words.MOST_BYTES + 1)
+        found = relay_words.answer(text)
+        if reply.status != http.client.OK or isinstance(found, Malformed):
             raise ValueError(f"the relay answered {reply.status} and {len(text)} bytes")
-        self._after, bodies = _answer(text, self._after)
-        return bodies
+        self._after = max(self._after, found.seq)
+        return [r.body for r in found.records]
 
     def _beat(self) -> str:
         """The newest heartbeat, signed."""
-        content = {"type": "beat", "run": self._run, "coord": self._coord, "at": round(time.time(), 3)}
-        content |= {k: v for k, v in self._last().items() if k in SHOWN and isinstance(v, str | int | float)}
-        if roots := self._roots():
-            content["roots"] = json.dumps(list(roots), separators=(",", ":"))
+        content = relay_words.of_life(self._run, self._coord, self._last(), self._roots(), time.time())
         return orders.sealed(content, self._sign)
 
     def obey(self, body: str) -> None:
         """Do what an order asks, if a key of this run signed it; anything else is nothing."""
         text = boxes.unseal_with(body, self._seal) if self._seal else body
         content = orders.opened(text, orders.ORDER_NAMESPACE, self._keys)
-        if content is None or content.get("run") != self._run:
+        order = relay_words.order(content or {})
+        if not isinstance(order, relay_words.HaltOrder) or order.run != self._run:
             return
-        mode, nonce, after = content.get("mode"), content.get("nonce", ""), _seconds(content.get("deadline_s"))
-        if mode not in control.MODES or not isinstance(nonce, str) or after is None:
-            return
-        deadline = time.time() + after if after > 0 else 0.0
-        asked = HaltRequest(mode, nonce, self._run, deadline)
+        deadline = time.time() + order.deadline_s if order.deadline_s > 0 else 0.0
+        asked = HaltRequest(order.mode, order.nonce, self._run, deadline)
         self._nonces.add(asked.nonce)
         before = control.read_halt(self._directory, self._run)
         if control.verdict(before, asked, time.time()) == control.HaltVerdict.OBEY:
             control.write_halt(self._directory, asked)
             self._told(asked)
-
-
-def _answer(text: bytes, before: int) -> tuple[int, list[str]]:
-    """(the newest number, records) of a relay's answer. Raises ValueError for anything else."""
-    try:
-        found = json.loads(text)
-    except RecursionError:
-        raise ValueError("the relay's answer is nested too deeply") from None
-    seq, records = (found.get("seq"), found.get("records")) if isinstance(found, dict) else (None, None)
-    if isinstance(seq, bool) or not isinstance(seq, int) or not isinstance(records, list):
-        raise ValueError("the relay answers in another form")
-    bodies = [r.get("body") for r in records if isinstance(r, dict)]
-    return max(before, seq), [b for b in bodies if isinstance(b, str)]
-
-
-def _seconds(value: object) -> float | None:
-    """How long a hold may last, as an order says it; None if that is no number."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        return None
-    try:
-        found = float(value or 0.0)
-    except (ValueError, OverflowError):
-        return None
-    return found if math.isfinite(found) else None

@@ -16,6 +16,7 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.training import PrivateTrainer
@@ -34,7 +35,7 @@ from uvcc_engine.transcript.signed.statements import Verdict
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
-from uvcc_engine.worker.consensus import HALT, HOLD, StepConsensus, Vote
+from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
 from uvcc_engine.worker.means import device_of, pair_keys
@@ -188,14 +189,9 @@ class WorkerSession:
         """
         spec, first = self._spec, self._admitted.job.first_step
         found = self._checkpoints.survey() if spec.resume else ck.FoundCheckpoints({}, {})
-        start, common = self._table.agree_step(
-            list(found.whole),
-            among_ranks=self._ranks.common,
-            attempt=spec.attempt,
-            verify=self._admitted.job.verify,
-            policy=self._admitted.policy.hash.hex(),
-            start=spec.start,
-        )
+        policy, verify = self._admitted.policy.hash.hex(), self._admitted.job.verify
+        mine = Resume(tuple(found.whole), spec.attempt, spec.start, policy, verify)
+        start, common = self._table.agree_step(mine, among_ranks=self._ranks.common)
         if spec.start > first:
             if (altered := found.altered.get(spec.start)) is not None:
                 raise altered
@@ -228,7 +224,7 @@ class WorkerSession:
         leaves = check_history(Path(self._spec.dir) / folder_name(a.coord), a.policy, a.coord, epoch)
         took = round(time.monotonic() - began, 3)
         self._writer.event("evidence_replayed", epochs=epoch, leaves=leaves, seconds=took)
-        self._table.exchange("replayed", {}, step=start)
+        self._table.exchange(AttachedNote(Topic.REPLAYED, start), {})
         self._ranks.common(set())  # and all ranks of the party
 
     def _open_evidence(self, epoch: int) -> None:
@@ -299,7 +295,7 @@ class WorkerSession:
     def _located(self, fork: ForkError) -> ForkError:
         """Exchange the leaves of a forked epoch with the peer, to name the first message that differs."""
         peer = fork.party
-        theirs = self._table.swap(peer, "dispute", self._proof.dispute(peer), epoch=fork.epoch)
+        theirs = self._table.swap(peer, AttachedNote(Topic.DISPUTE, fork.epoch, self._proof.dispute(peer)))
         if theirs is None:
             return fork
         return ForkError(f"{fork.what}: {self._proof.locate(peer, theirs)}", party=peer, epoch=fork.epoch)
@@ -361,7 +357,7 @@ class WorkerSession:
         if self._agreed:
             return
         mine = {p: self._proof.agreement(p) for p in self._table.peers}
-        self._check(self._table.exchange("root", mine, step=self.step))
+        self._check(self._table.exchange(AttachedNote(Topic.ROOT, self.step), mine))
 
     def _scheduled_checkpoint(self) -> None:
         """Take the checkpoint that the job's schedule asks for, and note it in the transcript.
@@ -402,7 +398,7 @@ class WorkerSession:
         self._settle_roots()
         result = self._proof.result()
         mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}
-        for peer, note in self._table.exchange("closing", mine_at_end).items():
+        for peer, note in self._table.exchange(AttachedNote(Topic.CLOSING), mine_at_end).items():
             self._proof.check_closing(peer, note)
         self._make_durable()
         return self._publish(result, values, self._checkpoints.settle(self._table))

@@ -27,6 +27,7 @@ from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.run_files.control import read_halt
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
@@ -100,12 +101,12 @@ def _listed(coord: str, epochs: range, peer: str, digest: str = "same") -> str:
 
 def test_published_roots_are_told_once_and_the_first_disagreement_is_a_fork() -> None:
     published = Published()
-    first = published.take("p0r0s0t0", _listed("p0r0s0t0", range(3), "p1r0s0t0"))
-    again = published.take("p0r0s0t0", _listed("p0r0s0t0", range(1, 4), "p1r0s0t0"))
+    first = published.take("p0r0s0t0", relay_words.roots(_listed("p0r0s0t0", range(3), "p1r0s0t0")))
+    again = published.take("p0r0s0t0", relay_words.roots(_listed("p0r0s0t0", range(1, 4), "p1r0s0t0")))
     assert [e.epoch for e in (*first, *again) if isinstance(e, ev.RootReported)] == [0, 1, 2, 3]
-    agreed = published.take("p1r0s0t0", _listed("p1r0s0t0", range(2), "p0r0s0t0"))
+    agreed = published.take("p1r0s0t0", relay_words.roots(_listed("p1r0s0t0", range(2), "p0r0s0t0")))
     assert not [e for e in agreed if isinstance(e, ev.ForkDetected)]
-    forked = published.take("p1r0s0t0", _listed("p1r0s0t0", range(2, 4), "p0r0s0t0", "other"))
+    forked = published.take("p1r0s0t0", relay_words.roots(_listed("p1r0s0t0", range(2, 4), "p0r0s0t0", "other")))
     (fork,) = [e for e in forked if isinstance(e, ev.ForkDetected)]
     assert (fork.epoch, fork.parties) == (2, [0, 1])
     assert fold([*first, *agreed, fork]).fork
@@ -115,7 +116,7 @@ def test_published_roots_are_told_once_and_the_first_disagreement_is_a_fork() ->
     "damaged", [None, "", "{", "[1]", '[{"epoch": 1}]', '[{"epoch": "x", "root": "a", "pairs": {}}]']
 )
 def test_a_damaged_list_of_roots_is_no_list(damaged: object) -> None:
-    assert Published().take("p0r0s0t0", damaged) == []
+    assert Published().take("p0r0s0t0", relay_words.roots(damaged)) == []
 
 
 def test_as_many_domains_must_sign_as_the_profile_wants() -> None:

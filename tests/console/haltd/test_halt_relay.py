@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from uvcc_console.halt import relay_path as path_over_relay
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.peer_protocol import relay_words
+from uvcc_engine.contract.peer_protocol.relay_words import FetchedRecord
 from uvcc_engine.contract.run_files.control import read_halt
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
@@ -129,7 +132,9 @@ async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: 
         {"body": "x"},
     ]
     good = [signed(step=4, roots=roots), signed(step=5, roots="[" * 100_000), signed(step=6, roots=["x"])]
-    monkeypatch.setattr(path_over_relay.RelayMailbox, "exchange", lambda self, put, want: [*odd, *good])
+    given = relay_words.answer(json.dumps({"seq": 1, "records": [*odd, *good]}).encode())
+    assert isinstance(given, relay_words.RelayAnswer)
+    monkeypatch.setattr(path_over_relay.RelayMailbox, "exchange", lambda self, put, want: given.records)
     box = path_over_relay.RelayMailbox("", "g", RUN, ())
     await over._exchange(box, None, s)
     assert heard == [(COORD, 4), (COORD, 5), (COORD, 6)]
@@ -175,7 +180,7 @@ def test_a_relay_that_answers_anything_is_an_error_of_that_path(tmp_path: Path) 
                 box.exchange(None, "")
             answers.pop(0)
         answers.append(b'{"seq": 3, "records": [7, {"name": "a", "body": "b"}]}')
-        assert box.exchange(None, "") == [{"name": "a", "body": "b"}]
+        assert box.exchange(None, "") == [FetchedRecord(name="a", body="b")]
         assert box.after == 3
     finally:
         server.shutdown()

@@ -26,6 +26,7 @@ from uvcc_console.runs import domain
 from uvcc_console.ui.actions.shell import ssh_command
 from uvcc_engine.contract.agent_protocol.agent_messages import Lines
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.peer_protocol.relay_words import FetchedRecord
 
 SHA = "ab" * 32
 
@@ -263,7 +264,7 @@ async def test_a_relay_that_answers_anything_is_a_relay_that_does_not_take_order
             await asyncio.to_thread(box.exchange, None, "")
     async with Relay(b'{"seq": 3, "records": [1, {"name": "n", "body": "b"}, null]}') as url:
         box = RelayMailbox(url, "g", "r.full", ("token",))
-        assert await asyncio.to_thread(box.exchange, None, "") == [{"name": "n", "body": "b"}]
+        assert await asyncio.to_thread(box.exchange, None, "") == [FetchedRecord(name="n", body="b")]
 
 
 # ---- the wheel on the pod ------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from plane_kit import IDENTITIES, PUBLIC, SID
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
+from uvcc_engine.contract.peer_protocol import peer_messages, relay_words
+from uvcc_engine.contract.peer_protocol.peer_messages import AttachedNote, Resume, Topic, Vote
 from uvcc_engine.plane import acks, nats_link
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
@@ -38,9 +40,7 @@ from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.gate import Gate
 from uvcc_engine.relay.server import running_hub
 from uvcc_engine.transcript.signed import boxes, orders
-from uvcc_engine.worker import peer_messages
-from uvcc_engine.worker.consensus import StepConsensus, Vote
-from uvcc_engine.worker.relay_control import _answer
+from uvcc_engine.worker.consensus import StepConsensus
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "2000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "1"))
@@ -302,7 +302,7 @@ def test_what_a_relay_or_a_broker_answers_raises_the_documented_errors_only() ->
 
     attack(arrive, lambda rng: mutated(rng, pieces))
     answers = [{"seq": 3, "records": [{"party": 1, "name": "order/x", "seq": 3, "body": "b"}]}]
-    attack(lambda d: _answer(d, 0), lambda rng: json_bytes(rng, answers), ValueError)
+    attack(relay_words.answer, lambda rng: json_bytes(rng, answers))
 
 
 # -- control messages and records --------------------------------------------------------------------------------------
@@ -339,9 +339,9 @@ def test_control_messages_raise_errors_that_name_their_sender() -> None:
             if topic == "vote":
                 table.close_step(3, Vote())
             elif topic == "resume":
-                table.agree_step([2])
+                table.agree_step(Resume((2,)))
             else:
-                table.exchange("root", {}, step=3)
+                table.exchange(AttachedNote(Topic.ROOT, 3), {})
         except (ProtocolError, PeerLostError) as error:
             named.add(error.party)
             longest[0] = max(longest[0], len(str(error)) if str(error).isprintable() else 1 << 30)
@@ -351,7 +351,8 @@ def test_control_messages_raise_errors_that_name_their_sender() -> None:
     attack(hear, lambda rng: json_bytes(rng, documents))
     assert named <= {0, 1, 2}
     assert longest[0] < 1200
-    attack(lambda d: peer_messages.note_text(d, 1), lambda rng: mutated(rng, [b"text"]), ProtocolError)
+    attack(peer_messages.note_text, lambda rng: mutated(rng, [b"text"]))
+    attack(peer_messages.parse, lambda rng: json_bytes(rng, documents))
     assert len(table.statements) <= 128
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -123,24 +124,26 @@ def test_a_differing_final_state_names_its_holders(tmp_path: Path, monkeypatch: 
     assert any("P1 and P2 hold different copies of component 2" in what for what in whats)
 
 
-class Said(StepConsensus):
-    """A table whose peers say what the test wants."""
+class Said:
+    """A plane whose control stream holds what the test wants."""
 
-    def __init__(self, party: int, heard: dict[int, Any]) -> None:
-        self.party, self._heard = party, heard
+    party = 0
 
-    def say(self, topic: str, per_peer: Any = None, **fields: Any) -> None:
-        assert set(fields["digests"]) == {str(self.party), str((self.party + 1) % 3)}
+    def __init__(self, heard: dict[int, Any]) -> None:
+        self._heard = heard
 
-    def hear(self, topic: str, **expected: Any) -> dict[int, dict[str, Any]]:
-        return self._heard
+    def send_control(self, dst: int, body: bytes) -> None:
+        assert set(json.loads(body)["digests"]) == {"0", "1"}
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        return json.dumps({"topic": "state", "run": "r", **self._heard[src]}).encode()
 
 
 @pytest.mark.parametrize("digests", [{"1": "b" * 64}, {"0": "a" * 64, "1": "b" * 64}, {"1": 7, "2": "c" * 64}, None])
 def test_malformed_state_digests_name_the_sender(digests: Any) -> None:
     mine = {0: "a" * 64, 1: "b" * 64}
     good = {1: {"digests": {"1": "b" * 64, "2": "c" * 64}}, 2: {"digests": {"2": "c" * 64, "0": "a" * 64}}}
-    assert agree_on_state(Said(0, good), mine) == ["a" * 64, "b" * 64, "c" * 64]
+    assert agree_on_state(StepConsensus(Said(good), "r"), mine) == ["a" * 64, "b" * 64, "c" * 64]
     with pytest.raises(ProtocolError) as error:
-        agree_on_state(Said(0, {**good, 1: {"digests": digests}}), mine)
+        agree_on_state(StepConsensus(Said({**good, 1: {"digests": digests}}), "r"), mine)
     assert error.value.party == 1

@@ -11,9 +11,19 @@ from typing import Any
 import pytest
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.contract.peer_protocol.peer_messages import (
+    GO_ON,
+    HALT,
+    HOLD,
+    AttachedNote,
+    Resume,
+    StepVote,
+    Topic,
+    Vote,
+)
 from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.plane.api import Buffer, Tag
-from uvcc_engine.worker.consensus import GO_ON, HALT, HOLD, PeerStoppedError, StepConsensus, Vote
+from uvcc_engine.worker.consensus import PeerStoppedError, StepConsensus
 
 
 class ControlOnly:
@@ -78,7 +88,9 @@ def test_the_largest_vote_decides_for_all(votes: tuple[int, int, int]) -> None:
 
 def test_an_exchange_gives_each_peer_its_own_note() -> None:
     notes = [{p: bytes([t.party, p]) for p in t.peers} for t in tables()]
-    got = together([lambda t=t, n=n: t.exchange("root", n, step=2) for t, n in zip(tables(), notes, strict=True)])
+    got = together(
+        [lambda t=t, n=n: t.exchange(AttachedNote(Topic.ROOT, 2), n) for t, n in zip(tables(), notes, strict=True)]
+    )
     assert got == [{p: bytes([p, me]) for p in range(3) if p != me} for me in range(3)]
 
 
@@ -125,7 +137,7 @@ def test_one_halt_ends_a_hold_for_all() -> None:
 
 def test_the_newest_common_checkpoint_is_chosen() -> None:
     for steps, wanted in (([[30, 20, 10], [20, 10], [30, 20]], 20), ([[30], [20], [10]], 0), ([[], [5], [5]], 0)):
-        got = together([lambda t=t, s=s: t.agree_step(s) for t, s in zip(tables(), steps, strict=True)])
+        got = together([lambda t=t, s=s: t.agree_step(Resume(tuple(s))) for t, s in zip(tables(), steps, strict=True)])
         assert [step for step, _ in got] == [wanted] * 3
         assert {frozenset(common) for _, common in got} == {frozenset(set.intersection(*map(set, steps)))}
 
@@ -134,7 +146,7 @@ def test_a_party_that_stops_tells_why_and_who() -> None:
     t = tables()
     t[0].tell_stopped(ProtocolError("P1 opened two values", "look at P1", party=1))
     with pytest.raises(PeerStoppedError) as error:
-        t[2].hear("vote", step=1)
+        t[2].hear(StepVote(1))
     assert error.value.party == 1
     assert error.value.what == "P0 says: P1 opened two values"
     lost = PeerLostError("P0 is gone", party=0)
@@ -146,12 +158,12 @@ def test_a_party_that_stops_tells_why_and_who() -> None:
 def test_silence_and_nonsense_are_named() -> None:
     t = tables(wait_s=0.01)
     with pytest.raises(PeerLostError, match="P1 said nothing"):
-        t[0].hear("vote")
+        t[0].hear(StepVote(0))
     bad_vote = {"topic": "vote", "run": "r", "vote": 9, "nonce": "", "step": 1}
     for body in (b"\xff", b"[1]", json.dumps(bad_vote).encode()):
         t = tables()
         t[1]._plane.send_control(0, body)
-        t[2].say("vote", vote=0, nonce="", note="", step=1)
+        t[2].say(StepVote(1))
         with pytest.raises(ProtocolError) as error:
             t[0].close_step(1, Vote())
         assert error.value.party == 1
@@ -235,14 +247,14 @@ def test_what_is_no_message_at_all_is_a_protocol_error_too(body: bytes) -> None:
 def test_an_odd_list_of_checkpoints_is_a_protocol_error(steps: Any) -> None:
     with pytest.raises(ProtocolError, match="list of checkpoints") as raised:
         said = json.dumps({"topic": "resume", "run": "r", "steps": steps}).encode()
-        _says(said, topic="resume", steps=[1]).agree_step([1])
+        _says(said, topic="resume", steps=[1]).agree_step(Resume((1,)))
     assert raised.value.party == 1
 
 
 def test_the_last_words_of_a_peer_are_short_and_clean() -> None:
     words: dict[str, Any] = {"topic": "stopped", "run": "r", "error": "\x1b[2J" + "x" * 10_000, "party": True}
     with pytest.raises(PeerStoppedError) as raised:
-        _says(json.dumps({**words, "hint": {"a": 1}}).encode()).hear("vote")
+        _says(json.dumps({**words, "hint": {"a": 1}}).encode()).hear(StepVote(0))
     assert raised.value.party == 1
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 500

@@ -15,14 +15,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.run_files import control
 from uvcc_engine.contract.run_files.control import HaltRequest, read_halt, write_halt
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.relay_records import MAX_BODY, PER_PARTY, Records
 from uvcc_engine.relay.server import serving
 from uvcc_engine.transcript.signed import boxes, orders
 from uvcc_engine.transcript.signing import sshsig
-from uvcc_engine.worker.relay_control import Orders, _answer
+from uvcc_engine.worker.relay_control import Orders
 
 RUN = "r.full"
 TOKEN = "token-of-party-0-0123456789"
@@ -216,6 +218,6 @@ def test_odd_orders_and_answers_end_nothing(tmp_path: Path) -> None:
     for more in odd:
         desk.obey(orders.sealed({"run": RUN, "nonce": "n", **more}, operator.order))
     for text in (b"[" * 90_000, b"{}", b'{"seq": true, "records": []}', b'{"seq": 1, "records": {}}', b"3", b"\xff"):
-        with pytest.raises(ValueError, match=r"."):
-            _answer(text, 0)
-    assert _answer(b'{"seq": 3, "records": [1, {"body": 2}, {"body": "x"}]}', 5) == (5, ["x"])
+        assert isinstance(relay_words.answer(text), Malformed)
+    found = relay_words.answer(b'{"seq": 3, "records": [1, {"body": 2}, {"body": "x"}, {"name": "n", "body": "x"}]}')
+    assert found == relay_words.RelayAnswer(seq=3, records=[relay_words.FetchedRecord(name="n", body="x")])
