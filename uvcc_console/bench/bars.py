@@ -30,4 +30,9 @@ BARS: Final[BenchBars] = {
     ("status", "seconds"): BenchBar(0.5, "python"),
     ("runs", "seconds"): BenchBar(0.5, "python"),
     ("pods", "seconds"): BenchBar(0.5, "python"),
+    ("package_build", "seconds"): BenchBar(60.0, "python"),
+    ("package_build", "cpu"): BenchBar(60.0, "python"),
+    ("package_size", "bytes"): BenchBar(500.0),
+    ("package_standalone", "seconds"): BenchBar(30.0, "python"),
+    ("package_verify", "seconds"): BenchBar(30.0, "python"),
 }

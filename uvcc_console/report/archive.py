@@ -18,7 +18,7 @@ from typing import IO, Final
 from uvcc_console.core.log import logger
 from uvcc_console.report import collector, recording, timestamps
 from uvcc_console.report.figures import Figures, write_figures
-from uvcc_console.report.handoff import write_handoff
+from uvcc_console.report.handoff import handoff, write_handoff
 from uvcc_console.report.howto import howto
 from uvcc_console.report.logbundle import write_bundle
 from uvcc_console.report.package import Package
@@ -56,14 +56,14 @@ def write_package(
         raise ConfigError(
             f"{run_dir.name} has no readable proof bundle", "package a private run whose phase is verified"
         )
-    drawn = _figures(run_dir)
-    write_bundle(run_dir)
-    write_handoff(run_dir)
+    read = Package(record)  # the journal is folded, and every phase verified, once for all that is written from here on
+    drawn = _figures(record)
+    write_bundle(run_dir, package=read)
+    write_handoff(run_dir, made=handoff(run_dir, package=read))
     with collector.renewing(run_dir) as written:
         for phase in record.bundles if timestamp else ():
             for name in timestamps.STAMPED:
                 written.append(asyncio.run(timestamps.stamp(record.artifacts / phase / name, timestamp)))
-        read = Package(record)
         proof = files("uvcc_engine.transcript.proof")
         texts = {name: (proof / source).read_bytes() for name, source in _OURS.items()}
         texts["HOWTO.md"] = howto(read).encode()
@@ -79,9 +79,9 @@ def write_package(
     return path, drawn
 
 
-def _figures(run_dir: Path) -> Figures:
+def _figures(record: RunRecord) -> Figures:
     try:
-        return write_figures(run_dir)
+        return write_figures(record.run_dir, record=record)
     except MissingExtraError as e:
         return Figures(skipped={"all": f"{e.what}: {e.hint}"})
 

@@ -32,14 +32,18 @@ log = logger(__name__)
 SIGNERS = "allowed_signers"
 
 
-def write_artifacts(run_dir: Path, clock: Callable[[], float] = time.time) -> list[Path]:
+def write_artifacts(
+    run_dir: Path, clock: Callable[[], float] = time.time, record: RunRecord | None = None
+) -> list[Path]:
     """Write every artifact of a run; returns the files, all below ``run_dir/artifacts``.
 
     Run logs only ever grow: if a log on disk is no beginning of the new one, it is kept under a dated name.
-    Where the run's manifest was signed already, it is renewed. Raises UnreadableError without a journal, UvccError if
+    Where the run's manifest was signed already, it is renewed. ``record``: the run, if it was read already.
+
+    Raises UnreadableError without a journal, UvccError if
     the disk refuses, VerificationError naming a file that was changed since the manifest was signed.
     """
-    record = RunRecord.load(run_dir)
+    record = record or RunRecord.load(run_dir)
     folder = run_dir / ARTIFACTS
     key = collector.public_line()
     with collector.renewing(run_dir) as made:

@@ -58,16 +58,17 @@ class Figures:
     skipped: dict[str, str] = field(default_factory=dict)
 
 
-def write_figures(run_dir: Path, out: Path | None = None) -> Figures:
+def write_figures(run_dir: Path, out: Path | None = None, record: RunRecord | None = None) -> Figures:
     """Draw every figure of a run into ``out`` (default ``artifacts/figs``).
 
-    Raises UvccError if matplotlib is not installed, UnreadableError without a journal.
+    ``record``: the run, if it was read already. Raises UvccError if matplotlib is not installed, UnreadableError
+    without a journal.
     """
     try:
         import matplotlib
     except ImportError as e:
         raise MissingExtraError("matplotlib", "figures need it") from e
-    record = RunRecord.load(run_dir)
+    record = record or RunRecord.load(run_dir)
     folder = out or record.artifacts / FOLDER
     done = Figures()
     style = matplotlib.rc_context({"svg.hashsalt": record.snapshot.run, "font.size": 9, "text.parse_math": False})

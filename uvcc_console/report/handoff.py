@@ -121,11 +121,14 @@ class Handoff:
         return "\n".join(lines) + "\n"
 
 
-def handoff(run_dir: Path, clock: Callable[[], float] = time.time) -> Handoff:
-    """Fill the checklist from a run's files and journal. Raises UnreadableError without a journal."""
-    record = RunRecord.load(run_dir)
+def handoff(run_dir: Path, clock: Callable[[], float] = time.time, package: Package | None = None) -> Handoff:
+    """Fill the checklist from a run's files and journal. ``package``: the run, if it was read already.
+
+    Raises UnreadableError without a journal.
+    """
+    package = package or Package(RunRecord.load(run_dir), clock)
+    record, clock = package.record, package.clock
     phase = record.phases[-1] if record.phases else ""
-    package = Package(record, clock)
     attached, missing = _attached(package, phase)
     return Handoff(
         record.snapshot.run,

@@ -20,7 +20,7 @@ from uvcc_console.report import collector, metrics
 from uvcc_console.report.artifacts import SIGNERS, write_artifacts
 from uvcc_console.report.package import Package
 from uvcc_console.report.record import RunRecord, address
-from uvcc_console.report.redact import LONGEST, checked, lines_of
+from uvcc_console.report.redact import LONGEST, checked, checked_as_shown, lines_of
 from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES
@@ -87,19 +87,25 @@ class LogFile:
 
 
 def write_bundle(
-    run_dir: Path, out: Path | None = None, exclude: Sequence[str] = (), clock: Callable[[], float] = time.time
+    run_dir: Path,
+    out: Path | None = None,
+    exclude: Sequence[str] = (),
+    clock: Callable[[], float] = time.time,
+    package: Package | None = None,
 ) -> list[Path]:
     """Write the bundle (default ``artifacts/all_logs_explained.md``) and, if zstandard is installed, its ``.zst``.
 
-    ``exclude``: names (or patterns) of files to leave out; they are still listed. Raises RedactionError naming file and
+    ``exclude``: names (or patterns) of files to leave out; they are still listed. ``package``: the run, if it was read
+    already. Raises RedactionError naming file and
     line if anything share-, key- or token-shaped would get in; then no bundle exists, not even an older one.
     """
+    package = package or Package(RunRecord.load(run_dir), clock)
+    record = package.record
     try:
-        write_artifacts(run_dir)
+        write_artifacts(run_dir, record=record)
     except VerificationError:  # into a package that does not hold nothing is written; elsewhere it is told of
         if out is None:
             raise
-    record = RunRecord.load(run_dir)
     path = out or record.artifacts / OUTPUT
     packed = path.with_name(path.name + ".zst")
     partial = path.with_name(path.name + ".part")
@@ -110,7 +116,7 @@ def write_bundle(
         logs = find_logs(record.artifacts, exclude)
         try:
             with partial.open("w") as file:
-                for line in _document(Package(record, clock), logs):
+                for line in _document(package, logs):
                     file.write(clean_block(line) + "\n")
             os.replace(partial, path)
         except OSError as e:
@@ -176,9 +182,7 @@ def _quote(log: LogFile) -> Iterator[str]:
     yield f"{fence}text"
     with io.TextIOWrapper(reading.open_regular(log.path, _ANY), errors="replace", newline="\n") as file:
         # a line that looks like our own fence would end the quotation early
-        lines = checked(log.name, lines_of(file))
-        shown = checked(log.name, (clean_block(line) for line in lines))  # what is hidden by invisible signs as well
-        yield from (line.replace(fence, "` ` ` `") for line in shown)
+        yield from (line.replace(fence, "` ` ` `") for line in checked_as_shown(log.name, lines_of(file)))
     yield fence
 
 

@@ -68,7 +68,11 @@ class RunRecord:
             now = event.phase if isinstance(event, ev.PhaseStarted) else now
             if now == phase:
                 kept.append(event)
-        return replace(self, events=kept)
+        part = replace(self, events=kept)
+        for name in ("bundles", "changed"):  # files of the whole run: what was read of them is not read again
+            if name in self.__dict__:
+                part.__dict__[name] = self.__dict__[name]
+        return part
 
     @property
     def size(self) -> Topology:

@@ -7,6 +7,7 @@ goes on behind the end of a line is put together again. What each shape is stand
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,20 @@ from typing import IO, Final
 from uvcc_console.report import secret_shapes
 from uvcc_console.report.secret_shapes import KEY, SHARE, TOKEN
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import clean_block
 
-__all__ = ["KEY", "SHARE", "TOKEN", "Leak", "LeakScanner", "RedactionError", "checked", "lines_of", "secret_kind"]
+__all__ = [
+    "KEY",
+    "SHARE",
+    "TOKEN",
+    "Leak",
+    "LeakScanner",
+    "RedactionError",
+    "checked",
+    "checked_as_shown",
+    "lines_of",
+    "secret_kind",
+]
 
 WINDOW: Final = 8
 NUMBERS: Final = 4  # in a window: integers of the size of shares, or words of 64 bits in hex
@@ -136,3 +149,20 @@ def checked(name: str, lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         sieve.check(line)
         yield line
+
+
+def checked_as_shown(name: str, lines: Iterable[str]) -> Iterator[str]:
+    """The lines as they are shown, without control characters, each looked at as it was and as it is shown.
+
+    What is hidden by invisible signs is found so. Up to the first line that holds one, both are the same text, and
+    one look tells of both. Raises RedactionError.
+    """
+    sieve, of_shown = LeakScanner(name), None
+    for line in lines:
+        shown = clean_block(line)
+        if of_shown is None and shown != line:
+            of_shown = copy.deepcopy(sieve)
+        sieve.check(line)
+        if of_shown is not None:
+            of_shown.check(shown)
+        yield shown

@@ -25,7 +25,8 @@ from package_run import Package, copy_of, home, said
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.report import archive, received
+from uvcc_console.report import archive, received, record
+from uvcc_console.report import package as verdicts
 from uvcc_console.report.package import Package as Read
 from uvcc_console.report.page import page
 from uvcc_console.report.record import RunRecord
@@ -219,6 +220,19 @@ def test_packing_twice_gives_the_same_bytes(packed: tuple[Package, Path], tmp_pa
         archive._pack(package.artifacts, package.run_dir.name, tmp_path / "third.tar.zst", "tar.zst")
     assert (tmp_path / "again.tar.zst").read_bytes() == (tmp_path / "third.tar.zst").read_bytes()
     assert first.stat().st_size > 10_000
+
+
+def test_the_journal_is_folded_and_each_phase_verified_once(
+    made_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, read, verified = copy_of(made_package, tmp_path / "home"), list[Path](), list[Path]()
+    load, verify = record.iter_events, verdicts.verify
+    monkeypatch.setattr(record, "iter_events", lambda path: (read.append(path), load(path))[1])
+    monkeypatch.setattr(verdicts, "verify", lambda path, **pins: (verified.append(path), verify(path, **pins))[1])
+    with home(tmp_path / "home"):
+        archive.write_package(package.run_dir, out=tmp_path / "run.uvcc.tar.zst")
+    assert len(read) == 1
+    assert sorted(p.parent.name for p in verified) == ["full"]  # the only one that the journal tells of
 
 
 def test_a_changed_file_is_not_packed(made_package: Path, tmp_path: Path) -> None:

@@ -12,12 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from leaks import EACH, LEAKS, innocent, leaks
 
 from uvcc_console.report import redact
 from uvcc_console.report.logbundle import QUOTED, UNQUOTED, find_logs, write_bundle
-from uvcc_console.report.redact import KEY, SHARE, LeakScanner, RedactionError, checked, lines_of, secret_kind
+from uvcc_console.report.redact import (
+    KEY,
+    SHARE,
+    LeakScanner,
+    RedactionError,
+    checked,
+    checked_as_shown,
+    lines_of,
+    secret_kind,
+)
+from uvcc_engine.contract.text import clean_block
 
+SIGN = st.sampled_from(("", "", "", "", "\x1b[1m", "\u200b", "\x07"))
 QUIET = "2026-11-22 03:32:30,382 INFO step {n} of 60, loss 0.{n}, 3 of 3 parties"
 
 
@@ -108,6 +121,28 @@ def test_a_line_without_end_is_read_in_parts_and_nothing_hides_at_the_seams(what
         parts = list(lines_of(io.StringIO("a " * (at // 2) + secret + " b" * 50_000)))
         assert max(map(len, parts)) <= redact.LONGEST
         assert found_in(parts), (what, at)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_is_shown_is_looked_at_as_if_it_were_another_file(data: st.DataObject) -> None:
+    parts = [
+        *(QUIET.format(n=n) for n in range(9)),
+        *(line for kind in LEAKS for line in next(iter(leaks(kind))).split("\n")),
+    ]
+    line = st.sampled_from(parts).flatmap(
+        lambda text: st.integers(0, len(text)).map(lambda at: text[:at] + data.draw(SIGN) + text[at:])
+    )
+    lines = data.draw(st.lists(line, max_size=30))
+    try:
+        wanted = list(checked("x", (clean_block(raw) for raw in checked("x", lines))))
+    except RedactionError:
+        wanted = None
+    try:
+        found = list(checked_as_shown("x", lines))
+    except RedactionError:
+        found = None
+    assert found == wanted
 
 
 def test_signatures_pass_only_as_long_as_signatures_are() -> None:

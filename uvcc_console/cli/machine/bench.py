@@ -1,4 +1,4 @@
-"""``uvcc bench console|demo|journal``: measure, with the bar beside each figure, scaled to this machine's speed."""
+"""``uvcc bench console|demo|journal|package``: measure; a bar beside each figure, scaled to this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 def run(argv: Sequence[str]) -> int:
     """Print rows; exit 0 if they could be measured (a figure is never a verdict)."""
     parser = argparse.ArgumentParser(prog="uvcc bench", description="the console's own benchmarks")
-    parser.add_argument("what", choices=["console", "demo", "journal"])
+    parser.add_argument("what", choices=["console", "demo", "journal", "package"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--events", type=int, default=0, metavar="N", help="of the journal (journal: 10,000,000)")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="of the run (package: 192)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     from uvcc_console.bench.bars import BARS
@@ -28,6 +29,10 @@ def run(argv: Sequence[str]) -> int:
         from uvcc_console.bench import longrun
 
         found = longrun.bench(args.runs, args.events or longrun.EVENTS)
+    elif args.what == "package":
+        from uvcc_console.bench import packing
+
+        found = packing.bench(args.runs, args.workers or packing.WORKERS)
     else:
         from uvcc_console.bench import console
 

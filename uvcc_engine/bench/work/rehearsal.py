@@ -1,12 +1,14 @@
 """A whole run's evidence without a network: every worker's real keys and stores, random messages, real agreement.
 
-Benchmarks and tests use it wherever a genuine three-party transcript is needed quickly.
+Benchmarks and tests use it wherever a genuine three-party transcript is needed quickly. As a command,
+``python -m MODULE FOLDER REPLICAS STAGES TENSOR STEPS OPS``, for who has no import of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ CODE_HASH = hashlib.sha256(b"the wheel").hexdigest()
 VALUES = {"loss": 0.25, "accuracy": 0.96875}
 _WIRE = (kinds.OPEN, kinds.RESHARE, kinds.DEALER)
 _SIZES = (1, 8, 32, 200)
+MODEL_JOB: Mapping[str, Any] = {"model": "logistic-digits", "batch": 8, "test_rows": 8}
+_RESHARED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,19 @@ def exchange(workers: Mapping[int, Any], epoch: int, *, seed: str = "", ops: int
                 tag = (epoch, rng.randrange(2), op, rng.choice(_WIRE))
                 workers[src].recorder.record(0, dst, tag, payload)
                 workers[dst].recorder.record(1, src, tag, payload)
+
+
+def in_form(workers: Mapping[int, Any], epoch: int, *, seed: str = "", ops: int = 6) -> None:
+    """As :func:`exchange`, with the kinds and sizes that a step of ``MODEL_JOB`` cannot do without."""
+    rng = random.Random(f"{seed}/{epoch}")
+    for op in range(ops):
+        for src in range(PARTIES):
+            for dst in range(PARTIES):
+                if src != dst:
+                    for kind, size in ((kinds.RESHARE, _RESHARED), (kinds.OPEN, 16)):
+                        payload = rng.randbytes(size)
+                        workers[src].recorder.record(0, dst, (epoch, 0, op, kind), payload)
+                        workers[dst].recorder.record(1, src, (epoch, 0, op, kind), payload)
 
 
 def agree(workers: Mapping[int, WorkerEvidence]) -> None:
@@ -163,3 +180,15 @@ def open_worker(
 
 def _with_party(coord: Coord, party: int) -> Coord:
     return Coord(coord.replica, party, coord.stage, coord.tensor)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the evidence of such a run into a folder."""
+    folder, (replicas, stages, tensor, steps, ops) = Path(argv[0]), map(int, argv[1:6])
+    topology = Topology(replicas, stages, tensor)
+    rehearse(folder, topology=topology, steps=steps, ops=ops, traffic=in_form, job=MODEL_JOB)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
