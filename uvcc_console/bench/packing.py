@@ -30,10 +30,10 @@ from uvcc_console.report import collector
 from uvcc_console.report.received import unpacked
 from uvcc_console.report.recheck import digests
 from uvcc_console.report.record import JOURNAL, RunRecord
-from uvcc_engine.contract import files
-from uvcc_engine.contract.benchrows import Row, row
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle, read_bundle
 from uvcc_engine.transcript.proof.derived import signed_losses
 from uvcc_engine.transcript.signing.sshsig import write_allowed_signers
@@ -43,7 +43,7 @@ RUN: Final = "packed"
 STEPS, OPS = 4, 36  # 288 leaves of a worker in each of five epochs: 276,000 of 192 workers
 TICKS: Final = 32  # microbatches of a step, forward and backward
 _START: Final = 1_700_000_000.0
-_REHEARSAL: Final = "uvcc_engine.bench._rehearsal"
+_REHEARSAL: Final = "uvcc_engine.bench.work.rehearsal"
 _CODE: Final = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
 
 
