@@ -192,15 +192,14 @@ def bench(runs: int = 1, workers: int = WORKERS) -> list[Row]:
         for n in range(max(1, runs)):
             fresh = home / "runs" / f"{RUN}{n}"
             shutil.copytree(run_dir, fresh, copy_function=shutil.copy2)
-            words = ("package", fresh.name, "--output", str(archive))
-            built.append(_timed(python("-c", _CODE, *words)))
+            built.append(_timed(python("-c", _CODE, "package", fresh.name, "--output", str(archive))))
             write_allowed_signers(signers, RunRecord.load(fresh).signers("full"), collector.public_line())
             shutil.rmtree(fresh)
             pinned = ("--allowed-signers", str(signers))
             verified.append(_timed(python("-c", _CODE, "verify", str(archive), *pinned)))
             with unpacked(archive) as folder:
-                words = ("-I", str(folder / "verify.py"), str(folder), *pinned)
-                standalone.append(_timed([sys.executable, *words], one_core=True))
+                command = [sys.executable, "-I", str(folder / "verify.py"), str(folder), *pinned]
+                standalone.append(_timed(command, one_core=True))
         mib = archive.stat().st_size / (1 << 20)
         return [
             row("package_build", "seconds", "s", [wall for wall, _ in built]),

@@ -112,8 +112,10 @@ MEANINGS: Final[dict[str, str]] = {
     "consent": "How many of the three domains must sign.",
     "consent.full": "Signatures before the full run.",
     "consent.terminate": "Signatures before pods are terminated on request.",
-    "evidence": "How evidence is dated.",
+    "evidence": "How evidence is dated and published.",
     "evidence.timestamp": "An RFC 3161 service that dates each policy before its first step, and each proof bundle.",
+    "evidence.log": "A transparency log with Rekor's interface: each policy before its first step, each run root.",
+    "evidence.log_key": "A file with that log's public key (PEM); without it the key that the log gives out.",
     "env": "Environment variables of the workers.",
     "dp_preflight": "Rehearse the run's own network before the smoke.",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
@@ -215,13 +215,19 @@ class NatsPart(Strict):
     ca_file: str = ""
 
 
+_SERVICE: Final = r"^(https?://[^\s/@]+(/[^\s@]*)?)?$"
+
+
 class EvidencePart(Strict):
     """``timestamp``: an RFC 3161 service that dates each phase's policy before its first step, and its proof bundle.
+    ``log``: a transparency log with Rekor's interface, in which both are entered; ``log_key``: a file with its key.
 
     Only their hashes are sent. Without an answer the phase does not begin.
     """
 
-    timestamp: str = Field(default="", pattern=r"^(https?://[^\s/@]+(/[^\s@]*)?)?$")
+    timestamp: str = Field(default="", pattern=_SERVICE)
+    log: str = Field(default="", pattern=_SERVICE)
+    log_key: str = ""
 
 
 class Profile(Strict):

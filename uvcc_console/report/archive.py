@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from uvcc_console.core.log import logger
-from uvcc_console.report import collector, recording, timestamps
+from uvcc_console.report import collector, public_log, recording, timestamps
 from uvcc_console.report.figures import Figures, write_figures
 from uvcc_console.report.handoff import handoff, write_handoff
 from uvcc_console.report.howto import howto
@@ -40,11 +40,16 @@ _CHUNK: Final = reading.MIB
 
 
 def write_package(
-    run_dir: Path, kind: str = "tar.zst", out: Path | None = None, timestamp: str = ""
+    run_dir: Path,
+    kind: str = "tar.zst",
+    out: Path | None = None,
+    timestamp: str = "",
+    log_to: public_log.PublicLog | None = None,
 ) -> tuple[Path, Figures]:
     """Complete a run's artifacts and pack them; returns the archive and what was drawn.
 
-    ``timestamp``: the service that dates what has no stamp yet (see :mod:`timestamps`).
+    ``timestamp``: the service that dates what has no stamp yet (see :mod:`timestamps`); ``log_to``: the log in which
+    is entered what was not (see :mod:`public_log`).
     ``kind``: ``tar.zst`` (needs zstandard) or ``zip``. Raises ConfigError for a run that proves nothing,
     RedactionError if a log holds what looks like a secret, UvccError if the disk refuses, VerificationError naming a
     file that was changed since the manifest was signed.
@@ -64,6 +69,9 @@ def write_package(
         for phase in record.bundles if timestamp else ():
             for name in timestamps.STAMPED:
                 written.append(asyncio.run(timestamps.stamp(record.artifacts / phase / name, timestamp)))
+        if log_to is not None:
+            for phase in record.bundles:
+                written += asyncio.run(_entered(log_to, record.artifacts / phase))
         proof = files("uvcc_engine.transcript.proof")
         texts = {name: (proof / source).read_bytes() for name, source in _OURS.items()}
         texts["HOWTO.md"] = howto(read).encode()
@@ -77,6 +85,10 @@ def write_package(
     _pack(record.artifacts, run_dir.name, path, kind)
     log.info("packed into %s", path, run=run_dir.name)
     return path, drawn
+
+
+async def _entered(log_to: public_log.PublicLog, folder: Path) -> list[Path]:
+    return [await log_to.enter_policy(folder), await log_to.enter_run(folder)]
 
 
 def _figures(record: RunRecord) -> Figures:

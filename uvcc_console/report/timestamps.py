@@ -7,6 +7,7 @@ checks one without this code. Needs rfc3161-client (extra ``timestamp``).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import secrets
@@ -27,6 +28,7 @@ STAMPED: Final = (POLICY_FILE, NAME)
 _QUERY: Final = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
 _LARGEST: Final = 64 * reading.KIB
 _WAIT_S: Final = 20.0
+_WHOLE_S: Final = 60.0  # for the whole answer, however slowly it drips
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ async def stamp(path: Path, url: str) -> Path:
     nonce_request = client.TimestampRequestBuilder().data(data).hash_algorithm(client.HashAlgorithm.SHA256).build()
     try:
         async with (
+            asyncio.timeout(_WHOLE_S),
             httpx.AsyncClient(timeout=_WAIT_S, trust_env=False) as http,
             http.stream("POST", check_url(url), content=nonce_request.as_bytes(), headers=_QUERY) as response,
         ):
@@ -74,7 +77,7 @@ async def stamp(path: Path, url: str) -> Path:
                     raise UnreachableError(
                         f"the time-stamping service {url} sends more than a stamp", "name another one"
                     )
-    except httpx.HTTPError as e:
+    except (httpx.HTTPError, TimeoutError) as e:
         raise UnreachableError(f"the time-stamping service {url} does not answer: {e!r:.200}", "try again later") from e
     if response.status_code != 200:
         raise UnreachableError(

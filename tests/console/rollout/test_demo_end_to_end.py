@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from demorun import Demo, Uvcc, user_at
 from time_authority import Authority, authority
+from transparency_log import Log, transparency_log
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
@@ -39,12 +41,19 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
 
 
 @pytest.fixture(scope="module")
-def two_demos(uvcc: Uvcc, dated: Authority) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
+    with transparency_log(tmp_path_factory.mktemp("log") / "a") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def two_demos(uvcc: Uvcc, dated: Authority, public: Log) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Two demos of one seed at once: one undisturbed, the other halted, resumed, its worker killed, resumed.
 
     Returns the two summaries and what was seen on the way.
     """
-    calm = Demo.start(uvcc, "--seed", "5", "--steps", STEPS, *SMALL, "--set", f"evidence.timestamp={dated.url}")
+    asked = [f"evidence.timestamp={dated.url}", f"evidence.log={public.url}", f"evidence.log_key={public.pem}"]
+    calm = Demo.start(uvcc, "--seed", "5", "--steps", STEPS, *SMALL, *(w for one in asked for w in ("--set", one)))
     rough = Demo.start(uvcc, "--seed", "5", "--steps", STEPS, *SMALL)
     seen: dict[str, Any] = {}
     rough.reach(2)
@@ -82,6 +91,15 @@ def test_a_service_dated_the_policies_before_the_first_step_and_the_bundles_afte
     assert order == sorted(order)
     stages = {v["name"]: v for v in uvcc.json("status", run)["stages"]}
     assert said["full"]["policy.json"] < stages["full"]["ended"] - 1  # steps take longer than that
+
+
+def test_a_public_log_has_each_policy_before_its_run(
+    uvcc: Uvcc, public: Log, two_demos: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    said = uvcc.json("verify", two_demos[0]["run"], "--log-key", str(public.pem))
+    assert (said["verdict"], len(said["logged"])) == ("VERIFIED", 2)
+    texts = [b64decode(json.loads(body)["spec"]["data"]["content"]).split()[0] for body in public.asked]
+    assert texts == [b"UVCC_LOG_POLICY_V1", b"UVCC_LOG_RUN_V1"] * 2  # of the smoke, then of the full run
 
 
 def test_nothing_that_honest_pods_say_is_malformed(

@@ -20,12 +20,18 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--timestamp", default="", metavar="URL", help="an RFC 3161 service that dates what lacks a stamp"
     )
+    parser.add_argument(
+        "--log", default="", metavar="URL", help="a transparency log like Rekor: enter what was not entered yet"
+    )
+    parser.add_argument("--log-key", default="", metavar="PEM", help="the log's public key (default: as it says)")
     parser.add_json()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     from uvcc_console.report.archive import write_package
+    from uvcc_console.report.public_log import PublicLog
 
-    path, drawn = write_package(run_dir, args.format, args.output, args.timestamp)
+    log_to = PublicLog(args.log, args.log_key) if args.log else None
+    path, drawn = write_package(run_dir, args.format, args.output, args.timestamp, log_to)
     size = path.stat().st_size
     if args.json:
         common.emit({"run": run_dir.name, "file": str(path), "bytes": size, "not_drawn": dict(drawn.skipped)})

@@ -17,7 +17,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.proof import consented, package
+from uvcc_engine.transcript.proof import consented, package, public_log
 from uvcc_engine.transcript.signing.signers import read_allowed_signers
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -72,6 +72,12 @@ def parser(prog: str = "verify") -> argparse.ArgumentParser:
     made.add_argument(
         "--head", type=_head, metavar="SIZE:HASH", help="a head noted while the run went on, which it must extend"
     )
+    made.add_argument(
+        "--log-key",
+        type=Path,
+        metavar="PEM",
+        help="public key of the transparency log in which every phase's policy and root must have been entered",
+    )
     made.add_argument("--json", action="store_true", help="print one JSON object")
     return made
 
@@ -115,13 +121,21 @@ def main(
             head=args.head,
         )
         approved = consented.check(target, consented.read_keys(args.domain)) if args.domain else ""
+        key = _log_key(args.log_key)
+        logged = public_log.check(target, found.certificates, key) if key else []
     except UvccError as e:
         return _refused(e, said, as_json=args.json)
     except (OSError, MemoryError, RecursionError) as e:
         return _refused(UnreadableError(f"cannot be read: {reading.reason(e)}"), said, as_json=args.json)
-    told = found.to_json() | ({"approved": approved} if approved else {})
-    print(json.dumps(told) if args.json else "\n".join(filter(None, (found.text(), approved))))
+    told = found.to_json() | ({"approved": approved} if approved else {}) | ({"logged": logged} if logged else {})
+    print(json.dumps(told) if args.json else "\n".join(filter(None, (found.text(), approved, *logged))))
     return found.exit_code
+
+
+def _log_key(path: Path | None) -> public_log.LogKey | None:
+    if path is None:
+        return None
+    return public_log.LogKey.from_pem(reading.read_file(path, named=True), str(path))
 
 
 def _pins(args: argparse.Namespace, pins: PinsFound, target: package.PackageTarget) -> package.ExpectedSigners:

@@ -82,6 +82,15 @@ def sign(key: Ed25519PrivateKey, public: bytes, namespace: str, payload: bytes) 
     return _armor(_prefix(public, namespace) + key.sign(_signed(namespace, payload)))
 
 
+def respelled(armored: str) -> str:
+    """The one spelling of a signature whose base64 stands in lines of another length; other text as it is."""
+    lines = armored.strip().splitlines()
+    try:
+        return _armor(base64.b64decode("".join(lines[1:-1]), validate=True))
+    except (binascii.Error, ValueError):
+        return armored
+
+
 def signer(armored: str) -> str:
     """The public key line that a canonical signature names. Raises UnreadableError if it is none."""
     try:

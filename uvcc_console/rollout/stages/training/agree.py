@@ -202,7 +202,9 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
     """
     folder = ctx.artifacts / phase.name
     if ctx.federated is not None:
-        return SignedPolicy(*await ctx.federated.agree(ctx, phase))
+        agreement = SignedPolicy(*await ctx.federated.agree(ctx, phase))
+        await _publish(ctx, folder)
+        return agreement
     if (folder / SIGNATURES_FILE).exists():
         agreement = SignedPolicy(Policy.load(folder / POLICY_FILE), folder)
     else:
@@ -219,12 +221,22 @@ async def agree(ctx: Rollout, phase: Phase) -> SignedPolicy:
         (folder / POLICY_FILE).write_bytes(policy.canonical)
         write_signatures(folder / SIGNATURES_FILE, signatures)
         agreement = SignedPolicy(policy, folder)
-    if url := ctx.plan.profile.evidence.timestamp:
-        from uvcc_console.report.timestamps import stamp
-
-        await stamp(folder / POLICY_FILE, url)  # before any pod may begin
+    await _publish(ctx, folder)
     await each(ctx.of_phase(phase), lambda m: _hand_over(ctx, phase, m, agreement))
     return agreement
+
+
+async def _publish(ctx: Rollout, folder: Path) -> None:
+    """Have the policy dated and entered in a public log where the profile asks for it, before any pod may begin."""
+    wanted = ctx.plan.profile.evidence
+    if wanted.timestamp:
+        from uvcc_console.report.timestamps import stamp
+
+        await stamp(folder / POLICY_FILE, wanted.timestamp)
+    if wanted.log:
+        from uvcc_console.report.public_log import PublicLog
+
+        await PublicLog(wanted.log, wanted.log_key).enter_policy(folder)
 
 
 def _revealed(ctx: Rollout, job: Mapping[str, Any]) -> list[str | tuple[str, str]]:

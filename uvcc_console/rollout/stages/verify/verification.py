@@ -55,8 +55,20 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
 
 
 async def _date(ctx: Rollout, phase: Phase) -> None:
-    """Have the verified bundle stamped. What holds without a date is not held up for one: its lack is an alert."""
-    if url := ctx.plan.profile.evidence.timestamp:
+    """Have the verified bundle stamped and its root entered in the public log.
+
+    What holds without a date or an entry is not held up for one: its lack is an alert.
+    """
+    wanted = ctx.plan.profile.evidence
+    if wanted.log:
+        from uvcc_console.report.public_log import PublicLog
+
+        try:
+            await PublicLog(wanted.log, wanted.log_key).enter_run(ctx.artifacts / phase.name)
+        except UvccError as e:
+            hint = f"enter it later: uvcc package {ctx.run_dir.name} --log {wanted.log}"
+            ctx.say(ev.Alert(level="warn", name="public_log", text=e.what, hint=hint, subject=phase.name))
+    if url := wanted.timestamp:
         from uvcc_console.report.timestamps import stamp
 
         try:
