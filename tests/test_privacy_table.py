@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,66 @@ from uvcc_console.plan.plan import make_plan, operation_of
 from uvcc_console.plan.profile import load
 from uvcc_console.runs import domain
 from uvcc_engine.contract.job.topology import Topology
-from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, Operation
+from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, THREE_DOMAINS, Operation
 
 ROOT = Path(__file__).parents[1]
 VERDICTS = {"protected", "reads", "bends"}
 
 
-@pytest.fixture(scope="module")
-def table() -> dict[str, list[str]]:
+def _table(name: str) -> dict[str, list[str]]:
     """Adversary -> what becomes of each asset."""
     text = (ROOT / "docs" / "security" / "index.md").read_text()
-    block = text[text.index("<!-- adversaries") : text.index("<!-- /adversaries")]
+    block = text[text.index(f"<!-- {name}") : text.index(f"<!-- /{name}")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if line[:1] == "|"]
     return {first: rest for first, *rest in rows[2:]}
 
 
+@pytest.fixture(scope="module")
+def table() -> dict[str, list[str]]:
+    """Where one operator drives all three domains."""
+    return _table("adversaries")
+
+
+@pytest.fixture(scope="module")
+def apart() -> dict[str, list[str]]:
+    """Where each domain has a conductor of its own."""
+    return _table("apart")
+
+
 def _row(table: dict[str, list[str]], word: str) -> list[str]:
     (found,) = [cells for who, cells in table.items() if word in who]
-    return [cell.replace(",", " ").replace(":", " ").split()[0] for cell in found]
+    return [re.split(r"[,:; ]", cell)[0] for cell in found]
 
 
-def test_every_cell_is_one_of_three_verdicts(table: dict[str, list[str]]) -> None:
+@pytest.mark.parametrize("name", ["adversaries", "apart"])
+def test_every_cell_is_one_of_three_verdicts(name: str) -> None:
+    table = _table(name)
     assert len(table) >= 8
     assert {cell for who in table for cell in _row(table, who)} <= VERDICTS
     assert {len(cells) for cells in table.values()} == {4}
+
+
+def test_only_where_each_domain_conducts_nobody_holds_every_key(
+    table: dict[str, list[str]], apart: dict[str, list[str]]
+) -> None:
+    one, three = Operation.of(Topology()), Operation.of(Topology(), apart=True)
+    assert (one.operators, three.operators) == (ONE_OPERATOR, THREE_DOMAINS)
+    assert [who for who in table if "operator of all" in who] != []
+    assert [who for who in apart if "operator of all" in who] == []
+    assert _row(apart, "its operator included") == ["protected"] * 4  # shown by tests/console/federation
+    assert _row(apart, "two domains together")[:3] == ["reads"] * 3
+    assert _row(apart, "three domains together") == ["reads", "reads", "reads", "bends"]
+
+
+def test_both_modes_say_the_same_of_who_is_in_both(table: dict[str, list[str]], apart: dict[str, list[str]]) -> None:
+    for word in (
+        "one domain that lies",
+        "two domains together",
+        "the relay",
+        "one party's own pods",
+        "the same for two",
+    ):
+        assert _row(table, word) == _row(apart, word)
 
 
 def test_the_operator_holds_every_key_and_the_table_says_so(table: dict[str, list[str]], tmp_path: Path) -> None:
