@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from uvcc_console.report import collector, metrics
+from uvcc_console.report import collector, metrics, topology
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.machine.extras import MissingExtraError
 
@@ -111,6 +111,7 @@ def drawings(record: RunRecord) -> list[Drawing]:
     last = record.during(record.phases[-1]) if record.phases else record
     happened = metrics.counts(last)
     return [
+        _topology(last),
         _init_cdf(last),
         _bars("fig4_event_counts", "Event counts", {k: happened[k] for k in _SHOWN}),
         _bars("fig5_robustness", "Robustness indicators", {k: counted[k] for k in _ROBUST}, keep_zero=True),
@@ -121,6 +122,12 @@ def drawings(record: RunRecord) -> list[Drawing]:
         _lines(record, "samples_per_s", "Throughput (samples/s per party)"),
         _lines(record, "toks_per_s", "Throughput (tokens/s)"),
     ]
+
+
+def _topology(record: RunRecord) -> Drawing:
+    rows, title = topology.rows(record), "Topology as it ran: stages, tensor ranks within them, replicas"
+    why = "no worker was started"
+    return Drawing("fig1_topology", title, topology.COLUMNS, rows, topology.draw, why, topology.height(rows))
 
 
 def _init_cdf(record: RunRecord) -> Drawing:

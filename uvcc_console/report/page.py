@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any, Final
 
-from uvcc_console.report import metrics
+from uvcc_console.core import events as ev
+from uvcc_console.report import metrics, timestamps
 from uvcc_console.report.package import Package, PhaseProof
+from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean
+from uvcc_engine.transcript.proof import public_log
 from uvcc_engine.transcript.proof.bundle import Bundle
 from uvcc_engine.transcript.proof.derived import signed_losses
 
@@ -26,7 +29,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; p
 h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 0.5rem; }
 table { border-collapse: collapse; width: 100%; display: block; overflow-x: auto; }
 td, th { border-bottom: 1px solid var(--line); padding: 0.25rem 0.75rem 0.25rem 0; text-align: left; }
-td { vertical-align: top; overflow-wrap: anywhere; }
+td { vertical-align: top; overflow-wrap: anywhere; } td:first-child { overflow-wrap: break-word; }
 code { font: 0.85em ui-monospace, monospace; overflow-wrap: anywhere; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
 .dim { color: var(--dim); }
@@ -34,6 +37,7 @@ figure { margin: 1rem 0; } figure img { max-width: 100%; background: #fff; }
 """.strip()
 _ALLOWED: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _MOST_FIGURE: Final = 2_000_000  # bytes of one picture that is put into the page
+_DATED: Final = (timestamps.SUFFIX, public_log.SUFFIX)
 _SHOWN: Final = 24  # subsessions in the table of agreement
 Cell = str | tuple[str, str]
 
@@ -52,7 +56,7 @@ def page(package: Package) -> str:
         *_verdicts(package),
     ]
     for phase, bundle in reversed(list(record.bundles.items())):  # the last phase is what the run was for
-        parts += _phase(phase, bundle, package.proof(phase))
+        parts += _phase(phase, bundle, package.proof(phase), record.during(phase))
     parts += _operators_word(package)
     parts += ["</body></html>"]
     return "\n".join(parts) + "\n"
@@ -105,13 +109,16 @@ def _verdicts(package: Package) -> Iterator[str]:
     if altered := package.altered():
         yield "<p class='bad'>Files that are not as their pods sent them:</p>"
         yield from _table((), [(("code", name), why) for name, why in altered.items()])
+    if dated := sorted({p.name for end in _DATED for p in package.record.artifacts.glob(f"*/*{end}")}):
+        names = ", ".join(f"<code>{_text(name)}</code>" for name in dated)
+        yield f"<p>Others dated it: {names}. This page did not ask them; <code>HOWTO.md</code> says how to.</p>"
     yield (
         "<p>Not verified by anything in this package: that products were computed rightly by a domain that lies, and "
         "when it happened.</p>"
     )
 
 
-def _phase(phase: str, bundle: Bundle, proof: PhaseProof) -> Iterator[str]:
+def _phase(phase: str, bundle: Bundle, proof: PhaseProof, part: RunRecord) -> Iterator[str]:
     policy, size = bundle.policy, bundle.policy.topology
     yield f"<h2>Phase {_text(phase)}: what was agreed</h2>"
     shape = f"{size.replicas} replicas x {PARTIES} parties x {size.stages} stages x {size.tensor} tensor ranks"
@@ -149,8 +156,34 @@ def _phase(phase: str, bundle: Bundle, proof: PhaseProof) -> Iterator[str]:
         ("last global root", ("code", bundle.epochs[-1]["global_root"])),
     ]
     yield from _table((), results)
+    yield from _epochs(bundle, part)
     yield from _agreement(bundle)
     yield from _curve(bundle)
+
+
+def _epochs(bundle: Bundle, part: RunRecord) -> Iterator[str]:
+    """When the roots of each epoch came in, which is the operator's word, beside what they make together."""
+    yield "<h2>Epochs, as they ended</h2>"
+    ends: dict[int, dict[str, float]] = {}
+    for e in part.of(ev.RootReported):
+        ends.setdefault(e.epoch, {}).setdefault(e.coord, e.ts)
+    zero = min((e.ts for e in part.of(ev.PhaseStarted)), default=0.0)
+    if ends and zero:
+        points = [(epoch, max(at.values()) - zero) for epoch, at in sorted(ends.items())]
+        if drawn := _plot(points, "epoch", "seconds since the start"):
+            yield f'<figure><img alt="when each epoch ended" src="{drawn}"></figure>'
+        yield "<p class='dim'>Times are the operator's; the roots are what all workers signed.</p>"
+    rows: list[Sequence[Cell]] = []
+    for each in bundle.epochs:
+        at = ends.get(int(each["epoch"]), {})
+        when = f"{min(at.values()) - zero:.1f} to {max(at.values()) - zero:.1f} s" if at and zero else "not told"
+        rows.append((str(each["epoch"]), when, ("code", each["global_root"])))
+    yield from _table(("epoch", "roots came in", "global root"), _ends_of(rows))
+
+
+def _ends_of(rows: list[Sequence[Cell]]) -> list[Sequence[Cell]]:
+    """A long table's beginning and end."""
+    return rows if len(rows) <= 12 else [*rows[:6], tuple("..." for _ in rows[0]), *rows[-6:]]
 
 
 def _agreement(bundle: Bundle) -> Iterator[str]:
@@ -177,14 +210,13 @@ def _curve(bundle: Bundle) -> Iterator[str]:
         yield "<p class='dim'>The policy reveals no losses on the way.</p>"
         return
     yield f"<h2>Loss, as all three signed it ({len(losses)} points)</h2>"
-    drawn = _plot(losses)
+    drawn = _plot(losses, "step", "loss")
     if drawn:
         yield f'<figure><img alt="signed loss by step" src="{drawn}"></figure>'
-    rows = [(str(step), f"{loss:.6g}") for step, loss in losses]
-    yield from _table(("step", "loss"), rows if len(rows) <= 12 else [*rows[:6], ("...", "..."), *rows[-6:]])
+    yield from _table(("step", "loss"), _ends_of([(str(step), f"{loss:.6g}") for step, loss in losses]))
 
 
-def _plot(points: Sequence[tuple[int, float]]) -> str:
+def _plot(points: Sequence[tuple[int, float]], across: str, up: str) -> str:
     """A picture as a data address; "" without matplotlib."""
     try:
         import matplotlib
@@ -195,8 +227,8 @@ def _plot(points: Sequence[tuple[int, float]]) -> str:
         figure = Figure(figsize=(7.0, 3.0), layout="constrained")
         axes = figure.add_subplot()
         axes.plot([s for s, _ in points], [v for _, v in points], marker=".", linewidth=1)
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss")
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
         axes.grid(alpha=0.3)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})

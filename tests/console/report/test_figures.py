@@ -48,6 +48,8 @@ def parallel_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"p{p}r{r}s{s}t{t}" for p in range(3) for r in range(REPLICAS) for s in range(STAGES) for t in range(RANKS)
     ]
     for i, coord in enumerate(coords):
+        if coord != "p0r1s1t0":
+            found.append(ev.WorkerProcess(ts=START + i, pod="p0r0", coord=coord, state="started", pid=1))
         for group, seconds in (("tp", 0.1), ("pp", 0.5), ("dp", 1.0)):
             found.append(engine("group_ready", i, coord=coord, group=group, seconds=seconds + i / 100))
         if coord != "p2r1s1t1":
@@ -111,7 +113,7 @@ def drawn(parallel_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 def test_every_figure_is_written_thrice(drawn: tuple[Figures, Path]) -> None:
     done, folder = drawn
     names = {p.stem for p in done.written}
-    wanted = {f"fig{i}" for i in range(3, 10)}
+    wanted = {f"fig{i}" for i in (1, *range(3, 10))}
     assert {n.split("_")[0] for n in names if n.startswith("fig")} == wanted
     assert {"loss", "toks_per_s"} <= names
     assert done.skipped == {"samples_per_s": "no worker reported samples_per_s"}
@@ -119,6 +121,11 @@ def test_every_figure_is_written_thrice(drawn: tuple[Figures, Path]) -> None:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (folder / f"{name}.svg").read_text()
         assert len(rows(folder / f"{name}.csv")) > 1
+    grid = {row[0]: row[1:] for row in rows(folder / "fig1_topology.csv")}
+    assert grid["coord"] == ["party", "replica", "stage", "tensor", "started", "groups_ready"]
+    assert grid["p2r1s1t1"] == ["2", "1", "1", "1", "1", "tp pp dp"]
+    assert grid["p0r1s1t0"] == ["0", "1", "1", "0", "0", "tp pp dp"]
+    assert len(grid) == 25
     assert rows(folder / "fig3_init_cdf.csv")[-1] == ["dp", "1.23", "1.0"]
     assert ["fwd open ok", "72"] in rows(folder / "fig4_event_counts.csv")
     assert ["pp", "timeout", "1"] in rows(folder / "fig6_errors_by_group.csv")

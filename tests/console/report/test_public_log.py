@@ -235,6 +235,7 @@ def test_a_package_is_entered_and_verified_by_its_reader(
         assert main([*pinned, "--log-key", str(log.pem)]) == 0
         said = capsys.readouterr().out
         assert "logged       phase full: policy 20" in said
+        assert "policy.json.rekor.json" in (package.artifacts / "index.html").read_text()
         assert main([*pinned, "--log-key", str(log.pem), "--json"]) == 0
         assert len(json.loads(capsys.readouterr().out)["logged"]) == 1
         with transparency_log(tmp_path / "other") as other:
