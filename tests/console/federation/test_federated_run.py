@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 from demorun import Uvcc, user_at
 from relaykit import TOKENS, relay_of
+from transparency_log import Log, transparency_log
 
 from uvcc_console.core.journal import iter_events
 from uvcc_console.core.snapshot import Snapshot
@@ -110,6 +111,12 @@ def owner(strangers: Domains, tmp_path: Path) -> Iterator[Uvcc]:
         yield user
 
 
+@pytest.fixture
+def public(tmp_path: Path) -> Iterator[Log]:
+    with transparency_log(tmp_path / "log") as made:
+        yield made
+
+
 def shared(owner: Uvcc, domains: Domains, running: list[subprocess.Popen[str]]) -> np.ndarray:
     """Have the owner share once the rosters are there; its rows."""
     x = np.random.default_rng(1).normal(size=(500, 64)).round(4)
@@ -133,10 +140,11 @@ def everything(root: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def test_three_conductors_train_together_and_an_auditor_with_three_keys_verifies_it(
-    strangers: Domains, owner: Uvcc, tmp_path: Path
+    strangers: Domains, owner: Uvcc, tmp_path: Path, public: Log
 ) -> None:
     domains = strangers
-    running = [domains.start(n) for n in range(3)]
+    entered = ("--set", f"evidence.log={public.url}", "--set", f"evidence.log_key={public.pem}")
+    running = [domains.start(n, *(entered if n == 1 else ())) for n in range(3)]  # P1's domain publishes, for itself
     rows = shared(owner, domains, running)
     for n, process in enumerate(running):
         out, err = process.communicate(timeout=300)
@@ -159,6 +167,9 @@ def test_three_conductors_train_together_and_an_auditor_with_three_keys_verifies
         done = auditor.run("verify", str(package), *pinned)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.startswith("identities vouched for by the three domains that were named\nVERIFIED")
+        logged = auditor.run("verify", str(package), *pinned, "--log-key", str(public.pem))
+        assert logged.returncode == 0, logged.stderr
+        assert "logged       phase full: policy 20" in logged.stdout
         assert "driven       by these domains, each its own pods: 3 rosters" in done.stdout
         assert "owners       1 shared for this attempt" in done.stdout
         _what_was_altered_is_named(auditor, package, pinned)
