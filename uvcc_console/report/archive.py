@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from uvcc_console.core.log import logger
-from uvcc_console.report import collector, public_log, recording, timestamps
+from uvcc_console.report import collector, publishing, recording, timestamps
 from uvcc_console.report.figures import Figures, write_figures
 from uvcc_console.report.handoff import handoff, write_handoff
 from uvcc_console.report.howto import howto
@@ -44,12 +44,12 @@ def write_package(
     kind: str = "tar.zst",
     out: Path | None = None,
     timestamp: str = "",
-    log_to: public_log.PublicLog | None = None,
+    log_to: publishing.PublicLog | None = None,
 ) -> tuple[Path, Figures]:
     """Complete a run's artifacts and pack them; returns the archive and what was drawn.
 
     ``timestamp``: the service that dates what has no stamp yet (see :mod:`timestamps`); ``log_to``: the log in which
-    is entered what was not (see :mod:`public_log`).
+    is entered what was not (see :mod:`publishing`).
     ``kind``: ``tar.zst`` (needs zstandard) or ``zip``. Raises ConfigError for a run that proves nothing,
     RedactionError if a log holds what looks like a secret, UvccError if the disk refuses, VerificationError naming a
     file that was changed since the manifest was signed.
@@ -87,7 +87,7 @@ def write_package(
     return path, drawn
 
 
-async def _entered(log_to: public_log.PublicLog, folder: Path) -> list[Path]:
+async def _entered(log_to: publishing.PublicLog, folder: Path) -> list[Path]:
     return [await log_to.enter_policy(folder), await log_to.enter_run(folder)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from uvcc_console.report import collector, metrics, topology
+from uvcc_console.report import collector, grid_figure, metrics
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.machine.extras import MissingExtraError
 
@@ -125,9 +125,9 @@ def drawings(record: RunRecord) -> list[Drawing]:
 
 
 def _topology(record: RunRecord) -> Drawing:
-    rows, title = topology.rows(record), "Topology as it ran: stages, tensor ranks within them, replicas"
+    rows, title = grid_figure.rows(record), "Topology as it ran: stages, tensor ranks within them, replicas"
     why = "no worker was started"
-    return Drawing("fig1_topology", title, topology.COLUMNS, rows, topology.draw, why, topology.height(rows))
+    return Drawing("fig1_topology", title, grid_figure.COLUMNS, rows, grid_figure.draw, why, grid_figure.height(rows))
 
 
 def _init_cdf(record: RunRecord) -> Drawing:

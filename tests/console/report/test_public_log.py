@@ -15,7 +15,7 @@ from transparency_log import GARBAGE, Log, transparency_log
 
 from uvcc_console.cli.main import main
 from uvcc_console.report import collector
-from uvcc_console.report.public_log import PublicLog
+from uvcc_console.report.publishing import PublicLog
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.proof import public_log as entries
 from uvcc_engine.transcript.proof.bundle import read_bundle

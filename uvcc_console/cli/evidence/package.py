@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     from uvcc_console.report.archive import write_package
-    from uvcc_console.report.public_log import PublicLog
+    from uvcc_console.report.publishing import PublicLog
 
     log_to = PublicLog(args.log, args.log_key) if args.log else None
     path, drawn = write_package(run_dir, args.format, args.output, args.timestamp, log_to)

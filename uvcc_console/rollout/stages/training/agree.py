@@ -234,7 +234,7 @@ async def _publish(ctx: Rollout, folder: Path) -> None:
 
         await stamp(folder / POLICY_FILE, wanted.timestamp)
     if wanted.log:
-        from uvcc_console.report.public_log import PublicLog
+        from uvcc_console.report.publishing import PublicLog
 
         await PublicLog(wanted.log, wanted.log_key).enter_policy(folder)
 

@@ -61,7 +61,7 @@ async def _date(ctx: Rollout, phase: Phase) -> None:
     """
     wanted = ctx.plan.profile.evidence
     if wanted.log:
-        from uvcc_console.report.public_log import PublicLog
+        from uvcc_console.report.publishing import PublicLog
 
         try:
             await PublicLog(wanted.log, wanted.log_key).enter_run(ctx.artifacts / phase.name)
