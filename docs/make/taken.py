@@ -1,0 +1,57 @@
+"""``python -m docs.make.taken NAME COMMAND ...``: run a benchmark with ``--json`` and keep its rows in the manual.
+
+``docs/benchmarks/NAME.json`` holds the command, the rows as they were printed, the processor, the commit, and how busy
+the machine was: a figure without these says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+FOLDER: Final = ROOT / "docs" / "benchmarks"
+
+
+def processor() -> str:
+    """The processor in a few words: its name, its cores, the widest vectors that it has."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return f"{os.cpu_count()} cores"
+    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    vectors = next((word for flag, word in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in text), "no AVX2")
+    return f"{os.cpu_count()} cores of {named[1] if named else 'an unnamed processor'} with {vectors}"
+
+
+def commit() -> str:
+    """The commit of this checkout; with ``+`` where tracked files differ from it."""
+    said = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
+    return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def take(name: str, command: list[str]) -> Path:
+    """Run ``command --json`` and keep what it prints."""
+    before = os.getloadavg()[0]
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    kept = {
+        "command": " ".join([Path(command[0]).name, *command[1:]]),
+        "processor": processor(),
+        "commit": commit(),
+        "load": {"before": round(before, 1), "after": round(os.getloadavg()[0], 1)},
+        "rows": rows,
+    }
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    print(take(sys.argv[1], sys.argv[2:]))
