@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +32,11 @@ class Parser(argparse.ArgumentParser):
         say(f"{self.prog}: {message}\n  see: {self.prog} --help")
         raise SystemExit(2)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; while somebody only asks what a verb takes (``parser_of``), no further than this."""
+        show_parser(self)
+        return super().parse_known_args(args, namespace)
+
     def add_json(self) -> None:
         self.add_argument("--json", action="store_true", help="print JSON on standard output")
 
@@ -40,6 +47,35 @@ class Parser(argparse.ArgumentParser):
 
     def add_set(self) -> None:
         self.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a profile key")
+
+
+_ASKED: ContextVar[bool] = ContextVar("asked", default=False)
+
+
+class _ParserMadeError(Exception):
+    """Carries a verb's parser out of the function that was about to use it."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
+def show_parser(parser: argparse.ArgumentParser) -> None:
+    """Hand a verb's parser to ``parser_of``, if it is what asks; :class:`Parser` does so by itself."""
+    if _ASKED.get():
+        raise _ParserMadeError(parser)
+
+
+def parser_of(run: Callable[[list[str]], Any]) -> argparse.ArgumentParser:
+    """What a verb takes: the parser that its function makes first of all. Nothing of the verb is done."""
+    asked = _ASKED.set(True)
+    try:
+        run([])
+    except _ParserMadeError as found:
+        return found.parser
+    finally:
+        _ASKED.reset(asked)
+    raise LookupError(f"{run} makes no parser")
 
 
 def version() -> str:

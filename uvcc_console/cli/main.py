@@ -60,7 +60,7 @@ VERBS: Final[dict[str, Verb]] = {
     "paths": Verb("machine", "where files lie"),
     "profiles": Verb("machine", "known profiles; show NAME prints one"),
     "config": Verb("machine", "the settings of this machine's operator, and where each came from"),
-    "completion": Verb("machine", "verbs and run names at the Tab key of your shell"),
+    "completion": Verb("machine", "verbs, options, values and run names at the Tab key of your shell"),
     "tensorboard": Verb("view", "a run's TensorBoard through its pod's SSH connection"),
     "bench": Verb("machine", "the console's own benchmarks"),
 }

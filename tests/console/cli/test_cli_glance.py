@@ -1,10 +1,8 @@
-"""``uvcc top``, ``status --line``, ``config`` and ``completion``: what they print."""
+"""``uvcc top``, ``status --line``, and ``config``: what they print."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "ui"))
 from ui_journals import RUN, Story
 
-from uvcc_console.cli.machine import completion
-from uvcc_console.cli.main import VERBS, main
+from uvcc_console.cli.main import main
 from uvcc_console.cli.view import status_line
 from uvcc_console.core import paths
 from uvcc_console.core.state import fold
@@ -60,26 +57,6 @@ def test_config_tells_every_setting_and_where_it_came_from(capsys: Out, monkeypa
     rows = {r["key"]: r for r in json.loads(capsys.readouterr().out)["settings"]}
     assert rows["theme"]["source"] == "$UVCC_THEME"
     assert rows["utc"]["source"] == "default"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_names_every_verb_and_the_shell_can_read_it(shell: str, tmp_path: Path) -> None:
-    text = completion.script(shell)
-    assert all(verb in text for verb in VERBS)
-    if (program := shutil.which(shell)) is not None:
-        file = tmp_path / "completion"
-        file.write_text(text)
-        subprocess.run([program, "-n", str(file)], check=True, timeout=30)
-
-
-def test_bash_completes_verbs_and_runs(capsys: Out) -> None:
-    written(Story().full(3))
-    assert main(["completion", "--runs"]) == 0
-    assert capsys.readouterr().out.split() == [RUN]
-    ask = 'COMP_WORDS=(uvcc sta); COMP_CWORD=1; _uvcc; echo "${COMPREPLY[@]}"'
-    code = completion.script("bash") + "\n" + ask
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert done.stdout.split() == ["status"]
 
 
 def test_profiles_are_a_table_and_one_of_your_own_goes_before_a_packaged_one(capsys: Out) -> None:

@@ -10,7 +10,9 @@ from uvcc_console.cli import common
 
 def run(argv: list[str]) -> int:
     from uvcc_console.report.verify import run_verify
+    from uvcc_engine.transcript.proof.cli import parser
 
+    common.show_parser(parser("uvcc verify"))
     return run_verify(argv, path_of)
 
 

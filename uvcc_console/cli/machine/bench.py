@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+
+from uvcc_console.cli import common
 
 
 def run(argv: Sequence[str]) -> int:
     """Print rows; exit 0 if they could be measured (a figure is never a verdict)."""
-    parser = argparse.ArgumentParser(prog="uvcc bench", description="the console's own benchmarks")
+    parser = common.Parser("bench", "The console's own benchmarks.")
     parser.add_argument("what", choices=["console", "demo", "journal", "package"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--events", type=int, default=0, metavar="N", help="of the journal (journal: 10,000,000)")

@@ -1,77 +1,81 @@
-"""``uvcc completion SHELL``: verbs and run names at the Tab key of bash, zsh and fish."""
+"""``uvcc completion SHELL``: verbs, options, values, runs and profiles at the Tab key of bash, zsh and fish."""
 
 from __future__ import annotations
 
-from uvcc_console.cli import common
-from uvcc_console.cli.main import VERBS
+import argparse
+from typing import Final
 
-_NO_RUN = (
-    "demo",
-    "rollout",
-    "runs",
-    "data",
-    "domain",
-    "docs",
-    "doctor",
-    "paths",
-    "profiles",
-    "bench",
-    "config",
-    "completion",
-)
-_BASH = """\
-_uvcc() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}"
-    if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W "{verbs}" -- "$word"))
-    elif [[ " {with_run} " == *" ${{COMP_WORDS[1]}} "* ]] && [ "$COMP_CWORD" -eq 2 ]; then
-        COMPREPLY=($(compgen -W "last current $(uvcc completion --runs 2>/dev/null)" -- "$word"))
-    else
-        COMPREPLY=($(compgen -f -- "$word"))
+from uvcc_console.cli import common
+
+_BASH: Final = """\
+_uvcc() {
+    local word="${COMP_WORDS[COMP_CWORD]}" found line files=
+    COMPREPLY=()
+    while IFS= read -r line; do
+        if [ "$line" = ":files" ]; then files=1; elif [ -n "$line" ]; then COMPREPLY+=("${line%%$'\\t'*}"); fi
+    done < <(uvcc completion --at "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    if [ -n "$files" ]; then
+        while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$word")
+        compopt -o filenames 2>/dev/null
     fi
-}}
+    case "${COMPREPLY[0]-}" in *=) compopt -o nospace 2>/dev/null ;; esac
+}
 complete -F _uvcc uvcc"""
-_ZSH = """\
+_ZSH: Final = """\
 #compdef uvcc
-_uvcc() {{
-    local -a verbs runs
-    verbs=({described})
-    if (( CURRENT == 2 )); then
-        _describe 'verb' verbs
-    elif (( CURRENT == 3 )) && [[ " {with_run} " == *" $words[2] "* ]]; then
-        runs=(last current $(uvcc completion --runs 2>/dev/null))
-        _describe 'run' runs
-    else
-        _files
-    fi
-}}
+_uvcc() {
+    local -a found
+    local line files=
+    while IFS= read -r line; do
+        if [[ $line == ":files" ]]; then
+            files=1
+        elif [[ -n $line ]]; then
+            found+=("${${line%%$'\\t'*}//:/\\\\:}:${line#*$'\\t'}")
+        fi
+    done < <(uvcc completion --at "${(@)words[2,CURRENT]}" 2>/dev/null)
+    (( $#found )) && _describe 'uvcc' found
+    if [[ -n $files ]]; then _files; fi
+}
 compdef _uvcc uvcc"""
+_FISH: Final = """\
+function __uvcc
+    set -l words (commandline -opc)[2..-1] (commandline -ct)
+    for line in (uvcc completion --at $words 2>/dev/null)
+        if test "$line" = ":files"
+            __fish_complete_path (commandline -ct)
+        else
+            echo $line
+        end
+    end
+end
+complete -c uvcc -f -a "(__uvcc)\""""
+_SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def script(shell: str) -> str:
-    """What the shell is to read once."""
-    with_run = " ".join(v for v in VERBS if v not in _NO_RUN)
-    if shell == "bash":
-        return _BASH.format(verbs=" ".join(VERBS), with_run=with_run)
-    if shell == "zsh":
-        described = " ".join(_quoted(f"{verb}:{about}") for verb, (_, about) in VERBS.items())
-        return _ZSH.format(described=described, with_run=with_run)
-    lines = [
-        f"complete -c uvcc -n __fish_use_subcommand -a {verb} -d {_quoted(about)}" for verb, (_, about) in VERBS.items()
-    ]
-    seen = f"__fish_seen_subcommand_from {with_run}"
-    return "\n".join([*lines, f'complete -c uvcc -n "{seen}" -a "last current (uvcc completion --runs 2>/dev/null)"'])
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
+    """What the shell is to read once. It asks this program at every Tab."""
+    return _SCRIPTS[shell]
 
 
 def run(argv: list[str]) -> int:
-    about = 'A script for your shell: eval "$(uvcc completion bash)", or the same with zsh; fish reads it too.'
+    about = (
+        'A script for your shell: eval "$(uvcc completion bash)", or the same with zsh; for fish: '
+        "uvcc completion fish | source. Whatever verbs, options and values there are is offered."
+    )
     parser = common.Parser("completion", about)
-    parser.add_argument("shell", nargs="?", choices=["bash", "zsh", "fish"], default="bash")
-    parser.add_argument("--runs", action="store_true", help="only the names of the runs, as the script asks for them")
+    parser.add_argument("shell", nargs="?", choices=[*_SCRIPTS], default="bash")
+    parser.add_argument(
+        "--at",
+        nargs=argparse.REMAINDER,
+        metavar="WORD",
+        help="what may stand in place of the last word, as scripts ask",
+    )
     args = parser.parse_args(argv)
-    common.show("\n".join(d.name for d in reversed(common.run_dirs())) if args.runs else script(args.shell))
+    if args.at is None:
+        common.show(script(args.shell))
+        return 0
+    from uvcc_console.cli.candidates import candidates
+
+    for found in candidates(args.at):
+        common.show(found.word if not found.does else f"{found.word}\t{found.does}")
     return 0
