@@ -88,6 +88,16 @@ def test_the_recording_moves_by_itself_and_fetches_nothing() -> None:
     assert not re.search(r"<script|@import|@font-face|<image|xlink:href|url\((?!['\"]?#)", text)
 
 
+def test_the_recording_shows_what_the_console_shows_of_that_run_today() -> None:
+    from docs.make import recording
+
+    pictures = recording.replayed(recording.KEPT)
+    kept = (DOCS / "demo.svg").read_text(encoding="utf-8")
+    shown = [recording.words(frame) for frame in kept.split('<g class="frame"')[1:]]
+    assert shown == [recording.words(picture) for picture in pictures], "run: python -m docs.make.recording"
+    assert recording.stated(kept) == recording.digests(recording.KEPT, pictures)
+
+
 # ---- lists are whole
 
 

@@ -17,6 +17,7 @@ from docs.make import (
     costs,
     environment,
     events,
+    figures,
     profiles,
     protocols,
     relay,
@@ -28,6 +29,7 @@ from docs.make import (
 
 DOCS: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
+    "benchmarks.md": figures.page,
     "reference/cli.md": commands.console,
     "reference/engine-cli.md": commands.engine,
     "reference/uvcc.1": commands.manual,

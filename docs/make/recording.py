@@ -1,12 +1,16 @@
-"""``python -m docs.make.recording RUN_DIR [FILE]``: a recorded run as one animated picture, from the console's replay.
+"""``python -m docs.make.recording [RUN_DIR]``: README's moving picture of a recorded run, from the console's replay.
 
-The picture is SVG with CSS alone: no script, and nothing that is fetched. Every frame is what the console shows of the
-run's journal at that moment.
+With a run's folder its journal becomes the recording that lies beside the picture (``docs/demo/recording.jsonl``);
+without one the picture is made again from what lies there, as it must be whenever the screen has changed. The picture
+is SVG with CSS alone: no script, and nothing that is fetched. It names the recording that it was made from and a digest
+of all words on it; a test plays the recording again and compares.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import html
 import re
 import sys
 from pathlib import Path
@@ -15,8 +19,20 @@ from typing import Final
 FRAMES: Final = 12
 SECONDS: Final = 2.0
 SIZE: Final = (110, 30)
+DOCS: Final = Path(__file__).parents[1]
+PICTURE: Final = DOCS / "demo.svg"
+KEPT: Final = DOCS / "demo"
 _INNER: Final = re.compile(r"<svg[^>]*>(.*)</svg>", re.DOTALL)
 _FONTS: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+_TEXT: Final = re.compile(r"<text[^>]*>([^<]*)</text>")
+_MADE: Final = re.compile(r"<!-- made by python -m docs\.make\.recording from ([0-9a-f]{64}), words ([0-9a-f]{64}) -->")
+
+
+def recorded(run_dir: Path) -> bytes:
+    """A run's journal as the lines that a package holds of it: no secrets, no paths of this machine."""
+    from uvcc_console.report import record, recording
+
+    return recording.recording(record.RunRecord.load(run_dir))
 
 
 async def frames(run_dir: Path) -> list[str]:
@@ -40,7 +56,35 @@ async def frames(run_dir: Path) -> list[str]:
     return found
 
 
-def joined(pictures: list[str]) -> str:
+def replayed(folder: Path) -> list[str]:
+    """The frames of a recording that lies in ``folder``."""
+    from uvcc_console.report import recording
+
+    with recording.played(folder) as run_dir:
+        place = str(run_dir.parent)  # another one each time, and of no interest
+        return [picture.replace(place, "~/runs".ljust(len(place))) for picture in asyncio.run(frames(run_dir))]
+
+
+def words(picture: str) -> str:
+    """Everything that is written on a picture, in order."""
+    return "\n".join(text for found in _TEXT.findall(picture) if (text := html.unescape(found).strip()))
+
+
+def digests(folder: Path, pictures: list[str]) -> tuple[str, str]:
+    """SHA-256 of the recording, and of all words on these pictures."""
+    from uvcc_console.report import recording
+
+    told = "\n".join(words(picture) for picture in pictures)
+    return hashlib.sha256((folder / recording.NAME).read_bytes()).hexdigest(), hashlib.sha256(told.encode()).hexdigest()
+
+
+def stated(picture: str) -> tuple[str, str]:
+    """The digests that a picture names; empty ones where it names none."""
+    found = _MADE.search(picture)
+    return (found[1], found[2]) if found else ("", "")
+
+
+def joined(pictures: list[str], made_from: tuple[str, str]) -> str:
     """One picture that shows the given ones in turn."""
     box = re.search(r'viewBox="([^"]+)"', pictures[0])
     assert box is not None
@@ -49,7 +93,9 @@ def joined(pictures: list[str]) -> str:
         f".frame {{ opacity: 0; animation: turn {total:g}s step-end infinite; }} "
         f"@keyframes turn {{ 0% {{ opacity: 1; }} {share:.4f}% {{ opacity: 0; }} 100% {{ opacity: 0; }} }}"
     )
-    out = [f'<svg viewBox="{box[1]}" xmlns="http://www.w3.org/2000/svg">', f"<style>{style}</style>"]
+    out = [f'<svg viewBox="{box[1]}" xmlns="http://www.w3.org/2000/svg">']
+    out.append(f"<!-- made by python -m docs.make.recording from {made_from[0]}, words {made_from[1]} -->")
+    out.append(f"<style>{style}</style>")
     for n, picture in enumerate(pictures):
         inner = _INNER.search(picture)
         assert inner is not None
@@ -61,10 +107,15 @@ def joined(pictures: list[str]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Write the picture. Returns the exit code."""
-    target = Path(argv[1]) if len(argv) > 1 else Path(__file__).parents[1] / "demo.svg"
-    target.write_text(joined(asyncio.run(frames(Path(argv[0])))), encoding="utf-8")
-    print(f"{target}: {target.stat().st_size:,} bytes")
+    """Write the picture, and with a run's folder the recording. Returns the exit code."""
+    from uvcc_console.report import recording
+
+    if argv:
+        KEPT.mkdir(exist_ok=True)
+        (KEPT / recording.NAME).write_bytes(recorded(Path(argv[0])))
+    pictures = replayed(KEPT)
+    PICTURE.write_text(joined(pictures, digests(KEPT, pictures)), encoding="utf-8")
+    print(f"{PICTURE}: {PICTURE.stat().st_size:,} bytes")
     return 0
 
 

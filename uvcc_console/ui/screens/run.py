@@ -106,7 +106,8 @@ class RunScreen(Screen[None]):
 
     def show_tape(self, tape: Tape) -> None:
         """Where a replay stands."""
-        self.query_one(ScrubBar).show_tape(tape)
+        for bar in self.query(ScrubBar):  # none any more where the app is about to end
+            bar.show_tape(tape)
 
     def log_lines(self, lines: Sequence[LogEntry] | None) -> None:
         """New log lines; None = draw the log anew from the snapshot."""
