@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "ui"))
 from ui_journals import RUN, Story
 
 from uvcc_console.cli import common
-from uvcc_console.cli.candidates import FILES, candidates
 from uvcc_console.cli.machine import completion
+from uvcc_console.cli.machine.candidates import FILES, candidates
 from uvcc_console.cli.main import VERBS, main, module_of
 from uvcc_console.core import paths
 

@@ -74,7 +74,7 @@ def run(argv: list[str]) -> int:
     if args.at is None:
         common.show(script(args.shell))
         return 0
-    from uvcc_console.cli.candidates import candidates
+    from uvcc_console.cli.machine.candidates import candidates
 
     for found in candidates(args.at):
         common.show(found.word if not found.does else f"{found.word}\t{found.does}")
