@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -84,7 +84,8 @@ def _gate(s: Snapshot, e: ev.GateMeasured) -> Snapshot:
 def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
     old = s.pods.get(e.pod)
     if old is not None and old.state == "gone" and e.state != "gone":
-        old = None  # another machine under the same name
+        old = None  # another machine under the same name: nothing of what ran on the old one runs there
+        s = replace(s, workers=_none_started(s.workers, lambda w: w.pod == e.pod))
     view = PodView(
         e.pod,
         e.party,
@@ -118,9 +119,12 @@ def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
     )
 
 
-def _to_be_started(w: WorkerView) -> WorkerView:
-    """How the worker's earlier attempt ended no longer counts."""
-    return replace(w, state="", rc=None, signal="", pid=0)
+def _none_started(
+    workers: Mapping[str, WorkerView], of: Callable[[WorkerView], bool] = lambda w: True
+) -> Mapping[str, WorkerView]:
+    """How the earlier attempt of these workers went or ended no longer counts."""
+    anew = {c: replace(w, state="", rc=None, signal="", pid=0) if of(w) else w for c, w in workers.items()}
+    return MappingProxyType(anew)
 
 
 def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
@@ -134,7 +138,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         sid_job=e.sid_job,
         halt=HaltView(last_drill_s=s.halt.last_drill_s),
         status="running",
-        workers=MappingProxyType({} if fresh else {c: _to_be_started(w) for c, w in s.workers.items()}),
+        workers=MappingProxyType({}) if fresh else _none_started(s.workers),
         series=MappingProxyType({}) if fresh else s.series,
         agreement=() if fresh else s.agreement,
         agreed_epoch=-1 if fresh else s.agreed_epoch,

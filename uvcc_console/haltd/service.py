@@ -20,7 +20,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.federation import seat
-from uvcc_console.fleet import pulse
+from uvcc_console.fleet import pins, pulse
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.cloud.intents import Intents, books_of
 from uvcc_console.fleet.inventory import jump_to
@@ -66,17 +66,28 @@ class Channels:
         self._run_dir = run_dir
         self._holder = holder
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def sync(self, snapshot: Snapshot, lease_s: float) -> None:
         """Open and close channels so that they match the pods."""
         for name, pod in snapshot.pods.items():
+            client = self.clients.get(name)
+            if client is not None and (pod.state in ("gone", "failed") or _elsewhere(client, pod)):
+                self._drop(name)
             if pod.state in _ATTACHABLE and pod.address and name not in self.clients:
                 try:
                     self._open(pod, lease_s, snapshot.profile.get("fleet", {}))
                 except UvccError as e:
                     log.error("no channel to it: %s", e, pod=name)
-            elif pod.state in ("gone", "failed") and (task := self._tasks.pop(name, None)) is not None:
-                task.cancel()
+
+    def _drop(self, name: str) -> None:
+        """Let go of a pod at once: the next one of its name is another machine, and has a channel of its own."""
+        del self.clients[name]
+        task = self._tasks.pop(name)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        task.cancel()
+        self.on_link(name, False)
 
     def _open(self, pod: PodView, lease_s: float, fleet: Mapping[str, Any]) -> None:
         key = operator_key(self._run_dir, str(fleet.get("ssh_key", "")))
@@ -86,9 +97,12 @@ class Channels:
         ):  # whoever opened its agent's channel knows it; a first contact from here would be a second pin
             raise UnreachableError(f"no host key is pinned for pod {pod.pod}", "the conductor pins it")
         link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, jump=jump, timeouts=_TIMEOUTS)
-        client = AgentClient(
-            link, holder=self._holder, lease_s=lease_s, on_link=lambda up, detail: self.on_link(pod.pod, up)
-        )
+
+        def changed(up: bool, detail: str) -> None:
+            if self.clients.get(pod.pod) is client:  # what is said of an earlier pod is not said of this one
+                self.on_link(pod.pod, up)
+
+        client = AgentClient(link, holder=self._holder, lease_s=lease_s, on_link=changed)
         self.clients[pod.pod] = client
         self._tasks[pod.pod] = asyncio.create_task(self._serve(pod.pod, client, lease_s))
 
@@ -104,7 +118,8 @@ class Channels:
                     log.exception("a message of it could not be used", pod=name)
         finally:
             renewing.cancel()
-            self.clients.pop(name, None)
+            if self.clients.get(name) is client:
+                del self.clients[name]
             await client.close()
             await client.link.close()
 
@@ -122,10 +137,16 @@ class Channels:
         await asyncio.gather(*starting, return_exceptions=True)
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _elsewhere(client: AgentClient, pod: PodView) -> bool:
+    """Whether the journal knows another machine under this pod's name by now, however fast the change went."""
+    link, key = client.link, pins.plain(pod.host_key)
+    return bool(pod.address and pod.address != link.address) or bool(key and key != link.host_key)
 
 
 class Service:
@@ -344,7 +365,10 @@ class Service:
         if self._only:
             ladder = self._halter.ladder
             return ladder is not None and ladder.nonce == self._only and ladder.done
-        return self._ended or (bool(s.pods) and all(p.state == "gone" for p in s.pods.values()))
+        if self._ended or not s.pods or any(p.state != "gone" for p in s.pods.values()):
+            return self._ended
+        # a conductor that lives says when the run has ended: it may be renting another pod for the only one that it lost
+        return processes.vital(self._run_dir, processes.CONDUCTOR).who is None
 
     def _certify(self, done: ev.HaltDone, engine_run: str, pods: Mapping[str, machine.PodEvidence]) -> str:
         return certificate.issue(self._run_dir, done, engine_run, pods, at=time.time()).sha256 if engine_run else ""

@@ -96,11 +96,13 @@ class Life:
         """What the commands said."""
         return (self.home.parent / f"{self.home.name}.log").read_text()
 
-    async def begin(self, changed: Mapping[str, object] = MappingProxyType({})) -> asyncio.subprocess.Process:
-        """Start the rollout's command; it has a run when this returns."""
-        settings = {**SMALL, "fleet.base_url": self.host.url, **changed}
+    async def begin(
+        self, changed: Mapping[str, object] = MappingProxyType({}), profile: Path | None = None
+    ) -> asyncio.subprocess.Process:
+        """Start the rollout's command; it has a run when this returns. ``profile``: another than the small private."""
+        settings = {**({} if profile else SMALL), "fleet.base_url": self.host.url, **changed}
         words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        console = await self._cli("rollout", str(PROFILE), "--headless", "--json", "--yes", *words)
+        console = await self._cli("rollout", str(profile or PROFILE), "--headless", "--json", "--yes", *words)
         self.run = await self._named(console)
         return console
 

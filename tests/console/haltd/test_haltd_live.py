@@ -33,7 +33,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd import order_socket
-from uvcc_console.haltd.service import Service, run_halt
+from uvcc_console.haltd.service import Channels, Service, run_halt
 from uvcc_console.runs import processes
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand
 from uvcc_engine.contract.agent_protocol.agent_messages import Lines
@@ -390,3 +390,37 @@ def spawn_record() -> dict[str, int]:
     me = procs.identify(os.getpid())
     assert me is not None
     return {"pid": me.pid, "starttime": me.starttime}
+
+
+async def test_another_machine_under_a_pods_name_gets_a_channel_at_once(run: Run, fleet: Fleet) -> None:
+    """A pod may be gone and replaced between two looks at the journal: the state says "agent" before and after."""
+    channels, told = Channels(run.dir, "test"), list[tuple[str, bool]]()
+    channels.on_link = lambda pod, up: told.append((pod, up))
+
+    async def up(address: str) -> None:
+        client = channels.clients["p0r0"]
+        assert client.link.address == address
+        await client.start()
+
+    try:
+        channels.sync(run.snapshot, 0.0)
+        await up(fleet.pods["p0r0"].address)
+        there = run.snapshot.pods["p1r0"]
+        run.journal.append(
+            *(
+                ev.PodChanged(
+                    pod="p0r0", party=0, replica=0, provider="local", state=state, address=address, host_key=key
+                )
+                for state, address, key in (
+                    ("gone", "", ""),
+                    ("creating", "", ""),
+                    ("agent", there.address, there.host_key),
+                )
+            )
+        )
+        channels.sync(run.snapshot, 0.0)
+        await up(there.address)
+        assert [heard for heard in told if heard[0] == "p0r0"] == [("p0r0", True), ("p0r0", False), ("p0r0", True)]
+        assert set(channels.clients) == set(fleet.pods)
+    finally:
+        await channels.close()

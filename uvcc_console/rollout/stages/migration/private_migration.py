@@ -38,6 +38,7 @@ RECORD = "COMMIT.json"
 ANSWER_S = 10.0  # a pod that says nothing for so long may be lost
 VERDICT_S = 20.0  # so long the provider has to say that it is
 LOOK_S = 3.0
+UNREACHED_S = 30.0  # a pod that no path reaches for so long is asked for at its provider
 # one line per committed checkpoint: where it lies, then the record
 _RECORDS = (
     "cd .uvcc/runs/{run}/checkpoints 2>/dev/null || exit 0\n"
@@ -126,6 +127,29 @@ async def lost_pods(ctx: Rollout) -> list[str]:
             return absent + [m.name for m in silent]
         await asyncio.sleep(LOOK_S)
     return absent + [m.name for m in silent if m.request.name not in there]
+
+
+async def taken_away(ctx: Rollout, now: float) -> list[str]:
+    """Pods that no path has reached for ``UNREACHED_S`` and that their provider does not have any more.
+
+    One look, so that whoever waits for a phase's end can ask on the way: the only pod of a phase has no peer that
+    notices, and its limit for silence may be a quarter of an hour.
+    """
+
+    def unreached(member: Member) -> bool:
+        view = ctx.bus.snapshot.pods.get(member.name)
+        paths = view.paths.values() if view is not None and not member.in_hand else ()
+        return bool(paths) and all(not up and now - since > UNREACHED_S for up, since in paths)
+
+    quiet = [m for m in ctx.due() if unreached(m)]
+    if not quiet:
+        return []
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            there = {p.name for p in await ctx.provider.list(ctx.plan.prefix)}
+    except (UnreachableError, TimeoutError):
+        return []
+    return [m.name for m in quiet if m.request.name not in there]
 
 
 async def _answers(member: Member) -> bool:

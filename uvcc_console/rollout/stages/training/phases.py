@@ -37,6 +37,7 @@ START_S = 120.0
 DESERTED_S = 15.0
 LONG_SMOKE = 20
 LAST_WORDS_S = 0.7
+ASK_S = 10.0  # between looks for pods that their provider took away
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +282,7 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
 async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
     """Wait for the end; None when it is a good one. Raises Halted. Looks every second for what only time shows."""
     began, stall = time.time(), ctx.plan.profile.limits.stall
+    ask_at = began + ASK_S
 
     def over(s: Snapshot) -> Trouble | str | None:
         if s.halt.done and s.halt.mode == "halt" and not s.halt.drill and _all_ended(s, phase):
@@ -294,6 +296,10 @@ async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
         try:
             found = await ctx.bus.wait(over, 1.0)
         except TimeoutError:
+            if time.time() >= ask_at:
+                ask_at = time.time() + ASK_S
+                if gone := await private_migration.taken_away(ctx, time.time()):
+                    return Trouble(f"nothing reaches {', '.join(gone)}")
             continue
         if found == "halted" and not _finished(ctx.bus.snapshot, phase):
             raise Halted(ctx.bus.snapshot.halt.step)
