@@ -12,7 +12,7 @@ from primehost import PrimeHost
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract import checkpoint
+from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError
 
 PATIENCE_S = 400.0

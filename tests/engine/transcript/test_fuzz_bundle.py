@@ -134,6 +134,12 @@ def test_what_only_python_takes_for_equal_is_refused(run: Rehearsal) -> None:
     data["policy"]["parties"][0]["ed25519"] = data["policy"]["parties"][0]["ed25519"].replace("C3", "C\u02f93")
     refused("a key beyond ASCII", run.bundle, canonical(signed_again(run, data)), text, bundle=run.bundle)
     data = json.loads(text)
+    for place in ("result", "roots"):  # what a refusal repeats of a file is cleaned
+        odd = copy.deepcopy(data)
+        said = odd["workers"][0][place] if place == "result" else odd["workers"][0][place][1]
+        said["statement"]["version"] = "2\n\x1b[31m"
+        refused("a version of two lines", run.bundle, canonical(odd), text, bundle=run.bundle)
+    data = json.loads(text)
     data["epochs"][0]["9" * 9000] = data["epochs"][0].pop("epoch")
     refused("a long name", run.bundle, canonical(data), text, bundle=run.bundle)
 

@@ -19,6 +19,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.leaves.replay import peers_of
 from uvcc_engine.transcript.leaves.roots import EpochRoot
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature
@@ -300,7 +301,7 @@ def _by_peer(data: Any, peers: Sequence[int], what: str) -> dict[int, bytes]:
 def _current(data: Any, fields: Sequence[str], what: str) -> Mapping[str, Any]:
     """A statement of the version that this code writes."""
     if isinstance(data, dict) and data.get("version") != VERSION:
-        stated = str(data.get("version", 1))[:40]
+        stated = clean(str(data.get("version", 1)), 40)
         raise UnreadableError(f"a {what} of version {stated}; this release reads version {VERSION}", OLD)
     return exact(data, fields, what)
 
