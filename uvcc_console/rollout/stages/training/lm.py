@@ -19,6 +19,7 @@ from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
+from uvcc_console.rollout.stages.verify import collect
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.parsing.safepaths import shown
@@ -68,6 +69,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
             await checkpoint_copies.bring_home(ctx, phase, member, step, sha256, keep=keep, rate=math.inf)
         fields = {"step": there["step"], "sha256": there["sha256"], "phase": phase.name, "fetched": fetch}
         ctx.say(ev.EngineEvent(pod=name, level="info", event="checkpoint_verified", fields=fields))
+    await collect.fetch_phase(ctx, phase)  # at once: a pod that is lost later takes its logs and series along
     first = next(iter(found.values()))
     size = sum(int(f["bytes"]) for f in first["files"].values()) / (1 << 20)
     return f"checkpoint of step {first['step']}, {size:.1f} MiB, {first['sha256'][:12]}" + (", fetched" * fetch)
