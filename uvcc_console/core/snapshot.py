@@ -268,6 +268,7 @@ class Snapshot:
     phase: str = ""
     engine_run: str = ""
     attempt: int = 0
+    masks: int = 0  # the attempt that the masks depend on: roots of another are not comparable
     steps_planned: int = 0
     sid_job: str = ""
     replicas: int = 1

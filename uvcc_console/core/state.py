@@ -129,20 +129,22 @@ def _none_started(
 
 def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
     fresh = e.engine_run != s.engine_run
+    over = fresh or e.masks != s.masks  # started over: other masks, so other messages and roots of the same epochs
     s = replace(
         s,
         phase=e.phase,
         engine_run=e.engine_run,
         attempt=e.attempt,
+        masks=e.masks,
         steps_planned=e.steps,
         sid_job=e.sid_job,
         halt=HaltView(last_drill_s=s.halt.last_drill_s),
         status="running",
         workers=MappingProxyType({}) if fresh else _none_started(s.workers),
         series=MappingProxyType({}) if fresh else s.series,
-        agreement=() if fresh else s.agreement,
-        agreed_epoch=-1 if fresh else s.agreed_epoch,
-        checkpoints=MappingProxyType({}) if fresh else s.checkpoints,
+        agreement=() if over else s.agreement,
+        agreed_epoch=-1 if over else s.agreed_epoch,
+        checkpoints=MappingProxyType({}) if over else s.checkpoints,
         home=MappingProxyType({}) if fresh else s.home,
         refused_checkpoints=MappingProxyType({}),
         watchdog_dumps=0,

@@ -201,7 +201,7 @@ class RelayHaltPath:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._taken: set[tuple[str, str]] = set()
         self._domain = (run_dir / "domain.json").exists()
-        self._roots = Published()
+        self._roots, self._of_attempt = Published(), ("", 0)
         self._reader: X25519PrivateKey | None = None
 
     def follow(self, ladder: machine.Ladder | None, s: Snapshot, now: float) -> None:
@@ -300,6 +300,8 @@ class RelayHaltPath:
             return
         box.heard[pod.pod] = time.monotonic()
         if self._domain:
+            if self._of_attempt != (of := (s.engine_run, s.masks)):  # roots under other masks are not comparable
+                self._roots, self._of_attempt = Published(), of
             roots = self._roots.take(coord, told.roots, s.steps_planned)
             self._append([ev.HeartbeatRead(pod=pod.pod, coord=coord, record=dict(told.beat.fields)), *roots])
         stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.beat.phase, "")

@@ -48,6 +48,23 @@ def test_a_pod_that_was_left_behind_and_ended_later_is_no_leak_any_more() -> Non
     assert s.leaks == ("uvcc-r-p1r0",)
 
 
+def test_no_worker_runs_on_the_machine_that_came_instead_of_another() -> None:
+    """Else a phase whose only pod was replaced would wait for workers that were never started."""
+
+    def pod(name: str, state: str) -> ev.PodChanged:
+        return ev.PodChanged(pod=name, party=int(name[1]), replica=0, provider="x", state=state)
+
+    started = [
+        ev.WorkerProcess(pod=c[:4], coord=c, state="started", pid=7, rc=None, signal="")
+        for c in ("p0r0s0t0", "p1r0s0t0")
+    ]
+    phase = ev.PhaseStarted(phase="full", engine_run="r.full", steps=9, sid_job="")
+    s = fold([CREATED, pod("p0r0", "agent"), pod("p1r0", "agent"), phase, *started, pod("p0r0", "gone")])
+    assert {c: w.state for c, w in s.workers.items()} == {"p0r0s0t0": "started", "p1r0s0t0": "started"}
+    s = reduce(s, pod("p0r0", "creating"))
+    assert {c: (w.state, w.pid) for c, w in s.workers.items()} == {"p0r0s0t0": ("", 0), "p1r0s0t0": ("started", 7)}
+
+
 def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs() -> None:
     s = fold([CREATED])
     for coord in COORDS[:2]:
@@ -55,6 +72,20 @@ def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs()
     assert s.agreed_epoch == -1
     s = reduce(s, ev.RootReported(coord=COORDS[2], epoch=4, root="bb", pairs=_pairs(COORDS[2], "d")))
     assert s.agreed_epoch == 4
+
+
+@pytest.mark.parametrize(("masks", "epochs"), [(0, (4,)), (1, ())])
+def test_roots_of_a_start_under_other_masks_are_not_held_against_those_of_before(
+    masks: int, epochs: tuple[int, ...]
+) -> None:
+    """A run that starts over sends other messages in the same epochs: that is no fork."""
+    phase = ev.PhaseStarted(phase="full", engine_run="r.full", steps=9, sid_job="")
+    s = fold([CREATED, phase, *(ev.RootReported(coord=c, epoch=4, root="aa", pairs=_pairs(c, "d")) for c in COORDS)])
+    assert s.agreed_epoch == 4
+    again = ev.PhaseStarted(**{**ev.to_json(phase), "attempt": 1, "masks": masks})
+    s = reduce(s, again)
+    assert tuple(a.epoch for a in s.agreement) == epochs
+    assert s.agreed_epoch == (4 if epochs else -1)
 
 
 def test_a_smoke_with_fewer_replicas_than_the_run_is_agreed_by_those_it_has() -> None:

@@ -127,6 +127,30 @@ async def test_lost_is_what_neither_answers_nor_is_at_the_provider(ctx: Rollout)
     assert await private_migration.lost_pods(ctx) == ["p2r0"]
 
 
+async def test_a_pod_that_no_path_reaches_is_asked_for_before_its_phase_runs_out_of_patience(ctx: Rollout) -> None:
+    """The only pod of a phase has no peer that notices its end."""
+
+    def path(name: str, up: bool, ts: float) -> None:
+        ctx.say(ev.LinkChanged(ts=ts, pod="p1r0", path=name, up=up))
+
+    at = ev.PodChanged(ts=1000.0, pod="p1r0", party=1, replica=0, provider="fake", state="agent")
+    ctx.say(at)
+    path("ssh", True, 1000.0)
+    gone = Market(*[n for n in ctx.members if n != "p1r0"])
+    ctx.provider = gone  # type: ignore[assignment]
+    assert await private_migration.taken_away(ctx, 5000.0) == []  # it is heard
+    path("ssh", False, 2000.0)
+    path("relay", True, 2000.0)
+    assert await private_migration.taken_away(ctx, 5000.0) == []  # on another way
+    path("relay", False, 2010.0)
+    assert await private_migration.taken_away(ctx, 2039.0) == []  # not for long
+    assert await private_migration.taken_away(ctx, 2041.0) == ["p1r0"]
+    ctx.provider = Market(silences=1)  # type: ignore[assignment]
+    assert await private_migration.taken_away(ctx, 2041.0) == []  # a provider that does not answer proves nothing
+    ctx.provider = Market(*ctx.members)  # type: ignore[assignment]
+    assert await private_migration.taken_away(ctx, 2041.0) == []
+
+
 @pytest.mark.parametrize(
     ("lost", "held", "step", "sources"),
     [

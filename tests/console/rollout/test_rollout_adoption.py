@@ -87,3 +87,30 @@ def test_damage_is_refused_by_name_and_a_frozen_pod_is_waited_for(uvcc: Uvcc) ->
     assert {e.fields["epochs"] for e in replayed} == {json.loads(halted.stdout)["step"]}
     assert uvcc.processes() == {}
     assert list(uvcc.temp.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_damaged_evidence_is_left_behind_by_decision_and_the_run_starts_over(uvcc: Uvcc) -> None:
+    demo = Demo.start(uvcc, "--seed", "9", "--steps", "30", "--set", "job.test_rows=200")
+    demo.reach(2)
+    assert uvcc.run("halt", demo.run, "--json").returncode == 0
+    leaves = pod_file(uvcc, "p1r0", "transcript_p1r0s0t0/leaves.bin")
+    whole = leaves.read_bytes()
+    leaves.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
+    assert uvcc.run("resume", demo.run).returncode == 1
+    code, summary, said = demo.outcome()
+    assert (code, summary["status"]) == (1, "failed")
+    assert "uvcc resume RUN --from" in said
+
+    again = uvcc.start("resume", demo.run, "--from", "0", "--wait")
+    out, err = again.communicate(timeout=400)
+    assert again.returncode == 0, err
+    assert ": ok, verified" in out
+    (last,) = [
+        e
+        for _, e in iter_events(uvcc.home / "runs" / demo.run / "journal.sqlite")
+        if isinstance(e, ev.PhaseStarted) and e.phase == "full" and e.start == 0
+    ]
+    assert last.masks > 0  # the messages of the same steps go under masks of their own
+    assert uvcc.run("verify", demo.run).returncode == 0
+    assert uvcc.processes() == {}
