@@ -367,7 +367,7 @@ class Service:
             return ladder is not None and ladder.nonce == self._only and ladder.done
         if self._ended or not s.pods or any(p.state != "gone" for p in s.pods.values()):
             return self._ended
-        # a conductor that lives says when the run has ended: it may be renting another pod for the only one that it lost
+        # a conductor that lives says when the run has ended: it may be renting another pod for its only one
         return processes.vital(self._run_dir, processes.CONDUCTOR).who is None
 
     def _certify(self, done: ev.HaltDone, engine_run: str, pods: Mapping[str, machine.PodEvidence]) -> str:
