@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, get_type_hints
 
-from uvcc_engine.contract.run_files import files
+from uvcc_console.plan.schema import PrivateJobSettings
+from uvcc_engine.contract.job.private_job import BOUNDS, CHOICES, PrivateJob
+from uvcc_engine.contract.run_files import control, files
 
 ROOT: Final = Path(__file__).parents[1]
 ALONE: Final = "standalone_verify.py"  # a program that shares nothing with ours, on purpose
@@ -67,6 +70,45 @@ def test_json_that_must_read_the_same_everywhere_is_made_in_one_place() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "rfc8785.dumps":
                 found.append(_name(path))
     assert sorted(found) == ["uvcc_engine/contract/parsing/canonical.py"] * 2
+
+
+def test_a_profile_asks_of_a_private_job_what_the_engine_asks() -> None:
+    """Defaults, limits and choices are the engine's own: a profile's model refuses what the job refuses."""
+    fields = PrivateJobSettings.model_fields
+    own = {f.name: f for f in dataclasses.fields(PrivateJob)}
+    for name, bounds in BOUNDS.items():
+        limits = {type(c).__name__.lower(): getattr(c, type(c).__name__.lower()) for c in fields[name].metadata}
+        assert limits == bounds.limits(), name
+    hints = get_type_hints(PrivateJob)
+    for name in CHOICES.keys() - {"rounds"}:
+        assert fields[name].annotation == hints[name]
+    same = fields.keys() & own.keys() - {"kind", "steps", "reveal", "rounds"}
+    assert {n: fields[n].default for n in same} == {n: own[n].default for n in same}
+    assert same >= (BOUNDS.keys() | CHOICES.keys()) - {"steps", "rounds"}
+
+
+def test_no_number_of_a_private_job_stands_in_a_second_place() -> None:
+    """A profile's model holds no limit and no default of its own for a key of the private job."""
+    tree = ast.parse((ROOT / "uvcc_console/plan/schema.py").read_text())
+    (settings,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "PrivateJobSettings"]
+    told = [
+        n for n in settings.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) in BOUNDS.keys() | CHOICES
+    ]
+    assert len(told) == len(BOUNDS) + len(CHOICES)
+    numbers = [n.value for line in told for n in ast.walk(line) if isinstance(n, ast.Constant)]
+    assert [n for n in numbers if isinstance(n, int | float)] == []
+
+
+def test_the_modes_and_rungs_of_a_halt_have_one_list() -> None:
+    found = []
+    for path in SOURCES:
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "hold" in text else ():
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                words = {e.value for e in node.elts if isinstance(e, ast.Constant)}
+                if words == set(control.MODES) or words >= {"hold", "halt", "term", "kill"}:
+                    found.append(_name(path))
+    assert sorted(found) == ["uvcc_console/core/rungs.py", "uvcc_engine/contract/run_files/control.py"]
 
 
 def test_words_are_compared_in_one_place() -> None:

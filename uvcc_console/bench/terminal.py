@@ -26,12 +26,12 @@ class Terminal:
 
     def __init__(self, args: Sequence[str], env: Mapping[str, str] | None = None, *, size: tuple[int, int] = (160, 50)):
         self.started = time.perf_counter()
-        self.pid, self._fd = pty.fork()
+        self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ.update({"TERM": "xterm-256color", "COLORTERM": "truecolor", **(env or {})})
             os.execv(args[0], list(args))
         columns, rows = size
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.output = bytearray()
         self._seen: dict[bytes, float] = {}
         self._lock = threading.Condition()
@@ -41,8 +41,8 @@ class Terminal:
     def _drain(self) -> None:
         while True:
             try:
-                select.select([self._fd], [], [])
-                data = os.read(self._fd, 1 << 16)
+                select.select([self.fd], [], [])
+                data = os.read(self.fd, 1 << 16)
             except (OSError, ValueError):
                 return
             if not data:
@@ -62,7 +62,7 @@ class Terminal:
 
     def press(self, keys: bytes) -> None:
         """Write to the program's keyboard."""
-        os.write(self._fd, keys)
+        os.write(self.fd, keys)
 
     def cpu_s(self) -> float:
         """Processor seconds used so far."""
@@ -78,7 +78,7 @@ class Terminal:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGTERM)
             os.waitpid(self.pid, 0)
-        os.close(self._fd)
+        os.close(self.fd)
 
     def __enter__(self) -> Terminal:
         return self

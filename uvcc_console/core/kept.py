@@ -40,7 +40,7 @@ from uvcc_engine.contract.run_files import event_names
 NAME: Final = "snapshot.json"
 SUMMARY: Final = "summary.json"
 POINTS: Final = 200_000  # of all curves together
-_LEAST: Final = 64  # of one curve
+LEAST_POINTS: Final = 64  # of one curve
 _LARGEST: Final = 64 << 20
 _FOLDING: Final = (
     event_names,
@@ -77,7 +77,7 @@ def keep(run_dir: Path, s: Snapshot, mark: str) -> None:
     Raises OSError.
     """
     keep_summary(run_dir, s, mark)
-    points = max(_LEAST, POINTS // max(1, sum(len(by_name) for by_name in s.series.values())))
+    points = max(LEAST_POINTS, POINTS // max(1, sum(len(by_name) for by_name in s.series.values())))
     _write(run_dir, NAME, s, mark, points)
 
 

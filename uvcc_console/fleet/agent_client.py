@@ -255,7 +255,7 @@ class AgentClient:
         try:
             async with asyncio.timeout(self.link.timeouts.operation):
                 await self._greet()
-            self._changed(True, self._rebooted())
+            self._changed(True, self.rebooted())
             await reading
         except TimeoutError:
             trouble = "the agent did not answer hello"
@@ -284,7 +284,7 @@ class AgentClient:
         for run in self._watched:
             await self._command_ack(WatchCommand(run=run, cursors=self._cursors_of(run)))
 
-    def _rebooted(self) -> str:
+    def rebooted(self) -> str:
         """Whether the pod is not the one it was at the last hello: then its processes and /tmp are gone."""
         now, before = said(self.hello.get("boot_id"), 64), self.boot_id
         self.boot_id = now or before

@@ -78,7 +78,7 @@ async def _python_on(
 async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress, give_way: int) -> dict[str, Any]:
     """The image's Python if it has all that is needed, else a venv on top of it. Raises UvccError with the reason."""
     surveys = []
-    for python in await _pythons(link):
+    for python in await usable_pythons(link):
         survey = await _python_on(link, python, "survey.py", *NEEDED, "--", *packages, give_way=give_way)
         _hold_to_the_floor(survey)
         if not survey["missing"]:
@@ -128,7 +128,7 @@ def _torch_for(link: PodLink, survey: dict[str, Any]) -> str:
         raise UvccError(f"pod {link.name}: {error.what}", error.hint) from error
 
 
-async def _pythons(link: PodLink) -> list[str]:
+async def usable_pythons(link: PodLink) -> list[str]:
     """Every usable Python of the pod, best first. Raises UvccError if there is none."""
     found = (await link.sh(pod.PYTHONS)).splitlines()
     if not found:
@@ -192,7 +192,7 @@ async def _install_wheel(link: PodLink, wheel: Wheel, say: Progress, give_way: i
         return
     say("upload", f"{wheel.path.stat().st_size >> 10} KiB")
     await link.put(wheel.path, remote)
-    python = (await _pythons(link))[0]
+    python = (await usable_pythons(link))[0]
     say("unpack", wheel.site_name)
     folder = f"{ROOT}/{wheel.site_name}"
     await _python_on(link, python, "unpack.py", remote, wheel.sha256, folder, give_way=give_way)

@@ -49,7 +49,7 @@ class LocalProvider:
         self._run_dir = run_dir
         self._ttl_s = ttl_s
         self._key_file = key_file
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
         digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()
         self._base = temp_root() / f"uvcc-{digest[:8]}"
 
@@ -78,7 +78,7 @@ class LocalProvider:
             command += ["--authorized-keys", str(authorized), "--ready-file", str(home.with_suffix(".ready"))]
             command += ["--ttl", str(self._ttl_s), "--watch", str(self._run_dir), "--watch", str(_record(home))]
             with open(home.with_suffix(".log"), "ab") as out:
-                self._children[str(home)] = subprocess.Popen(
+                self.children[str(home)] = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -99,7 +99,7 @@ class LocalProvider:
         while time.monotonic() < end:
             if (ready := _ready(home)) and _lives(ready):
                 return _addressed(pod, ready)
-            child = self._children.get(str(home))
+            child = self.children.get(str(home))
             if (child is not None and child.poll() is not None) or not home.exists():
                 raise UvccError(f"pod {pod.name} ended while starting: {_tail(home)}", "see the pod's log and retry")
             await asyncio.sleep(0.02)
@@ -110,7 +110,7 @@ class LocalProvider:
             raise UnreachableError(f"where pod {pod.name} lived is not known", "see: uvcc doctor")
         home = Path(pod.provider_id)
         left = await asyncio.to_thread(_end, home)
-        if (child := self._children.pop(str(home), None)) is not None:
+        if (child := self.children.pop(str(home), None)) is not None:
             await asyncio.to_thread(child.wait, 5.0)
         if left or home.exists():
             log.error("it is not gone: %s", sorted(left), pod=pod.name)
@@ -129,7 +129,7 @@ class LocalProvider:
         return {pod.name for pod in _recorded() if pod.name.startswith(prefix)}
 
     async def close(self) -> None:
-        for child in self._children.values():
+        for child in self.children.values():
             child.poll()
 
 
@@ -171,14 +171,14 @@ def _make_home(base: Path, home: Path) -> None:
     """Make the pod's home; a pod of the same run that ends just then may take the run's empty folder along."""
     for last in (False, False, True):
         try:
-            _own_folder(base)
+            claim_folder(base)
             return home.mkdir(mode=0o700)
         except (FileNotFoundError, FileExistsError):  # gone after mkdir found it, or before it was looked at
             if last:
                 raise
 
 
-def _own_folder(base: Path) -> None:
+def claim_folder(base: Path) -> None:
     """Create the run's folder; refuse one that another user put there first."""
     base.mkdir(mode=0o700, exist_ok=True)
     found = base.lstat()

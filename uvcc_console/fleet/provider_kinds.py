@@ -34,7 +34,7 @@ GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"
 PARTIES_KIND: Final = "parties"
 PARTY_NAMES: Final = tuple(f"P{party}" for party in range(PARTIES))
-_OWN: Final = {
+OWN_KINDS: Final = {
     "local": "uvcc_console.fleet.local_provider:KIND",
     "inventory": "uvcc_console.fleet.inventory:KIND",
     "prime": "uvcc_console.fleet.prime:KIND",
@@ -118,7 +118,7 @@ class ProviderKind:
 @cache
 def known() -> Mapping[str, tuple[str, ...]]:
     """Every kind by its name, and where it is (``module:attribute``): ours first, then those of installed packages."""
-    found: dict[str, tuple[str, ...]] = {name: (target,) for name, target in _OWN.items()}
+    found: dict[str, tuple[str, ...]] = {name: (target,) for name, target in OWN_KINDS.items()}
     for point in entry_points(group=GROUP):
         others = found.get(point.name, ())
         found[point.name] = others if point.value in others else (*others, point.value)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.rungs import HALT as HALT
+from uvcc_console.core.rungs import HOLD as HOLD
+from uvcc_console.core.rungs import KILL as KILL
+from uvcc_console.core.rungs import RELEASE as RELEASE
+from uvcc_console.core.rungs import TERM as TERM
+from uvcc_console.core.rungs import TERMINATE as TERMINATE
 from uvcc_engine.contract.agent_protocol.wire import Lacks
 
-HOLD, RELEASE, HALT, TERM, KILL, TERMINATE = "hold", "release", "halt", "term", "kill", "terminate"
 AFTER = {HALT: TERM, TERM: KILL, KILL: TERMINATE}
 RUNG_RANK = {HOLD: 1, RELEASE: 1, HALT: 2, TERM: 3, KILL: 4, TERMINATE: 5}
 # evidence in the order in which it counts; "released" belongs to the release rung alone

@@ -224,7 +224,7 @@ class RelayHaltPath:
         self._looked = now
         for box in self._of(s.engine_run):
             if order is not None or box.group not in self._busy:
-                task = asyncio.ensure_future(self._exchange(box, order, s))
+                task = asyncio.ensure_future(self.exchange_with(box, order, s))
                 self._busy[box.group] = task
                 task.add_done_callback(partial(self._settled, box.group))
 
@@ -237,7 +237,7 @@ class RelayHaltPath:
             self._boxes = {engine_run: mailboxes(self._run_dir, engine_run)}
         return self._boxes[engine_run]
 
-    async def _exchange(self, box: RelayMailbox, order: HaltOrder | None, s: Snapshot) -> None:
+    async def exchange_with(self, box: RelayMailbox, order: HaltOrder | None, s: Snapshot) -> None:
         put = None
         try:
             if order is not None:
@@ -252,7 +252,7 @@ class RelayHaltPath:
         for one in found:
             try:
                 if one.name.startswith(orders.BEAT):
-                    self._heard(box, one.body, s)
+                    self.hear(box, one.body, s)
                 elif not first or one.name.startswith(CONSENT):  # an order from before this process lived: another's
                     self._take(box, one.body, s)
             except Exception:  # the relay gives each record once: what is wrong with one must not cost the next
@@ -284,7 +284,7 @@ class RelayHaltPath:
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
-    def _heard(self, box: RelayMailbox, body: str, s: Snapshot) -> None:
+    def hear(self, box: RelayMailbox, body: str, s: Snapshot) -> None:
         """One sign of life. It counts only if the identity of its worker's own party signed it."""
         body = self._unsealed(body, s)
         beat = orders.opened(body, orders.BEAT_NAMESPACE, [p.identity for p in s.pods.values() if p.identity])

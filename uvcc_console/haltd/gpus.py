@@ -9,7 +9,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_engine.contract.errors import UvccError
 
 NONE, EMPTY, USED, UNKNOWN = "none", "empty", "used", "unknown"
-_ASK: Final = (
+ASK_GPUS: Final = (
     "command -v nvidia-smi >/dev/null 2>&1 || { echo none; exit 0; }; "
     "nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits"
 )
@@ -39,6 +39,6 @@ def occupancy(listed: str, ours: Collection[int]) -> tuple[str, str]:
 async def look(link: PodLink, ours: Collection[int], timeout: float = 15.0) -> tuple[str, str]:
     """Ask the pod. What cannot be asked is unknown, never empty."""
     try:
-        return occupancy(await link.sh(_ASK, timeout=timeout), ours)
+        return occupancy(await link.sh(ASK_GPUS, timeout=timeout), ours)
     except UvccError as e:
         return UNKNOWN, f"GPU unknown: {e.what}"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from uvcc_console.core import events as ev
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.machine.shortpath import short
+from uvcc_engine.contract.run_files import control
 
 if TYPE_CHECKING:
     import asyncio
 
 SOCKET: Final = "halt.sock"
-MODES: Final = ("hold", "halt", "release")
 _LINE: Final = 64 << 10
 _TAKEN_S: Final = 2.0
 
@@ -33,7 +33,7 @@ def parse(line: bytes) -> ev.HaltRequested | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("mode") not in MODES:
+    if not isinstance(found, dict) or found.get("mode") not in control.MODES:
         return None
     texts = [found.get(name, "") for name in ("nonce", "by", "reason")]
     if not all(isinstance(text, str) and len(text) <= 500 for text in texts) or not texts[0]:

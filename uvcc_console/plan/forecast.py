@@ -42,7 +42,7 @@ def _extrapolate(values: Sequence[float], steps: int) -> tuple[float, float]:
     return mean * steps, max(error * steps, LEAST_ERROR * mean * steps)
 
 
-def _volumes(s: Snapshot) -> list[float]:
+def volumes(s: Snapshot) -> list[float]:
     """Bytes a step and worker, as counted between heartbeats, or of a smoke too short for that, since its start."""
     if found := _steps(s, "bytes"):
         return found
@@ -69,7 +69,7 @@ def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Fore
     seconds, error = _extrapolate(_step_times(s), steps)
     if not seconds:
         return None
-    volume, volume_error = _extrapolate(_volumes(s), steps)
+    volume, volume_error = _extrapolate(volumes(s), steps)
     workers = workers or max(1, len(s.workers))
     paid = sum(p.state not in ("planned", "gone") for p in s.pods.values())
     an_hour = s.hourly / 3600.0 * (pods / paid if pods and paid else 1.0)

@@ -8,20 +8,24 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
+from uvcc_console.core.rungs import Rung
 from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.job.link_spec import LinkKind
 from uvcc_engine.contract.job.private_job import (
+    BOUNDS,
+    DEFAULTS,
     Device,
     Objective,
     OptimizerName,
-    PrivateJob,
     Reveal,
     Rounds,
     Schedule,
     Task,
 )
 from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, why_not
+from uvcc_engine.contract.job.spec import LM_SEED
+from uvcc_engine.contract.job.topology import PARTIES
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -41,7 +45,6 @@ _DURATION: dict[str, Any] = {
     "anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": "^([0-9.]+ *[smhd]? *)+$"}],
 }
 Seconds = Annotated[float, BeforeValidator(seconds), Field(ge=0), WithJsonSchema(_DURATION, mode="validation")]
-_JOB = PrivateJob(steps=1)  # its defaults
 
 
 def _model(value: Any) -> Any:
@@ -54,6 +57,21 @@ def _proof_mode(value: Any) -> Any:
     if reason := why_not(value):
         raise ValueError(reason)
     return value
+
+
+def _limits(name: str) -> dict[str, Any]:
+    """Between which numbers a key of the private job lies, as the engine says it."""
+    return dict(BOUNDS[name].limits())
+
+
+def _needed(name: str) -> Any:
+    """A number of the private job that every profile gives, with the engine's limits."""
+    return Field(**_limits(name))
+
+
+def _bounded(name: str) -> Any:
+    """A number of the private job, with the engine's default and limits."""
+    return Field(default=getattr(DEFAULTS, name), **_limits(name))
 
 
 class PrivateJobSettings(Strict):
@@ -69,30 +87,30 @@ class PrivateJobSettings(Strict):
     model_config = ConfigDict(populate_by_name=True)
 
     kind: Literal["private"]
-    model: Annotated[Any, BeforeValidator(_model)] = _JOB.model
-    steps: int = Field(gt=0)
+    model: Annotated[Any, BeforeValidator(_model)] = DEFAULTS.model
+    steps: int = _needed("steps")
     epochs: int = Field(default=0, ge=0)
-    batch: int = Field(default=_JOB.batch, gt=0)
-    lr: float = Field(default=_JOB.lr, gt=0, le=16)
-    momentum: float = Field(default=_JOB.momentum, ge=0, lt=1)
-    schedule: Schedule = _JOB.schedule
-    warmup: int = Field(default=_JOB.warmup, ge=0)
-    weight_decay: float = Field(default=_JOB.weight_decay, ge=0, le=1)
-    clip_norm: float = Field(default=_JOB.clip_norm, ge=0, le=64)
-    seed: int = Field(default=_JOB.seed, ge=0, lt=2**63)
-    frac_bits: int = Field(default=_JOB.frac_bits, ge=8, le=24)
-    reveal: list[Reveal] = list(_JOB.reveal)
-    loss_every: int = Field(default=_JOB.loss_every, gt=0)
-    checkpoint_every: int = Field(default=_JOB.checkpoint_every, gt=0)
-    test_rows: int = Field(default=_JOB.test_rows, gt=0)
-    optimizer: OptimizerName = _JOB.optimizer
-    beta2: float = Field(default=_JOB.beta2, ge=0.5, le=0.999)
-    objective: Objective = _JOB.objective
-    min_rows: int = Field(default=_JOB.min_rows, gt=0)
-    task: Task = _JOB.task
-    device: Device = _JOB.device
+    batch: int = _bounded("batch")
+    lr: float = _bounded("lr")
+    momentum: float = _bounded("momentum")
+    schedule: Schedule = DEFAULTS.schedule
+    warmup: int = _bounded("warmup")
+    weight_decay: float = _bounded("weight_decay")
+    clip_norm: float = _bounded("clip_norm")
+    seed: int = _bounded("seed")
+    frac_bits: int = _bounded("frac_bits")
+    reveal: list[Reveal] = list(DEFAULTS.reveal)
+    loss_every: int = _bounded("loss_every")
+    checkpoint_every: int = _bounded("checkpoint_every")
+    test_rows: int = _bounded("test_rows")
+    optimizer: OptimizerName = DEFAULTS.optimizer
+    beta2: float = _bounded("beta2")
+    objective: Objective = DEFAULTS.objective
+    min_rows: int = _bounded("min_rows")
+    task: Task = DEFAULTS.task
+    device: Device = DEFAULTS.device
     rounds: Rounds | Literal["auto"] = "auto"
-    verify: Annotated[ProofMode, BeforeValidator(_proof_mode)] = _JOB.verify
+    verify: Annotated[ProofMode, BeforeValidator(_proof_mode)] = DEFAULTS.verify
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""
@@ -100,8 +118,8 @@ class PrivateJobSettings(Strict):
 
     @model_validator(mode="after")
     def _reveals_what_it_has(self) -> PrivateJobSettings:
-        if 0.0 < self.clip_norm < 0.01:
-            raise ValueError(f"clip_norm {self.clip_norm:g} is too short: give 0.01 to 64, or 0 for none")
+        if not BOUNDS["clip_norm"].hold(self.clip_norm):
+            raise ValueError(f"clip_norm {self.clip_norm:g} is too short: {BOUNDS['clip_norm'].hint}")
         for item in self.reveal:
             if (item == "predictions") != (self.task == "infer"):
                 raise ValueError(f"task {self.task} cannot reveal {item}: 'infer' reveals predictions and nothing else")
@@ -124,7 +142,7 @@ class LmJobSettings(Strict):
     config: str = "m7c_125m_80g"
     steps: int = Field(gt=0)
     ranks: int = Field(default=1, gt=0)
-    seed: int = Field(default=1337, ge=0)
+    seed: int = Field(default=LM_SEED, ge=0)
     overrides: dict[str, dict[str, Any]] = {}
     plan: dict[str, Any] = {}
     fetch_checkpoint: bool = True
@@ -197,14 +215,14 @@ class HaltPart(Strict):
 
     lease: Seconds = 60.0
     patience: Seconds = 10.0
-    auto: list[Literal["hold", "halt", "term", "kill", "terminate"]] = ["hold", "halt", "term"]
+    auto: list[Rung] = ["hold", "halt", "term"]
 
 
 class ConsentPart(Strict):
     """How many of the three domains must sign: before the full run, and before pods are terminated on request."""
 
-    full: int = Field(default=0, ge=0, le=3)
-    terminate: int = Field(default=0, ge=0, le=3)
+    full: int = Field(default=0, ge=0, le=PARTIES)
+    terminate: int = Field(default=0, ge=0, le=PARTIES)
 
 
 class NatsPart(Strict):

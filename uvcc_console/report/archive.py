@@ -82,7 +82,7 @@ def write_package(
     if not manifest.is_there(record.artifacts):
         collector.seal(run_dir)
     path = out or Path.cwd() / f"{run_dir.name}{FORMATS[kind]}"
-    _pack(record.artifacts, run_dir.name, path, kind)
+    pack_folder(record.artifacts, run_dir.name, path, kind)
     log.info("packed into %s", path, run=run_dir.name)
     return path, drawn
 
@@ -111,7 +111,7 @@ def _write(path: Path, data: bytes) -> Path:
 # ---- packing -------------------------------------------------------------------------------------------------------
 
 
-def _pack(root: Path, name: str, path: Path, kind: str) -> None:
+def pack_folder(root: Path, name: str, path: Path, kind: str) -> None:
     """Everything below ``root`` under the folder ``name``, in order, nothing of this machine; as a whole or not."""
     partial = path.with_name(path.name + ".part")
     try:

@@ -247,7 +247,7 @@ def _gantt(record: RunRecord) -> Drawing:
         lanes, boxes, colours = sorted(by_lane), list[list[tuple[float, float]]](), list[str]()
         for lane, coord in enumerate(lanes):
             bars = by_lane[coord]
-            places, deep = _side_by_side([(start, end) for _, _, start, end in bars])
+            places, deep = side_by_side([(start, end) for _, _, start, end in bars])
             height = 0.8 / deep
             for (phase, microbatch, start, end), place in zip(bars, places, strict=True):
                 low = lane - 0.4 + height * place
@@ -269,7 +269,7 @@ def _gantt(record: RunRecord) -> Drawing:
     return Drawing("fig9_schedule", f"Pipeline schedule as it ran, step {step}", columns, rows, draw, why, height)
 
 
-def _side_by_side(spans: Sequence[tuple[float, float]]) -> tuple[list[int], int]:
+def side_by_side(spans: Sequence[tuple[float, float]]) -> tuple[list[int], int]:
     """A place for each span, in order of its start, so that no two at one place overlap; and how many places there are.
 
     A worker has several microbatches on their way at a time: it computes one while another waits for its messages.

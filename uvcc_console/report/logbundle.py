@@ -237,7 +237,7 @@ def _summary(package: Package) -> Iterator[str]:
     yield ""
     yield "Counted from the events that the workers told; results that say nothing else are the certificate's."
     yield ""
-    yield from _figures(record)
+    yield from key_figures(record)
     yield from _gates(record)
 
 
@@ -268,7 +268,7 @@ def hand_checks(bundle: Bundle) -> list[str]:
     return lines
 
 
-def _figures(record: RunRecord) -> Iterator[str]:
+def key_figures(record: RunRecord) -> Iterator[str]:
     """The table of key figures: of the whole run, and of each phase, which may have had another topology."""
     parts = [(phase, record.during(phase)) for phase in record.phases]
     tables = [dict(metrics.table(part)) for _, part in parts]

@@ -68,10 +68,10 @@ async def fetch(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> s
     coords = {str(c) for c in phase.coords(member.name)}
     await asyncio.to_thread(collector.reopen, ctx.run_dir)  # the run lives: its manifest is signed again at its end
     with Landing(home) as landing:
-        offer, sums = await _bring(member, remote, landing, coords)
+        offer, sums = await bring_files(member, remote, landing, coords)
         left = await _different(member, remote, sums)
         if left:  # replaced meanwhile, where others only grow
-            offer, again = await _bring(member, remote, landing, coords, left)
+            offer, again = await bring_files(member, remote, landing, coords, left)
             left = await _different(member, remote, again)
     if left:
         raise UvccError(f"{', '.join(left)} of {member.name} changed while they were fetched", "fetch again")
@@ -79,7 +79,7 @@ async def fetch(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> s
     return f"{len(sums)} files in {home.relative_to(ctx.run_dir)}" + (f"; {said}" if said else "")
 
 
-async def _bring(
+async def bring_files(
     member: Member, remote: str, landing: Landing, coords: Collection[str], only: Collection[str] = ()
 ) -> tuple[offered.Listing, dict[str, Arriving]]:
     """Fetch what is offered now, or ``only`` these: of each file as much as it has at this moment."""

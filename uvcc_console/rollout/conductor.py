@@ -328,13 +328,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with within(run=run_dir.name), run_lock(run_dir):
             processes.write_record(run_dir, processes.CONDUCTOR)
             log.info("conducting%s", f", to {args.adopt}" if args.adopt else "")
-            return _run(run_dir, args.adopt, args.since)
+            return run_conductor(run_dir, args.adopt, args.since)
     except UvccError as e:
         log.error("%s", e)
         return 1
 
 
-def _run(run_dir: Path, adopted: str, since: int) -> int:
+def run_conductor(run_dir: Path, adopted: str, since: int) -> int:
     busy_s = TEARDOWN_BUSY_S if adopted == "teardown" else BUSY_S
     journal = Journal(run_dir / processes.JOURNAL, source="conductor", busy_s=busy_s)
     try:

@@ -80,7 +80,7 @@ def measure_groups(place: RankAddress, job: Mapping[str, Any], facts: dict[str, 
     ``mib_s`` is the bus bandwidth: what each rank sends in a ring, 2(n-1)/n of the block, over the best time.
     Raises PeerLostError if the ranks do not meet, VerificationError if they do not add up.
     """
-    device = _device(str(job.get("device", "cpu")))
+    device = device_of(str(job.get("device", "cpu")))
     groups = PartyGroups.open(
         place, on_event=lambda name, fields: None, device=device.type, timeout_s=float(job["timeout_s"])
     )
@@ -88,13 +88,15 @@ def measure_groups(place: RankAddress, job: Mapping[str, Any], facts: dict[str, 
     try:
         groups.start_dp()
         named = {"dp": groups.dp, "pp": groups.pp, "tp": groups.tp}
-        found = {name: _reduced(g, device, float(job["reduce_mib"])) for name, g in named.items() if g.size > 1}
+        found = {
+            name: measure_reduction(g, device, float(job["reduce_mib"])) for name, g in named.items() if g.size > 1
+        }
     finally:
         groups.close()
     return found
 
 
-def _device(wanted: str) -> torch.device:
+def device_of(wanted: str) -> torch.device:
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -102,7 +104,7 @@ def _device(wanted: str) -> torch.device:
     return device
 
 
-def _reduced(group: Communicator, device: torch.device, mib: float) -> dict[str, Any]:
+def measure_reduction(group: Communicator, device: torch.device, mib: float) -> dict[str, Any]:
     count = max(1, int(mib * MIB) // 8)
     wanted, best = group.size * (group.size + 1) // 2, float("inf")
     for _ in range(REPEATS):

@@ -70,10 +70,10 @@ def against_dense(name: str, case: Versus, device: torch.device, runs: int, metr
 
 def overhead(steps: int, runs: int) -> Row:
     """Share of the showcase trainer's own time, with its own log interval, from what it measures itself."""
-    return row("overhead_share", "share", "", [_own_share(steps) for _ in range(runs)])
+    return row("overhead_share", "share", "", [loading_share(steps) for _ in range(runs)])
 
 
-def _own_share(steps: int) -> float:
+def loading_share(steps: int) -> float:
     cfg = _on_cpu(shape("train_showcase", steps=steps))
 
     def packer(val: bool, cursor: Cursor | None) -> Packer:

@@ -48,29 +48,29 @@ class LocalPlane:
     """``plane.api.Plane`` for one party over a ``Wire``."""
 
     def __init__(self, wire: Wire, party: int) -> None:
-        self._wire = wire
+        self.wire = wire
         self._kept: dict[tuple[int, Tag], bytes] = {}  # of streams that nobody has asked for yet
         self.party = party
 
     def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
         body = bytes(payload)
-        if self._wire.tamper is not None:
-            body = self._wire.tamper(self.party, dst, tag, body)
-        self._wire.main[self.party, dst].put((tag, body))
+        if self.wire.tamper is not None:
+            body = self.wire.tamper(self.party, dst, tag, body)
+        self.wire.main[self.party, dst].put((tag, body))
 
     def recv(self, src: int, tag: Tag) -> memoryview:
         while (body := self._kept.pop((src, tag), None)) is None:
             self._take(src, tag)
-        if self._wire.keep:
-            self._wire.received[self.party].append((src, tag, body))
+        if self.wire.keep:
+            self.wire.received[self.party].append((src, tag, body))
         return memoryview(body)
 
     def _take(self, src: int, due: Tag) -> None:
         """Keep the next message of ``src``, which must be ``due`` or of another stream."""
         try:
-            item = self._wire.main[src, self.party].get(timeout=self._wire.wait_s)
+            item = self.wire.main[src, self.party].get(timeout=self.wire.wait_s)
         except queue.Empty:
-            raise PeerLostError(f"party {src} sent nothing for {self._wire.wait_s:g} s", party=src) from None
+            raise PeerLostError(f"party {src} sent nothing for {self.wire.wait_s:g} s", party=src) from None
         if item is None:
             raise PeerLostError(f"party {src} stopped", party=src)
         if item[0] != due and item[0].stream == due.stream:
@@ -80,7 +80,7 @@ class LocalPlane:
     def arrived(self, wants: Iterable[tuple[int, Tag]]) -> bool:
         missing = [want for want in wants if want not in self._kept]
         for src, tag in missing:
-            while (src, tag) not in self._kept and not self._wire.main[src, self.party].empty():
+            while (src, tag) not in self._kept and not self.wire.main[src, self.party].empty():
                 self._take(src, tag)
         return all(want in self._kept for want in missing)
 
@@ -90,11 +90,11 @@ class LocalPlane:
             self._take(*missing)
 
     def send_control(self, dst: int, body: bytes) -> None:
-        self._wire.control[self.party, dst].put(body)
+        self.wire.control[self.party, dst].put(body)
 
     def recv_control(self, src: int, timeout: float | None = None) -> bytes:
         try:
-            return self._wire.control[src, self.party].get(timeout=timeout)
+            return self.wire.control[src, self.party].get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no control message of party {src} within {timeout} s") from None
 

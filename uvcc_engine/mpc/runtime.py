@@ -22,12 +22,12 @@ __all__ = ["MpcProtocol", "ProtocolProgress", "Round", "Runtime", "par"]
 T = TypeVar("T")
 
 
-class _Task:
+class ProtocolTask:
     """A protocol on its way: waiting for a round (``request``) or for its branches (``left``)."""
 
     __slots__ = ("left", "parent", "place", "request", "results", "steps")
 
-    def __init__(self, steps: Generator[Any, Any, Any], parent: _Task | None, place: int) -> None:
+    def __init__(self, steps: Generator[Any, Any, Any], parent: ProtocolTask | None, place: int) -> None:
         self.steps = steps
         self.parent = parent
         self.place = place
@@ -137,7 +137,7 @@ class Runtime:
             self.begin_epoch(0)
         return ProtocolProgress(self, steps)
 
-    def _resume(self, task: _Task, answer: list[Tensor] | None) -> list[_Task]:
+    def _resume(self, task: ProtocolTask, answer: list[Tensor] | None) -> list[ProtocolTask]:
         """Advance a task to its next round. Returns the tasks that wait now in its place (with its branches)."""
         task.request = None
         try:
@@ -149,9 +149,9 @@ class Runtime:
             task.results = [None] * task.left
             if not request.branches:
                 return self._resume(task, [])
-            waiting: list[_Task] = []
+            waiting: list[ProtocolTask] = []
             for place, branch in enumerate(request.branches):
-                waiting += self._resume(_Task(branch, task, place), None)
+                waiting += self._resume(ProtocolTask(branch, task, place), None)
             return waiting
         task.request = request
         for peer, kind, data in request.sends:
@@ -159,7 +159,7 @@ class Runtime:
                 self._send(peer, *message)
         return [task]
 
-    def _finish(self, task: _Task, result: Any) -> list[_Task]:
+    def _finish(self, task: ProtocolTask, result: Any) -> list[ProtocolTask]:
         parent = task.parent
         if parent is None:
             task.results = [result]
@@ -194,11 +194,11 @@ class ProtocolProgress(Generic[T]):
     def __init__(self, rt: Runtime, steps: MpcProtocol[T]) -> None:
         """See :meth:`Runtime.start`."""
         self._rt = rt
-        self._root = _Task(steps, None, 0)
+        self._root = ProtocolTask(steps, None, 0)
         with torch.inference_mode():
             self._enter(rt._resume(self._root, None))
 
-    def _enter(self, waiting: list[_Task]) -> None:
+    def _enter(self, waiting: list[ProtocolTask]) -> None:
         """Send what the last round left; note what the next one waits for."""
         rt, self._waiting = self._rt, waiting
         self._wants: list[tuple[int, Tag]] | None = None
@@ -238,7 +238,7 @@ class ProtocolProgress(Generic[T]):
     def advance(self) -> None:
         """Take this round's messages, waiting for those that are not there, and go on to the next round."""
         with torch.inference_mode():
-            following: list[_Task] = []
+            following: list[ProtocolTask] = []
             for task in self._waiting:
                 assert task.request is not None
                 got = [self._rt._take(self._inboxes[want[0]], want[0]) for want in task.request.wants]

@@ -39,7 +39,9 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """q [B, S, H, dk], k/v [B, n, G, d] -> (o [B, S, H, dv], lse [B, H, S] in base e if asked for)."""
     call = _compiled() if q.device.type == "cuda" else flex_attention
     found = call(
@@ -102,7 +104,7 @@ def compressed(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, layout: Layout) -> tuple
     """q [B, S, H, dk], k/v [B, n_cmp, G, d] -> (o [B, S, H, dv], chosen int32 [B, G, S, n_sel] or None)."""
     cfg = layout.cfg
     mask = band_mask(layout, cfg.d, cfg.l, 1 << 30, k_cmp.shape[1])
-    o, lse = _attend(q, k_cmp, v_cmp, mask, lse=layout.selects)
+    o, lse = attend_blocks(q, k_cmp, v_cmp, mask, lse=layout.selects)
     return o, None if lse is None else _choose(q, k_cmp, lse, layout)
 
 
@@ -136,9 +138,9 @@ def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) ->
     each = wide // size
     padded = torch.nn.functional.pad(blocks, (0, -layout.n_blocks % each, 0, -layout.s % TILE))
     there = padded.reshape(*padded.shape[:2], -1, TILE, padded.shape[-1] // each, each).any(-1).any(3)
-    return _attend(q, k, v, _mask(there.repeat_interleave(per, 1), wide, layout.s, layout, mod))[0]
+    return attend_blocks(q, k, v, _mask(there.repeat_interleave(per, 1), wide, layout.s, layout, mod))[0]
 
 
 def window(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """The last w tokens. q [B, S, H, dk], k/v [B, S, G, d] -> [B, S, H, dv]."""
-    return _attend(q, k, v, band_mask(layout, 1, 1, layout.cfg.w, layout.s))[0]
+    return attend_blocks(q, k, v, band_mask(layout, 1, 1, layout.cfg.w, layout.s))[0]

@@ -219,7 +219,7 @@ def _only_box(folder: Path, coord: str) -> bytes:
     return found[0].read_bytes()
 
 
-def _whole(slices: Mapping[tuple[int, int], Mapping[str, Floats]], model: str | None) -> dict[str, Floats]:
+def whole_weights(slices: Mapping[tuple[int, int], Mapping[str, Floats]], model: str | None) -> dict[str, Floats]:
     """The weights of all stages, each put together from its tensor ranks' slices as that model is split."""
     size = 1 + max(tensor for _, tensor in slices)
     if size > 1 and model is None:
@@ -246,7 +246,7 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
     for stage, tensor in _workers_below(args.open):
         boxes = [_only_box(args.open, f"p{party}r0s{stage}t{tensor}") for party in range(len(parties))]
         slices[stage, tensor] = open_weights(boxes, owner=owner, parties=parties)
-    weights = _whole(slices, args.model)
+    weights = whole_weights(slices, args.model)
     args.out.mkdir(parents=True, exist_ok=True)
     answers = weights.get(PREDICTION)
     name = "weights.npz" if answers is None else "predictions.npz"

@@ -94,13 +94,13 @@ def check(path: Path, most: int = 0) -> Form:
             break  # the last epoch, where a result is opened, is there only if something is measured
         for coord, due in zip(coords, wanted, strict=True):
             found = [record[:HEAD] for record in recorded(folders[coord], epoch)[0].values()]
-            _same(f"epoch {epoch} of {coord}", due, found)
+            check_same(f"epoch {epoch} of {coord}", due, found)
             messages += len(found)
         epochs = epoch + 1
     return Form(epochs, certificate.epochs, messages)
 
 
-def _same(where: str, due: Sequence[bytes], found: Sequence[bytes]) -> None:
+def check_same(where: str, due: Sequence[bytes], found: Sequence[bytes]) -> None:
     for heads, others, what in ((due, set(found), "lacks"), (found, set(due), "has")):
         for head in heads:
             if head not in others:

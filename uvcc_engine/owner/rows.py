@@ -29,7 +29,7 @@ from uvcc_engine.sealing.inputs import encode_fixed
 from uvcc_engine.sharding.validation import check_tensors, fit_model
 
 Blocks = Iterator[tuple[str, Ring]]
-_AT_ONCE: Final = 1 << 17
+AT_ONCE: Final = 1 << 17
 """Values of one block."""
 
 
@@ -55,7 +55,7 @@ def rows_of(job: PrivateJob, args: argparse.Namespace) -> OwnerRows:
 
     def blocks() -> Blocks:
         for name, values in tensors.items():
-            at_once = max(1, _AT_ONCE // max(1, values[0].size if len(values) else 1))
+            at_once = max(1, AT_ONCE // max(1, values[0].size if len(values) else 1))
             for start in range(0, len(values), at_once):
                 yield name, values[start : start + at_once]
 
@@ -120,10 +120,10 @@ def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
 def public_test_rows(seed: int, rows: int, test_rows: int) -> np.ndarray:
     """Which rows are for the test: those of the least public random words, found in memory of the order of the test."""
     best = np.zeros((0, 2), np.uint64)
-    for block in range(-(-rows // _AT_ONCE)):
-        many = min(_AT_ONCE, rows - block * _AT_ONCE)
+    for block in range(-(-rows // AT_ONCE)):
+        many = min(AT_ONCE, rows - block * AT_ONCE)
         words = public_stream("split-rows", seed, block, many)
-        more = np.stack([words, np.arange(many, dtype=np.uint64) + np.uint64(block * _AT_ONCE)], 1)
+        more = np.stack([words, np.arange(many, dtype=np.uint64) + np.uint64(block * AT_ONCE)], 1)
         best = np.concatenate([best, more])
         if len(best) > test_rows:
             best = best[np.argpartition(best[:, 0], test_rows - 1)[:test_rows]]
@@ -165,7 +165,7 @@ def _numbers(path: Path, header: int, width: int) -> Iterator[Floats]:
             for _ in range(header):
                 lines.readline()
             while True:
-                at_once = max(1, _AT_ONCE // width)
+                at_once = max(1, AT_ONCE // width)
                 with np.errstate(all="ignore"):
                     table: Floats = np.loadtxt(lines, delimiter=",", ndmin=2, max_rows=at_once)
                 if table.size:

@@ -41,10 +41,10 @@ class Presence:
         self._seen: set[int] = set()
         self._missed: set[int] = set()
         self.lost: list[int] = []
-        self._own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.own_socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._own.bind(self._name(rank))
-            self._own.listen(1)
+            self.own_socket.bind(self._name(rank))
+            self.own_socket.listen(1)
         except OSError:
             self._watched = set()  # no such names here, or a rank of another network has this one: nothing to see
 
@@ -73,7 +73,7 @@ class Presence:
         return code in (0, errno.EAGAIN)  # it listens; nobody takes the calls
 
     def close(self) -> None:
-        self._own.close()
+        self.own_socket.close()
 
 
 def lost_before(rank: int, party: int, why: str) -> PeerLostError:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 NAME: Final = "unix"
-_HEAD: Final = struct.Struct("<qQ")  # which operation or tag, how many bytes follow
+HEAD: Final = struct.Struct("<qQ")  # which operation or tag, how many bytes follow
 _INDEX: Final = struct.Struct("<I")
 _MOST_BYTES: Final = 1 << 36  # of a message: memory is never asked for more
 _CALLER_S: Final = 5.0  # for a caller of this user to say who it is
@@ -64,7 +64,7 @@ class MemberConnection:
 
     def send(self, key: int, data: memoryview) -> None:
         """Hand over a message; what the socket does not take now is copied and follows by itself."""
-        parts = [memoryview(_HEAD.pack(key, len(data))), data]
+        parts = [memoryview(HEAD.pack(key, len(data))), data]
         with self._news:
             if self._broken is not None:
                 raise RuntimeError(f"a member is gone: {self._broken}")
@@ -123,10 +123,10 @@ class MemberConnection:
                 _check_size(key, len(whole), len(into))
                 into[:] = whole
                 return
-            head = memoryview(bytearray(_HEAD.size))
+            head = memoryview(bytearray(HEAD.size))
             while True:
                 self._fill(head)
-                found, size = _HEAD.unpack(head)
+                found, size = HEAD.unpack(head)
                 if found == key:
                     _check_size(key, size, len(into))
                     self._fill(into)
@@ -320,7 +320,7 @@ class UnixGroup(dist.ProcessGroup):
                 sock.sendall(_INDEX.pack(self._me))
             while len(found) < self._size - 1:
                 sock, _ = own.accept()
-                member = _caller(sock, min(_CALLER_S, self._timeout_s))
+                member = calling_member(sock, min(_CALLER_S, self._timeout_s))
                 if member in range(self._me + 1, self._size) and member not in found:
                     found[member] = sock
                 else:
@@ -328,7 +328,7 @@ class UnixGroup(dist.ProcessGroup):
         return {member: MemberConnection(found[member], self._timeout_s) for member in sorted(found)}
 
 
-def _caller(sock: socket.socket, timeout_s: float) -> int:
+def calling_member(sock: socket.socket, timeout_s: float) -> int:
     """Who calls: a member's index, -1 for another user's process or one that says nothing sensible."""
     if sys.platform != "linux":  # see groups._backend: this is never chosen there
         return -1

@@ -24,7 +24,7 @@ _MAGIC: Final = b"UVCK"
 _VERSION: Final = 1
 _MAC_BYTES: Final = 32
 KNOCK_BYTES: Final = _KNOCK.size + _MAC_BYTES
-_NONCES_KEPT: Final = 4096  # per peer; only knocks of the peer itself enter
+NONCES_KEPT: Final = 4096  # per peer; only knocks of the peer itself enter
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
@@ -67,7 +67,7 @@ class KnockAuthenticator:
         if nonce in seen:
             return -1, "a knock that was used before"
         seen[nonce] = None
-        if len(seen) > _NONCES_KEPT:
+        if len(seen) > NONCES_KEPT:
             seen.popitem(last=False)
         return src, ""
 

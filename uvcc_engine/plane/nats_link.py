@@ -33,7 +33,7 @@ from uvcc_engine.plane.timing import LinkTiming, Outgoing
 NATS_POLICY: Final = LinkTiming(
     timing=Timing(rto_s=3.0, rto_floor_s=0.75, rto_cap_s=60.0), hello_s=0.5, ack_delay_s=0.1, ack_frames=64
 )
-_PIECE = struct.Struct("<QIQHHHxx")  # session, stream, seq, try, piece, pieces
+PIECE = struct.Struct("<QIQHHHxx")  # session, stream, seq, try, piece, pieces
 _UNSENT: Final = 32 << 20
 _FETCH: Final = 256
 _PARTIES: Final = frozenset(map(str, range(PARTIES)))
@@ -44,7 +44,7 @@ _RETRY_S: Final = 1.0
 _REST_S: Final = 0.02
 _WAITING: Final = 2048  # messages taken from the broker and not from us: then it keeps them, and passing ones are lost
 _PIECES: Final = 1024  # of a frame
-_UNFINISHED: Final = 64  # frames of which pieces are missing
+UNFINISHED: Final = 64  # frames of which pieces are missing
 _FRAME_BYTES: Final = fr.HEADER_BYTES + fr.MAX_BODY
 
 
@@ -187,11 +187,11 @@ class NatsLink:
 
         Whoever may publish may send anything: of what is begun only the newest is kept. Raises ProtocolError.
         """
-        *_, piece, pieces = _PIECE.unpack_from(data)
-        body = data[_PIECE.size :]
+        *_, piece, pieces = PIECE.unpack_from(data)
+        body = data[PIECE.size :]
         if pieces == 1:
             return body
-        key = sender, data[: _PIECE.size - 6]
+        key = sender, data[: PIECE.size - 6]
         known = self._pieces.get(key)
         if not piece < pieces <= _PIECES or (known is not None and len(known) != pieces) or not body:
             raise ProtocolError(f"piece {piece} of {pieces}")
@@ -200,7 +200,7 @@ class NatsLink:
         if sum(len(p) for p in parts if p) > _FRAME_BYTES:
             del self._pieces[key]
             raise ProtocolError("a frame in pieces that are too large")
-        if len(self._pieces) > _UNFINISHED:
+        if len(self._pieces) > UNFINISHED:
             del self._pieces[next(k for k in self._pieces if k[0] == sender)]
         if not all(parts):
             return None
@@ -319,12 +319,12 @@ class NatsLink:
         subject = f"{self._prefix}.{self._party}.{dst}"
         data = b"".join(out.buffers)
         if out.slot:
-            await self._client.publish(f"uvccp.{subject}", _PIECE.pack(0, 0, 0, 0, 0, 1) + data)
+            await self._client.publish(f"uvccp.{subject}", PIECE.pack(0, 0, 0, 0, 0, 1) + data)
             return
         size = self._client.max_payload - 4096  # leaves room for headers
         count = -(-len(data) // size)
         for n in range(count):
-            head = _PIECE.pack(*out.key, n, count)
+            head = PIECE.pack(*out.key, n, count)
             ident = {"Nats-Msg-Id": f"{self._party}.{dst}.{head.hex()}"}
             await self._jetstream.publish(f"uvcc.{subject}", head + data[n * size : (n + 1) * size], headers=ident)
 

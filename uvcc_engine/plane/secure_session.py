@@ -63,13 +63,13 @@ class Keys:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self.newest = 0
-        self._aead: dict[int, AESGCM] = {0: AESGCM(_expand(secret, b"key"))}
+        self._aead: dict[int, AESGCM] = {0: AESGCM(expand_key(secret, b"key"))}
 
     def step(self) -> int:
         """Make the next generation; returns its number. Keeps the previous one for what is still under way."""
-        self._secret = _expand(self._secret, b"next")
+        self._secret = expand_key(self._secret, b"next")
         self.newest += 1
-        self._aead[self.newest] = AESGCM(_expand(self._secret, b"key"))
+        self._aead[self.newest] = AESGCM(expand_key(self._secret, b"key"))
         self._aead.pop(self.newest - _GENERATIONS_KEPT, None)
         return self.newest
 
@@ -79,7 +79,7 @@ class Keys:
     def opening(self, generation: int) -> AESGCM | None:
         """The key of a generation; None if it is forgotten or more than one ahead. Does not advance."""
         if generation == self.newest + 1:
-            return AESGCM(_expand(_expand(self._secret, b"next"), b"key"))
+            return AESGCM(expand_key(expand_key(self._secret, b"next"), b"key"))
         return self._aead.get(generation)
 
 
@@ -140,7 +140,7 @@ def _broken(header: fr.Header) -> fr.UnprovenError:
     return fr.UnprovenError(f"a frame of class {header.cls:#x} has a broken seal", party=header.src)
 
 
-def _expand(secret: bytes, info: bytes, length: int = 32) -> bytes:
+def expand_key(secret: bytes, info: bytes, length: int = 32) -> bytes:
     return HKDFExpand(algorithm=hashes.SHA256(), length=length, info=b"UVCC_PLANE_V1 " + info).derive(secret)
 
 
@@ -318,16 +318,16 @@ class Handshake:
         secret = HKDF.extract(hashes.SHA256(), transcript, ephemeral + static)
         mine, other = (b"low", b"high") if low_first else (b"high", b"low")
         session = SecureSession(
-            int.from_bytes(_expand(secret, b"id", 8), "little") or 1,
-            _expand(secret, b"data " + mine),
-            _expand(secret, b"data " + other),
+            int.from_bytes(expand_key(secret, b"id", 8), "little") or 1,
+            expand_key(secret, b"data " + mine),
+            expand_key(secret, b"data " + other),
             hello.instance,
         )
         frames = [
             self._frame(fr.HELLO, 0, self._hello),
-            self._auth(session.id, transcript, _expand(secret, b"auth " + mine)),
+            self._auth(session.id, transcript, expand_key(secret, b"auth " + mine)),
         ]
-        self._pending = _Pending(hello, transcript, session, _expand(secret, b"auth " + other), frames)
+        self._pending = _Pending(hello, transcript, session, expand_key(secret, b"auth " + other), frames)
 
     def _auth(self, session: int, transcript: bytes, key: bytes) -> bytes:
         cursors = self._cursors()

@@ -33,12 +33,12 @@ _MAX_REPLY: Final = 1 << 27
 _READ: Final = 1 << 18
 
 
-class _Replies:
+class RelayReplies:
     """Reads length-prefixed replies from a non-blocking socket."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray(_READ)
-        self._have = 0
+        self.buffer = bytearray(_READ)
+        self.have = 0
         self._body: memoryview | None = None
         self._filled = 0
 
@@ -46,7 +46,7 @@ class _Replies:
         """Replies that can be had without waiting. Raises OSError if the connection ended, ValueError on nonsense."""
         found: list[binary.Reply] = []
         while not found:
-            into = memoryview(self._buffer)[self._have :] if self._body is None else self._body[self._filled :]
+            into = memoryview(self.buffer)[self.have :] if self._body is None else self._body[self._filled :]
             try:
                 count = sock.recv_into(into)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -59,29 +59,29 @@ class _Replies:
                     found.append(binary.read_reply(self._body))
                     self._body = None
             else:
-                self._have += count
-                self._split(found)
+                self.have += count
+                self.split(found)
         return found
 
-    def _split(self, found: list[binary.Reply]) -> None:
-        at, view = 0, memoryview(self._buffer)
-        while self._have - at >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer, at)
+    def split(self, found: list[binary.Reply]) -> None:
+        at, view = 0, memoryview(self.buffer)
+        while self.have - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self.buffer, at)
             if length > _MAX_REPLY:
                 raise ValueError(f"a reply of {length} bytes")
-            start, have = at + LENGTH.size, self._have - at - LENGTH.size
+            start, have = at + LENGTH.size, self.have - at - LENGTH.size
             if have >= length:
                 found.append(binary.read_reply(bytes(view[start : start + length])))
                 at = start + length
-            elif start + length > len(self._buffer) or (at > 0 and have > 0 and length > len(self._buffer) // 2):
+            elif start + length > len(self.buffer) or (at > 0 and have > 0 and length > len(self.buffer) // 2):
                 self._body = buffer(length)
-                self._body[:have] = view[start : self._have]
-                self._filled, at = have, self._have
+                self._body[:have] = view[start : self.have]
+                self._filled, at = have, self.have
             else:
                 break
         if at:
-            self._buffer[: self._have - at] = self._buffer[at : self._have]
-            self._have -= at
+            self.buffer[: self.have - at] = self.buffer[at : self.have]
+            self.have -= at
 
 
 class StreamLink(RelayBase):
@@ -100,7 +100,7 @@ class StreamLink(RelayBase):
         self._sock: socket.socket | None = None
         self._poll = select.poll()
         self._out = OutQueue()
-        self._replies = _Replies()
+        self._replies = RelayReplies()
         self._unconfirmed: deque[list[binary.Item]] = deque()
         self._unconfirmed_bytes = 0
         self._unacked_bytes = 0
@@ -201,7 +201,7 @@ class StreamLink(RelayBase):
         sock.setblocking(False)
         self._sock = sock
         self._poll.register(sock.fileno(), select.POLLIN)
-        self._out, self._replies = OutQueue(), _Replies()
+        self._out, self._replies = OutQueue(), RelayReplies()
         self._up()
         # what the last connection may have lost; the relay recognises what it has
         before, self._unconfirmed = self._unconfirmed, deque()

@@ -23,7 +23,7 @@ NOTICE_TTL_S: Final = 86_400
 MAX_SLOT: Final = 256 << 10  # bytes of one message in a slot
 MAX_PASSING: Final = 64 << 20  # bytes of all that one (group, party) has in slots
 _SEEN_LEAST: Final = 64  # ids that every queue may remember, however many there are in all
-_GONE: Final = 4096
+GONE_KEPT: Final = 4096
 _ID_BITS: Final = 40
 
 Schedule = Callable[[Callable[[], None]], None]
@@ -274,7 +274,7 @@ class Hub:
         self._book.release(message)
         message.lease = -1.0  # marks it as gone for the expiry heap
         self._gone += 1
-        if self._gone > _GONE and 2 * self._gone > len(self._expiry):
+        if self._gone > GONE_KEPT and 2 * self._gone > len(self._expiry):
             self._expiry = [entry for entry in self._expiry if entry[2].lease >= 0]
             heapq.heapify(self._expiry)
             self._gone = 0

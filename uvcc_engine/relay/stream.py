@@ -28,7 +28,7 @@ REFUSED: Final = b"UVS-"
 LENGTH: Final = struct.Struct("<I")
 _HELLO: Final = struct.Struct("<4sH")
 _MAX_TOKEN: Final = 1024
-_PUSH_BYTES: Final = 4 << 20
+PUSH_BYTES: Final = 4 << 20
 
 
 def hello(token: str) -> bytes:
@@ -81,7 +81,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
             cast(asyncio.Transport, transport).abort()
             return
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no common class
-        self._transport.set_write_buffer_limits(high=2 * _PUSH_BYTES)
+        self._transport.set_write_buffer_limits(high=2 * PUSH_BYTES)
         self._visitor.ends_by(self._transport.abort)
         self._connections.add(self)
 
@@ -254,7 +254,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         room = subscription.window - self._unacked_bytes
         if room <= 0:
             return
-        size = min(room, _PUSH_BYTES)
+        size = min(room, PUSH_BYTES)
         try:
             messages = self._front.take(self._who, subscription.box, size, consumer=subscription.consumer)
         except Fault:

@@ -74,7 +74,7 @@ def share_rows(
     if any(len(p) != PARTIES for p in pods) or len({i.x25519 for p in pods for i in p}) != PARTIES * len(pods):
         raise ConfigError("three different party identities are needed", "list the public identities of p0, p1, p2")
     keys, blinds = [os.urandom(32), os.urandom(32)], [os.urandom(32) for _ in range(PARTIES)]
-    heads = [_head(c, frac_bits, shapes, keys[c] if c < _WHOLE else None) for c in range(PARTIES)]
+    heads = [encode_head(c, frac_bits, shapes, keys[c] if c < _WHOLE else None) for c in range(PARTIES)]
     bound = Commitment(blinds[_WHOLE])
     bound.update(heads[_WHOLE])
     with ExitStack() as stack:
@@ -103,9 +103,9 @@ def read(
     """
     if {key: value for key, value in about.items() if key != "purpose"} != {"format": FORMAT, "party": party}:
         raise VerificationError("inputs", f"the sealed input says {about}", f"this is party {party}; send its own file")
-    parts, at = _parts(plain, party)
+    parts, at = head_parts(plain, party)
     body = memoryview(plain)[at:]
-    heads = [_read_head(head, component) for component, (_, head) in parts.items()]
+    heads = [read_head(head, component) for component, (_, head) in parts.items()]
     for component, (blind, head) in parts.items():
         made = Commitment(blind)
         made.update(head)
@@ -117,7 +117,7 @@ def read(
             )
     if heads[0].frac_bits != heads[1].frac_bits or heads[0].shapes != heads[1].shapes:
         raise VerificationError("inputs", "the two components describe different tensors", "share the data again")
-    held = [_fill(head.shapes, body) if head.key is None else _expanded(head.shapes, head.key) for head in heads]
+    held = [fill_tensors(head.shapes, body) if head.key is None else _expanded(head.shapes, head.key) for head in heads]
     if party == 0 and len(body):
         raise UnreadableError("the sealed file has bytes left over", "make it again")
     return heads[0].frac_bits, {name: (held[0][name], held[1][name]) for name in heads[0].shapes}
@@ -130,13 +130,13 @@ class _Head:
     key: bytes | None
 
 
-def _head(component: int, frac_bits: int, shapes: Shapes, key: bytes | None) -> bytes:
+def encode_head(component: int, frac_bits: int, shapes: Shapes, key: bytes | None) -> bytes:
     told: dict[str, Any] = {"component": component, "frac_bits": frac_bits}
     told["tensors"] = [[name, list(shape)] for name, shape in sorted(shapes.items())]
     return canonical(told | ({"key": key.hex()} if key is not None else {}))
 
 
-def _read_head(head: bytes, component: int) -> _Head:
+def read_head(head: bytes, component: int) -> _Head:
     """Raises UnreadableError: an owner wrote it."""
     try:
         found = json.loads(head)
@@ -159,7 +159,7 @@ def _front(parts: Sequence[tuple[bytes, bytes]]) -> bytes:
     return b"".join(blind + struct.pack("<I", len(head)) + head for blind, head in parts)
 
 
-def _parts(plain: bytes | bytearray, party: int) -> tuple[dict[int, tuple[bytes, bytes]], int]:
+def head_parts(plain: bytes | bytearray, party: int) -> tuple[dict[int, tuple[bytes, bytes]], int]:
     """Component -> (blinding, head), and where the rows begin. Raises UnreadableError."""
     at, found = 0, {}
     for component in _HOLDS[party]:
@@ -213,7 +213,7 @@ def _expanded(shapes: Shapes, key: bytes) -> dict[str, Ring]:
     return found
 
 
-def _fill(shapes: Shapes, body: memoryview) -> dict[str, Ring]:
+def fill_tensors(shapes: Shapes, body: memoryview) -> dict[str, Ring]:
     """Raises UnreadableError if the blocks do not fill the tensors exactly."""
     if 8 * sum(math.prod(shape) for shape in shapes.values()) > len(body):
         raise UnreadableError("the sealed file has fewer rows than it says", "make it again")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.job.spec import LM_SEED
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
@@ -87,7 +88,7 @@ class TrainConfig:
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     nonfinite: str = "stop"  # stop | skip
-    seed: int = 1337
+    seed: int = LM_SEED
     log_every: int = 1
     eval_every: int = 0  # 0 = never
     eval_batches: int = 10

@@ -171,8 +171,8 @@ class Prefetcher:
     def __init__(self, packer: Packer, rows: int, depth: int) -> None:
         self._queue: queue.Queue[Batch | Exception] = queue.Queue(maxsize=max(1, depth))
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(packer, rows), name="prefetch", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(packer, rows), name="prefetch", daemon=True)
+        self.thread.start()
 
     @property
     def depth(self) -> int:
@@ -194,11 +194,11 @@ class Prefetcher:
         """Join the thread; one that a dead source holds for longer is left to end with the process."""
         self._stopped.set()
         end = time.monotonic() + patience_s
-        while self._thread.is_alive() and time.monotonic() < end:
+        while self.thread.is_alive() and time.monotonic() < end:
             try:
                 self._queue.get_nowait()
             except queue.Empty:
-                self._thread.join(0.01)
+                self.thread.join(0.01)
 
     def _run(self, packer: Packer, rows: int) -> None:
         while not self._stopped.is_set():

@@ -40,7 +40,7 @@ class Room:
     free_mib: int
 
 
-class _Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of live storages and remembers the largest sum."""
 
     def __init__(self) -> None:
@@ -69,11 +69,11 @@ class _Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen[key] = weakref.ref(storage, gone)
 
 
-def _peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool) -> int:
+def peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool) -> int:
     """Bytes at the worst moment of one micro-batch: weights, gradients, activations, logits."""
     forget()
     try:
-        with FakeTensorMode(), _Peak() as peak:
+        with FakeTensorMode(), PeakBytes() as peak:
             model = LanguageModel(cfg)
             model.recompute = range(cfg.n_layers if recompute else 0)
             tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
@@ -96,7 +96,7 @@ def estimate(cfg: LMConfig, ranks: int) -> int:
 
     def peak(layers: int) -> int:
         shape = replace(m, n_layers=layers)
-        return _peak_of(shape, rows, t.seq_len, bf16=bf16, recompute=recompute)
+        return peak_of(shape, rows, t.seq_len, bf16=bf16, recompute=recompute)
 
     one = peak(1)
     whole = one if m.n_layers == 1 else one + (peak(2) - one) * (m.n_layers - 1)

@@ -140,9 +140,9 @@ class Synthetic:
     seed: int
 
     def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
-        return _Numbered(self._documents(first))
+        return _Numbered(self.numbered_documents(first))
 
-    def _documents(self, first: int) -> Iterator[tuple[int, str]]:
+    def numbered_documents(self, first: int) -> Iterator[tuple[int, str]]:
         words = [c + v + t for c in "bdfgklmnprst" for v in "aeiou" for t in ("", "n", "s")]
         number = first
         while True:

@@ -151,11 +151,11 @@ class StepConsensus:
         heard = self.hear(StepVote(step))
         for peer, message in heard.items():
             if message.stated:
-                self._keep(peer, message.vote.saved, message.stated)
+                self.keep_statement(peer, message.vote.saved, message.stated)
         decision = self.among_ranks(_largest([mine, *(m.vote for m in heard.values())]))
         return decision, {p: m.note for p, m in heard.items()}
 
-    def _keep(self, peer: int, saved: int, stated: str) -> None:
+    def keep_statement(self, peer: int, saved: int, stated: str) -> None:
         self.statements[peer, saved] = stated
         mine = [at for at in self.statements if at[0] == peer]
         for at in mine[:-_STATEMENTS]:

@@ -114,7 +114,7 @@ class Orders:
         self._ending.set()
         if self._url and self._nonces:
             try:
-                self._ask(self._connect(1.0), 0.0)
+                self.ask(self._connect(1.0), 0.0)
             except (OSError, http.client.HTTPException, ValueError, UvccError):
                 return  # the agent's word and exit.json say the same
 
@@ -134,14 +134,14 @@ class Orders:
                     connection = None
                 connection = connection or self._connect(TIMEOUT_S)
                 first = self._after < 0
-                for body in self._ask(connection, 0.0 if first else BEAT_S):
+                for body in self.ask(connection, 0.0 if first else BEAT_S):
                     if not first:  # orders from before this worker started are not meant for it
                         self.obey(body)
             except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError, UvccError):
                 connection = None  # the relay is away, or an older one: the other paths remain
                 self._ending.wait(RETRY_S)
 
-    def _ask(self, connection: http.client.HTTPConnection, wait_s: float) -> list[str]:
+    def ask(self, connection: http.client.HTTPConnection, wait_s: float) -> list[str]:
         """Leave the heartbeat, wait for orders; their bodies. Raises OSError, HTTPException or ValueError."""
         asked: dict[str, Any] = {"after": self._after, "wait_s": wait_s, "want": orders.ORDER}
         if self._readers:

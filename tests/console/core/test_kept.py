@@ -80,7 +80,7 @@ def test_a_long_journal_is_folded_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_long_curves_are_thinned_but_keep_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "POINTS", 3 * kept._LEAST)
+    monkeypatch.setattr(kept, "POINTS", 3 * kept.LEAST_POINTS)
     journal = filled(tmp_path / "journal.sqlite", 500)
     folded = read_all(journal)
     kept.keep(tmp_path, folded, journal.mark(folded.seq))
@@ -88,7 +88,7 @@ def test_long_curves_are_thinned_but_keep_their_ends(tmp_path: Path, monkeypatch
     assert found is not None
     for coord in COORDS:
         thin, whole = found.series[coord]["loss"], folded.series[coord]["loss"]
-        assert len(thin) <= kept._LEAST + 1
+        assert len(thin) <= kept.LEAST_POINTS + 1
         assert (thin.ys()[0], thin.last) == (whole.ys()[0], whole.last)
     assert len(found.workers) == 3
 

@@ -54,20 +54,20 @@ class PrimeSide(PrimeFake):
             self._age(pod)
         return sorted(p.record["name"] for p in self.pods.values() if p.dead is None and not p.foreign)
 
-    def _each(self, **how: Any) -> None:
+    def each(self, **how: Any) -> None:
         for row in self.offers:
             row["sim"] |= how
 
     def __setattr__(self, name: str, value: Any) -> None:
         simulated = {"price_factor": "price_factor", "vanish_s": "vanish_s", "refuse_deletes": "refuse_deletes"}
         if name in simulated:
-            self._each(**{simulated[name]: value})
+            self.each(**{simulated[name]: value})
         elif name == "delete_s":
-            self._each(delete_s=value)
+            self.each(delete_s=value)
         elif name == "born_state":
-            self._each(timeline=[(0.0, {"status": "UNKNOWN" if value == "unclear" else "ERROR"})])
+            self.each(timeline=[(0.0, {"status": "UNKNOWN" if value == "unclear" else "ERROR"})])
         elif name == "stock":
-            self._each(capacity=value)
+            self.each(capacity=value)
         elif name == "quota":
             self.max_instances = value
         elif name == "broke":

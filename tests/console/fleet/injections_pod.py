@@ -234,16 +234,16 @@ async def no_python(s: Site) -> str:
         process.exit(0)  # the list of usable Pythons is empty; tmux, setsid and systemd are never asked for
 
     with pytest.raises(UvccError, match="no Python") as caught:
-        await bootstrap._pythons(s.link(await s.host(bare)))
+        await bootstrap.usable_pythons(s.link(await s.host(bare)))
     return "stopped in bootstrap" if caught.value.hint else "no way out"
 
 
 async def rebooted(s: Site) -> str:
     client = AgentClient(s.link(await s.host(answer)))
     client.hello = {"boot_id": "one"}
-    assert client._rebooted() == ""
+    assert client.rebooted() == ""
     client.hello = {"boot_id": "two"}
-    return "told: what ran there is gone" if "rebooted" in client._rebooted() else "missed it"
+    return "told: what ran there is gone" if "rebooted" in client.rebooted() else "missed it"
 
 
 BOOT: list[tuple[str, Act, str]] = [

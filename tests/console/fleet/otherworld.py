@@ -119,7 +119,7 @@ async def life(site: Site, ttl_s: float) -> Told:
     await site.down(provider)
     await site.after()
     await counting
-    open_tries = [t for t in provider._ends.tries().values() if t.open]
+    open_tries = [t for t in provider.ends.tries().values() if t.open]
     return Told(lost, late | site.alive(), len(open_tries))
 
 
@@ -143,7 +143,7 @@ async def first_site(run_dir: Path) -> AsyncIterator[tuple[Site, PrimeFake]]:
         fake = PrimeFake(clock.now)
 
         def alive() -> set[str]:
-            fake._records()
+            fake.records_told()
             return {str(p.record["id"]) for p in fake.living if not p.foreign}
 
         site = Site(clock, run_dir, httpx.ASGITransport(fake.app), primefake.KEY, alive)

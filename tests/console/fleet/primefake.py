@@ -82,7 +82,7 @@ class PrimeFake:
 
     def foreign(self, name: str) -> str:
         """A pod that somebody else made on the same account."""
-        pod = self._born({"pod": {"name": name, "gpuType": "H100_80GB", "gpuCount": 1}}, self.offers[0], True)
+        pod = self.born({"pod": {"name": name, "gpuType": "H100_80GB", "gpuCount": 1}}, self.offers[0], True)
         pod.foreign = True
         return str(pod.record["id"])
 
@@ -217,7 +217,7 @@ class PrimeFake:
             case ("POST", "pods"):
                 return await self._create(body)
             case ("GET", "pods"):
-                return self._page(q, [r for r in self._records() if r["status"] != "TERMINATED"])
+                return self._page(q, [r for r in self.records_told() if r["status"] != "TERMINATED"])
             case ("GET", "pods", "history"):
                 dead = [p for p in self.pods.values() if p.dead is not None]
                 rows = sorted(dead, key=lambda p: -(p.dead or 0))
@@ -273,7 +273,7 @@ class PrimeFake:
             del self.disks[rest[0]]
         return JSONResponse(found)
 
-    def _records(self) -> list[dict[str, Any]]:
+    def records_told(self) -> list[dict[str, Any]]:
         for pod in self.pods.values():
             self._age(pod)
         return [p.record for p in self.pods.values() if self.now() - p.born >= self.visible_after]
@@ -325,13 +325,13 @@ class PrimeFake:
             return JSONResponse({"detail": f"Maximum number of instances reached. Limit: {self.max_instances}"}, 400)
         if self.balance < 1.0:
             return JSONResponse({"detail": "Payment required"}, 402)
-        pod = self._born(body, found[0], want.get("sshKeyId") in self.keys)
+        pod = self.born(body, found[0], want.get("sshKeyId") in self.keys)
         if self.on_born is not None:
             pod.sim["at"] = await self.on_born(pod)
         self._age(pod)
         return JSONResponse(pod.record)
 
-    def _born(self, body: Any, row: dict[str, Any], key_ok: bool) -> FakePod:
+    def born(self, body: Any, row: dict[str, Any], key_ok: bool) -> FakePod:
         sim, now = dict(row["sim"]), self.now()
         if "capacity" in sim:
             row["sim"]["capacity"] -= 1

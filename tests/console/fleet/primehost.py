@@ -67,7 +67,7 @@ class PrimeHost:
     """``async with PrimeHost(folder) as host: host.url``; pods die with the market's word, and at the end at last."""
 
     def __init__(self, folder: Path, offers: list[dict[str, Any]] | None = None) -> None:
-        self.fake = PrimeFake(time.time, on_born=self._born)
+        self.fake = PrimeFake(time.time, on_born=self.born)
         self.fake.offers = offers or cpu_market()
         self.fake.boot_s = 0.0
         self._folder = folder
@@ -79,7 +79,7 @@ class PrimeHost:
         self._tasks: list[asyncio.Task[None]] = []
         self.url = ""
 
-    async def _born(self, pod: FakePod) -> tuple[str, str, int]:
+    async def born(self, pod: FakePod) -> tuple[str, str, int]:
         number = next(self._numbers)
         made = await self._local.create(PodRequest(f"behind-{pod.record['id']}", number % 3, 100 + number // 3))
         if pod.record["gpuName"] != "CPU_NODE":
@@ -94,7 +94,7 @@ class PrimeHost:
     async def _bury(self) -> None:
         """End the processes of pods that the market has ended."""
         while True:
-            self.fake._records()
+            self.fake.records_told()
             for pod_id in [i for i in self._pods if self.fake.pods[i].dead is not None]:
                 await self._local.delete(self._pods.pop(pod_id))
             await asyncio.sleep(0.1)

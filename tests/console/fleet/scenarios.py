@@ -348,7 +348,7 @@ async def _replaced(w: CloudWorld) -> None:
     pod = await w.provider.create(w.request())
     for name, good in (("born_state", ""), ("vanish_s", float("inf"))):
         if w.vendor == "prime":
-            w.fake._each(timeline=[], vanish_s=float("inf"))
+            w.fake.each(timeline=[], vanish_s=float("inf"))
         else:
             setattr(w.fake, name, good)
     ready = await w.provider.wait_ready(pod)

@@ -240,7 +240,7 @@ async def test_a_run_that_cannot_be_opened_but_has_pods_has_not_ended(
 
     monkeypatch.setattr(conductor, "open_rollout", broken)
     with pytest.raises(UvccError, match="unreadable"):
-        await asyncio.to_thread(conductor._run, fleet.ctx.run_dir, "resume", 0)
+        await asyncio.to_thread(conductor.run_conductor, fleet.ctx.run_dir, "resume", 0)
     events = [e for _, e in iter_events(fleet.ctx.run_dir / "journal.sqlite")]
     assert not [e for e in events if isinstance(e, ev.RunEnded)]
     assert "nobody conducts: the key is unreadable" in next(e for e in events if isinstance(e, ev.Alert)).text

@@ -143,7 +143,7 @@ async def test_a_server_that_gives_little_at_a_time_is_read_all_the_same(pod: Ho
     (pod.root / THERE / "run.info").write_bytes(data)
     pod.list("worker_p0r0s0t0.log", data[:100])
     pod.tricks["worker_p0r0s0t0.log"] = "dribbles"
-    await actions._bring(world.member, THERE, _landing(world), {"p0r0s0t0"})
+    await actions.bring_files(world.member, THERE, _landing(world), {"p0r0s0t0"})
     assert (world.home / "worker_p0r0s0t0.log").read_bytes() == data[:100]
 
 
@@ -258,7 +258,7 @@ async def test_a_teardown_does_not_wait_for_a_pod_that_draws_it_out(
 ) -> None:
     world.bus.commit(ev.StageChanged(name="full", status="running"))
     monkeypatch.setattr(collect, "LAST_S", 0.5)
-    monkeypatch.setattr(collect, "_started", lambda ctx: [world.phase])
+    monkeypatch.setattr(collect, "started_phases", lambda ctx: [world.phase])
     world.member.link.timeouts = QUICK  # type: ignore[union-attr]
     pod.list("worker_p0r0s0t0.log")
     pod.tricks["worker_p0r0s0t0.log"] = "stalls"

@@ -169,7 +169,7 @@ async def test_a_frozen_pod_can_be_deleted(provider, run_dir) -> None:
 
 async def test_a_pod_ends_with_its_runs_folder(provider, run_dir) -> None:
     pod = await up(provider)
-    child = provider._children[pod.provider_id]
+    child = provider.children[pod.provider_id]
     for file in run_dir.iterdir():
         file.unlink()
     run_dir.rmdir()
@@ -182,7 +182,7 @@ async def test_a_pod_ends_when_its_time_is_over(run_dir: Path) -> None:
     short = provider_for({}, run_dir, ttl_s=0.3)
     assert isinstance(short, LocalProvider)
     pod = await short.create(request(2))
-    assert await asyncio.to_thread(short._children[pod.provider_id].wait, 10) == 0
+    assert await asyncio.to_thread(short.children[pod.provider_id].wait, 10) == 0
     assert await short.list(pod.name) == []
     assert procs.marked(pod.provider_id) == set()
 
@@ -228,13 +228,13 @@ def test_the_image_environment_is_complete(tmp_path: Path) -> None:
 async def test_a_run_folder_that_goes_as_a_pod_comes_is_made_again(provider, run_dir, monkeypatch) -> None:
     """The last pod of a run takes the folder along, between the next one's mkdir and its look at what it found."""
     once = [FileExistsError(17, "File exists"), FileNotFoundError(2, "No such file")]
-    own = local_provider._own_folder
+    own = local_provider.claim_folder
 
     def raced(base: Path) -> None:
         if once:
             raise once.pop()
         own(base)
 
-    monkeypatch.setattr(local_provider, "_own_folder", raced)
+    monkeypatch.setattr(local_provider, "claim_folder", raced)
     await up(provider)
     assert once == []

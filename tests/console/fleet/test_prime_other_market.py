@@ -119,7 +119,7 @@ async def test_a_fleet_comes_up_and_goes_whatever_the_market_is_like(run_dir: Pa
         await site.down(provider)
         assert site.alive() == set()
         await site.after()
-        assert not [t for t in provider._ends.tries().values() if t.open]
+        assert not [t for t in provider.ends.tries().values() if t.open]
 
 
 async def another_console_finds_them(site: Site) -> list[str]:
@@ -207,11 +207,11 @@ async def test_nothing_is_proven_absent_while_the_list_does_not_answer(run_dir: 
         await site.clock.sleep(3000.0)
         with pytest.raises(UvccError):
             await provider.prove(ended=False)
-        (silent,) = [t for t in provider._ends.tries().values() if not t.answered]
+        (silent,) = [t for t in provider.ends.tries().values() if not t.answered]
         assert silent.open
         market.quirks = replace(market.quirks, busy=frozenset(), lag_of=())
         await provider.prove(ended=False)
-        assert silent.name not in {t.name for t in provider._ends.tries().values() if t.open}
+        assert silent.name not in {t.name for t in provider.ends.tries().values() if t.open}
         await site.down(provider)
         assert site.alive() == set()
 

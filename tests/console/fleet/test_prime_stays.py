@@ -72,7 +72,7 @@ async def test_a_sidecar_stays_until_a_create_without_an_answer_is_proven(
                 assert not processes.running(run_dir, processes.HALTD)  # a sidecar it is no more
                 foreign = host.fake.foreign("somebody-elses")
                 late = {"pod": {"name": asked, "gpuType": "CPU_NODE", "gpuCount": 1}}
-                host.fake._born(late, host.fake.offers[0], True)
+                host.fake.born(late, host.fake.offers[0], True)
                 assert asked in host.fake.billing
                 while host.fake.billing != ["somebody-elses"]:
                     await asyncio.sleep(0.05)

@@ -30,7 +30,7 @@ def nobody_s_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_provider_of_ours_is_an_entry_point_too() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"][GROUP] == provider_kinds._OWN
+    assert project["entry-points"][GROUP] == provider_kinds.OWN_KINDS
 
 
 @pytest.mark.parametrize("name", VARIABLES)

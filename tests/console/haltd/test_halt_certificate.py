@@ -156,11 +156,11 @@ async def test_a_resume_cites_the_certificate_or_refuses(run_dir: Path, changed:
     for name, member in ctx.members.items():
         member.link = Link(listing(7, "f" * 64 if name == changed else HASHES[name]))
     if not changed:
-        assert await phases._cited(ctx, plan.phases["full"]) == made.sha256
-        assert await phases._cited(ctx, plan.phases["smoke"]) == ""  # of another engine run
+        assert await phases.cited_certificate(ctx, plan.phases["full"]) == made.sha256
+        assert await phases.cited_certificate(ctx, plan.phases["smoke"]) == ""  # of another engine run
         return
     with pytest.raises(VerificationError, match=r"does not hold: p2r0's checkpoint of step 7 is f{12}") as refused:
-        await phases._cited(ctx, plan.phases["full"])
+        await phases.cited_certificate(ctx, plan.phases["full"])
     assert "put p2r0's checkpoints back" in refused.value.hint
 
 

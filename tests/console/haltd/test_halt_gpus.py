@@ -41,7 +41,7 @@ async def link(tmp_path: Path) -> AsyncIterator[PodLink]:
 
 
 async def test_a_pod_is_asked_over_its_link(link: PodLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_ASK", 'PATH="$HOME/bin:$PATH"; ' + gpus._ASK)
+    monkeypatch.setattr(gpus, "ASK_GPUS", 'PATH="$HOME/bin:$PATH"; ' + gpus.ASK_GPUS)
     script = b'#!/bin/sh\ncase "$1" in --query-compute-apps=*) cat "$HOME/apps" ;; *) exit 9 ;; esac\n'
     await link.sh("mkdir -p bin")
     await link.put(script, "bin/nvidia-smi", mode=0o755)

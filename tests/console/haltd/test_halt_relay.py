@@ -88,13 +88,13 @@ def test_what_another_identity_signed_is_no_evidence(tmp_path: Path) -> None:
     from uvcc_engine.transcript.signed import boxes, orders
 
     content = {"run": RUN, "coord": COORD, "phase": "halted", "halt_nonce": s.halt.nonce, "step": 3}
-    over._heard(box, orders.sealed(content, lambda p: theirs.sign(BEAT_NAMESPACE, p)), s)
+    over.hear(box, orders.sealed(content, lambda p: theirs.sign(BEAT_NAMESPACE, p)), s)
     assert heard == []
-    over._heard(box, orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), s)
+    over.hear(box, orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), s)
     assert heard == ["halted"]
     for readers, counts in (([path_over_relay.reader(tmp_path)], 2), ([path_over_relay.reader(tmp_path / "a")], 2)):
         keys = boxes.read_keys(boxes.public_of(r) for r in readers)
-        over._heard(box, boxes.seal_to(orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), keys), s)
+        over.hear(box, boxes.seal_to(orders.sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p)), keys), s)
         assert len(heard) == counts  # what is sealed to another console is nothing here
 
 
@@ -105,11 +105,10 @@ async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: 
     journal.close()
     heard: list[tuple[str, int]] = []
     told: list[ev.Event] = []
+    (tmp_path / "domain.json").write_text("{}")
     over = path_over_relay.RelayHaltPath(
         tmp_path, told.extend, lambda pod, coord, stage, step, checkpoint: heard.append((coord, step))
     )
-    (tmp_path / "domain.json").write_text("{}")
-    over._domain = True
     from uvcc_engine.transcript.signed import orders
 
     def signed(**content: Any) -> dict[str, Any]:
@@ -136,7 +135,7 @@ async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: 
     assert isinstance(given, relay_words.RelayAnswer)
     monkeypatch.setattr(path_over_relay.RelayMailbox, "exchange", lambda self, put, want: given.records)
     box = path_over_relay.RelayMailbox("", "g", RUN, ())
-    await over._exchange(box, None, s)
+    await over.exchange_with(box, None, s)
     assert heard == [(COORD, 4), (COORD, 5), (COORD, 6)]
     assert sum(isinstance(e, ev.LinesMalformed) for e in told) >= 6
     assert {e.coord for e in told if isinstance(e, ev.HeartbeatRead)} == {COORD}

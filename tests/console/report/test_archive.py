@@ -216,8 +216,8 @@ def test_a_zip_is_as_good(packed: tuple[Package, Path], tmp_path: Path, capsys: 
 def test_packing_twice_gives_the_same_bytes(packed: tuple[Package, Path], tmp_path: Path) -> None:
     package, first = packed
     with home(package.run_dir.parent.parent):
-        archive._pack(package.artifacts, package.run_dir.name, tmp_path / "again.tar.zst", "tar.zst")
-        archive._pack(package.artifacts, package.run_dir.name, tmp_path / "third.tar.zst", "tar.zst")
+        archive.pack_folder(package.artifacts, package.run_dir.name, tmp_path / "again.tar.zst", "tar.zst")
+        archive.pack_folder(package.artifacts, package.run_dir.name, tmp_path / "third.tar.zst", "tar.zst")
     assert (tmp_path / "again.tar.zst").read_bytes() == (tmp_path / "third.tar.zst").read_bytes()
     assert first.stat().st_size > 10_000
 

@@ -14,8 +14,8 @@ from report_run import RUN, START
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.report import metrics
-from uvcc_console.report.figures import Figures, _side_by_side, drawings, write_figures
-from uvcc_console.report.logbundle import _figures
+from uvcc_console.report.figures import Figures, drawings, side_by_side, write_figures
+from uvcc_console.report.logbundle import key_figures
 from uvcc_console.report.record import RunRecord
 
 pytest.importorskip("matplotlib")
@@ -171,7 +171,7 @@ def test_each_phase_is_counted_and_drawn_by_itself(parallel_run: Path, tmp_path:
     drawn = {d.name: d.rows for d in drawings(record)}
     assert max(row[1] for row in drawn["fig3_init_cdf"]) < 99.0
     assert {row[3] for row in drawn["fig7_dp_ready"]} == {3 * REPLICAS}
-    text = "\n".join(_figures(record))
+    text = "\n".join(key_figures(record))
     assert "- smoke: 1 replicas x 2 stages x 2 tensor ranks" in text
     assert "| metric | whole run | smoke | full |" in text
     assert "| dp initialisation min/p50/max | 1.000/1.120/99.000 s (n=25) | 99.000/99.000/99.000 s (n=1) |" in text
@@ -183,6 +183,6 @@ def test_matplotlib_is_imported_only_to_draw() -> None:
 
 
 def test_microbatches_on_their_way_together_are_drawn_side_by_side() -> None:
-    assert _side_by_side([(0, 3), (1, 4), (3, 5), (4, 6), (4.5, 7)]) == ([0, 1, 0, 1, 2], 3)
-    assert _side_by_side([(0, 1), (1, 2)]) == ([0, 0], 1)
-    assert _side_by_side([]) == ([], 1)
+    assert side_by_side([(0, 3), (1, 4), (3, 5), (4, 6), (4.5, 7)]) == ([0, 1, 0, 1, 2], 3)
+    assert side_by_side([(0, 1), (1, 2)]) == ([0, 0], 1)
+    assert side_by_side([]) == ([], 1)

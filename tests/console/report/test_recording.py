@@ -32,7 +32,7 @@ def packed(made_package: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     )
     journal.close()
     (package.artifacts / recording.NAME).write_bytes(recording.recording(RunRecord.load(package.run_dir)))
-    archive._pack(package.artifacts, RUN, folder / "auditors.zip", "zip")
+    archive.pack_folder(package.artifacts, RUN, folder / "auditors.zip", "zip")
     return package, folder / "auditors.zip"
 
 

@@ -25,9 +25,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any], on_gpus: bo
         count += 1
         return next(left)
 
-    monkeypatch.setattr(preflight, "_probe", probe)
-    monkeypatch.setattr(preflight, "_IMPORT_LOOK_S", 0.0)
-    return asyncio.run(preflight._probe_settled(cast(Member, None), on_gpus)), count
+    monkeypatch.setattr(preflight, "probe_member", probe)
+    monkeypatch.setattr(preflight, "IMPORT_LOOK_S", 0.0)
+    return asyncio.run(preflight.probe_settled(cast(Member, None), on_gpus)), count
 
 
 def test_a_pod_that_still_imports_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,5 +42,5 @@ def test_nobody_waits_for_what_decides_nothing(gpus: list[Any], on_gpus: bool, m
 
 
 def test_a_pod_that_never_answers_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_IMPORT_LOOKS", 3)
+    monkeypatch.setattr(preflight, "IMPORT_LOOKS", 3)
     assert asked(monkeypatch, *[{"gpus": [GPU], "imports": {}}] * 9, on_gpus=True)[1] == 4

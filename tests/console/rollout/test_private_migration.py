@@ -169,7 +169,7 @@ async def test_the_newest_checkpoint_that_a_replicas_survivors_share_is_taken(
     for name, steps in held.items():
         ctx.members[name].link = Link(steps, sid=old.sid_job.hex(), noise=["{damaged"])  # type: ignore[assignment]
     survivors = [m for m in ctx.of_phase(phase) if m.name != lost]
-    record, found = await private_migration._newest(ctx, phase, old, survivors)
+    record, found = await private_migration.newest_commit(ctx, phase, old, survivors)
     assert record.get("step", 0) == step
     assert sorted(m.name for m in found) == sources
 
@@ -194,7 +194,7 @@ def test_the_journal_says_what_a_phase_goes_on_as(ctx: Rollout) -> None:
         assert {k: v for k, v in now.job.items() if k != "start"} == dict(phase.job)
         assert not folder.exists()
         assert Policy.load(ctx.artifacts / "full-1" / "policy.json").hash == old.hash
-    assert private_migration._number(now) == 2
+    assert private_migration.migration_number(now) == 2
     assert ctx.plan.phases["smoke"].engine_run == "demo-1.smoke"
 
 
@@ -208,9 +208,9 @@ def test_what_cannot_go_on_is_refused_before_anything_is_rented(ctx: Rollout) ->
     old = policy_of(phase.topology, 40)
     once = {"of": HASH, "step": 5, "commit": HASH, "root": HASH, "restored": [0]}
     second = replace(old, job={**old.job, "start": once})
-    private_migration._allowed(second, {"step": 10}, {0})
+    private_migration.check_restorable(second, {"step": 10}, {0})
     with pytest.raises(ConfigError, match=r"parties \[0, 1\] would have been handed"):
-        private_migration._allowed(second, {"step": 10}, {1})
+        private_migration.check_restorable(second, {"step": 10}, {1})
     profile = ctx.plan.profile
     ctx.plan = replace(ctx.plan, profile=profile.model_copy(update={"job": load("local-lm-smoke")[1].job}))
     with pytest.raises(ConfigError, match="lm job has no shares to hand over"):
@@ -222,16 +222,16 @@ def test_inputs_are_shared_anew_for_another_pod_and_once_for_the_same(ctx: Rollo
     for member, identity in zip(ctx.members.values(), made, strict=True):
         member.identity = identity.public.to_json()
     phase = ctx.plan.phases["full"]
-    pods = agree._pods(ctx, phase)
-    first, parties = agree._sealed(ctx, pods)
+    pods = agree.identities_of_pods(ctx, phase)
+    first, parties = agree.sealed_inputs(ctx, pods)
     parties.parent.mkdir()
     parties.write_text(json.dumps(pods))
-    assert agree._sealed(ctx, agree._pods(ctx, phase)) == (first, parties)
+    assert agree.sealed_inputs(ctx, agree.identities_of_pods(ctx, phase)) == (first, parties)
     ctx.members["p1r0"].identity = Identity(b"x" * 32, b"y" * 32).public.to_json()
-    other, its_parties = agree._sealed(ctx, agree._pods(ctx, phase))
+    other, its_parties = agree.sealed_inputs(ctx, agree.identities_of_pods(ctx, phase))
     assert other != first
     assert its_parties != parties
-    assert agree._sealed(ctx, agree._pods(ctx, phase)) == (other, its_parties)
+    assert agree.sealed_inputs(ctx, agree.identities_of_pods(ctx, phase)) == (other, its_parties)
 
 
 def test_workers_that_stop_unasked_are_trouble_once_the_rest_is_silent(ctx: Rollout) -> None:

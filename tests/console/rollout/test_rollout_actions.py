@@ -274,5 +274,5 @@ def test_a_smoke_too_short_to_count_between_steps_tells_bytes_since_its_start(tm
     world = World(tmp_path)
     record = {"ts": 1.0, "step": 2, "phase": "train", "sent_bytes": 2000, "samples_per_s": 10.0}
     world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
-    assert forecast._volumes(world.bus.snapshot) == [1000.0]
+    assert forecast.volumes(world.bus.snapshot) == [1000.0]
     world.journal.close()

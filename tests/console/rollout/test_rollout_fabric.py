@@ -183,7 +183,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     pair = {"rtt_ms": 3.0, "out_mib_s": 40.0, "in_mib_s": 30.0}
     group = {"size": 2, "ms": 1.0, "mib_s": 700.0, "backend": "nccl"}
     pods = [f"p{p}r{r}" for p in range(3) for r in range(2)]
-    monkeypatch.setattr(preflight, "_relay_round_trips", look("relay", dict.fromkeys(pods, 1.5)))
+    monkeypatch.setattr(preflight, "relay_round_trips", look("relay", dict.fromkeys(pods, 1.5)))
     monkeypatch.setattr(fabric, "ports", look("ports", Fabric({n: {"ports_open": "3/3"} for n in pods}, ())))
     measured = {n: {"pair_p1": pair, "all_reduce_dp": group} for n in pods}
     monkeypatch.setattr(fabric, "ranks", look("ranks", Fabric(measured, ())))
@@ -196,7 +196,7 @@ async def test_one_event_for_each_pod_tells_all_that_was_measured(
     async def probed(member: Member) -> dict[str, Any]:
         return healthy()
 
-    monkeypatch.setattr(preflight, "_probe", probed)
+    monkeypatch.setattr(preflight, "probe_member", probed)
     said = await preflight.preflight(ctx)
     assert looks == ["relay", "ports", "ranks"]
     assert said == (
@@ -218,7 +218,7 @@ async def test_a_failure_stops_before_anything_costs_more(
     async def probed(member: Member) -> dict[str, Any]:
         return healthy(*["clock"] * (member.name == "p1r1"))
 
-    monkeypatch.setattr(preflight, "_probe", probed)
+    monkeypatch.setattr(preflight, "probe_member", probed)
     with pytest.raises(UvccError, match=r"pod p1r1: its clock is \+99\.0 s off") as caught:
         await preflight.preflight(ctx)
     assert caught.value.hint
@@ -238,7 +238,7 @@ async def test_ports_that_are_shut_keep_the_ranks_from_starting(
     async def shut(ctx: Rollout) -> Fabric:
         return Fabric({}, (Problem("p0r1", "it cannot open a connection to p0r0: timed out", "open it"),))
 
-    monkeypatch.setattr(preflight, "_probe", probed)
+    monkeypatch.setattr(preflight, "probe_member", probed)
     monkeypatch.setattr(fabric, "ports", shut)
     with pytest.raises(UvccError, match="pod p0r1: it cannot open"):
         await preflight.preflight(ctx)
@@ -249,7 +249,7 @@ async def test_it_can_be_left_out(ctx: Rollout, looks: list[str], monkeypatch: p
     async def probed(member: Member) -> dict[str, Any]:
         return healthy()
 
-    monkeypatch.setattr(preflight, "_probe", probed)
+    monkeypatch.setattr(preflight, "probe_member", probed)
     object.__setattr__(ctx.plan, "profile", ctx.plan.profile.model_copy(update={"dp_preflight": False}))
     await preflight.preflight(ctx)
     assert looks == ["relay"]

@@ -13,7 +13,7 @@ from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.rollout.stages.fleet.findings import Requirements, find_problems
-from uvcc_console.rollout.stages.training.phases import _last_words, hang, trouble
+from uvcc_console.rollout.stages.training.phases import hang, last_words, trouble
 from uvcc_console.rollout.stages.verify.verification import measure
 
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
@@ -254,7 +254,7 @@ def test_what_really_runs_is_held_against_the_plan_before_full() -> None:
 def test_a_failed_worker_is_told_in_the_words_of_its_exit_record() -> None:
     told = {"coord": COORDS[1], "status": "failed", "error": "error= the loss is hint=NaN", "hint": "a smaller rate"}
     s = running(ev.EngineEvent(pod="p1r0", level="error", event="exit", fields=told), exited(COORDS[1], 1))
-    assert _last_words(s, COORDS[1]) == ("error= the loss is hint=NaN", "a smaller rate")
-    assert _last_words(s, COORDS[0]) is None
+    assert last_words(s, COORDS[1]) == ("error= the loss is hint=NaN", "a smaller rate")
+    assert last_words(s, COORDS[0]) is None
     again = ev.WorkerProcess(pod="p1r0", coord=COORDS[1], state="started", pid=9)
-    assert _last_words(reduce(s, again), COORDS[1]) is None
+    assert last_words(reduce(s, again), COORDS[1]) is None

@@ -191,10 +191,10 @@ async def test_search_goes_back_from_the_end(folder: Path) -> None:
         await d.press("colon", *typed("find checkpoint"), "enter")
         log = d.app.main.query_one(LogView)
         assert not log.following
-        assert log.ring[log._hit].text.startswith("checkpoint written")
-        first = log._hit
+        assert log.ring[log.hit].text.startswith("checkpoint written")
+        first = log.hit
         await d.press("N")
-        assert log._hit < first
+        assert log.hit < first
 
 
 async def test_the_log_stops_following_and_counts_what_is_new(folder: Path) -> None:

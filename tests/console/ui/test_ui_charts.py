@@ -20,7 +20,7 @@ from uvcc_console.ui.actions.compared import chosen
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.board import board_lines
-from uvcc_console.ui.widgets.canvas import AxisScale, _y_labels, x_ticks
+from uvcc_console.ui.widgets.canvas import AxisScale, x_ticks, y_labels
 from uvcc_console.ui.widgets.charts import ChartsPanel, chart, grid_lines, overview_lines
 from uvcc_console.ui.widgets.curves import ChartLook, axis_of, constants, curves_of, names, smoothed
 from uvcc_engine.contract.errors import ConfigError
@@ -102,7 +102,7 @@ def test_ticks_of_x_are_whole_steps_or_round_times_and_no_two_read_the_same(
 @given(st.floats(-1e5, 1e5), st.floats(1e-4, 1e5), st.integers(3, 40))
 def test_labels_of_y_are_all_different(low: float, span: float, height: int) -> None:
     span = max(span, 1e-4 * abs(low))
-    labels = _y_labels(AxisScale(0, 1, low, low + span, False), height)
+    labels = y_labels(AxisScale(0, 1, low, low + span, False), height)
     assert len(set(labels.values())) == len(labels)
 
 

@@ -155,7 +155,7 @@ async def test_keys_of_the_log_wrap_narrow_copy_and_save(folder: Path) -> None:
         (kept,) = folder.glob("log-*.txt")
         assert len(kept.read_text().splitlines()) == len(log.ring)
         await d.press("colon", *typed("find checkpoint"), "enter")
-        assert "checkpoint written at step 20" in log.ring[log._hit].text
+        assert "checkpoint written at step 20" in log.ring[log.hit].text
 
 
 async def test_enter_and_a_click_read_a_line_whole_or_the_dump_that_it_is_of(folder: Path) -> None:

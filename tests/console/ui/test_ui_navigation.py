@@ -173,11 +173,11 @@ async def test_o_and_a_command_sort_and_c_offers_the_columns_that_are_shown(fold
     async with desk(with_vitals(Story(replicas=2).full(20)), folder) as d:
         fleet = d.app.main.query_one(FleetPanel)
         await d.press("colon", *typed("sort gpu desc"), "enter")
-        used = [r.vitals["gpu"] for r in fleet._rows()]
+        used = [r.vitals["gpu"] for r in fleet.rows_in_order()]
         assert used == sorted(used, reverse=True)
         assert "by GPU" in d.text
         await d.press("O")
-        assert [r.vitals["gpu"] for r in fleet._rows()] == sorted(used)
+        assert [r.vitals["gpu"] for r in fleet.rows_in_order()] == sorted(used)
         await d.press("c")
         assert "columns pod coord" in d.text
         await d.press("escape", "colon", *typed("columns pod step gpu"), "enter")

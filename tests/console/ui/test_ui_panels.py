@@ -234,13 +234,13 @@ def test_much_evidence_is_read_beside_the_screen(tmp_path: Path, monkeypatch: py
     looks = rechecks.Rechecks(folder)
     first = looks.look(snap, story.now)
     assert result_of(snap, "full", first).words().endswith("its files are being read again")
-    assert looks._reading is not None
-    looks._reading.result(30)
+    assert looks.reading is not None
+    looks.reading.result(30)
     assert result_of(snap, "full", looks.look(snap, story.now)).verified
     (folder / "artifacts/full/proof_bundle.json").write_bytes(b"fulL")
     looks.look(snap, story.now + rechecks.EVERY_S)
-    assert looks._reading is not None
-    looks._reading.result(30)
+    assert looks.reading is not None
+    looks.reading.result(30)
     assert result_of(snap, "full", looks.look(snap, story.now + rechecks.EVERY_S)).mark == "changed"
     looks.close()
 

@@ -144,5 +144,5 @@ def test_home(
     Story(steps=30).finished().write(tmp_path / ".local/share/uvcc/runs" / RUN)
     Story().gave_up().write(tmp_path / ".local/share/uvcc/runs/other-20261121-0116-cd34")
     app = HomeApp(now=lambda: T0 + 600, look_s=3600, utc=True)
-    app._find_profiles = lambda: None  # type: ignore[method-assign,return-value]
+    app.find_profiles = lambda: None  # type: ignore[method-assign,return-value]
     assert snap_compare(app, terminal_size=size)

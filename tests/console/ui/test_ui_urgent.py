@@ -242,7 +242,7 @@ def resizing(terminal: Terminal) -> Iterator[None]:
             if stop.wait(0.01):
                 return
             size = struct.pack("HHHH", 30 + i % 21, 90 + i % 71, 0, 0)
-            fcntl.ioctl(terminal._fd, termios.TIOCSWINSZ, size)
+            fcntl.ioctl(terminal.fd, termios.TIOCSWINSZ, size)
 
     thread = threading.Thread(target=storm)
     thread.start()

@@ -124,4 +124,4 @@ def test_a_sum_that_is_wrong_is_no_bandwidth() -> None:
             return block.add_(1)  # one element's worth short
 
     with pytest.raises(fabric.VerificationError, match="does not add up"):
-        fabric._reduced(Broken(), fabric._device("cpu"), 0.01)  # type: ignore[arg-type]
+        fabric.measure_reduction(Broken(), fabric.device_of("cpu"), 0.01)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 
 @pytest.fixture(autouse=True)
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight, "_tables", {})
+    monkeypatch.setattr(flight, "registered", {})
 
 
 def test_each_question_of_this_run_is_answered_once(tmp_path: Path) -> None:

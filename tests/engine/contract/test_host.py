@@ -110,7 +110,7 @@ def test_room_for_records_is_real_without_posix_fallocate(tmp_path: Path, monkey
     path = tmp_path / "log"
     path.write_bytes(b"kept")
     with path.open("r+b") as f:
-        write_ahead_log._allocate(f.fileno(), 1 << 20)
+        write_ahead_log.allocate(f.fileno(), 1 << 20)
     found = path.read_bytes()
     assert (found[:4], len(found), found.count(0)) == (b"kept", 1 << 20, (1 << 20) - 4)
     assert path.stat().st_blocks * 512 >= 1 << 20

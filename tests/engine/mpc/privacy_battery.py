@@ -81,7 +81,7 @@ def views(program: Callable[[Runtime], object], seed: int = 0) -> list[View]:
 def leaks(view: View) -> list[str]:
     """What fails, as text; empty for a uniform view."""
     found: list[str] = []
-    items = [(what, _words(data)) for what, data in view.items if data.numel() >= LEAST]
+    items = [(what, words_of(data)) for what, data in view.items if data.numel() >= LEAST]
     for what, words in items:
         found += [f"{what}: {why}" for why in single(words)]
     for i, (one, a) in enumerate(items):
@@ -95,7 +95,7 @@ def leaks(view: View) -> list[str]:
 
 def repeats(view: View) -> list[str]:
     """Pairs of items that are equal: a message sent twice, or under a mask the receiver knows."""
-    items = [(what, _words(data)) for what, data in view.items if data.numel() >= LEAST]
+    items = [(what, words_of(data)) for what, data in view.items if data.numel() >= LEAST]
     return [
         f"{one} equals {other}"
         for i, (one, a) in enumerate(items)
@@ -104,7 +104,7 @@ def repeats(view: View) -> list[str]:
     ]
 
 
-def _words(data: Tensor) -> np.ndarray:
+def words_of(data: Tensor) -> np.ndarray:
     unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[data.element_size()]
     return data.contiguous().numpy().view(unsigned)
 
@@ -167,7 +167,7 @@ def dependence(one: View, other: View) -> list[str]:
     for (what, a), (_, b) in zip(one.items, other.items, strict=True):
         if a.numel() < LEAST:
             continue
-        x, y = _words(a), _words(b)
+        x, y = words_of(a), words_of(b)
         for position in range(x.dtype.itemsize):
             p = two_sample(
                 x.view(np.uint8).reshape(x.size, -1)[:, position], y.view(np.uint8).reshape(y.size, -1)[:, position]

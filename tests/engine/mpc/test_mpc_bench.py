@@ -147,8 +147,8 @@ def test_the_machine_has_rows_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_the_rates_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(machine, "_SIZES", (8, 16))
-    monkeypatch.setattr(machine, "_LEAST_S", 0.0)
+    monkeypatch.setattr(machine, "SIZES", (8, 16))
+    monkeypatch.setattr(machine, "LEAST_S", 0.0)
     honest = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda n, **more: honest(min(n, 4096), **more))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)

@@ -140,12 +140,12 @@ def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str
     monkeypatch.setattr(gemm_paths, "THREADS_FROM", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     used: set[str] = set()
-    honest = gemm_paths._over_threads
+    honest = gemm_paths.over_threads
 
     def watched(work: int, size: int, one: Any, grain: int = 1) -> None:
         honest(work, size, lambda a, b: used.add(threading.current_thread().name) or one(a, b), grain)
 
-    monkeypatch.setattr(gemm_paths, "_over_threads", watched)
+    monkeypatch.setattr(gemm_paths, "over_threads", watched)
     m, k, n = shape
     xs, ys = [numbers(i, False, m, k) for i in range(2)], [numbers(i, False, k, n) for i in range(2)]
     assert torch.equal(gemm.right_factor(ys, m, path)(xs), reference(xs, ys))
@@ -162,9 +162,9 @@ def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(gemm.VARIABLE, raising=False)
     monkeypatch.setattr(gemm_rates, "folder", lambda: tmp_path)
-    gemm._ranked.cache_clear()
+    gemm.ranked.cache_clear()
     yield
-    gemm._ranked.cache_clear()
+    gemm.ranked.cache_clear()
 
 
 def test_the_environment_forces_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_the_fastest_is_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gemm.choose(16, 512, 10**5) == "halves"  # too few rows for the 8-bit units
     assert gemm.choose(64, 64, 64, batch=10**4) == "halves"
     monkeypatch.setattr(type(LOOPS), "get", lambda self: None)
-    gemm._ranked.cache_clear()
+    gemm.ranked.cache_clear()
     assert gemm.choose(512, 512, 512) == "floats"
     assert gemm.choose(0, 512, 512) == "torch"
 
@@ -210,7 +210,7 @@ def test_the_fastest_is_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_numba
 def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     LOOPS.get()
-    monkeypatch.setattr(gemm_rates, "_SIZES", (16, 24))
+    monkeypatch.setattr(gemm_rates, "SIZES", (16, 24))
     first = gemm_rates.known(loops=True)
     assert set(first) >= {"wide", "halves", "floats", "torch"}
     assert [p.name for p in tmp_path.iterdir()] == [gemm_rates.path().name]
@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 def test_another_processor_or_version_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     before = gemm_rates.path()
     assert gemm_rates.path() == before
-    monkeypatch.setattr(gemm_rates, "_processor", lambda: "another")
+    monkeypatch.setattr(gemm_rates, "processor_name", lambda: "another")
     other = gemm_rates.path()
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert len({before, other, gemm_rates.path()}) == 3

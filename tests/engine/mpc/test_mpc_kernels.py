@@ -84,7 +84,7 @@ def test_a_worker_does_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch
             return self.returncode
 
     monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.subprocess.Popen", Maker)
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops._LOOK_S", 0.0)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.LOOK_S", 0.0)
     found = Loops()
     found.compile_beside()
     assert found.get() is None

@@ -90,7 +90,7 @@ def test_views_are_uniform_and_independent_of_the_secret(name: str) -> None:
 
 
 def small_leaks(data: Tensor) -> list[str]:
-    return battery.single(battery._words(data)) if data.numel() >= battery.LEAST else []
+    return battery.single(battery.words_of(data)) if data.numel() >= battery.LEAST else []
 
 
 @pytest.fixture
@@ -158,8 +158,8 @@ def test_catches_selection_without_masks(plant: Callable[..., None]) -> None:
 def test_the_statistics_pass_uniform_bytes_and_fail_others() -> None:
     source = random.Random(1)
     uniform = torch.frombuffer(bytearray(source.randbytes(8 * N)), dtype=torch.int64)
-    assert battery.single(battery._words(uniform)) == []
-    assert battery.single(battery._words(uniform & ((1 << 44) - 1))) == []
-    assert battery.single(battery._words(uniform & ~1)) != []
-    assert battery.single(battery._words(torch.arange(N))) != []
-    assert battery.single(battery._words(torch.zeros(N, dtype=torch.int64))) == ["all zero"]
+    assert battery.single(battery.words_of(uniform)) == []
+    assert battery.single(battery.words_of(uniform & ((1 << 44) - 1))) == []
+    assert battery.single(battery.words_of(uniform & ~1)) != []
+    assert battery.single(battery.words_of(torch.arange(N))) != []
+    assert battery.single(battery.words_of(torch.zeros(N, dtype=torch.int64))) == ["all zero"]

@@ -29,7 +29,7 @@ KERNELS = {
     "selection.backward": (selection.backward, {}),
     "selection.sum_slots": (selection.sum_slots, {}),
     "selection.add_chunks": (selection.add_chunks, {"out": "*fp32"}),
-    "decode.split": (decode._split, {}),
+    "decode.split": (decode.split_kernel, {}),
 }
 
 

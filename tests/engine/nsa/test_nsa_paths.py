@@ -172,7 +172,7 @@ def test_what_torch_tiles_on_each_gpu_divides_the_blocks_of_every_mask(
         masks.append(mask)
         return q, torch.zeros(q.shape[0], q.shape[2], q.shape[1]) if lse else None
 
-    monkeypatch.setattr(flex, "_attend", attend)
+    monkeypatch.setattr(flex, "attend_blocks", attend)
     q, kv = torch.randn(1, 640, 12, 64), torch.randn(1, 640, 2, 64)
     short = kv[:, : layout.n_cmp]
     _, chosen = flex.compressed(q, short, short, layout)

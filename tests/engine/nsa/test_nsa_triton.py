@@ -76,7 +76,7 @@ def test_the_streaming_choice_is_the_sorted_one_ties_included() -> None:
     p = pool(cfg, p, layout.n_blocks)
     wanted = top_blocks(cfg, p, layout.positions, layout.starts)
     base_2 = (lse / torch.log(torch.tensor(2.0, dtype=torch.float64))).masked_fill(lse.isinf(), 0).contiguous()
-    found = launch._top_blocks(q, k, base_2, layout)
+    found = launch.top_blocks_by_kernel(q, k, base_2, layout)
     assert torch.equal(found, wanted)
     assert torch.equal(as_mask(found, layout.n_blocks), blocks.select_blocks(cfg, p, layout.positions, layout.starts))
 

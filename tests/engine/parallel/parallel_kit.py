@@ -87,7 +87,7 @@ def run_ranks(
 def _die(port: int, rank: int, world: int) -> None:
     """Come, be seen by the rank that watches this one, and end."""
     presence = Presence(f"127.0.0.1:{port}", rank, world, 0)
-    presence._own.accept()
+    presence.own_socket.accept()
     os._exit(9)
 
 

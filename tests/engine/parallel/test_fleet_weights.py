@@ -22,7 +22,7 @@ def opened(forker: Forker, folder: Path, size: Topology, *flags: str) -> dict[st
     fleet = Fleet(folder / "fleet", forker, JOB, size)
     fleet.launch()
     assert set(fleet.wait().values()) == {0}, fleet.logs()
-    OWNER._store(folder / "owner")
+    OWNER.store(folder / "owner")
     (folder / "parties.json").write_text(json.dumps([pod_identity(p, 0).public.to_json() for p in range(3)]))
     told = ["--owner", str(folder / "owner"), "--parties", str(folder / "parties.json"), "--out", str(folder / "out")]
     assert client.main([*told, "--open", str(folder / "fleet"), *flags]) == 0

@@ -30,18 +30,18 @@ def test_a_word_of_a_stranger_is_short_and_clean(word: bytes) -> None:
 def test_a_caller_that_says_nothing_is_let_go_soon() -> None:
     mine, theirs = socket.socketpair(socket.AF_UNIX)
     began = time.monotonic()
-    assert unix_group._caller(mine, 0.1) == -1
+    assert unix_group.calling_member(mine, 0.1) == -1
     assert time.monotonic() - began < 60
     theirs.sendall(b"\3\0")
     theirs.close()
-    assert unix_group._caller(mine, 0.1) == -1
+    assert unix_group.calling_member(mine, 0.1) == -1
     mine.close()
 
 
 def test_a_message_that_is_announced_with_more_than_memory_is_refused() -> None:
     mine, theirs = socket.socketpair(socket.AF_UNIX)
     line = unix_group.MemberConnection(mine, 5.0)
-    sending = threading.Thread(target=theirs.sendall, args=(unix_group._HEAD.pack(7, 1 << 60),))
+    sending = threading.Thread(target=theirs.sendall, args=(unix_group.HEAD.pack(7, 1 << 60),))
     sending.start()
     with pytest.raises(RuntimeError, match="for operation 7"):
         line.receive(1, memoryview(bytearray(4)))

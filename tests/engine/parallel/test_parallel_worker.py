@@ -100,7 +100,7 @@ def test_a_pod_with_anothers_keys_is_refused(forker: Forker, tmp_path: Path) -> 
     home = fleet.home(1, 1)
     for name in ("ed25519", "x25519", "public.json"):
         (home / "identity" / name).unlink()
-    pod_identity(1, 0)._store(home / "identity")
+    pod_identity(1, 0).store(home / "identity")
     fleet.launch()
     refused, sister = Coord(1, 1, 0, 0), Coord(0, 1, 1, 0)
     until(lambda: (fleet.dir(refused) / "exit.json").exists(), 120, "the refusal")

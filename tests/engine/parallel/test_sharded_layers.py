@@ -30,7 +30,7 @@ from uvcc_engine.model.specs import (
 from uvcc_engine.mpc.arithmetic import public
 from uvcc_engine.mpc.local import rehearsal_keys
 from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.owner.client import _whole
+from uvcc_engine.owner.client import whole_weights
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.sharding.partition import HEADS, join_weight, place_layers, slice_of, stage_bounds, weights_of
 from uvcc_engine.sharding.stage import build_stage
@@ -147,12 +147,12 @@ def test_the_owner_puts_the_slices_of_all_stages_and_tensor_ranks_together() -> 
         for s, numbers in enumerate([range(4), range(4, 9)])
         for t in range(2)
     }
-    found = _whole(slices, "gpt-tiny")
+    found = whole_weights(slices, "gpt-tiny")
     assert all(np.array_equal(found[f"weight.{n}"], weight) for n, weight in enumerate(whole))
     with pytest.raises(ConfigError, match="--model"):
-        _whole(slices, None)
+        whole_weights(slices, None)
     with pytest.raises(ConfigError, match="mlp-digits has"):
-        _whole(slices, "mlp-digits")
+        whole_weights(slices, "mlp-digits")
 
 
 @pytest.mark.parametrize(

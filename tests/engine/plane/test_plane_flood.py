@@ -163,9 +163,9 @@ def test_only_a_fresh_knock_of_a_peer_for_this_worker_is_let_in() -> None:
         altered = bytearray(theirs.knock(0))
         altered[at] ^= 1
         assert mine.admit(bytes(altered))[0] == -1
-    knocks = [theirs.knock(0) for _ in range(door_module._NONCES_KEPT + 10)]
+    knocks = [theirs.knock(0) for _ in range(door_module.NONCES_KEPT + 10)]
     assert all(mine.admit(k)[0] == 1 for k in knocks)
-    assert len(mine._seen[1]) == door_module._NONCES_KEPT
+    assert len(mine._seen[1]) == door_module.NONCES_KEPT
 
 
 def test_the_lobby_makes_room_where_the_crowd_is() -> None:

@@ -33,7 +33,7 @@ from uvcc_engine.plane.channel import Acknowledgement
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.knocking import KnockAuthenticator
 from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayBase
-from uvcc_engine.plane.stream_link import _Replies
+from uvcc_engine.plane.stream_link import RelayReplies
 from uvcc_engine.relay import asked, binary, stream
 from uvcc_engine.relay.app import RelayApp, RelayFront
 from uvcc_engine.relay.config import Credential, RelayConfig
@@ -285,19 +285,19 @@ def test_what_a_relay_or_a_broker_answers_raises_the_documented_errors_only() ->
     framed = [struct.pack("<I", len(r)) + r for r in replies]
 
     def split(data: bytes) -> None:
-        replies_, data = _Replies(), data[: 1 << 17]
-        replies_._buffer[: len(data)] = data
-        replies_._have = len(data)
-        replies_._split([])
+        replies_, data = RelayReplies(), data[: 1 << 17]
+        replies_.buffer[: len(data)] = data
+        replies_.have = len(data)
+        replies_.split([])
 
     attack(split, lambda rng: b"".join(mutated(rng, framed) for _ in range(3)), ValueError)
     link = nats_link.NatsLink.__new__(nats_link.NatsLink)
     link._pieces, link._notices = {}, []
-    pieces = [nats_link._PIECE.pack(1, 2, 3, 4, n, 3) + frames[0][n * 30 : n * 30 + 30] for n in range(3)]
+    pieces = [nats_link.PIECE.pack(1, 2, 3, 4, n, 3) + frames[0][n * 30 : n * 30 + 30] for n in range(3)]
 
     def arrive(data: bytes) -> None:
         link._arrivals(nats_link.sender_in(data[:20].decode("latin-1")), data)
-        assert len(link._pieces) <= nats_link._UNFINISHED
+        assert len(link._pieces) <= nats_link.UNFINISHED
         link._notices.clear()
 
     attack(arrive, lambda rng: mutated(rng, pieces))

@@ -54,9 +54,9 @@ def no_integrity_check(patch: pytest.MonkeyPatch) -> None:
     def recv_secret(self: Any, header: fr.Header) -> bytes:
         secret = SECRETS[id(self._recv)]
         for _ in range(header.generation % 64):
-            secret = secure_session._expand(secret, b"next")
+            secret = secure_session.expand_key(secret, b"next")
         self._confirm(header)
-        return secure_session._expand(secret, b"key")
+        return secure_session.expand_key(secret, b"key")
 
     patch.setattr(secure_session.Keys, "__init__", remember)
     patch.setattr(secure_session.SecureSession, "_recv_secret", recv_secret, raising=False)

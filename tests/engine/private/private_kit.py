@@ -121,7 +121,7 @@ class Fleet:
         for i, party in enumerate(PARTIES):
             home = self.home(i)
             home.mkdir(parents=True)
-            party._store(home / "identity")
+            party.store(home / "identity")
             (home / "inputs").write_bytes(made.boxes[i])
             (home / "policy.json").write_bytes(self.policy.canonical)
             write_signatures(

@@ -63,13 +63,13 @@ def assert_form_is_the_programs(fleet: Fleet) -> None:
             assert whole
             found = [record[: program_form.HEAD] for record in records.values()]
             assert sorted(found) == sorted(due)
-            program_form._same("it", due, found)
+            program_form.check_same("it", due, found)
             without = [head for head in found if head != due[3]]
             with pytest.raises(VerificationError, match="which the program sends"):
-                program_form._same("it", due, without)
+                program_form.check_same("it", due, without)
             longer = Leaf.unpack(due[3] + bytes(32))._replace(size=7).pack()[: program_form.HEAD]
             with pytest.raises(VerificationError, match="of 7 bytes, which the program does not send"):
-                program_form._same("it", due, [*found, longer])
+                program_form.check_same("it", due, [*found, longer])
     assert len(epochs) == JOB.steps + 1
 
 
@@ -77,7 +77,7 @@ def test_an_honest_run_is_as_the_program_computes_it(
     zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = ended(zygote, tmp_path / "run")
-    OWNER._store(tmp_path / "owner")
+    OWNER.store(tmp_path / "owner")
     policy = str(fleet.home(0) / "policy.json")
     argv = [str(fleet.folder), "--owner", str(tmp_path / "owner"), "--sealed", str(tmp_path / "sealed")]
     assert owners_audit.main([*argv, "--policy", policy, "--json"]) == 0

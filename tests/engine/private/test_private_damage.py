@@ -63,7 +63,7 @@ def interrupted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Int
 def middle(path: Path) -> int:
     """A byte in the middle of what a worker cannot do without."""
     if path.name == leaf_file.OPEN_EPOCH:
-        return write_ahead_log._PAGE + 3 * write_ahead_log.SLOT + 9
+        return write_ahead_log.PAGE + 3 * write_ahead_log.SLOT + 9
     if path.name == leaf_file.LEAVES:
         block = [block for _, block in leaf_file.blocks(path)][EPOCH - 1]
         return (block.at + block.end) // 2

@@ -214,7 +214,7 @@ def test_the_owner_opens_results_and_finds_an_altered_copy() -> None:
 
 def test_share_opens_the_results_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     boxes, wanted = weight_boxes()
-    OWNER._store(tmp_path / "owner")
+    OWNER.store(tmp_path / "owner")
     (tmp_path / "parties.json").write_text(json.dumps([p.to_json() for p in PUBLIC]))
     for i, box in enumerate(boxes):
         (tmp_path / "runs" / f"p{i}").mkdir(parents=True)

@@ -173,5 +173,5 @@ def test_without_a_reader_nothing_of_a_sign_of_life_leaves_the_worker(tmp_path: 
     last = {"step": 3, "loss": 0.5}
     desk = Orders(link, "r", "p0r0s0t0", tmp_path, sign=lambda payload: "s", last=lambda: last, told=lambda a: None)
     with pytest.raises(OSError, match="far enough"):
-        desk._ask(Connection(), 0.0)  # type: ignore[arg-type]
+        desk.ask(Connection(), 0.0)  # type: ignore[arg-type]
     assert [set(a) for a in asked] == [{"after", "wait_s", "want"}]

@@ -52,10 +52,14 @@ class ControlOnly:
         return
 
 
-def tables(run: str = "r", wait_s: float = 5.0) -> list[StepConsensus]:
-    mail: dict[tuple[int, int], queue.Queue[bytes]] = {
-        (a, b): queue.Queue() for a in range(3) for b in range(3) if a != b
-    }
+def mailboxes() -> dict[tuple[int, int], queue.Queue[bytes]]:
+    return {(a, b): queue.Queue() for a in range(3) for b in range(3) if a != b}
+
+
+def tables(
+    run: str = "r", wait_s: float = 5.0, mail: dict[tuple[int, int], queue.Queue[bytes]] | None = None
+) -> list[StepConsensus]:
+    mail = mailboxes() if mail is None else mail
     return [StepConsensus(ControlOnly(p, mail), run, wait_s=wait_s) for p in range(3)]
 
 
@@ -95,10 +99,10 @@ def test_an_exchange_gives_each_peer_its_own_note() -> None:
 
 
 def test_a_party_at_another_step_or_run_is_named() -> None:
-    t = tables()
+    mail = mailboxes()
+    t = tables(mail=mail)
     got = together([lambda i=i: step(t[i], 5 if i < 2 else 6, Vote()) for i in range(3)])
     assert [e.party for e in got] == [2, 2, 0]
-    mail = t[0]._plane.mail  # type: ignore[attr-defined]
     strangers = [StepConsensus(ControlOnly(p, mail), "other" if p == 1 else "r", wait_s=1.0) for p in range(3)]
     for q in mail.values():
         while not q.empty():
@@ -161,8 +165,9 @@ def test_silence_and_nonsense_are_named() -> None:
         t[0].hear(StepVote(0))
     bad_vote = {"topic": "vote", "run": "r", "vote": 9, "nonce": "", "step": 1}
     for body in (b"\xff", b"[1]", json.dumps(bad_vote).encode()):
-        t = tables()
-        t[1]._plane.send_control(0, body)
+        mail = mailboxes()
+        mail[1, 0].put(body)
+        t = tables(mail=mail)
         t[2].say(StepVote(1))
         with pytest.raises(ProtocolError) as error:
             t[0].close_step(1, Vote())
@@ -263,7 +268,7 @@ def test_the_last_words_of_a_peer_are_short_and_clean() -> None:
 def test_statements_of_a_peer_do_not_pile_up() -> None:
     table = tables()[0]
     for step in range(500):
-        table._keep(1, step, "s")
-        table._keep(2, step, "s")
+        table.keep_statement(1, step, "s")
+        table.keep_statement(2, step, "s")
     assert len(table.statements) == 128
     assert (1, 499) in table.statements

@@ -174,7 +174,7 @@ def test_what_an_owner_writes_is_hostile(tmp_path: Path) -> None:
     for many in (99, 101):
         with pytest.raises(ConfigError, match="than were counted"):
             shares(tmp_path, purpose, tensors={"train_x": np.zeros((many, 2), np.int64)})
-    good = streamed_inputs._head(0, 16, {"a": (2, 2)}, bytes(32))
+    good = streamed_inputs.encode_head(0, 16, {"a": (2, 2)}, bytes(32))
     for bad in (
         b"",
         b"[" * 9000,
@@ -185,13 +185,13 @@ def test_what_an_owner_writes_is_hostile(tmp_path: Path) -> None:
         good.replace(b'"key":"00', b'"key":"'),
     ):
         with pytest.raises(UnreadableError):
-            streamed_inputs._read_head(bad, 0)
-    assert streamed_inputs._read_head(good, 0).shapes == {"a": (2, 2)}
+            streamed_inputs.read_head(bad, 0)
+    assert streamed_inputs.read_head(good, 0).shapes == {"a": (2, 2)}
     for body in (b"", bytes(6), b"\0\0\x03\0\0\0" + bytes(48), b"\x01\0\x02\0\0\0" + bytes(32), bytes(6) + bytes(32)):
         with pytest.raises(UnreadableError):
-            streamed_inputs._fill({"a": (2, 2)}, memoryview(body))
+            streamed_inputs.fill_tensors({"a": (2, 2)}, memoryview(body))
     with pytest.raises(UnreadableError, match="cut short"):
-        streamed_inputs._parts(bytes(20), 0)
+        streamed_inputs.head_parts(bytes(20), 0)
 
 
 def people(path: Path, many: int = 400) -> Path:
@@ -307,7 +307,7 @@ def test_a_csv_file_of_numbers_needs_no_schema(tmp_path: Path) -> None:
 
 
 def test_which_rows_are_tested_is_public_and_found_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_AT_ONCE", 64)
+    monkeypatch.setattr(rows, "AT_ONCE", 64)
     found = public_test_rows(7, 1000, 77)
     assert found.sum() == 77
     assert np.array_equal(found, public_test_rows(7, 1000, 77))

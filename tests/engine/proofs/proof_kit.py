@@ -15,7 +15,7 @@ from uvcc_engine.mpc import arithmetic, gated
 from uvcc_engine.mpc.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.local import LocalPlanes
 from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, _Task
+from uvcc_engine.mpc.runtime import MpcProtocol, ProtocolTask, Runtime
 from uvcc_engine.mpc.share import Share, share_of, split
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -81,7 +81,7 @@ class LyingRuntime(Runtime):
     sends: int
     lie: Callable[[int, Tensor], None] | None
 
-    def _resume(self, task: _Task, answer: list[Tensor] | None) -> list[_Task]:
+    def _resume(self, task: ProtocolTask, answer: list[Tensor] | None) -> list[ProtocolTask]:
         steps = task.steps
         task.steps = _Altering(self, steps)  # type: ignore[assignment]
         try:

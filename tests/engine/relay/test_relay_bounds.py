@@ -252,7 +252,7 @@ def test_who_does_not_read_is_ended_and_the_relay_does_not_swell(tmp_path: Path)
 def test_a_stream_client_that_reads_no_replies_is_not_read_either(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_PUSH_BYTES", 1 << 16)
+    monkeypatch.setattr(stream, "PUSH_BYTES", 1 << 16)
     with socket.create_connection(place.at("stream"), 10) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(stream.hello(TOKENS[0]))
@@ -364,7 +364,7 @@ def test_what_was_taken_is_not_kept_until_it_would_have_expired(tmp_path: Path) 
     for n in range(200):
         bench.send(0, 1, *(b"%d-%d" % (n, k) for k in range(100)))
         bench.ack(1, bench.take(1))
-    assert len(bench.hub._expiry) < 3 * hub_module._GONE
+    assert len(bench.hub._expiry) < 3 * hub_module.GONE_KEPT
     bench.send(0, 1, b"late", ttl=5)
     bench.now += 6
     bench.hub.tick()

@@ -81,7 +81,7 @@ def start_ranks(
     if not text.exists():
         directory.mkdir(parents=True, exist_ok=True)
         text.write_text(
-            "\n\n".join(t for _, t in zip(range(40), (t for _, t in Synthetic(3)._documents(0)), strict=False))
+            "\n\n".join(t for _, t in zip(range(40), (t for _, t in Synthetic(3).numbered_documents(0)), strict=False))
         )
     config = directory / "small.json"  # YAML reads JSON
     data = {"source": "local", "path": str(text), "tokenizer": "byte", "val_percent": 10}

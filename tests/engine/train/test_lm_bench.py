@@ -79,7 +79,7 @@ def test_a_row_holds_one_against_the_other() -> None:
 
 
 def test_telling_costs_a_share_of_a_real_trainers_time() -> None:
-    assert 0 < train._own_share(20) < 1
+    assert 0 < train.loading_share(20) < 1
 
 
 def test_settings_of_a_comparison_are_strict() -> None:

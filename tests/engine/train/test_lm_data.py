@@ -224,12 +224,12 @@ def test_a_source_that_hangs_does_not_hold_a_halt() -> None:
     data = Prefetcher(Reader(Stuck(), 0, 1, None), 1, depth=1)
     assert hangs.wait(60)
     data.stop(patience_s=0.05)
-    assert data._thread.is_alive()
+    assert data.thread.is_alive()
     with pytest.raises(UnreachableError, match="no batch for 0 s"):
         data.get(timeout=0.01)
     go.set()
-    data._thread.join(60)
-    assert not data._thread.is_alive()
+    data.thread.join(60)
+    assert not data.thread.is_alive()
 
 
 def test_validation_is_held_out_in_every_world() -> None:

@@ -164,9 +164,9 @@ def test_the_estimate_is_what_the_step_allocates(monkeypatch: pytest.MonkeyPatch
         dim=64, n_layers=2, n_heads=4, d_k=16, d_v=16, nsa=NSAConfig(l=16, d=8, l_sel=32, n_sel=4, w=64)
     )
     for s in (256, 1088):
-        wanted = memory_plan._peak_of(shape, 2, s, bf16=False, recompute=False)
+        wanted = memory_plan.peak_of(shape, 2, s, bf16=False, recompute=False)
         torch.manual_seed(0)
-        with memory_plan._Peak() as peak:
+        with memory_plan.PeakBytes() as peak:
             model = LanguageModel(shape)
             tokens = torch.zeros(2, s, dtype=torch.int64)
             loss = F.cross_entropy(model(tokens, torch.zeros_like(tokens)).flatten(0, 1), tokens.flatten())

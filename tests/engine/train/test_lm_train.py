@@ -89,7 +89,7 @@ def test_rows_continue_where_the_cursor_says() -> None:
 
 
 def test_ranks_share_documents_without_overlap_and_validation_is_held_out() -> None:
-    docs = {n: t for n, t in zip(range(60), (t for _, t in Synthetic(1)._documents(0)), strict=False)}
+    docs = {n: t for n, t in zip(range(60), (t for _, t in Synthetic(1).numbered_documents(0)), strict=False)}
     seen: dict[tuple[int, bool], str] = {}
     for rank in (0, 1):
         for val in (False, True):

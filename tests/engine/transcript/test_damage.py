@@ -153,7 +153,7 @@ def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> No
     data = killed.before(leaf_file.OPEN_EPOCH).read_bytes()
     count = int.from_bytes(data[40:48], "little")
     assert count > 10
-    start = write_ahead_log._PAGE
+    start = write_ahead_log.PAGE
     places = [
         *range(56),
         *range(start, start + 2 * write_ahead_log.SLOT),
@@ -201,8 +201,8 @@ def test_pages_that_a_power_cut_lost_are_no_damage(killed: Killed) -> None:
     other.begin(OPEN - 1)
     other.add(bytes(60))
     other.close()
-    stale = (killed.world.folder / leaf_file.OPEN_EPOCH).read_bytes()[write_ahead_log._PAGE :][: write_ahead_log.SLOT]
-    first = write_ahead_log._PAGE
+    stale = (killed.world.folder / leaf_file.OPEN_EPOCH).read_bytes()[write_ahead_log.PAGE :][: write_ahead_log.SLOT]
+    first = write_ahead_log.PAGE
     data[first : first + write_ahead_log.SLOT] = stale
     data[first + write_ahead_log.SLOT : first + 2 * write_ahead_log.SLOT] = bytes(write_ahead_log.SLOT)
     path.write_bytes(bytes(data))

@@ -117,7 +117,7 @@ def test_reserved_field_is_not_a_hiding_place(pair: tuple[Identity, Identity]) -
     blob = base64.b64decode("".join(text.splitlines()[1:-1]))
     at = blob.index(b"uvcc-root") + len(b"uvcc-root")
     stuffed = blob[:at] + b"\x00\x00\x00\x03abc" + blob[at + 4 :]
-    assert not verify_signature(pair[0].public, "uvcc-root", b"payload", sshsig._armor(stuffed))
+    assert not verify_signature(pair[0].public, "uvcc-root", b"payload", sshsig.armor_text(stuffed))
 
 
 def test_asyncssh_accepts(pair: tuple[Identity, Identity], tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Noted(LocalPlane):
     """A local plane with a transcript, as the live one has."""
 
     def __init__(self, inner: LocalPlane, store: TranscriptStore) -> None:
-        super().__init__(inner._wire, inner.party)
+        super().__init__(inner.wire, inner.party)
         self.store = store
 
     def send(self, dst: int, tag: Tag, payload: Buffer) -> None:

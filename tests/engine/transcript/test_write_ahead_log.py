@@ -23,7 +23,7 @@ def record(n: int) -> bytes:
 
 
 def test_a_process_that_is_killed_leaves_every_record(tmp_path: Path) -> None:
-    count = 2 * write_ahead_log._IN_WINDOW + 5
+    count = 2 * write_ahead_log.IN_WINDOW + 5
     body = f"""
 import os, signal, pathlib
 from tests_openlog import SID, record
@@ -85,8 +85,8 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    for n in range(write_ahead_log._IN_WINDOW):
+    for n in range(write_ahead_log.IN_WINDOW):
         log.add(record(n))
     with pytest.raises(UvccError, match=r"cannot write .*open\.bin: No space left"):
         log.add(record(0))
-    assert len(list(open_records(tmp_path, 0))) == write_ahead_log._IN_WINDOW
+    assert len(list(open_records(tmp_path, 0))) == write_ahead_log.IN_WINDOW

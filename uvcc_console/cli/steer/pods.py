@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
     if args.end:
         return _end(args.end, args.host_key, args.json)
     found = PodSurvey()
-    asyncio.run(_survey(_known_fleets(args.provider), args.sweep, found))
+    asyncio.run(survey_pods(_known_fleets(args.provider), args.sweep, found))
     if args.sweep:
         asyncio.run(_prove(args.provider, found))
     if args.json:
@@ -207,7 +207,7 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
             found.unknown.append(f"{what}, look again at {until}: uvcc pods --sweep")
 
 
-async def _survey(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found: PodSurvey) -> None:
+async def survey_pods(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found: PodSurvey) -> None:
     for fleet, folder in fleets:
         try:
             await _survey_one(fleet, folder, sweep, found)

@@ -61,9 +61,9 @@ class CloudProvider:
         self._image = ""
         self._rented: set[str] = set()
         self._blocked: dict[tuple[Any, ...], float] = {}
-        self._ends = Ends(client, run_dir, fleet.get("party"))
-        self._asking = self._ends.asking  # creates under way here: who asked for them settles them
-        self._guard = Guard(self._ends)
+        self.ends = Ends(client, run_dir, fleet.get("party"))
+        self._asking = self.ends.asking  # creates under way here: who asked for them settles them
+        self._guard = Guard(self.ends)
         self._first: dict[int, asyncio.Lock] = {}
         self._key = RunKey(client, run_dir, str(fleet.get("ssh_key", "")))
 
@@ -133,10 +133,10 @@ class CloudProvider:
 
         The one that the run holds, by its id; where none is held, the one that was asked for first.
         """
-        await self._ends.waited(request.name)
+        await self.ends.waited(request.name)
         self._know(request)
-        pods = [p for p in await self._ends.listing(request.name, place_of) if p.name == request.name]
-        known = {t.id: t.name for t in self._ends.tries(request.name).values() if t.open and t.id}
+        pods = [p for p in await self.ends.listing(request.name, place_of) if p.name == request.name]
+        known = {t.id: t.name for t in self.ends.tries(request.name).values() if t.open and t.id}
         if not pods or pods[0].stray or pods[0].provider_id not in known:
             return None
         found = await self._client.pod(pods[0].provider_id)
@@ -146,7 +146,7 @@ class CloudProvider:
         if why := unfit(request, pods[0], domains, PRICE_SLACK):
             name = known[pods[0].provider_id]
             self._intents.note(self._clock.now(), name=name, rejected=why)
-            await self._ends.end(pods[0].provider_id, name)
+            await self.ends.end(pods[0].provider_id, name)
             return None
         self._domains.setdefault(request.party, pods[0].provider)
         self._rented.add(request.name)
@@ -155,20 +155,20 @@ class CloudProvider:
 
     async def _hold(self, base: str, pod_id: str) -> None:
         """From now on the run uses this pod, and no other of this name; what else there is of it goes."""
-        tries = [t for t in self._ends.tries(base).values() if t.base == base and t.open]
+        tries = [t for t in self.ends.tries(base).values() if t.base == base and t.open]
         for t in tries:
             if t.id == pod_id and not t.held:
                 self._intents.note(self._clock.now(), name=t.name, held=True)
             elif t.id != pod_id and t.held:
                 self._intents.note(self._clock.now(), name=t.name, released=True)
-        for pod in await self._ends.listing(base, place_of):
+        for pod in await self.ends.listing(base, place_of):
             if base_of(pod.name) == base and pod.provider_id != pod_id:
-                await self._ends.delete(pod)
+                await self.ends.delete(pod)
 
     def _know(self, request: PodRequest) -> None:
         """Which provider each party of this run has already, of pods that another process made."""
         run = request.name.rpartition("-")[0] + "-"
-        for t in self._ends.all_tries(run).values():
+        for t in self.ends.all_tries(run).values():
             if t.base and t.open and t.answered and t.provider and t.base not in self._requests:
                 self._rented.add(t.base)
                 self._requests.setdefault(t.base, replace(request, name=t.base, party=place_of(t.base)[0]))
@@ -201,13 +201,13 @@ class CloudProvider:
     async def _answers(self, request: PodRequest) -> Pod | None:
         """Before another create: a pod of an earlier one that shows up after all, or nothing while few are unknown."""
         while True:
-            tries = self._ends.tries(request.name).values()
+            tries = self.ends.tries(request.name).values()
             unknown = {t.name for t in tries if t.base == request.name and t.open and not t.answered} - self._asking
             if not unknown:
                 return None
             try:
-                await self._ends.prove(self._guard.is_stray)
-                if any(t.name in unknown and t.answered for t in self._ends.tries(request.name).values()):
+                await self.ends.prove(self._guard.is_stray)
+                if any(t.name in unknown and t.answered for t in self.ends.tries(request.name).values()):
                     return await self._adopt(request)
             except (UnreachableError, CloudRefused) as e:  # unknown they stay
                 log.warning("creates without an answer are not proven: %s", e, pod=request.name)
@@ -230,8 +230,8 @@ class CloudProvider:
                 self._guard.refuse_over_cap(price)
             await self._clock.sleep(LOOK_S)
             try:
-                await self._ends.prove(self._guard.is_stray)
-                mine = [t for t in self._ends.tries(request.name).values() if t.base == request.name and t.open]
+                await self.ends.prove(self._guard.is_stray)
+                mine = [t for t in self.ends.tries(request.name).values() if t.base == request.name and t.open]
                 if any(t.answered and not t.rejected for t in mine):
                     return await self._adopt(request)
             except (UnreachableError, CloudRefused) as e:
@@ -273,8 +273,8 @@ class CloudProvider:
         if not self._client.distinct:
             return set()
         taken = {d for p, d in self._domains.items() if p != party}
-        if self._ends.party is not None:
-            tries = self._ends.all_tries().values()
+        if self.ends.party is not None:
+            tries = self.ends.all_tries().values()
             taken |= {t.provider for t in tries if t.open and t.provider and place_of(t.base)[0] != party}
         return taken
 
@@ -293,7 +293,7 @@ class CloudProvider:
             if not made.id:
                 raise UnreachableError("the create was answered without an id", "its outcome is unknown")
         except UnreachableError as e:
-            made = await self._ends.settled(name, e)
+            made = await self.ends.settled(name, e)
         except CloudRefused as e:
             self._intents.note(self._clock.now(), name=name, refused=e.kind)
             raise
@@ -304,7 +304,7 @@ class CloudProvider:
         others = self._taken(request.party)
         if why := wrong(made, offer, got, price, cap, others):
             self._intents.note(self._clock.now(), name=name, rejected=why)
-            await self._ends.end(made.id, name)
+            await self.ends.end(made.id, name)
             raise UvccError(why)
         self._intents.note(self._clock.now(), name=name, held=True)
         self._domains.setdefault(request.party, offer.provider)
@@ -378,18 +378,18 @@ class CloudProvider:
 
         A pod that ``list`` shows under the name of its own try is one beside the good one: that try alone is deleted.
         """
-        await self._ends.delete(pod)
+        await self.ends.delete(pod)
         if not base_of(pod.name):
             self._unsettle(pod)
             await self._key.forget()
 
     async def list(self, prefix: str) -> list[Pod]:
         """Pods of ours that may still cost something, under their requests' names; a second try shows its own name."""
-        return await self._ends.listing(prefix, place_of)
+        return await self.ends.listing(prefix, place_of)
 
     def begun(self, prefix: str) -> set[str]:
         """Pods that may exist: nothing is asked for that is not on disk, and what is proven over is told there."""
-        return {t.base for t in self._ends.tries(prefix).values() if t.open and t.base}
+        return {t.base for t in self.ends.tries(prefix).values() if t.open and t.base}
 
     def books(self) -> Books:
         """What the run has cost until now."""
@@ -397,7 +397,7 @@ class CloudProvider:
 
     async def prove(self, *, ended: bool, keep: Collection[str] = ()) -> Names:
         """One look at every try that is not proven yet; see ``Rents``."""
-        left = await self._ends.prove(lambda t: (ended and t.base not in keep) or self._guard.is_stray(t))
+        left = await self.ends.prove(lambda t: (ended and t.base not in keep) or self._guard.is_stray(t))
         if ended and not left:
             await self._key.forget()
         return [t.name for t in left if not (t.held and (t.base in keep or not ended))]

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, STARTING, Lamp
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.run_files import control
 
 CONDUCTOR, HALTD = "conductor", "haltd"
 ADOPTS = ("resume", "teardown")
@@ -62,7 +63,7 @@ def see_to(processes: Processes, action: str, seq: int) -> str:
 
     A halt wants the sidecar, which takes up what is unfinished; resume and teardown want a conductor, old or new.
     """
-    if action in ("hold", "halt", "release"):
+    if action in control.MODES:
         if processes.alive(HALTD):
             return ""
         processes.start(HALTD)

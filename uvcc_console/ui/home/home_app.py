@@ -137,7 +137,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         self.recolour()
         self.look()
         self.set_interval(self._look_s, self.look)
-        self._find_profiles()
+        self.find_profiles()
 
     def look(self) -> None:
         """Read how the runs stand."""
@@ -150,7 +150,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         self.redraw()
 
     @work(thread=True, exit_on_error=False, group="profiles")
-    def _find_profiles(self) -> None:
+    def find_profiles(self) -> None:
         from uvcc_console.plan.profile import available
 
         found = [(f.name, f.about) for f in available()]

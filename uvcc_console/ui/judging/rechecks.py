@@ -24,7 +24,7 @@ class Rechecks:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._thread: ThreadPoolExecutor | None = None
-        self._reading: Future[Mapping[str, tuple[str, ...]]] | None = None
+        self.reading: Future[Mapping[str, tuple[str, ...]]] | None = None
         self._about: tuple[float, ...] = ()
         self._due = float("-inf")
         self.changed: Changes = {}
@@ -32,9 +32,9 @@ class Rechecks:
     def look(self, s: Snapshot, now: float) -> Changes:
         """What is known by now; begins to read again when there is a new verdict or some seconds have passed."""
         about = tuple(v.ts for v in s.verdicts.values())
-        if self._reading is not None and self._reading.done():
-            self.changed, self._reading = self._reading.result(), None
-        if not about or self._reading is not None or (about == self._about and abs(now - self._due) < EVERY_S):
+        if self.reading is not None and self.reading.done():
+            self.changed, self.reading = self.reading.result(), None
+        if not about or self.reading is not None or (about == self._about and abs(now - self._due) < EVERY_S):
             return self.changed
         fresh, self._about, self._due = about != self._about, about, now
         if recheck.size(self._run_dir, s) <= AT_ONCE:
@@ -43,7 +43,7 @@ class Rechecks:
         if fresh:
             self.changed = {phase: None for phase, verdict in s.verdicts.items() if verdict.files}
         self._thread = self._thread or ThreadPoolExecutor(1, "recheck")
-        self._reading = self._thread.submit(recheck.recheck, self._run_dir, s)
+        self.reading = self._thread.submit(recheck.recheck, self._run_dir, s)
         return self.changed
 
     def close(self) -> None:

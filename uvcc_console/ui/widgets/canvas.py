@@ -239,7 +239,7 @@ def _ascii(mask: int) -> str:
     return ":" if upper and lower else "'" if upper else "."
 
 
-def _y_labels(scale: AxisScale, height: int) -> dict[int, str]:
+def y_labels(scale: AxisScale, height: int) -> dict[int, str]:
     """Labels by row, no two of them the same: as many digits as it takes to tell them apart."""
     ticks = nice_ticks(scale.y0, scale.y1, max(1, height // 3))
     texts: list[str] = []
@@ -328,7 +328,7 @@ def plot(
     rows = height - (2 if x_labels else 0)
     if scale is None or rows < 1 or width < 12:
         return []
-    labels = _y_labels(scale, rows)
+    labels = y_labels(scale, rows)
     gutter = max((len(t) for t in labels.values()), default=1) + 1
     canvas = Canvas(width - gutter, rows)
     for x in (*frame.marks, *((frame.cursor,) if frame.cursor is not None else ())):

@@ -201,7 +201,7 @@ class FleetPanel(Panel):
         self._above = heat_lines(view, fleet_rows(view), width, self._shown_cursor()) if heat else []
         lines = [*self._above, *lines]
         if self.has_class("-paged"):
-            row = next((r for r in self._rows() if key_of(r) == self.state.cursor), None)
+            row = next((r for r in self.rows_in_order() if key_of(r) == self.state.cursor), None)
             detail = detail_lines(view, row, width)
             if detail and len(lines) + len(detail) < height:
                 gap = height - len(lines) - len(detail)
@@ -253,14 +253,14 @@ class FleetPanel(Panel):
         self.jump = {}
         self.redraw()
 
-    def _rows(self) -> list[FleetRow]:
+    def rows_in_order(self) -> list[FleetRow]:
         state = replace(self.state, sort="place") if self.board else self.state
         return visible_rows(self.view, state)
 
     def _go(self, name: str) -> None:
         self.state = replace(self.state, cursor=name)
         self.redraw()
-        rows = self._rows()
+        rows = self.rows_in_order()
         if self.board:
             at = next((i for i, line in enumerate(self.lines) if any("sel" in role for _, role in line)), 0)
         else:
@@ -270,7 +270,7 @@ class FleetPanel(Panel):
             self.scroll_to(y=max(0, at + 1 - height if at >= top + height else at), animate=False, force=True)
 
     def action_line(self, by: int) -> None:
-        rows = self._rows()
+        rows = self.rows_in_order()
         if not rows:
             return
         if self.board:
@@ -282,7 +282,7 @@ class FleetPanel(Panel):
 
     def action_aside(self, by: int) -> None:
         """To the same place in the next party."""
-        if rows := self._rows():
+        if rows := self.rows_in_order():
             self._go(neighbour(rows, self.state.cursor, by, 0))
 
     def action_mark(self) -> None:
@@ -339,7 +339,7 @@ class FleetPanel(Panel):
                     self.sort_by(column.key)
                 x -= wide + 1
             return
-        rows = self._rows()
+        rows = self.rows_in_order()
         if at <= len(rows):
             again = key_of(rows[at - 1]) == self.state.cursor
             self._go(key_of(rows[at - 1]))
@@ -358,7 +358,7 @@ class FleetPanel(Panel):
     def action_jump(self) -> None:
         """Put a letter on every worker and wait for one."""
         self.state = replace(self.state, board=False)
-        rows = self._rows()
+        rows = self.rows_in_order()
         self.jump = {key_of(r): label for r, label in zip(rows, labels(len(rows)), strict=False)}
         self._typed = ""
         self.redraw()
@@ -384,6 +384,6 @@ class FleetPanel(Panel):
 
     def action_open(self) -> None:
         """Open the page of the pod under the cursor."""
-        row = next((r for r in self._rows() if key_of(r) == self.state.cursor), None)
+        row = next((r for r in self.rows_in_order() if key_of(r) == self.state.cursor), None)
         if row:
             self.post_message(self.Opened(row.pod))

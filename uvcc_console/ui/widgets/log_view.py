@@ -106,7 +106,7 @@ class LogView(ScrollView, can_focus=True):
         self.wrap = False
         self.stamp = STAMPS[0]
         self.window = 0
-        self._hit = -1
+        self.hit = -1
         self._title = ("", "")
         self._rows: list[int] = []  # the first row of every line, when lines are wrapped
         self._high = 0
@@ -242,7 +242,7 @@ class LogView(ScrollView, can_focus=True):
             stamp=self.stamp,
             now=self.view.now,
         )
-        return [(self.view.glyphs.cursor, "accent"), *line] if at == self._hit else line
+        return [(self.view.glyphs.cursor, "accent"), *line] if at == self.hit else line
 
     def render_line(self, y: int) -> Strip:
         base = self.rich_style
@@ -271,7 +271,7 @@ class LogView(ScrollView, can_focus=True):
 
     def action_follow(self) -> None:
         """To the newest line, and stay there."""
-        self.following, self.unseen, self._hit = True, 0, -1
+        self.following, self.unseen, self.hit = True, 0, -1
         self._to_end()
         self.refresh()
         self._label()
@@ -347,7 +347,7 @@ class LogView(ScrollView, can_focus=True):
     def action_open(self) -> None:
         """Read a line whole: the one that was found, else the newest on the screen."""
         bottom = self._at_row(self.scroll_offset.y + max(0, self.scrollable_content_region.height - 1))[0]
-        self._open(self._hit if self._hit >= 0 else min(bottom, len(self.ring) - 1))
+        self._open(self.hit if self.hit >= 0 else min(bottom, len(self.ring) - 1))
 
     def on_click(self, event: events.Click) -> None:
         """Read the line that was clicked."""
@@ -369,14 +369,14 @@ class LogView(ScrollView, can_focus=True):
 
     def find(self, needle: str) -> bool:
         """Search backwards from the end; False when nothing matches. An empty needle ends the search."""
-        self.needle, self._hit = needle, -1
+        self.needle, self.hit = needle, -1
         self.refresh()
         self._label()
         return not needle or self.action_next(-1)
 
     def _start(self, direction: int) -> int:
-        if self._hit >= 0:
-            return self._hit + direction
+        if self.hit >= 0:
+            return self.hit + direction
         return len(self.ring) - 1 if direction < 0 else self._at_row(self.scroll_offset.y)[0]
 
     def action_next(self, direction: int) -> bool:
@@ -390,7 +390,7 @@ class LogView(ScrollView, can_focus=True):
     def _go(self, found: int | None) -> bool:
         if found is None:
             return False
-        self._hit = found
+        self.hit = found
         self.following = False
         self.scroll_to(y=max(0, self._row_of(found) - self.scrollable_content_region.height // 2), animate=False)
         self.refresh()

@@ -178,7 +178,7 @@ class Fleet:
             for p in range(3):
                 home = self.home(p, r)
                 home.mkdir(parents=True)
-                pods[r][p]._store(home / "identity")
+                pods[r][p].store(home / "identity")
                 (home / "inputs").write_bytes(boxes[p])
                 (home / "policy.json").write_bytes(self.policy.canonical)
                 write_signatures(home / "policy_signatures.json", signatures)

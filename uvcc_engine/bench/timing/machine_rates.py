@@ -30,8 +30,8 @@ from uvcc_engine.mpc.kernels.loops import LOOPS
 
 RING_SHARE: Final = 0.2  # of the double-precision rate, that a product modulo 2^64 must have
 TRANSPOSED_SHARE: Final = 0.9  # of the plain product's rate
-_SIZES: Final = (128, 512, 1024)
-_LEAST_S: Final = 0.02  # a short piece of work is repeated for so long, and the quickest time counts
+SIZES: Final = (128, 512, 1024)
+LEAST_S: Final = 0.02  # a short piece of work is repeated for so long, and the quickest time counts
 _MIB: Final = 1 << 20
 _BEYOND_CACHES: Final = 64 * _MIB
 Rates = dict[str, list[float]]
@@ -92,7 +92,7 @@ def described(cores: int) -> str:
 def _works() -> dict[str, tuple[float, Callable[[], object]]]:
     """Name -> how much one call does, and the call."""
     made: dict[str, tuple[float, Callable[[], object]]] = {}
-    for n in _SIZES:
+    for n in SIZES:
         generator = torch.Generator().manual_seed(n)
         x, y = (torch.randint(-(2**63), 2**63 - 1, (n, n), generator=generator) for _ in range(2))
         a, b = x.double(), y.double()
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     for k in range(int(argv[0]) + 1):  # the first one warms up
         for name, (size, work) in works.items():
             best = math.inf
-            end = time.process_time() + _LEAST_S
+            end = time.process_time() + LEAST_S
             while best is math.inf or time.process_time() < end:
                 begun = time.process_time()
                 work()

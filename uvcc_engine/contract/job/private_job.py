@@ -36,6 +36,56 @@ HIGHEST_LOG_RATE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between which numbers a key of the job lies, and what to give. ``low`` itself counts unless ``above``, ``high``
+    unless ``below``; with ``from_nothing`` 0 counts as well, and what else counts begins at ``low``.
+    """
+
+    hint: str
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    from_nothing: bool = False
+
+    def hold(self, value: float) -> bool:
+        """Whether the value lies between them. NaN and infinity do not."""
+        if self.from_nothing and value == 0:
+            return True
+        over = value > self.low if self.above else value >= self.low
+        return over and (value < self.high if self.below else value <= self.high) and math.isfinite(value)
+
+    def limits(self) -> dict[str, float]:
+        """The same as limits of a schema (``gt``, ``ge``, ``lt``, ``le``), which knows no hole above 0."""
+        low = 0 if self.from_nothing else self.low
+        found = {"gt" if self.above else "ge": low}
+        return found if self.high == math.inf else found | {"lt" if self.below else "le": self.high}
+
+
+_COUNT: Final = Bounds("it must be at least 1", 0, above=True)
+BOUNDS: Final[Mapping[str, Bounds]] = {
+    **dict.fromkeys(("steps", "batch", "loss_every", "checkpoint_every", "test_rows", "min_rows"), _COUNT),
+    "lr": Bounds("give a learning rate in (0, 16]", 0, 16, above=True),
+    "momentum": Bounds("give a momentum in [0, 1)", 0, 1, below=True),
+    "weight_decay": Bounds("give a weight decay in [0, 1], like 0.01", 0, 1),
+    "clip_norm": Bounds("give a norm of 0.01 to 64, or 0 for none", 0.01, 64, from_nothing=True),
+    "warmup": Bounds("give a number of steps, 0 for none", 0),
+    "frac_bits": Bounds("give 8 to 24 fractional bits; 16 is usual", 8, 24),
+    "seed": Bounds("give a seed of 0 to 2^63 - 1", 0, 2**63, below=True),
+    "beta2": Bounds("give Adam's second decay rate in [0.5, 0.999]", 0.5, 0.999),
+}
+"""The one place that says between which numbers a job's keys lie; profiles ask for the same."""
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "schedule": SCHEDULES,
+    "optimizer": OPTIMIZERS,
+    "objective": OBJECTIVES,
+    "task": TASKS,
+    "device": DEVICES,
+    "rounds": ROUNDS,
+}
+
+
+@dataclass(frozen=True, slots=True)
 class PrivateJob:
     """One secret-shared training job; the policy carries it, so every party trains exactly this.
 
@@ -91,38 +141,15 @@ class PrivateJob:
             raise ConfigError(f"job.kind is {self.kind!r}", "a private job has kind 'private'")
         if self.model.startswith("{") and self.model != _model_text(_model_json(self.model)):
             raise ConfigError("job.model is not in its canonical form", "give it as an object, or by name")
-        for name in ("steps", "batch", "loss_every", "checkpoint_every", "test_rows", "min_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"job.{name} is {getattr(self, name)}", "it must be at least 1")
-        if not (math.isfinite(self.lr) and 0.0 < self.lr <= 16.0):
-            raise ConfigError(f"job.lr is {self.lr}", "give a learning rate in (0, 16]")
-        if not 0.0 <= self.momentum < 1.0:
-            raise ConfigError(f"job.momentum is {self.momentum}", "give a momentum in [0, 1)")
-        if not 0.0 <= self.weight_decay <= 1.0:
-            raise ConfigError(f"job.weight_decay is {self.weight_decay}", "give a weight decay in [0, 1], like 0.01")
-        if not (self.clip_norm == 0.0 or 0.01 <= self.clip_norm <= 64.0):
-            raise ConfigError(f"job.clip_norm is {self.clip_norm}", "give a norm of 0.01 to 64, or 0 for none")
-        if self.warmup < 0:
-            raise ConfigError(f"job.warmup is {self.warmup}", "give a number of steps, 0 for none")
-        if not 8 <= self.frac_bits <= 24:
-            raise ConfigError(f"job.frac_bits is {self.frac_bits}", "give 8 to 24 fractional bits; 16 is usual")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"job.seed is {self.seed}", "give a seed of 0 to 2^63 - 1")
-        if not 0.5 <= self.beta2 <= 0.999:
-            raise ConfigError(f"job.beta2 is {self.beta2}", "give Adam's second decay rate in [0.5, 0.999]")
+        for name, bounds in BOUNDS.items():
+            if not bounds.hold(getattr(self, name)):
+                raise ConfigError(f"job.{name} is {getattr(self, name)}", bounds.hint)
         if self.start is not None and (self.start.step >= self.steps or self.task != "train"):
             raise ConfigError(
                 f"job.start is at step {self.start.step} of {self.steps} of task {self.task!r}",
                 "go on from a checkpoint of a training that has steps left",
             )
-        for name, known in (
-            ("schedule", SCHEDULES),
-            ("optimizer", OPTIMIZERS),
-            ("objective", OBJECTIVES),
-            ("task", TASKS),
-            ("device", DEVICES),
-            ("rounds", ROUNDS),
-        ):
+        for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
         check_mode(self.verify)
@@ -192,12 +219,12 @@ class PrivateJob:
 
 LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify")
 """Keys that a policy names only where they say something."""
-_PLAIN: Final = PrivateJob()
+DEFAULTS: Final = PrivateJob()
 
 
 def where_it_says_something(found: Mapping[str, Any]) -> dict[str, Any]:
     """A job's keys without those of ``LATER`` that have their default: pods of an older version do not know them."""
-    return {key: value for key, value in found.items() if key not in LATER or value != getattr(_PLAIN, key)}
+    return {key: value for key, value in found.items() if key not in LATER or value != getattr(DEFAULTS, key)}
 
 
 def _model_text(found: Any) -> str:

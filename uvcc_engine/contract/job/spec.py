@@ -13,6 +13,8 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files.files import checked_run_id
 
 KINDS: Final = ("private", "lm", "command", "preflight", "handover")
+LM_SEED: Final = 1337
+"""The seed of a language model's job that names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

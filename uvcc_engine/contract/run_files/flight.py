@@ -19,7 +19,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.waiting import Waiting
 
 REQUEST: Final = ".FLIGHT"
-_tables: dict[str, Callable[[], Any]] = {}
+registered: dict[str, Callable[[], Any]] = {}
 
 
 def name_of(coord: str) -> str:
@@ -29,7 +29,7 @@ def name_of(coord: str) -> str:
 
 def provide(what: str, table: Callable[[], Any]) -> None:
     """From now on ``table()``, made of JSON's types, is part of this process's answers; the newest of a name counts."""
-    _tables[what] = table
+    registered[what] = table
 
 
 def ask(directory: Path, run: str, nonce: str) -> None:
@@ -58,7 +58,7 @@ class FlightRecorder:
         self._answered = nonce
         answer = {"run": self._run, "coord": self._coord, "nonce": nonce, "ts": self._clock()}
         answer |= waiting.fields() if waiting is not None else {"waiting_on": ""}
-        answer |= {"tables": {what: _read(table) for what, table in _tables.items()}}
+        answer |= {"tables": {what: _read(table) for what, table in registered.items()}}
         data = json.dumps(answer, separators=(",", ":"), default=str).encode()
         files.write_atomic(self._directory / name_of(self._coord), data, durable=False)
         return True

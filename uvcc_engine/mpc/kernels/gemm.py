@@ -73,7 +73,7 @@ def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = N
             raise ConfigError(f"{VARIABLE}={forced} needs numba", "install the extra kernels, or choose another path")
         return forced if forced != "bytes" or _bytes_fit(rows, inner, n, batch) else "torch"
     there = (LOOPS.found if work < LOAD_FROM else LOOPS.get()) is not None
-    return _ranked(work >= LARGE, there, work >= LARGE and _bytes_fit(rows, inner, n, batch), work >= FLOATS_FROM)
+    return ranked(work >= LARGE, there, work >= LARGE and _bytes_fit(rows, inner, n, batch), work >= FLOATS_FROM)
 
 
 def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
@@ -83,7 +83,7 @@ def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _ranked(large: bool, loops: bool, by_bytes: bool, by_floats: bool) -> str:
+def ranked(large: bool, loops: bool, by_bytes: bool, by_floats: bool) -> str:
     """The fastest of what can be had: as measured, or as the processor's kind suggests while nothing is."""
     rates = gemm_rates.known(loops)
     able = {"bytes": by_bytes, "wide": loops, "halves": loops, "floats": by_floats, "torch": True}

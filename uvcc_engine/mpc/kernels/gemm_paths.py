@@ -48,7 +48,7 @@ def _pool(_process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="gemm")
 
 
-def _over_threads(work: int, size: int, one: Callable[[int, int], None], grain: int = 1) -> None:
+def over_threads(work: int, size: int, one: Callable[[int, int], None], grain: int = 1) -> None:
     """``one(start, stop)`` over ``size`` rows, on as many threads as torch may use if there is ``work`` for them."""
     count = min(torch.get_num_threads(), -(-size // grain)) if work >= THREADS_FROM else 1
     if count < 2:
@@ -76,7 +76,7 @@ def _threaded(whole: RightFactor, ys: Sequence[Tensor]) -> RightFactor:
         def rows(start: int, stop: int) -> None:
             out[start:stop] = whole([x[start:stop] for x in xs])
 
-        _over_threads(work, x.shape[0], rows)
+        over_threads(work, x.shape[0], rows)
         return out
 
     return apply
@@ -165,9 +165,9 @@ def _multiply(jit: Any, kind: int, xs: Sequence[Tensor], right: Sequence[_Packed
     if work < THREADS_FROM:
         part(0, batch, 0, m)
     elif batch > 1:
-        _over_threads(work, batch, lambda first, last: part(first, last, 0, m))
+        over_threads(work, batch, lambda first, last: part(first, last, 0, m))
     else:
-        _over_threads(work, m, lambda start, stop: part(0, batch, start, stop), jit.ROWS[kind])
+        over_threads(work, m, lambda start, stop: part(0, batch, start, stop), jit.ROWS[kind])
     return out
 
 

@@ -26,7 +26,7 @@ from uvcc_engine.mpc.kernels.loops import LOOPS, folder
 
 log = logging.getLogger(__name__)
 Rates = Mapping[str, tuple[float, float]]
-_SIZES: Final = (128, 512)  # the sides of the cubes that are measured: below and from ``gemm.LARGE`` on
+SIZES: Final = (128, 512)  # the sides of the cubes that are measured: below and from ``gemm.LARGE`` on
 _RUNS: Final = (7, 3)
 _HOPELESS: Final = 4  # times slower at the smaller size: not measured at the larger one
 
@@ -55,10 +55,10 @@ def measure() -> Rates:
     names = [name for name in gemm_paths.PATHS if name not in gemm_paths.LOOP_KINDS or LOOPS.get() is not None]
     if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
         names.remove("bytes")
-    small = _rates(names, _SIZES[0], _RUNS[0])
+    small = _rates(names, SIZES[0], _RUNS[0])
     hopeful = max(small.values()) / _HOPELESS
     # 8-bit units come into their own with the larger one only
-    large = _rates([name for name in names if small[name] >= hopeful or name == "bytes"], _SIZES[1], _RUNS[1])
+    large = _rates([name for name in names if small[name] >= hopeful or name == "bytes"], SIZES[1], _RUNS[1])
     return {name: (small[name], large.get(name, small[name])) for name in names}
 
 
@@ -84,12 +84,12 @@ def path() -> Path:
     sources = [
         Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("gemm_paths", "gemm_loops", "floats", "limbs")
     ]
-    said = [_processor(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, str(_SIZES)]
+    said = [processor_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, str(SIZES)]
     digest = hashlib.sha256(b"\0".join([*(s.encode() for s in said), *sources])).hexdigest()
     return folder() / f"gemm-{digest[:16]}.json"
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """The processor's name and abilities, as far as the system tells."""
     said = [platform.machine(), platform.processor()]
     try:

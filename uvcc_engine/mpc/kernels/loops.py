@@ -22,7 +22,7 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
-_LOOK_S: Final = 0.25  # between two looks for the mark
+LOOK_S: Final = 0.25  # between two looks for the mark
 
 
 def folder() -> Path:
@@ -75,7 +75,7 @@ class Loops:
         now = time.monotonic()
         if now < self._next_look:
             return False
-        self._next_look = now + _LOOK_S
+        self._next_look = now + LOOK_S
         if mark().exists():
             self._maker = None
             return True

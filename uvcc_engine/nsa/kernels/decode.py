@@ -62,7 +62,7 @@ def _part(
 
 
 @triton.jit
-def _split(
+def split_kernel(
     q, kc, vc, ks, vs, kw, vw, chosen, part_o, part_lse, q_b, q_h,
     kc_b, kc_s, kc_g, vc_b, vc_s, vc_g, ks_b, ks_s, ks_g, vs_b, vs_s, vs_g, kw_b, kw_s, kw_g, vw_b, vw_s, vw_g,
     groups, n_cmp, n_sel, n_win, parts_cmp, n_parts, stretch_cmp, stretch_win, scale, SIZE: tl.constexpr,
@@ -104,7 +104,7 @@ def attend(
     part_lse = torch.empty(part_o.shape[:-1], dtype=acc, device=q.device)
     (kc, ks, kw), (vc, vs, vw) = (tuple(strided(x) for x in side) for side in (keys, values))
     q = strided(q)
-    _split[(sum(parts), b * groups)](
+    split_kernel[(sum(parts), b * groups)](
         q, kc, vc, ks, vs, kw, vw, chosen.contiguous(), part_o, part_lse, q.stride(0), q.stride(2),
         *steps(kc, vc, ks, vs, kw, vw), groups, kc.shape[1], ks.shape[1], kw.shape[1], parts[0], sum(parts),
         stretch[0], stretch[2], dk**-0.5 * math.log2(math.e), SIZE=size, PER=per, DK=dk, DV=dv, DKP=pad(dk),

@@ -135,7 +135,7 @@ def _over_heads(grad: Tensor, sh: Shape) -> Tensor:
 
 
 @torch.no_grad()
-def _top_blocks(q: Tensor, k_cmp: Tensor, lse: Tensor, layout: Layout) -> Tensor:
+def top_blocks_by_kernel(q: Tensor, k_cmp: Tensor, lse: Tensor, layout: Layout) -> Tensor:
     """lse [B, H, S] of the compression branch -> int32 [B, G, S, n_sel], as ``index.top_blocks`` gives it."""
     q, k_cmp, cfg = strided(q), strided(k_cmp), layout.cfg
     sh = shape_of(q, k_cmp, k_cmp, layout)
@@ -155,4 +155,4 @@ def compressed_and_window(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """q [B, S, H, dk], the others [B, n, G, d] -> (o_cmp, o_win [B, S, H, dv], chosen [B, G, S, n_sel] or None)."""
     o_cmp, o_win, lse = _Bands.apply(q, k_cmp, v_cmp, k_win, v_win, layout)
-    return o_cmp, o_win, _top_blocks(q, k_cmp, lse[0], layout) if layout.selects else None
+    return o_cmp, o_win, top_blocks_by_kernel(q, k_cmp, lse[0], layout) if layout.selects else None

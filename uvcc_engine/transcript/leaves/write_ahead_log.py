@@ -36,9 +36,9 @@ _U32: Final = struct.Struct("<I")
 _BODY: Final = RECORD.size + _U32.size  # a record and its epoch
 SLOT: Final = _BODY + _U32.size
 _EMPTY: Final = bytes(SLOT)
-_PAGE: Final = mmap.ALLOCATIONGRANULARITY
-_IN_WINDOW: Final = _PAGE // 4  # records; so that a window is whole pages: 68 bytes are 17 times 4
-_WINDOW: Final = _IN_WINDOW * SLOT
+PAGE: Final = mmap.ALLOCATIONGRANULARITY
+IN_WINDOW: Final = PAGE // 4  # records; so that a window is whole pages: 68 bytes are 17 times 4
+_WINDOW: Final = IN_WINDOW * SLOT
 _NONE: Final = 0xFFFF_FFFF
 _READ: Final = 4096
 
@@ -56,8 +56,8 @@ class OpenLog:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         self._window: mmap.mmap | None = None
         self._claimed = os.fstat(self._fd).st_size
-        self._claim(_PAGE)
-        self._head = mmap.mmap(self._fd, _PAGE)
+        self._claim(PAGE)
+        self._head = mmap.mmap(self._fd, PAGE)
         self._sid = sid_sub
         self._seed = google_crc32c.value(sid_sub)
         self._tail = b""
@@ -70,8 +70,8 @@ class OpenLog:
         if found is not None and found[0] == sid_sub and found[2] == epoch:
             self.epoch, self.count = epoch, found[1]
         else:
-            os.ftruncate(self._fd, _PAGE)  # else records of an epoch that is repeated would be found again
-            self._claimed = _PAGE
+            os.ftruncate(self._fd, PAGE)  # else records of an epoch that is repeated would be found again
+            self._claimed = PAGE
             _HEAD.pack_into(self._head, 0, MAGIC, sid_sub, 0, _NONE, _epoch_crc(sid_sub, _NONE))
         self._number = self._at = 0
 
@@ -108,9 +108,9 @@ class OpenLog:
 
     def _open_window(self) -> None:
         """Map the part of the file in which the next record lies."""
-        number, within = divmod(self.count, _IN_WINDOW)
+        number, within = divmod(self.count, IN_WINDOW)
         if number != self._number or self._window is None:
-            start = _PAGE + number * _WINDOW
+            start = PAGE + number * _WINDOW
             self._claim(start + _WINDOW)
             self._close_window()
             self._window, self._number = mmap.mmap(self._fd, _WINDOW, offset=start), number
@@ -120,7 +120,7 @@ class OpenLog:
         if size <= self._claimed:
             return
         try:
-            _allocate(self._fd, size)
+            allocate(self._fd, size)
         except OSError as e:
             raise UvccError(f"cannot write {self._path}: {e.strerror}", "free disk space, then resume") from e
         self._claimed = size
@@ -177,7 +177,7 @@ def _records(fd: int, epoch: int, count: int) -> Iterator[bytes]:
 
 
 def _slots(fd: int) -> Iterator[bytes]:
-    at = _PAGE
+    at = PAGE
     while data := os.pread(fd, _READ * SLOT, at):
         for i in range(0, len(data) - SLOT + 1, SLOT):
             yield data[i : i + SLOT]
@@ -200,7 +200,7 @@ def open_records(folder: Path, epoch: int) -> Iterator[bytes]:
         return
 
 
-def _allocate(fd: int, size: int) -> None:
+def allocate(fd: int, size: int) -> None:
     """Make the file ``size`` bytes long with room for all of them, so that no store to its map meets a full disk.
 
     Raises OSError.

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.job.private_job import METRICS
+from uvcc_engine.contract.job.private_job import DEFAULTS, METRICS
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.transcript.formats import kinds, reading
 from uvcc_engine.transcript.leaves.leaf import RECORD, WIRE_KINDS
@@ -98,7 +98,7 @@ def floors(policy: Policy, epochs: int) -> list[Floor]:
     Nothing is asked of the last epoch where the job measures nothing, and one row of the last batch of queries.
     """
     job, replicas = policy.job, policy.topology.replicas
-    batch, tested = (_size(job, name, 360) for name in ("batch", "test_rows"))
+    batch, tested = _size(job, "batch"), _size(job, "test_rows")
     layers, train = dense_layers(job["model"]), job.get("task") != "infer"
     width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers) // replicas
     measured = any(name in job.get("reveal", ["loss"]) for name in METRICS)
@@ -116,8 +116,8 @@ def floors(policy: Policy, epochs: int) -> list[Floor]:
     return found
 
 
-def _size(job: Mapping[str, Any], name: str, default: int) -> int:
-    value = job.get(name, default)
+def _size(job: Mapping[str, Any], name: str) -> int:
+    value = job.get(name, getattr(DEFAULTS, name))
     if type(value) is not int or not 0 < value < 2**53:
         raise ConfigError(f"policy.job.{name} is no number of rows", "it must be a whole number of at least 1")
     return value

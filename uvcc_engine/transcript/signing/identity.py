@@ -88,13 +88,13 @@ class Identity:
     @classmethod
     def create(cls, folder: Path) -> Identity:
         """A fresh identity in ``folder``. Raises ConfigError if one is already there."""
-        return cls(os.urandom(32), os.urandom(32))._store(folder)
+        return cls(os.urandom(32), os.urandom(32)).store(folder)
 
     @classmethod
     def create_seeded(cls, folder: Path, seed: bytes) -> Identity:
         """An identity computed from ``seed``: for demonstrations only, and marked so wherever it appears."""
         made = cls(_derive(seed, b"", b"UVCC_SEEDED_ED25519"), _derive(seed, b"", b"UVCC_SEEDED_X25519"), seeded=True)
-        return made._store(folder)
+        return made.store(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Identity:
@@ -117,7 +117,7 @@ class Identity:
             )
         return found
 
-    def _store(self, folder: Path) -> Identity:
+    def store(self, folder: Path) -> Identity:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         pem = self._key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.OpenSSH, ser.NoEncryption())
         text = json.dumps(self.public.to_json(), indent=1) + "\n"

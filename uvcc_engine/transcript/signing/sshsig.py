@@ -71,7 +71,7 @@ def _signed(namespace: str, payload: bytes) -> bytes:
     return b"SSHSIG" + _string(namespace.encode()) + _string(b"") + _string(_HASH) + _string(digest)
 
 
-def _armor(blob: bytes) -> str:
+def armor_text(blob: bytes) -> str:
     text = base64.b64encode(blob).decode()
     body = "\n".join(text[i : i + _WIDTH] for i in range(0, len(text), _WIDTH))
     return f"{_HEAD}{body}\n{_TAIL}"
@@ -79,7 +79,7 @@ def _armor(blob: bytes) -> str:
 
 def sign(key: Ed25519PrivateKey, public: bytes, namespace: str, payload: bytes) -> str:
     """Sign ``payload`` under ``namespace``; returns the armored text that ``ssh-keygen -Y verify`` reads."""
-    return _armor(_prefix(public, namespace) + key.sign(_signed(namespace, payload)))
+    return armor_text(_prefix(public, namespace) + key.sign(_signed(namespace, payload)))
 
 
 def respelled(armored: str) -> str:
@@ -112,7 +112,7 @@ def holds(line: str, namespace: str, payload: bytes, armored: str) -> bool:
         blob = base64.b64decode(armored[len(_HEAD) : -len(_TAIL)].replace("\n", ""), validate=True)
     except (binascii.Error, UnicodeEncodeError, ValueError, UnreadableError):
         return False
-    if blob[:-64] != _prefix(public, namespace) or _armor(blob) != armored:
+    if blob[:-64] != _prefix(public, namespace) or armor_text(blob) != armored:
         return False
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(blob[-64:], _signed(namespace, payload))

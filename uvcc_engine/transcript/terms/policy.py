@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.private_job import DEFAULTS
 from uvcc_engine.contract.job.proof_mode import OFF, check_mode
 from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.parsing import strict
@@ -301,7 +302,7 @@ class Policy:
 
         The loss of a training step, where the job says ``loss_every`` of every so many steps and of the last.
         """
-        step, every = self.first_step + epoch, self.job.get("loss_every", 1)
+        step, every = self.first_step + epoch, self.job.get("loss_every", DEFAULTS.loss_every)
         if not self.reveals("loss") or "loss" not in self.job.get("reveal", ("loss",)) or step >= self.steps:
             return ()
         return ("loss",) if step % every == 0 or step == self.steps - 1 else ()
@@ -337,7 +338,7 @@ def _job(data: Any) -> Mapping[str, Any]:
     steps = data.get("steps")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ConfigError(f"policy.job.steps is {_shown(steps)}", "it must be a whole number of at least 1")
-    every = data.get("loss_every", 1)
+    every = data.get("loss_every", DEFAULTS.loss_every)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"policy.job.loss_every is {_shown(every)}", "it must be a whole number of at least 1")
     if not isinstance(data.get("reveal", []), list):

@@ -21,7 +21,7 @@ from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
 
 PROBE_S = 180.0  # of a pod among many that share a machine
-_IMPORT_LOOKS, _IMPORT_LOOK_S = 90, 2.0  # torch from a cold disk takes minutes
+IMPORT_LOOKS, IMPORT_LOOK_S = 90, 2.0  # torch from a cold disk takes minutes
 CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
 _CHEAPER = "pods without GPUs would do, and cost less: fleet.gpu CPU_NODE"
 _GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
@@ -45,7 +45,7 @@ async def preflight(ctx: Rollout) -> str:
     """
     profile = ctx.plan.profile
     on_gpus = computes_on_gpus(profile)
-    probes = await each(ctx.due(), lambda member: _probe_settled(member, on_gpus))
+    probes = await each(ctx.due(), lambda member: probe_settled(member, on_gpus))
     gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
     private = isinstance(profile.job, PrivateJobSettings)
     insists = isinstance(profile.job, PrivateJobSettings) and profile.job.device == "cuda"
@@ -61,7 +61,7 @@ async def preflight(ctx: Rollout) -> str:
 
     alone = ctx.federated is not None  # what needs another domain's pods shows when they meet
     if profile.job.kind == "private" and profile.link not in ("direct", "nats") and not findings and not alone:
-        add({name: {"relay_rtt_ms": ms} for name, ms in (await _relay_round_trips(ctx)).items()})
+        add({name: {"relay_rtt_ms": ms} for name, ms in (await relay_round_trips(ctx)).items()})
     if isinstance(profile.job, LmJobSettings) and not findings:
         fits = await lm.fits(ctx)
         findings += [Problem(n, str(f["error"]), str(f["hint"])) for n, f in fits.items() if not f["ok"]]
@@ -136,18 +136,18 @@ def _summary(facts: dict[str, dict[str, Any]]) -> str:
     return "".join(f", {s}" for s in said)
 
 
-async def _probe_settled(member: Member, on_gpus: bool) -> dict[str, Any]:
+async def probe_settled(member: Member, on_gpus: bool) -> dict[str, Any]:
     """A probe that can tell whether torch reaches the GPUs: a pod that still imports it is asked again for a while."""
-    probe = await _probe(member)
-    for _ in range(_IMPORT_LOOKS):
+    probe = await probe_member(member)
+    for _ in range(IMPORT_LOOKS):
         if probe.get("imports") or not (on_gpus and probe.get("gpus")):
             break
-        await asyncio.sleep(_IMPORT_LOOK_S)
-        probe = await _probe(member)
+        await asyncio.sleep(IMPORT_LOOK_S)
+        probe = await probe_member(member)
     return probe
 
 
-async def _probe(member: Member) -> dict[str, Any]:
+async def probe_member(member: Member) -> dict[str, Any]:
     before = time.time()
     ack = await member.channel.request(ProbeCommand(), timeout=PROBE_S)
     after = time.time()
@@ -170,7 +170,7 @@ def _outside(ts: float, before: float, after: float) -> float:
     return ts - after if ts > after else ts - before if ts < before else 0.0
 
 
-async def _relay_round_trips(ctx: Rollout) -> dict[str, float]:
+async def relay_round_trips(ctx: Rollout) -> dict[str, float]:
     """Start relays as a phase does and time a request to its replica's from every pod, in milliseconds."""
     phase, stream = fabric.phase_of(ctx), ctx.plan.profile.link == "stream"
     links = await all_of(relay_link(ctx, phase, replica=r, stream=stream) for r in range(phase.topology.replicas))

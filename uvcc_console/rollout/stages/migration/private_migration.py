@@ -186,14 +186,14 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     phase = check(ctx, names)
     old = Policy.load(ctx.artifacts / phase.name / POLICY_FILE)
     survivors = [m for m in ctx.of_phase(phase) if m.name not in names]
-    record, sources = await _newest(ctx, phase, old, survivors)
-    _allowed(old, record, {ctx.members[n].request.party for n in names if ctx.members[n].request.replica == 0})
+    record, sources = await newest_commit(ctx, phase, old, survivors)
+    check_restorable(old, record, {ctx.members[n].request.party for n in names if ctx.members[n].request.replica == 0})
     await _evidence(ctx, phase, survivors)
     for name in names:
         await replacing.replace_pod(ctx, name)
     await preflight.preflight(ctx)
     start = migration_after(old, record, agree.parties_of(ctx, phase)).to_json() if record else {}
-    number = _number(phase) + 1
+    number = migration_number(phase) + 1
     run = f"{ctx.plan.run}.{phase.name}-{number}"
     made = PhaseMigration(
         phase.name,
@@ -213,12 +213,12 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     return f"{', '.join(names)} replaced; {run} goes on from {where}"
 
 
-def _number(phase: Phase) -> int:
+def migration_number(phase: Phase) -> int:
     tail = phase.engine_run.rpartition("-")[2]
     return int(tail) if phase.engine_run.endswith(f".{phase.name}-{tail}") else 1
 
 
-async def _newest(
+async def newest_commit(
     ctx: Rollout, phase: Phase, old: Policy, survivors: Sequence[Member]
 ) -> tuple[dict[str, Any], list[Member]]:
     """The newest COMMIT record that a replica's surviving pods all hold, and these pods; nothing if there is none.
@@ -256,7 +256,7 @@ async def _records(ctx: Rollout, phase: Phase, member: Member) -> list[dict[str,
     return found
 
 
-def _allowed(old: Policy, record: Mapping[str, Any], unvouched: set[int]) -> None:
+def check_restorable(old: Policy, record: Mapping[str, Any], unvouched: set[int]) -> None:
     """Whether the engine will let these parties be restored. Raises ConfigError before anything is rented."""
     if not record:
         return

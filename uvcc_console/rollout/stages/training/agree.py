@@ -51,7 +51,7 @@ def identity_of(ctx: Rollout, party: int, replica: int) -> PublicIdentity:
     return PublicIdentity.from_json(member.identity)
 
 
-def _sealed(ctx: Rollout, pods: list[dict[str, Any]]) -> tuple[Path, Path]:
+def sealed_inputs(ctx: Rollout, pods: list[dict[str, Any]]) -> tuple[Path, Path]:
     """Where the shares for these pods lie, and the list that they were sealed to: one of each per set of identities."""
     folder = ctx.run_dir / "owner"
     first = folder / "parties.json"
@@ -61,7 +61,7 @@ def _sealed(ctx: Rollout, pods: list[dict[str, Any]]) -> tuple[Path, Path]:
     return folder / f"sealed-{other}", folder / f"parties-{other}.json"
 
 
-def _pods(ctx: Rollout, phase: Phase) -> list[dict[str, Any]]:
+def identities_of_pods(ctx: Rollout, phase: Phase) -> list[dict[str, Any]]:
     replicas = range(phase.topology.replicas)
     return [identity_of(ctx, p, r).to_json() for r in replicas for p in range(PARTIES)]
 
@@ -74,8 +74,8 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     Returns what the policy binds (``commitments``, ``owner``). Shares leave that process only as sealed files.
     """
     folder = ctx.run_dir / "owner"
-    pods = _pods(ctx, phase)
-    out, parties = _sealed(ctx, pods)
+    pods = identities_of_pods(ctx, phase)
+    out, parties = sealed_inputs(ctx, pods)
     done = out / "commitments.json"
     if done.exists():
         return dict(json.loads(done.read_text()))
@@ -279,5 +279,5 @@ async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: Sign
         await member.ssh.put(agreement.folder / name, f"{there}/{name}")
     party, replica = member.request.party, member.request.replica
     sealed = f"sealed-p{party}r{replica}.bin" if replica else f"sealed-p{party}.bin"
-    await member.ssh.put(_sealed(ctx, _pods(ctx, phase))[0] / sealed, f"{there}/{INPUTS_FILE}")
+    await member.ssh.put(sealed_inputs(ctx, identities_of_pods(ctx, phase))[0] / sealed, f"{there}/{INPUTS_FILE}")
     await member.ssh.put(relay_tokens(ctx, phase, replica)[party].encode(), f"{there}/{TOKEN_FILE}")

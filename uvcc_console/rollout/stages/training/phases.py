@@ -68,7 +68,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         return {}
     start = await earlier_checkpoint.chosen(ctx, phase) if known else -1
     masks = await earlier_checkpoint.masks(ctx, phase, start) if known else 0
-    cited = await _cited(ctx, phase) if known and start < 0 else ""
+    cited = await cited_certificate(ctx, phase) if known and start < 0 else ""
     private = phase.kind == "private"
     agreement = await agree.agree(ctx, phase) if private else None
     if phase.job.get("start") and not known:
@@ -107,7 +107,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
 
 
-async def _cited(ctx: Rollout, phase: Phase) -> str:
+async def cited_certificate(ctx: Rollout, phase: Phase) -> str:
     """Hold the pods' checkpoints against the certificate of the halt that this resumes; its hash, "" if there is none.
 
     Raises VerificationError naming the first pod that does not hold what it held at the halt.
@@ -270,7 +270,7 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
         raise UvccError(found.what, found.hint)
 
     def said(s: Snapshot) -> tuple[str, str] | None:
-        return _last_words(s, found.coord)
+        return last_words(s, found.coord)
 
     try:
         words, hint = await ctx.bus.wait(said, LAST_WORDS_S)
@@ -365,7 +365,7 @@ def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) ->
     return Trouble(f"no worker gave a sign of life for {quiet:.0f} s") if quiet > stall_s else None
 
 
-def _last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
+def last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
     """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
     worker = s.workers.get(coord)
     return (worker.error, worker.hint) if worker is not None and worker.error else None

@@ -127,7 +127,7 @@ async def collect(ctx: Rollout) -> str:
     Raises VerificationError if it was signed before and a file was changed since.
     """
     await asyncio.to_thread(collector.reopen, ctx.run_dir)
-    started = _started(ctx)
+    started = started_phases(ctx)
     count = 0
     for phase in started:
         count += await fetch_phase(ctx, phase)
@@ -139,7 +139,7 @@ async def collect(ctx: Rollout) -> str:
     return f"{count} files of {len(ctx.live())} pods, {len(written)} artifacts"
 
 
-def _started(ctx: Rollout) -> list[Phase]:
+def started_phases(ctx: Rollout) -> list[Phase]:
     """Phases whose engine run was launched, in the order of the plan."""
     names = {v.name for v in ctx.bus.snapshot.stages if v.status != "pending"}
     return [p for name, p in ctx.plan.phases.items() if name in names]
@@ -168,5 +168,5 @@ async def last_words(ctx: Rollout) -> None:
             text = f"no evidence from {member.name}: {why}"
             ctx.say(ev.Alert(level="warn", name="collect", text=text, subject=member.name))
 
-    for phase in _started(ctx):
+    for phase in started_phases(ctx):
         await asyncio.gather(*(one(phase, m) for m in ctx.of_phase(phase) if m.link is not None))
