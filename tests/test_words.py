@@ -17,10 +17,20 @@ MESSAGES: Final = frozenset({"what", "hint", "detail", "why", "reason", "said", 
 CUTS: Final = frozenset(
     {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "find", "index"}
 )
+TEXTS: Final = frozenset({"text", "low", "lowered", "err", "stderr", "output", "line", "reply"})
+"""Variables that often hold somebody's words: only a search for words of ours in them counts."""
 ERRORS: Final = frozenset({"e", "error", "exc", "exception"})
 BORDERS: Final[dict[str, str]] = {
     "uvcc_console/fleet/bootstrap.py:_start_agent": "takes a word off another program's complaint, and shows the rest",
     "uvcc_console/ui/widgets/bars.py:banner_lines": "does not say HALTED twice in one line",
+    "uvcc_console/fleet/cloud/calls.py:kind_of": "a market refuses with prose, and has no code for what it refuses",
+    "uvcc_console/fleet/vendors/slurm.py:_kind": "Slurm's commands complain in prose",
+    "uvcc_console/ui/screens/viewer.py:_role": "the colour of a line of Python's own stack dumps",
+    "uvcc_console/report/redact.py:_without_public": "secrets are looked for in whatever text there is",
+    "uvcc_console/report/secret_shapes.py:without_public": "secrets are looked for in whatever text there is",
+    "uvcc_console/report/secret_shapes.py:measure": "secrets are looked for in whatever text there is",
+    "uvcc_engine/train/worker.py:out_of_memory": "torch's CPU allocator raises a plain RuntimeError",
+    "uvcc_engine/model/torch_module.py:by_secret_data": "torch has no public type for what it cannot trace",
 }
 
 
@@ -37,6 +47,11 @@ def _is_message(node: ast.expr) -> bool:
     return (isinstance(node, ast.Attribute) and node.attr in MESSAGES) or (
         isinstance(node, ast.Name) and node.id in MESSAGES
     )
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an expression is one of ``TEXTS``, or an error's words."""
+    return (isinstance(node, ast.Name) and node.id in TEXTS) or _is_message(node)
 
 
 def _is_error_text(node: ast.expr) -> bool:
@@ -62,7 +77,9 @@ def _decisions(tree: ast.AST) -> Iterator[tuple[str, int]]:
         for node in ast.walk(outer):
             if isinstance(node, ast.Compare) and len(node.ops) == 1:
                 left, op, right = node.left, node.ops[0], node.comparators[0]
-                searched = isinstance(op, ast.In | ast.NotIn) and _is_words(left) and _is_message(right)
+                among = isinstance(op, ast.In | ast.NotIn)
+                searched = among and _is_words(left) and (_is_message(right) or _is_text(right))
+                searched |= among and isinstance(left, ast.Name) and left.id == "word" and _is_text(right)
                 same = isinstance(op, ast.Eq | ast.NotEq) and _is_error_text(left) and _is_words(right)
                 if searched or same:
                     yield outer.name, node.lineno
@@ -88,6 +105,8 @@ def test_the_scan_finds_what_it_is_for() -> None:
         "def f(said):\n    return said.lower().partition(' for ')[0]",
         "def f(s):\n    return s.detail == 'halted'",
         "def f(why):\n    return 'timeout' not in why",
+        "def f(err):\n    low = err.lower()\n    return 'timed out' in low",
+        "def f(text):\n    return any(word in text for word in WORDS)",
     ]
     assert all(list(_decisions(ast.parse(text))) for text in bad)
     good = ["def f(e):\n    return e.code == 'refused'", "def f(said):\n    return said == ''"]

@@ -29,6 +29,8 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class GateView:
+    """One gate of the rollout: what it wanted, what was measured, and whether that is enough."""
+
     name: str
     ok: bool
     wanted: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.ui.actions.commands import Commands, tell
 from uvcc_console.ui.actions.forwarding import forward
 from uvcc_console.ui.actions.layouts import given, taken
-from uvcc_console.ui.actions.notices import ways
+from uvcc_console.ui.actions.notices import Way, ways
 from uvcc_console.ui.actions.notify import Notifier, operators_program
 from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.app_base import ascii_wanted, own
@@ -85,7 +84,7 @@ class UvccApp(RunConsole):
                 message = "\n".join(filter(None, (message, f"the layout is not kept: {e}")))
         super().exit(result, return_code, message)
 
-    def _notices(self) -> Callable[[str], None] | None:
+    def _notices(self) -> Way | None:
         """Where notices go beside the screen; settings that cannot be read are told, and leave the console alone."""
         try:
             return ways(operators_program(), self._to_terminal, lambda text: soon(self.loop, self.say, text, "warning"))

@@ -33,7 +33,10 @@ def to_exp_scale_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
 
 
 def square_protocol(rt: Runtime, x: Share, f: int, scale: float = 1.0) -> MpcProtocol[Share]:
-    """``scale x^2`` at ``f`` fractional bits, which may be more than ``x`` has: 2 rounds."""
+    """``scale x^2`` at ``f`` fractional bits, which may be more than ``x`` has: 2 rounds.
+
+    Raises ConfigError for ``f`` of twice that of ``x`` or more.
+    """
     if not 0 < f < 2 * x.f:
         raise ConfigError(f"a square at f={f} of a number at f={x.f}", "choose f below twice that of the number")
     return (yield from mul_protocol(rt, x.with_f(f), x.with_f(2 * x.f - f), scale=scale))
@@ -44,7 +47,7 @@ def rsqrt_protocol(rt: Runtime, x: Share, low: int, high: int, f: int) -> MpcPro
 
     ``high - low`` comparisons place x in [4^j, 4^(j+1)); the products with the secret powers 4^-j and 2^-j around a
     polynomial on [1, 4) do the rest. 16 rounds. Relative error below 2e-4, plus a few units of ``f``; below the
-    range the result is wrong, yet not above 2^(1 - low).
+    range the result is wrong, yet not above 2^(1 - low). Raises ConfigError for an empty range.
     """
     if low >= high:
         raise ConfigError(f"an inverse square root on 4^{low} to 4^{high}", "the range must not be empty")

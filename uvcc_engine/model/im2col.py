@@ -19,28 +19,44 @@ class Strided(Protocol):
     """What a convolution says of its patches."""
 
     @property
-    def image(self) -> Image: ...
+    def image(self) -> Image:
+        """The size of the image that goes in."""
+
     @property
-    def out(self) -> Image: ...
+    def out(self) -> Image:
+        """The size of the image that comes out."""
+
     @property
-    def kernel(self) -> int: ...
+    def kernel(self) -> int:
+        """Height and width of a patch, in pixels."""
+
     @property
-    def stride(self) -> int: ...
+    def stride(self) -> int:
+        """How far apart patches begin, in pixels."""
+
     @property
-    def padding(self) -> int: ...
+    def padding(self) -> int:
+        """How many pixels of zeros surround the image."""
+
     @property
-    def inputs(self) -> int: ...
+    def inputs(self) -> int:
+        """Numbers of an image that goes in."""
 
 
 class Windowed(Protocol):
     """What a pooling says of its windows, which do not overlap."""
 
     @property
-    def image(self) -> Image: ...
+    def image(self) -> Image:
+        """The size of the image that goes in."""
+
     @property
-    def out(self) -> Image: ...
+    def out(self) -> Image:
+        """The size of the image that comes out."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Height and width of a window, in pixels."""
 
 
 def pixels(x: Tensor, image: Image) -> Tensor:

@@ -24,6 +24,7 @@ class Image:
 
     @property
     def size(self) -> int:
+        """Numbers of an image: channels times height times width."""
         return self.channels * self.height * self.width
 
 

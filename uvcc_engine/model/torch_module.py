@@ -134,6 +134,16 @@ def model_of_module(module: nn.Module, shape: Sequence[int], classes: int, file:
     return ExportedModule(model_of_layers(layers, features, classes), tuple(dict.fromkeys(notes)))
 
 
+def by_secret_data(error: BaseException) -> bool:
+    """Whether torch refuses to trace a module because what it computes depends on the numbers in a tensor.
+
+    Torch has no public type for it: eager shape checks, fake tensors and the export each raise an error of their own
+    kind, and only the words are the same in all. This is the one place that reads them.
+    """
+    low = str(error).lower()
+    return "data-dependent" in low or "data dependent" in low
+
+
 def _users_error(error: Exception, file: str, what: str) -> ConfigError:
     """An error of the user's code or of its export, with the line of the user's file."""
     text = str(error)
@@ -144,7 +154,7 @@ def _users_error(error: Exception, file: str, what: str) -> ConfigError:
             lines.append(trace.tb_lineno)
         trace = trace.tb_next
     place = f"{Path(file).name or 'the module'}" + (f", line {lines[-1]}" if lines else "")
-    if "data-dependent" in text.lower() or "Data dependent" in text:
+    if by_secret_data(error):
         return ConfigError(
             f"{place}: what is computed depends on secret data", "use no if, while or indexing by what is in a tensor"
         )

@@ -84,7 +84,7 @@ def scale_int(x: Share, factor: Tensor | int) -> Share:
 
 def integer_scale(scale: float, *, bits: int = _SCALE_BITS) -> tuple[int, int]:
     """``scale ~ factor / 2^shift`` with an odd (or zero) integer of at most ``bits + 1`` bits: relative error <
-    2^-bits-1."""
+    2^-bits-1. Raises ConfigError for a scale that is not finite."""
     if not math.isfinite(scale):
         raise ConfigError(f"a scale of {scale}", "give a finite number")
     if scale == 0:

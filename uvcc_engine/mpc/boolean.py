@@ -44,10 +44,12 @@ class PairBits:
 
     @property
     def n(self) -> int:
+        """How many bits there are."""
         return self.shape.numel()
 
     @property
     def word_shape(self) -> tuple[int, ...]:
+        """The shape of the packed words: ``[..., ceil(shape[-1] / 64)]``."""
         return (*self.shape[:-1], -(-self.shape[-1] // 64))
 
 
@@ -93,6 +95,7 @@ def sign_protocol(
     ``v`` is asked for after the first round, so a value that is just being opened can be compared without delay. Up to
     ``most`` elements are compared in 2 rounds and 240 bytes each: the online parties open 17 bits under masks at once,
     with the dealer's shares of all products of masks, as in every merging step (``carry``).
+    Raises ConfigError for a width other than 32 and 64 bits.
     """
     if width not in (32, 64):
         raise ConfigError(f"a comparison over {width} bits", "use 64, or 32 where the range allows it")

@@ -36,14 +36,17 @@ class GroupBatch:
 
     @property
     def blocks(self) -> int:
+        """How many blocks of digits these groups hold."""
         return self.plan.m * self.groups
 
     @property
     def n_single(self) -> int:
+        """How many masked bits are opened."""
         return len(self.plan.singles) * self.groups
 
     @property
     def n_product(self) -> int:
+        """How many products of masked bits are dealt."""
         return len(self.plan.products) * self.groups
 
 

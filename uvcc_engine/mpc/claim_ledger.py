@@ -64,6 +64,7 @@ class ProductNotes:
 
     @property
     def count(self) -> int:
+        """How many entries the product has."""
         return self.z.numel()
 
 

@@ -17,7 +17,10 @@ from uvcc_engine.mpc.share import Share
 
 
 def windows(x: Tensor, size: tuple[int, int], stride: int, padding: int) -> Tensor:
-    """All windows of an image: ``[batch, channels, out_h, out_w, size_h, size_w]`` (a view of the padded image)."""
+    """All windows of an image: ``[batch, channels, out_h, out_w, size_h, size_w]`` (a view of the padded image).
+
+    Raises ConfigError for windows that do not fit the image.
+    """
     if padding:
         x = torch.nn.functional.pad(x, (padding, padding, padding, padding))
     if x.shape[2] < size[0] or x.shape[3] < size[1]:
@@ -48,7 +51,7 @@ def conv2d_protocol(
     rt: Runtime, x: Share, weight: Share, *, stride: int = 1, padding: int = 0, dealer: int = DEALER
 ) -> MpcProtocol[Share]:
     """Cross-correlation of ``[b, c, h, w]`` with ``[o, c, kh, kw]``: ``[b, o, h', w']``. 2 rounds, 40 bytes per
-    output."""
+    output. Raises ConfigError where the channels differ."""
     if x.shape[1] != weight.shape[1]:
         raise ConfigError(f"{x.shape[1]} input channels, a weight for {weight.shape[1]}", "the model does not fit")
     size = (weight.shape[2], weight.shape[3])
@@ -130,7 +133,7 @@ def max_pool_protocol(
     """Maximum over ``size x size`` windows, size 2 or 3, and its one-hot ``[..., size^2]`` (``f = 0``) for the way
     back.
 
-    6 rounds (7 from ``boolean.BULK`` comparisons on); the first entry wins a tie.
+    6 rounds (7 from ``boolean.BULK`` comparisons on); the first entry wins a tie. Raises ConfigError for another size.
     """
     if size not in (2, 3):
         raise ConfigError(f"a maximum over {size} x {size} windows", "use size 2 or 3, or average pooling")

@@ -185,6 +185,7 @@ def powers_protocol(
 
     The sum, its ``INVERSE`` and its ``LOG`` are ``[rows, 1]``; what is looked up has ``LOOKUP_F`` fractional bits and
     an error below ``LOOKUP_ERROR``. 6 rounds: the lookup starts from the powers while they are being truncated.
+    Raises ConfigError for longer rows.
     """
     rows, n = x.shape
     if n > SUM_LIMIT:

@@ -93,6 +93,7 @@ class LocalPlane:
         self.wire.control[self.party, dst].put(body)
 
     def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        """See ``Plane.recv_control``. Raises TimeoutError."""
         try:
             return self.wire.control[src, self.party].get(timeout=timeout)
         except queue.Empty:

@@ -42,6 +42,7 @@ def divide_protocol(
     Goldschmidt: with ``y0`` the best line for ``1/s`` on the range and ``e = 1 - s y0``, the quotient is
     ``numerator y0 (1 + e)(1 + e^2)(1 + e^4)...``. 2 rounds per factor, and 2 for ``e``: 10 rounds on [1, 10].
     The relative error of the iteration is below 2^-14; rounding adds about one unit per factor.
+    Raises ConfigError for a range that is not positive.
     """
     if not 0 < low <= high:
         raise ConfigError(f"division on the range [{low}, {high}]", "the range must be positive")

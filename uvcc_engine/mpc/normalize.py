@@ -44,7 +44,10 @@ def staircase_protocol(
 
 
 def rsqrt_protocol(rt: Runtime, x: Share, low: float, high: float, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``x^(-1/2)`` for ``low <= x <= high`` (public, positive): 23 rounds. Relative error about 2^-12 + 2 units."""
+    """``x^(-1/2)`` for ``low <= x <= high`` (public, positive): 23 rounds. Relative error about 2^-12 + 2 units.
+
+    Raises ConfigError for a range that is not positive.
+    """
     if not 0 < low < high:
         raise ConfigError(f"an inverse root on [{low}, {high}]", "the range must be positive")
     first = math.floor(math.log2(low))

@@ -77,7 +77,7 @@ class Stream:
 
         ``room``: flat memory that begins with ``out`` and goes on for 16 bytes. Positions must increase. ProtocolError
         if any of these bytes may have been given out before, since a mask that is used for two messages reveals their
-        difference.
+        difference. Raises ProtocolError where a mask would be drawn a second time.
         """
         if (epoch, stream, op, piece) < self._at:
             raise ProtocolError(

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def known(x: T | None) -> T:
-    """``x``, which the running party's role guarantees to be there."""
+    """``x``, which the running party's role guarantees to be there. Raises ProtocolError if it is not."""
     if x is None:
         raise ProtocolError("a value is missing that this party's role should have", "report this: it is a defect")
     return x
@@ -37,22 +37,27 @@ class Roles:
 
     @property
     def left(self) -> int:
+        """The party after the dealer, which works online."""
         return (self.d + 1) % 3
 
     @property
     def right(self) -> int:
+        """The party before the dealer, which works online."""
         return (self.d + 2) % 3
 
     @property
     def is_dealer(self) -> bool:
+        """Whether the running party deals."""
         return self.party == self.d
 
     @property
     def is_left(self) -> bool:
+        """Whether the running party is the one after the dealer."""
         return self.party == self.left
 
     @property
     def is_right(self) -> bool:
+        """Whether the running party is the one before the dealer."""
         return self.party == self.right
 
     @property
@@ -85,6 +90,7 @@ _ROLES = {(d, party): Roles(d, party) for d in range(3) for party in range(3)}
 
 
 def roles(rt: Runtime, dealer: int) -> Roles:
+    """The places in a piece of work that ``dealer`` (any number, modulo 3) deals, as the running party sees them."""
     return _ROLES[dealer % 3, rt.party]
 
 

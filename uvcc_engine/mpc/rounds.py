@@ -42,9 +42,11 @@ class Round:
     wants: list[Want] = field(default_factory=list)
 
     def send(self, peer: int, kind: int, data: Tensor) -> None:
+        """Send ``data``, of any shape, to ``peer`` in this round, as a message of ``kind``."""
         self.sends.append((peer, kind, data))
 
     def want(self, peer: int, kind: int, dtype: torch.dtype, *shape: int) -> None:
+        """Expect a tensor of ``dtype`` and ``shape`` from ``peer`` in this round."""
         self.wants.append((peer, kind, dtype, shape))
 
 

@@ -92,10 +92,14 @@ class Runtime:
 
     @property
     def epoch(self) -> int:
+        """The epoch that is being computed, from 0; every message carries it."""
         return self._epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        """Enter ``epoch`` (the training step). Epochs only increase: a second visit would repeat masks."""
+        """Enter ``epoch`` (the training step). Epochs only increase: a second visit would repeat masks.
+
+        Raises ProtocolError for one.
+        """
         if epoch <= self._epoch:
             raise ProtocolError(
                 f"epoch {epoch} after epoch {self._epoch} would repeat masks",
@@ -221,6 +225,7 @@ class ProtocolProgress(Generic[T]):
 
     @property
     def result(self) -> T:
+        """What the protocol returned; only once it is :attr:`done`."""
         found: T = self._root.results[0]
         return found
 

@@ -43,6 +43,7 @@ class Share:
 
     @property
     def shape(self) -> torch.Size:
+        """The shape of the secret, and of both components."""
         return self.first.shape
 
     @property
@@ -55,25 +56,32 @@ class Share:
         return Share(fn(self.first), fn(self.second), self.f)
 
     def reshape(self, *shape: int) -> Share:
+        """The same elements in another shape."""
         return self.map(lambda t: t.reshape(*shape))
 
     def transpose(self, a: int, b: int) -> Share:
+        """The same with two axes exchanged."""
         return self.map(lambda t: t.transpose(a, b))
 
     @property
     def T(self) -> Share:
+        """The same with the last two axes exchanged."""
         return self.map(lambda t: t.transpose(-1, -2))
 
     def sum(self, dim: int, keepdim: bool = False) -> Share:
+        """The sum along one axis, at the same scale; the caller sees to it that it fits the 64-bit range."""
         return self.map(lambda t: t.sum(dim, keepdim=keepdim))
 
     def index(self, key: object) -> Share:
+        """What indexing with ``key`` gives, of both components."""
         return self.map(lambda t: t[key])  # type: ignore[index]
 
     def expand(self, *shape: int) -> Share:
+        """The same, repeated along axes of length 1 without a copy."""
         return self.map(lambda t: t.expand(*shape))
 
     def to(self, device: torch.device) -> Share:
+        """The same on another device."""
         return self.map(lambda t: t.to(device))
 
     def with_f(self, f: int) -> Share:
@@ -95,7 +103,7 @@ class BoolShare:
 
 
 def cat(parts: list[Share], dim: int = 0) -> Share:
-    """Concatenate shares of one scale along ``dim``."""
+    """Concatenate shares of one scale along ``dim``. Raises ConfigError where the scales differ."""
     scales = {p.f for p in parts}
     if len(scales) != 1:
         raise ConfigError(f"shares of different scales {sorted(scales)} cannot be concatenated", "bring them to one f")
@@ -162,6 +170,7 @@ def reconstruct(shares: list[Share]) -> Tensor:
     """The inverse of ``split`` for tests and for a client that got all three parties' shares: float64.
 
     Refuses a set that is not three shares, and components whose two copies differ.
+    Raises ConfigError for fewer than three shares, or for copies that differ.
     """
     if len(shares) != 3:
         raise ConfigError(f"{len(shares)} shares given", "a secret needs the shares of all three parties")

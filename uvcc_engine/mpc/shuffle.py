@@ -32,7 +32,10 @@ def shuffle_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
 
 
 def shuffle_together_protocol(rt: Runtime, xs: list[Share]) -> MpcProtocol[list[Share]]:
-    """Several tensors of equal length and scale in one common secret order (data and labels). 3 rounds."""
+    """Several tensors of equal length and scale in one common secret order (data and labels). 3 rounds.
+
+    Raises ConfigError where the lengths differ.
+    """
     rows = {x.shape[0] for x in xs}
     if len(rows) != 1:
         raise ConfigError(f"tensors of {sorted(rows)} rows cannot share an order", "give each as many rows")

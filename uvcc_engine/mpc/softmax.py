@@ -101,6 +101,7 @@ def shifted_powers_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DE
     Beside the product: per row of n entries ``n (n - 1) / 2`` wide comparisons (240 bytes each), and for each of the
     n^2 pairs a comparison (51 bytes), a carry over 20 bits (14 bytes) and 64 bytes for the choice. Powers below e^-16
     are zero; errors as in ``exponential``, and one unit of 2^-16 more in the exponent.
+    Raises ConfigError for more or finer products than the powers leave room for.
     """
     rows, n = x.shape[0], y.shape[1]
     if not powers_fit(rt, rows, n, x.f) or x.f != y.f:

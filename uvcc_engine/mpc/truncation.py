@@ -41,6 +41,7 @@ OFFSET = 1 << 62
 
 
 def check_shift(s: int) -> None:
+    """Raises ConfigError for a shift, in bits, by which no truncation is possible."""
     if not 1 <= s <= MAX_SHIFT:
         raise ConfigError(
             f"a truncation by {s} bits", f"shifts lie between 1 and {MAX_SHIFT}: choose another f or scale"

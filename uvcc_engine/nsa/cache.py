@@ -41,6 +41,7 @@ class Rows:
             self._low = max(self._low, self._high - self._keep)
 
     def drop_oldest(self, n: int) -> None:
+        """Forget the first ``n`` rows."""
         self._low += n
 
     def drop_newest(self, n: int) -> None:

@@ -34,6 +34,7 @@ class Route:
     win: str
 
     def to_json(self) -> dict[str, str]:
+        """The paths by branch, as they are reported."""
         return asdict(self)
 
 

@@ -34,6 +34,7 @@ class Reads:
 
     @property
     def total(self) -> int:
+        """Keys of all three branches."""
         return self.cmp + self.sel + self.win
 
 
@@ -49,7 +50,10 @@ def reads(cfg: NSAConfig, s: int) -> Reads:
 
 
 def measure(cfg: ModelConfig, s: int, device: torch.device, runs: int, seed: int) -> dict[str, Any]:
-    """Time the layer over [1, s, dim]; memory is the process's or the GPU's peak above what was there before."""
+    """Time the layer over [1, s, dim]; memory is the process's or the GPU's peak above what was there before.
+
+    Raises ArithmeticError for an output that is not finite.
+    """
     torch.manual_seed(seed)
     layer = NSAttention(cfg).to(device).eval()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -89,6 +93,10 @@ def _memory_mib(device: torch.device) -> float:
 
 
 def main(argv: list[str]) -> int:
+    """``uvcc-engine longctx``: measure, print, and return the exit code.
+
+    Raises ConfigError for a width that is no multiple of the heads.
+    """
     parser = argparse.ArgumentParser(prog="uvcc-engine longctx", description=__doc__)
     parser.add_argument("--S", type=int, default=65_536, help="tokens")
     parser.add_argument("--dim", type=int, default=512)

@@ -90,7 +90,10 @@ def _edits(device: torch.device, rows: int, path: str) -> str:
 
 
 def agreement(device: torch.device, rows: int) -> str:
-    """Every path gives the masked one's logits and gradients (float32; FlexAttention has no gradients on a CPU)."""
+    """Every path gives the masked one's logits and gradients (float32; FlexAttention has no gradients on a CPU).
+
+    Raises AssertionError if not.
+    """
     torch.manual_seed(7)
     model = LanguageModel(replace(SHAPE, n_layers=1)).to(device)
     tokens = torch.randint(0, 64, (2, 163), generator=torch.Generator().manual_seed(7)).to(device)
@@ -113,7 +116,7 @@ def agreement(device: torch.device, rows: int) -> str:
 
 
 def prefill_is_decode(device: torch.device, rows: int) -> str:
-    """Feeding tokens one by one gives the logits of feeding them at once."""
+    """Feeding tokens one by one gives the logits of feeding them at once. Raises AssertionError if not."""
     model = LanguageModel(SHAPE).to(device).double().eval()
     tokens = torch.randint(0, 64, (1, 150 + rows), generator=torch.Generator().manual_seed(2)).to(device)
     with torch.no_grad():
@@ -127,7 +130,7 @@ def prefill_is_decode(device: torch.device, rows: int) -> str:
 
 
 def rope_shift(device: torch.device, rows: int) -> str:
-    """Scores depend on the distance of two positions, whatever the shift."""
+    """Scores depend on the distance of two positions, whatever the shift. Raises AssertionError if not."""
     q, k = torch.randn(2, 64, dtype=torch.float64, device=device, generator=_gen(device, 3))
 
     def dot(i: int, j: int) -> float:
@@ -144,7 +147,10 @@ def rope_shift(device: torch.device, rows: int) -> str:
 
 
 def gradients(device: torch.device, rows: int) -> str:
-    """Autograd against central differences in float64, for parameters of all three branches."""
+    """Autograd against central differences in float64, for parameters of all three branches.
+
+    Raises AssertionError if they differ.
+    """
     torch.manual_seed(4)
     model = LanguageModel(replace(SHAPE, n_layers=1, dim=24)).to(device).double()
     tokens = torch.randint(0, 64, (1, 70), generator=torch.Generator().manual_seed(4)).to(device)
@@ -175,7 +181,7 @@ def gradients(device: torch.device, rows: int) -> str:
 
 
 def needle(device: torch.device, rows: int) -> str:
-    """A value far outside the window must be found again after a short training."""
+    """A value far outside the window must be found again after a short training. Raises AssertionError if it is not."""
     torch.manual_seed(6)
     cfg = replace(SHAPE, vocab=16, dim=48, n_heads=4, n_kv_groups=2, nsa=NSAConfig(l=4, d=4, l_sel=4, n_sel=5, w=4))
     model = LanguageModel(cfg).to(device)

@@ -25,6 +25,7 @@ class Layout:
 
     @property
     def packed(self) -> bool:
+        """Whether a row may hold several documents."""
         return self.doc_start is not None
 
     @property

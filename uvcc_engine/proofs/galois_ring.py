@@ -38,6 +38,7 @@ class GaloisRing:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of one element: 8 for each of its coefficients."""
         return 8 * self.degree
 
     def reduced(self, wide: Tensor) -> Tensor:

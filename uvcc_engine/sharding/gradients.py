@@ -85,7 +85,10 @@ class Gradients:
         return tp if part.shared else Communicator("alone", [self._groups.place.rank], 0)
 
     def slices(self) -> list[Tensor]:
-        """This worker's slice of every weight's whole sum. Brings up the data-parallel group if it is not there yet."""
+        """This worker's slice of every weight's whole sum. Brings up the data-parallel group if it is not there yet.
+
+        Raises ProtocolError if a weight had no gradient.
+        """
         if self._left:
             raise ProtocolError(f"{self._left} weights had no gradient", "report this: it is a defect")
         self._groups.start_dp()

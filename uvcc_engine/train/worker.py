@@ -154,17 +154,23 @@ def _train(
 def name_failure(error: RuntimeError | MemoryError, group: RankGroup) -> UvccError:
     """What torch's error means for the operator: memory, a lost rank (gloo and NCCL raise RuntimeError), or the step.
 
-    Torch's CPU allocator raises a RuntimeError too; its text is all that tells it from the others. Of gloo's text only
-    the fact is kept; the whole is in the rank's log.
+    Of gloo's text only the fact is kept; the whole is in the rank's log.
     """
     text = str(error).partition("\n")[0].partition(" This is typically")[0] or type(error).__name__
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
+    if out_of_memory(error):
         where = "GPU memory" if group.device.type == "cuda" else "memory"
         return UvccError(f"out of {where}: {text}", memory_plan.HINT)
     if group.trace.inside and group.world > 1:
         hint = "look at the other ranks' exit.json, then resume from the last checkpoint"
         return PeerLostError(f"a collective failed in {group.trace.last}: {text}", hint)
     return UvccError(f"the step failed: {text}", "the stack is in this rank's log; resume from the last checkpoint")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out. Torch's CPU allocator raises a plain RuntimeError, and nothing but its words tells it
+    from the others: this is the one place that reads them.
+    """
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _chosen(group: RankGroup, root: Path, run: str, start: int) -> ck.CheckpointManifest | None:

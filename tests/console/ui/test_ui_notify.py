@@ -16,7 +16,8 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.core.state import fold
 from uvcc_console.ui.actions import notices, notify
-from uvcc_console.ui.actions.notify import Note, Notifier
+from uvcc_console.ui.actions.notices import Note
+from uvcc_console.ui.actions.notify import Notifier
 from uvcc_console.ui.actions.shell import ssh_command
 from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -171,12 +172,14 @@ async def test_a_silent_sidecar_is_said_with_the_way_around(folder: Path) -> Non
 
 
 def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
-    got: list[tuple[str, bytes]] = []
+    got: list[tuple[str, str, bytes]] = []
     taken = threading.Semaphore(0)  # each notice goes by a thread of its own, in any order
 
     class Takes(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            got.append((self.headers["Title"], self.rfile.read(int(self.headers["Content-Length"]))))
+            got.append(
+                (self.headers["Title"], self.headers["Tags"], self.rfile.read(int(self.headers["Content-Length"])))
+            )
             self.send_response(200 if self.path == "/topic" else 500)
             self.end_headers()
             taken.release()
@@ -190,14 +193,14 @@ def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
     failed = threading.Event()
     try:
         where = f"http://127.0.0.1:{server.server_port}"
-        notices.post(f"{where}/topic", told.append)("HALTED 3/3")
-        notices.post(f"{where}/wrong", lambda text: (told.append(text), failed.set())[0])("again")  # type: ignore[func-returns-value]
+        notices.post(f"{where}/topic", told.append)(Note("warn", "HALTED 3/3"))
+        notices.post(f"{where}/wrong", lambda text: (told.append(text), failed.set())[0])(Note("error", "again"))  # type: ignore[func-returns-value]
         assert failed.wait(60)
         assert all(taken.acquire(timeout=60) for _ in range(2))
     finally:
         server.shutdown()
         server.server_close()
-    assert ("uvcc", b"HALTED 3/3") in got
+    assert sorted(got) == [("uvcc", "rotating_light", b"again"), ("uvcc", "uvcc", b"HALTED 3/3")]  # the level decides
     assert told == ["a notice did not reach 127.0.0.1: HTTPStatusError"]
 
 
@@ -207,7 +210,7 @@ def test_the_ways_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "1")
     send = notices.ways(None, written.append, written.append)
     assert send is not None
-    send("P1 lost\x1b]0;evil\x07; halted")
+    send(Note("error", "P1 lost\x1b]0;evil\x07; halted"))
     assert written[0].startswith("\x1b]9;P1 lost")
     assert written[0].count("\x1b") == 1
     assert written[0].count("\x07") == 1

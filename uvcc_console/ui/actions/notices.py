@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from uvcc_console.core import settings
@@ -14,7 +15,18 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.text import clean
 
 WAIT_S = 5.0
-Way = Callable[[str], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is to be told. ``level``: info | warn | error."""
+
+    level: str
+    text: str
+
+
+Way = Callable[[Note], None]
 
 
 def desktop(text: str) -> str:
@@ -22,40 +34,42 @@ def desktop(text: str) -> str:
     return f"\x1b]9;{clean(text, 200).replace(';', ',')}\x07"
 
 
-def post(url: str, failed: Way) -> Way:
+def post(url: str, failed: Say) -> Way:
     """Posts each notice as text, in a thread of its own, one after the other. Raises ConfigError for no web address."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise ConfigError(f"notify_url {clean(url, 80)!r} is no web address", "like https://ntfy.sh/your-topic")
     thread = ThreadPoolExecutor(1, "notices")
 
-    def send(text: str) -> None:
+    def send(note: Note) -> None:
         import httpx
 
         try:
-            headers = {"Title": "uvcc", "Tags": "rotating_light" if "FAILED" in text or "FORK" in text else "uvcc"}
-            httpx.post(url, content=text.encode(), headers=headers, timeout=WAIT_S).raise_for_status()
+            headers = {"Title": "uvcc", "Tags": "rotating_light" if note.level == "error" else "uvcc"}
+            httpx.post(url, content=note.text.encode(), headers=headers, timeout=WAIT_S).raise_for_status()
         except httpx.HTTPError as e:
             failed(f"a notice did not reach {urlsplit(url).hostname}: {type(e).__name__}")
 
-    return lambda text: void(thread.submit(send, text))
+    return lambda note: void(thread.submit(send, note))
 
 
 def void(_: object) -> None:
     """What comes of it is not waited for."""
 
 
-def ways(program: Way | None, write: Way, failed: Way) -> Way | None:
+def ways(program: Say | None, write: Say, failed: Say) -> Way | None:
     """All ways that the operator's settings name, as one; None where there is none. Raises ConfigError."""
-    found: list[Way] = [program] if program is not None else []
+    found: list[Way] = []
+    if program is not None:
+        found.append(lambda note: program(note.text))
     if url := settings.text("notify_url"):
         found.append(post(url, failed))
     if settings.truth("notify_terminal"):
-        found.append(lambda text: write(desktop(text)))
+        found.append(lambda note: write(desktop(note.text)))
     if not found:
         return None
 
-    def send(text: str) -> None:
+    def send(note: Note) -> None:
         for way in found:
-            way(text)
+            way(note)
 
     return send

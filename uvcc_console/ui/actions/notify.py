@@ -8,22 +8,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from uvcc_console.core import settings
 from uvcc_console.core.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
+from uvcc_console.ui.actions.notices import Note, Way
 from uvcc_console.ui.judging.view import holding
 
 AGAIN_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """level: info | warn | error."""
-
-    level: str
-    text: str
 
 
 def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
@@ -49,7 +41,7 @@ def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
 class Notifier:
     """Remembers what was said. ``say`` shows a note; ``send`` hands it to the operator's own program."""
 
-    def __init__(self, say: Callable[[Note], None], send: Callable[[str], None] | None = None) -> None:
+    def __init__(self, say: Callable[[Note], None], send: Way | None = None) -> None:
         self._say = say
         self._send = send
         self._state: Note | None = None
@@ -76,7 +68,7 @@ class Notifier:
         self._said[note.text] = now
         self._say(note)
         if self._send is not None:
-            self._send(note.text)
+            self._send(note)
 
 
 def operators_program() -> Callable[[str], None] | None:

@@ -29,12 +29,21 @@ class TextPanel(Panel):
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         out: list[Line] = []
         for text in self._text:
-            role = "bad" if "Error" in text else "accent" if text.startswith(("Thread ", "Current thread")) else "text"
+            role = _role(text)
             out += wrap([(text, role)], width, "    ") if len(text) > width else [[(text, role)]]
         return out or [[("nothing in it", "muted")]]
 
     def heading(self, view: View) -> tuple[str, str]:
         return self._heading, "Esc closes"
+
+
+def _role(line: str) -> str:
+    """How a line is coloured. A stack dump is Python's own text, and nothing but its words tells a head from the rest;
+    nothing but the colour hangs on it.
+    """
+    if "Error" in line:
+        return "bad"
+    return "accent" if line.startswith(("Thread ", "Current thread")) else "text"
 
 
 class ViewerScreen(ModalScreen[None]):

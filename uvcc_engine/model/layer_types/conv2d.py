@@ -41,6 +41,7 @@ class Conv2d(WeightedSpec):
 
     @property
     def out(self) -> Image:
+        """The size of the image that comes out."""
         image, both = self.image, 2 * self.padding - self.kernel
         return Image(self.channels, (image.height + both) // self.stride + 1, (image.width + both) // self.stride + 1)
 

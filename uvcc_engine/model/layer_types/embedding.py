@@ -58,6 +58,7 @@ class EmbeddingLayer(Layer):
         return (yield from ops.matmul_protocol(rt, self._seen, self.weight))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
+        """Raises ConfigError: letters have no gradient."""
         raise ConfigError("an embedding has no input gradient", "put it first")
         yield  # a generator like its siblings
 
@@ -94,6 +95,7 @@ class LookUp(Plain):
         return (yield from ops.settle_protocol(rt, my_rows(on.tp, term), self.weights[0].f, x.f, dealer))
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
+        """The table's gradient; ``grad`` is (rows, width). Raises ConfigError if an input gradient is wanted."""
         if wanted:
             raise ConfigError("an embedding has no input gradient", "put it first")
         seen: Share = on.take(self)

@@ -28,6 +28,7 @@ class Pool(LayerSpec):
 
     @property
     def out(self) -> Image:
+        """The size of the image that comes out."""
         return Image(self.image.channels, self.image.height // self.size, self.image.width // self.size)
 
 

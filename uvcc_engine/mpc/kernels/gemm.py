@@ -64,7 +64,7 @@ def from_environment() -> str | None:
 
 
 def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = None) -> str:
-    """The path for products of that shape."""
+    """The path for products of that shape. Raises ConfigError if UVCC_GEMM forces one that is not installed."""
     work = batch * rows * inner * n
     if work == 0 or (work < SMALL and forced is None):
         return "torch"

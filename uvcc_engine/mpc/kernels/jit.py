@@ -152,6 +152,10 @@ def mask_products(m: int, generate: bool, carry_on: bool, left: Ints, right: Int
 
 @_jit
 def close(m: int, generate: bool, carry_on: bool, g: Ints, p: Ints, single: Ints, out: Ints) -> None:
+    """Every (generate, propagate) bit of ``g``, ``p`` [m groups, words] that a group opens, XOR its mask ``single``.
+
+    ``out`` is [singles, groups, words] as ``single``; ``generate`` and ``carry_on`` say which bits are opened.
+    """
     n_single, groups, words = single.shape
     for q in range(groups):
         for j in range(1, m):
@@ -251,6 +255,10 @@ def blind(z: Words, factor: int, plus: Words, minus: Words) -> None:
 def truncate_deal(
     z: Words, left: Words, right: Words, k: Narrow, m: Narrow, low: Narrow, s: int, masked: Words, dealt: Narrow
 ) -> None:
+    """The dealer's ``masked`` ``z`` and corrections ``dealt`` [2, n] of a truncation by ``s`` bits: see ``truncation``.
+
+    All other vectors are [n].
+    """
     shift, rest, top = np.uint64(s), np.uint64(64 - s), np.uint64(63)
     modulus = (np.uint64(1) << shift) - np.uint64(1)
     for i in range(z.shape[0]):
@@ -263,6 +271,7 @@ def truncate_deal(
 
 @_jit
 def truncate_open(z: Words, a: Words, b: Words, k: Narrow, m: Narrow, c: Words, part: Narrow) -> None:
+    """``c = z + a + b + 2^62`` and ``part = k + m [c >= 0]``, each [n], at an online party."""
     one, top = np.uint64(1), np.uint64(63)
     offset = one << np.uint64(62)
     for i in range(z.shape[0]):
@@ -274,6 +283,7 @@ def truncate_open(z: Words, a: Words, b: Words, k: Narrow, m: Narrow, c: Words, 
 
 @_jit
 def truncate_close(c: Words, part: Narrow, theirs: Narrow, s: int, out: Words) -> None:
+    """``out`` [n]: ``c`` shifted right by ``s`` bits, its upper bits corrected by both parties' parts."""
     shift, rest = np.uint64(s), np.uint64(64 - s)
     offset = np.uint64(1) << np.uint64(62 - s)
     for i in range(c.shape[0]):
@@ -290,6 +300,7 @@ def pack(x: Words, size: int, out: NDArray[np.uint8]) -> None:
 
 @_jit
 def deal_bits(rho: Words, right: Words, out: Words) -> None:
+    """``out`` [n]: the bits of the words ``rho`` [ceil(n / 64)] as numbers, less ``right``: the dealer's correction."""
     one = np.uint64(1)
     n = out.shape[0]
     for w in range((n + 63) >> 6):
@@ -300,6 +311,7 @@ def deal_bits(rho: Words, right: Words, out: Words) -> None:
 
 @_jit
 def deal_chosen(rho: Words, u: Words, right: Words, out: Words) -> None:
+    """``out`` [n]: ``u`` where the bit of ``rho`` is 1 and 0 elsewhere, less ``right``: the dealer's correction."""
     zero, one = np.uint64(0), np.uint64(1)
     n = out.shape[0]
     for w in range((n + 63) >> 6):  # word by word, which the compiler turns into vectors

@@ -69,6 +69,7 @@ def split_kernel(
     PER: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr, DVP: tl.constexpr,
     HP: tl.constexpr, BN: tl.constexpr, N_SEL: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    """One stretch of keys of one branch, for one row and group: its part of the output, and the log of its sum."""
     at = tl.program_id(0)
     if at < parts_cmp:
         _part(

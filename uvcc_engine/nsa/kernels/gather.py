@@ -36,6 +36,7 @@ class Segment:
 
     @property
     def n_chunks(self) -> int:
+        """How many chunks there are."""
         return self.block.shape[-1]
 
 

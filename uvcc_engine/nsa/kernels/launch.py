@@ -35,22 +35,27 @@ class Shape:
 
     @property
     def per(self) -> int:
+        """Query heads of one group."""
         return self.heads // self.groups
 
     @property
     def natural(self) -> float:
+        """The scale of scores before a softmax in base e: ``1 / sqrt(dk)``."""
         return 1.0 / math.sqrt(self.dk)
 
     @property
     def scale(self) -> float:
+        """The scale of scores before a softmax in base 2."""
         return self.natural * math.log2(math.e)
 
     @property
     def starts_b(self) -> int:
+        """The stride of ``starts`` along the batch: 0 where all rows share one layout."""
         return 0 if self.starts.shape[0] == 1 else self.s
 
     @property
     def widths(self) -> dict[str, Any]:
+        """The sizes that kernels are compiled for: heads of a group, dk, dv, both padded, and the type of sums."""
         acc = tl.float64 if self.acc == torch.float64 else tl.float32
         return {"PER": self.per, "DK": self.dk, "DV": self.dv, "DKP": pad(self.dk), "DVP": pad(self.dv), "ACC": acc}
 

@@ -71,7 +71,7 @@ class PhaseMigration:
 
 
 def all_of(ctx: Rollout) -> list[PhaseMigration]:
-    """Every succession of the run in order, from the journal. Only the conductor's word counts, which names no pod:
+    """Every migration of the run in order, from the journal. Only the conductor's word counts, which names no pod:
 
     what a pod's workers report becomes an event of that pod, whatever they call it.
     """
@@ -86,12 +86,12 @@ def all_of(ctx: Rollout) -> list[PhaseMigration]:
 
 
 def latest(ctx: Rollout) -> dict[str, PhaseMigration]:
-    """The succession in force of each phase that has one."""
+    """The migration in force of each phase that has one."""
     return {one.phase: one for one in all_of(ctx)}
 
 
 def apply(ctx: Rollout) -> None:
-    """Make the plan say what the journal's successions say, and set the old policy's evidence aside."""
+    """Make the plan say what the migrations of the journal say, and set the old policy's evidence aside."""
     phases = dict(ctx.plan.phases)
     for one in latest(ctx).values():
         phase = phases[one.phase]
