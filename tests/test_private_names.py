@@ -18,6 +18,7 @@ EVERYWHERE: Final = frozenset(
         "_exit",  # os._exit: the end of a forked child
         "_getframe",  # sys._getframe
         "_int_mm",  # torch's own, which the kernels call: a processor that saturates is imitated
+        "_actions",  # argparse's: the options of a parser
         "_schema",  # torch's own description of an operator
         "_compositor",  # textual's: what the screen shows, for snapshots of odd texts
         "_notifications",  # textual's: what was told at the corner

@@ -86,7 +86,7 @@ def respelled(armored: str) -> str:
     """The one spelling of a signature whose base64 stands in lines of another length; other text as it is."""
     lines = armored.strip().splitlines()
     try:
-        return _armor(base64.b64decode("".join(lines[1:-1]), validate=True))
+        return armor_text(base64.b64decode("".join(lines[1:-1]), validate=True))
     except (binascii.Error, ValueError):
         return armored
 
