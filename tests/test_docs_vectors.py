@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,8 @@ import pytest
 from uvcc_engine.plane import frame
 from uvcc_engine.relay import binary
 
-VECTORS: Final = Path(__file__).parents[1] / "docs" / "specifications" / "vectors"
+ROOT: Final = Path(__file__).parents[1]
+VECTORS: Final = ROOT / "docs" / "specifications" / "vectors"
 
 
 def _of(name: str) -> dict[str, Any]:
@@ -104,3 +106,16 @@ def test_the_contracts_vectors_hold_every_outcome() -> None:
         "Unknown",
         "Malformed",
     }
+
+
+@pytest.mark.parametrize("name", ["standalone_verify.py", "leaf_proof.py"])
+def test_every_section_that_a_verifier_cites_is_there(name: str) -> None:
+    proof = ROOT / "uvcc_engine" / "transcript" / "proof"
+    text = re.sub(r"RFC \d+,? section [\d.]+", "", (proof / name).read_text(encoding="utf-8"))
+    cited = {n for found in re.findall(r"[Ss]ections? ([\d.]*\d)(?: to ([\d.]*\d))?", text) for n in found if n}
+    spec = (proof / "EVIDENCE.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?)\.? ", spec, re.MULTILINE))
+    assert cited
+    assert cited <= sections, sorted(cited - sections)
+    if name == "standalone_verify.py":  # it cites every section that says what is checked
+        assert {s for s in sections if "." not in s} - cited <= {"7", "8", "13", "14", "15"}
