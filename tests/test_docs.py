@@ -98,6 +98,22 @@ def test_the_recording_shows_what_the_console_shows_of_that_run_today() -> None:
     assert recording.stated(kept) == recording.digests(recording.KEPT, pictures)
 
 
+TERMS: Final = (
+    *("Agent", "Approval", "Auditor", "Bundle", "Channel", "Claim", "Coordinator", "Data owner", "Domain", "Drill"),
+    *("Epoch", "Full", "Gate", "Halt", "Leaf", "Package", "Party", "Plane", "Pod", "Policy", "Proof", "Proposal"),
+    *("Relay", "Replica, stage, rank", "Root", "Roster", "Site policy", "Smoke", "Verdict"),
+)
+
+
+def test_the_glossary_defines_every_term_once_and_pages_lead_to_it() -> None:
+    named = re.findall(r"^\*\*([^.*]+)\.\*\*", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert named == sorted(set(named), key=str.lower)
+    assert set(TERMS) <= set(named)
+    leading = [_id(p) for p in PAGES if "glossary.md)" in p.read_text(encoding="utf-8")]
+    begins = ("index.md", "console.md", "architecture.md", "runbooks/index.md", "security/index.md")
+    assert {*begins, "specifications/index.md", "tutorials/first-run.md", "tutorials/auditor.md"} <= set(leading)
+
+
 # ---- lists are whole
 
 

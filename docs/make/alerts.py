@@ -149,7 +149,8 @@ def index() -> str:
         "You are woken at three in the morning. Find the word that the console shows, and go where it leads. Every",
         "section says what you see, what it means, the one next key or command, how you see that it worked, and what",
         "it costs. Whole procedures: [smoke, then full, on a market](market.md), [triage of a hung language",
-        "model](triage.md), [spending and tear-down](spend.md), [disasters](disasters.md).",
+        "model](triage.md), [spending and tear-down](spend.md), [disasters](disasters.md). Words are those of the",
+        "[glossary](../glossary.md).",
         "",
         *_rows(),
     ]
