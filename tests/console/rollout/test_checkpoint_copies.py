@@ -267,6 +267,23 @@ async def test_an_earlier_step_is_taken_from_the_pod_or_from_home_or_refused_wit
         await earlier_checkpoint.chosen(home.ctx, home.phase)
 
 
+async def test_a_training_does_not_start_over_because_its_new_pod_got_no_checkpoint(home: Home) -> None:
+    """A conductor that dies after it rented another pod, and before the checkpoint was there, is followed by one."""
+    first = home.pod.save(10, 7)
+    await home.bring(first)
+    newest = home.pod.save(20, 8)
+    await home.bring(newest)
+    shutil.rmtree(home.pod.checkpoints)
+    assert await earlier_checkpoint.chosen(home.ctx, home.phase) == -1
+    assert checkpoint.verify_step(home.pod.checkpoints, 20, run=RUN).sha256 == newest.sha256
+    said = [e.text for _, e in iter_events(home.ctx.run_dir / "journal.sqlite") if isinstance(e, ev.Alert)]
+    assert "p0r0 had no checkpoint: that of step 20 was put back from home" in said
+    shutil.rmtree(newest.path)
+    home.pod.save(10, 7)
+    assert await earlier_checkpoint.chosen(home.ctx, home.phase) == -1  # it has one: what is home stays there
+    assert checkpoint.steps_present(home.pod.checkpoints) == [10]
+
+
 async def test_private_checkpoints_never_come_home(tmp_path: Path) -> None:
     world = World(tmp_path, "private")
     world.ctx.members["p0r0"].link = cast(Any, object())  # whoever used it would fail

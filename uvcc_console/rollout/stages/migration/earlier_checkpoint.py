@@ -8,12 +8,13 @@ The same happens, unasked, where a pod's identity has been further than its tran
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.plan.plan import Phase
+from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
@@ -37,6 +38,8 @@ async def chosen(ctx: Rollout, phase: Phase) -> int:
     pod has if it is none of them.
     """
     wanted, ctx.start_from = ctx.start_from, None
+    if wanted is None and phase.kind == "lm" and phase.name == FULL:
+        await each(ctx.of_phase(phase), lambda m: _put_back(ctx, phase, m))
     if wanted is None or wanted == 0:
         return -1 if wanted is None else 0
     if phase.kind == "command":
@@ -53,6 +56,21 @@ async def chosen(ctx: Rollout, phase: Phase) -> int:
     raise UvccError(
         f"there is no checkpoint of step {wanted}; there are those of steps {there}", "uvcc resume --from one"
     )
+
+
+async def _put_back(ctx: Rollout, phase: Phase, member: Member) -> None:
+    """A machine without any checkpoint gets the newest from home: it came instead of one that was lost.
+
+    Who replaced it may have died before it came to that, and a training never starts over unasked. Raises
+    VerificationError if that checkpoint was altered.
+    """
+    if await steps_on(member, phase):
+        return
+    newest = await asyncio.to_thread(checkpoint_copies.newest_at_home, ctx, phase, member.name)
+    if newest is not None:
+        await checkpoint_copies.bring_back(ctx, phase, member, newest.step)
+        text = f"{member.name} had no checkpoint: that of step {newest.step} was put back from home"
+        ctx.say(ev.Alert(level="warn", name="pod_replaced", text=text, subject=member.name))
 
 
 async def steps_on(member: Member, phase: Phase) -> set[int]:
