@@ -39,14 +39,17 @@ MODULES: Final = frozenset(
 (``fabric``, ``flight``, ``package``), and what is named after the thing that it computes or shows.
 """
 BY_VERB: Final = frozenset({"cli", "bench"})
-"""Rooms whose files are named after the verb that they run, or after what they measure."""
+"""Rooms whose files are named after the verb that they run, or after what they measure; rooms inside them are not."""
+
+
+def _by_verb(path: Path) -> bool:
+    parts = path.relative_to(ROOT).parts
+    return parts[1] in BY_VERB and (len(parts) == 3 or parts[1] == "cli")
 
 
 def test_no_two_public_classes_share_a_name() -> None:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in SOURCES:
-        if path.stem.startswith("_"):
-            continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(str(path.relative_to(ROOT)))
@@ -54,11 +57,25 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert twice == {}
 
 
+def test_no_public_type_alias_has_the_name_of_a_class_elsewhere() -> None:
+    classes: dict[str, Path] = {}
+    aliases: list[tuple[str, Path]] = []
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = path
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                if name[0].isupper() and not name.isupper() and "TypeVar" not in ast.unparse(node.value):
+                    aliases.append((name, path))
+    assert [f"{p.relative_to(ROOT)}:{n}" for n, p in aliases if n in classes and classes[n] != p] == []
+
+
 def test_no_two_modules_share_a_name() -> None:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in SOURCES:
-        if not path.stem.startswith("_") and path.relative_to(ROOT).parts[1] not in BY_VERB:
-            found[path.stem].append(str(path.relative_to(ROOT)))
+        if not path.stem.startswith("__") and not _by_verb(path):
+            found[path.stem.lstrip("_")].append(str(path.relative_to(ROOT)))
     twice = {name: places for name, places in found.items() if len(places) > 1}
     assert {name: places for name, places in twice.items() if name not in MODULES} == {}
     assert twice.keys() >= MODULES

@@ -88,7 +88,7 @@ def kinds() -> Mapping[str, type[Event]]:
     return MappingProxyType(_REGISTRY)
 
 
-Check = Callable[[Any], Any]
+FieldCheck = Callable[[Any], Any]
 _TEXT: Final = 1 << 16
 
 
@@ -131,7 +131,7 @@ def _any(value: Any) -> Any:
     return value
 
 
-def _list(inner: Check) -> Check:
+def _list(inner: FieldCheck) -> FieldCheck:
     def check(value: Any) -> list[Any]:
         if not isinstance(value, list):
             raise TypeError(f"list wanted, got {type(value).__name__}")
@@ -148,7 +148,7 @@ def _texts(value: Any) -> list[str]:
     return value if joined.isprintable() and len(joined) <= _TEXT else [_text(v) for v in value]
 
 
-def _object(inner: Check) -> Check:
+def _object(inner: FieldCheck) -> FieldCheck:
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise TypeError(f"object wanted, got {type(value).__name__}")
@@ -164,14 +164,14 @@ def _own_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _or_none(inner: Check) -> Check:
+def _or_none(inner: FieldCheck) -> FieldCheck:
     return lambda value: None if value is None else inner(value)
 
 
-_BY_TYPE: Final[dict[Any, Check]] = {str: _text, int: _whole, float: _number, bool: _truth, Any: _any}
+_BY_TYPE: Final[dict[Any, FieldCheck]] = {str: _text, int: _whole, float: _number, bool: _truth, Any: _any}
 
 
-def _check_of(wanted: Any) -> Check:
+def _check_of(wanted: Any) -> FieldCheck:
     """What holds a value against a field's annotation."""
     if wanted in _BY_TYPE:
         return _BY_TYPE[wanted]
@@ -188,7 +188,7 @@ def _check_of(wanted: Any) -> Check:
 
 
 @cache
-def checks(kind: str) -> dict[str, Check]:
+def checks(kind: str) -> dict[str, FieldCheck]:
     """What holds each field of a kind against its annotation: returns the value cleaned, or raises TypeError."""
     cls = _REGISTRY[kind]
     hints = get_type_hints(cls)

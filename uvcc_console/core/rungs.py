@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-Rung = Literal["hold", "halt", "term", "kill", "terminate"]
+HaltRung = Literal["hold", "halt", "term", "kill", "terminate"]
 HOLD: Final = "hold"
 HALT: Final = "halt"
 TERM: Final = "term"

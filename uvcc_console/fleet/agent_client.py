@@ -21,7 +21,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.agent_protocol import agent_commands, agent_messages, wire
 from uvcc_engine.contract.agent_protocol.agent_commands import Command, HelloCommand, UnwatchCommand, WatchCommand
-from uvcc_engine.contract.agent_protocol.agent_messages import Ack, Lines, Message, Telemetry
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, AgentMessage, Lines, Telemetry
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.parsing.outside import moment, record, said
 from uvcc_engine.contract.run_files.records import Malformed
@@ -189,7 +189,7 @@ class AgentClient:
     def _cursors_of(self, run: str) -> dict[str, tuple[int, int]]:
         return {key: value for key, value in self.cursors.items() if key.startswith(f"{run}/")}
 
-    async def messages(self) -> AsyncIterator[Message | Malformed]:
+    async def messages(self) -> AsyncIterator[AgentMessage | Malformed]:
         """Everything the agent sends by itself, in order, over all reconnects, until ``close``."""
         self._consumed = True
         while (message := await self._backlog.get()) is not None:
@@ -320,7 +320,7 @@ class AgentClient:
                     future.set_exception(error)
                     future.exception()  # whoever waits gets it; a posted command may have nobody waiting
 
-    def _dispatch(self, message: Message) -> None:
+    def _dispatch(self, message: AgentMessage) -> None:
         if isinstance(message, Ack):
             waiting = self._pending.get(message.nonce)
             for future in waiting or ():

@@ -15,7 +15,7 @@ from uvcc_console.halt import machine
 from uvcc_console.halt.machine import PodEvidence
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.agent_protocol.agent_commands import Command, HaltCommand, SignalCommand
-from uvcc_engine.contract.agent_protocol.agent_messages import Ack, HaltStage, Message
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, AgentMessage, HaltStage
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import control
 from uvcc_engine.contract.run_files.records import Malformed
@@ -105,7 +105,7 @@ class Halter:
         self.ladder = None
         self._nonces.clear()
 
-    def message(self, pod: str, told: Message | Malformed) -> None:
+    def message(self, pod: str, told: AgentMessage | Malformed) -> None:
         """Something an agent said by itself."""
         if self.ladder is None or not isinstance(told, HaltStage) or not self._concerns(told):
             return

@@ -41,7 +41,7 @@ from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import LeaseCommand
-from uvcc_engine.contract.agent_protocol.agent_messages import Message
+from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -62,7 +62,7 @@ class Channels:
     def __init__(self, run_dir: Path, holder: str) -> None:
         self.clients: dict[str, AgentClient] = {}
         self.on_link: Callable[[str, bool], None] = lambda pod, up: None
-        self.on_message: Callable[[str, Message | Malformed], None] = lambda pod, message: None
+        self.on_message: Callable[[str, AgentMessage | Malformed], None] = lambda pod, message: None
         self._run_dir = run_dir
         self._holder = holder
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
-from uvcc_console.core.rungs import Rung
+from uvcc_console.core.rungs import HaltRung
 from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.job.link_spec import LinkKind
@@ -215,7 +215,7 @@ class HaltPart(Strict):
 
     lease: Seconds = 60.0
     patience: Seconds = 10.0
-    auto: list[Rung] = ["hold", "halt", "term"]
+    auto: list[HaltRung] = ["hold", "halt", "term"]
 
 
 class ConsentPart(Strict):

@@ -34,7 +34,7 @@ _ROBUST: Final = (
     "workers that failed",
 )
 _MOST_NUMBERED: Final = 1000  # bars of a schedule that bear the number of their microbatch; more could not be read
-Rows = Sequence[Sequence[Any]]
+FigureRows = Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Drawing:
     name: str
     title: str
     columns: Sequence[str]
-    rows: Rows
-    draw: Callable[[Axes, Rows], None]
+    rows: FigureRows
+    draw: Callable[[Axes, FigureRows], None]
     missing: str = ""
     height: float = 4.2
 
@@ -84,7 +84,7 @@ def write_figures(run_dir: Path, out: Path | None = None, record: RunRecord | No
     return done
 
 
-def _table(path: Path, columns: Sequence[str], rows: Rows) -> Path:
+def _table(path: Path, columns: Sequence[str], rows: FigureRows) -> Path:
     with path.open("w", newline="") as file:
         out = csv.writer(file)
         out.writerow(columns)
@@ -137,7 +137,7 @@ def _init_cdf(record: RunRecord) -> Drawing:
         seconds = sorted(i.seconds for i in inits if i.group == group)
         rows += [(group, s, (i + 1) / len(seconds)) for i, s in enumerate(seconds)]
 
-    def draw(axes: Axes, rows: Rows) -> None:
+    def draw(axes: Axes, rows: FigureRows) -> None:
         for group in metrics.GROUPS:
             line = [(s, share) for g, s, share in rows if g == group]
             if line:
@@ -154,7 +154,7 @@ def _init_cdf(record: RunRecord) -> Drawing:
 def _bars(name: str, title: str, counted: Mapping[str, int], *, keep_zero: bool = False) -> Drawing:
     rows = [(k, v) for k, v in counted.items() if v or keep_zero]
 
-    def draw(axes: Axes, rows: Rows) -> None:
+    def draw(axes: Axes, rows: FigureRows) -> None:
         bars = axes.barh([str(r[0]) for r in rows], [float(r[1]) for r in rows], color=_COLOURS["F"])
         axes.bar_label(bars, padding=3, fmt="%d")
         axes.margins(x=0.12)
@@ -171,7 +171,7 @@ def _errors(record: RunRecord) -> Drawing:
     types = (metrics.TIMEOUT, metrics.ABORT, metrics.RETRANSMIT, metrics.REJECTED)
     rows = [(g, t, found.get((g, t), 0)) for g in groups for t in types]
 
-    def draw(axes: Axes, rows: Rows) -> None:
+    def draw(axes: Axes, rows: FigureRows) -> None:
         base = [0.0] * len(groups)
         for t in types:
             heights = [float(next(n for g, u, n in rows if (g, u) == (group, t))) for group in groups]
@@ -191,10 +191,10 @@ def _maps(record: RunRecord) -> list[Drawing]:
     ready = [(s, t, n, expected) for (s, t), (n, expected, _) in cells.items()]
     latency = [(s, t, p50) for (s, t), (_, _, p50) in cells.items() if p50 is not None]
 
-    def draw_ready(axes: Axes, rows: Rows) -> None:
+    def draw_ready(axes: Axes, rows: FigureRows) -> None:
         _heat(axes, [(s, t, n / e, f"{n}/{e}") for s, t, n, e in rows], "share ready", 1.0)
 
-    def draw_latency(axes: Axes, rows: Rows) -> None:
+    def draw_latency(axes: Axes, rows: FigureRows) -> None:
         _heat(axes, [(s, t, p, f"{p:.2f} s") for s, t, p in rows], "p50, seconds", max(r[2] for r in rows) or 1.0)
 
     why = "no worker reported a data-parallel group (dp_ready, group_ready)"
@@ -238,7 +238,7 @@ def _gantt(record: RunRecord) -> Drawing:
     ticks = metrics.schedule(record)
     rows = [(t.coord, t.step, t.phase, t.microbatch, t.start, t.end) for t in ticks]
 
-    def draw(axes: Axes, rows: Rows) -> None:
+    def draw(axes: Axes, rows: FigureRows) -> None:
         from matplotlib.collections import PolyCollection
 
         by_lane: dict[str, list[Sequence[Any]]] = {}
@@ -289,7 +289,7 @@ def _lines(record: RunRecord, name: str, title: str) -> Drawing:
     if not any(r[2] for r in rows):
         rows = []
 
-    def draw(axes: Axes, rows: Rows) -> None:
+    def draw(axes: Axes, rows: FigureRows) -> None:
         for coord in sorted({r[0] for r in rows}):
             line = [(x, y) for c, x, y in rows if c == coord]
             axes.plot(*zip(*line, strict=True), label=coord, lw=1.2, marker="." if len(line) < 30 else "")

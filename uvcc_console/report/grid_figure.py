@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS: Final = ("coord", "party", "replica", "stage", "tensor", "started", "groups_ready")
-Row = tuple[str, int, int, int, int, int, str]
+GridRow = tuple[str, int, int, int, int, int, str]
 _PARTY: Final = ("#4477aa", "#ee6677", "#228833")
 _GROUP: Final = {"tp": "#1b9e77", "pp": "#d95f02", "dp": "#7570b3"}
 # the parties of one place stand aslant, so that no line of one passes through another; ranks stand below each other
@@ -26,7 +26,7 @@ _WIDE, _LOW, _APART = 0.2, 0.12, 0.42
 _INNER: Final = _WIDE * (PARTIES - 1)
 
 
-def rows(record: RunRecord) -> list[Row]:
+def rows(record: RunRecord) -> list[GridRow]:
     """Every place of the grid, with what is known of its worker; none for a run whose workers told nothing."""
     size = record.size
     started = {str(c) for e in record.of(ev.WorkerProcess) if (c := parse(e.coord)) is not None}

@@ -26,7 +26,7 @@ from uvcc_engine.contract.parsing.outside import without_nan
 from uvcc_engine.transcript.formats import reading
 
 NAME: Final = "recording.jsonl"
-Places = dict[re.Pattern[str], str]
+CastPlaces = dict[re.Pattern[str], str]
 _LARGEST: Final = 512 * reading.MIB
 _LONGEST: Final = 8 * reading.MIB
 _PAGE: Final = 2000
@@ -40,7 +40,7 @@ def recording(record: RunRecord) -> bytes:
     return "".join(f"{line}\n" for line in checked(NAME, _lines(record.events, places))).encode()
 
 
-def _lines(events: Iterable[ev.Event], places: Places) -> Iterator[str]:
+def _lines(events: Iterable[ev.Event], places: CastPlaces) -> Iterator[str]:
     for event in events:
         if event.kind not in _LEFT_OUT:
             data = _moved(without_secrets(ev.to_json(event)), places)
@@ -48,7 +48,7 @@ def _lines(events: Iterable[ev.Event], places: Places) -> Iterator[str]:
             yield json.dumps(without_nan(row), sort_keys=True, separators=(",", ":"), default=str)
 
 
-def _moved(value: Any, places: Places) -> Any:
+def _moved(value: Any, places: CastPlaces) -> Any:
     """``value`` with other names for these folders."""
     if isinstance(value, str):
         for place, name in places.items():

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import reserved
-from uvcc_engine.contract.agent_protocol.agent_messages import Dropped, Lines, Message, Rewind, Telemetry, WorkerChange
+from uvcc_engine.contract.agent_protocol.agent_messages import (
+    AgentMessage,
+    Dropped,
+    Lines,
+    Rewind,
+    Telemetry,
+    WorkerChange,
+)
 from uvcc_engine.contract.parsing.outside import STEPS, record, said, tidy, whole
 from uvcc_engine.contract.run_files import files, records
 from uvcc_engine.contract.run_files.records import Malformed
@@ -63,7 +70,7 @@ class Decoder:
         self._telemetry_at = float("-inf")
         self._bad: dict[str, tuple[int, str]] = {}
 
-    def events(self, message: Message | Malformed) -> list[ev.Event]:
+    def events(self, message: AgentMessage | Malformed) -> list[ev.Event]:
         """What a message means for the journal; nothing for acknowledgements and other runs' lines."""
         self._bad = {}
         found = self._translated(message)
@@ -71,7 +78,7 @@ class Decoder:
             ev.LinesMalformed(where=self.pod, count=n, src=src, sample=line) for src, (n, line) in self._bad.items()
         ]
 
-    def _translated(self, message: Message | Malformed) -> list[ev.Event]:
+    def _translated(self, message: AgentMessage | Malformed) -> list[ev.Event]:
         match message:
             case Malformed():
                 return [ev.LinesMalformed(where=self.pod, count=message.n, src="agent", sample=message.why)]

@@ -11,7 +11,7 @@ from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_engine.contract.agent_protocol.agent_messages import Ack, Message, Telemetry, Unknown
+from uvcc_engine.contract.agent_protocol.agent_messages import Ack, AgentMessage, Telemetry, Unknown
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
@@ -56,7 +56,7 @@ async def run(bus: Bus, member: Member) -> None:
         tally.close()
 
 
-def _translated(member: Member, message: Message | Malformed) -> list[ev.Event]:
+def _translated(member: Member, message: AgentMessage | Malformed) -> list[ev.Event]:
     if isinstance(message, Malformed):
         return [ev.LinesMalformed(where=member.name, count=message.n, src="agent", sample=message.why)]
     if isinstance(message, Ack | Unknown):
@@ -98,7 +98,7 @@ class Tally:
                 rest.append(event)
         return rest
 
-    def failed(self, message: Message | Malformed, error: Exception) -> None:
+    def failed(self, message: AgentMessage | Malformed, error: Exception) -> None:
         """A message that the translation itself could not take."""
         op = type(message).__name__
         self._count(op, 1, f"{type(error).__name__}: {error}"[:500])

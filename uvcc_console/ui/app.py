@@ -17,13 +17,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.ui.actions.commands import Commands, tell
 from uvcc_console.ui.actions.forwarding import forward
 from uvcc_console.ui.actions.layouts import given, taken
-from uvcc_console.ui.actions.notices import Way, ways
+from uvcc_console.ui.actions.notices import NoticeWay, ways
 from uvcc_console.ui.actions.notify import Notifier, operators_program
 from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.app_base import ascii_wanted, own
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.feed.kept_layout import ScreenLayout, keep, load
-from uvcc_console.ui.feed.source import Clock, JournalWriter, ReplaySource, SnapshotSource, open_source
+from uvcc_console.ui.feed.source import JournalWriter, ReplaySource, SnapshotSource, WallTime, open_source
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.urgent import soon
 from uvcc_console.ui.judging.rechecks import Rechecks
@@ -84,7 +84,7 @@ class UvccApp(RunConsole):
                 message = "\n".join(filter(None, (message, f"the layout is not kept: {e}")))
         super().exit(result, return_code, message)
 
-    def _notices(self) -> Way | None:
+    def _notices(self) -> NoticeWay | None:
         """Where notices go beside the screen; settings that cannot be read are told, and leave the console alone."""
         try:
             return ways(operators_program(), self._to_terminal, lambda text: soon(self.loop, self.say, text, "warning"))
@@ -262,7 +262,7 @@ class UvccApp(RunConsole):
 
 
 def open_app(
-    run_dir: Path, *, replay: bool = False, clock: Clock = time.time, budget_s: float = 0.03, **options: Any
+    run_dir: Path, *, replay: bool = False, clock: WallTime = time.time, budget_s: float = 0.03, **options: Any
 ) -> UvccApp:
     """The app over a run's journal. Raises UnreadableError when there is none."""
     source, writer = open_source(run_dir, replay=replay, clock=clock, budget_s=budget_s)

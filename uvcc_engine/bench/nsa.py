@@ -170,7 +170,7 @@ def peers(device: torch.device, runs: int, say: Callable[[str], None]) -> list[R
     sparse, found = Sparse(WIDE, s, device, x.q.dtype), []
     for name, peer in there.items():
 
-        def run(y: Inputs, peer: nsa_peers.Peer = peer) -> Tensor:
+        def run(y: Inputs, peer: nsa_peers.AttentionPeer = peer) -> Tensor:
             return peer(y.q, y.k[1], y.v[1])
 
         for kind, measure in (("fwd", _forward), ("bwd", _backward)):

@@ -31,7 +31,7 @@ from uvcc_engine.contract.machine.calibration import BenchBar
 from uvcc_engine.parallel.pipeline import UPDATE
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
 
-Stage = Sequence[Mapping[str, Any]]  # a stage's ticks: phase, start and end in seconds
+BenchPart = Sequence[Mapping[str, Any]]  # a stage's ticks: phase, start and end in seconds
 DP_BAR_S: Final = 2.0
 PP_BAR_S: Final = 1.0
 BUBBLE_BAR: Final = 0.15
@@ -109,7 +109,7 @@ def busy(ticks: Iterable[Mapping[str, Any]]) -> float:
     return float(sum(t["end"] - t["start"] for t in ticks if t["phase"] != UPDATE))
 
 
-def bubble(stages: Sequence[Stage], among: Sequence[Stage] = ()) -> float:
+def bubble(stages: Sequence[BenchPart], among: Sequence[BenchPart] = ()) -> float:
     """The share of stages x time in which no microbatch was worked on; the update after the last one is not counted.
 
     The time is from the first to the last tick of these stages, or of all that they are ``among``.

@@ -14,7 +14,7 @@ from uvcc_engine.data.csv_table import CsvTable, is_missing
 from uvcc_engine.data.schema import COUNT, ONE_HOT, REAL, Schema, SchemaColumn, Statistics, class_word
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels
 
-Mask = NDArray[np.bool_]
+RowMask = NDArray[np.bool_]
 CLIP_AT: Final = (0.01, 0.99)
 MOST_COUNTED: Final = 1000
 """The largest count that fixed point takes; rates are cut at e^4."""
@@ -59,7 +59,7 @@ def prepare(table: CsvTable, schema: Schema) -> Prepared:
     return Prepared(Dataset(x[~test], y[~test], x[test], y[test], schema.outputs), fitted)
 
 
-def whole_rows(table: CsvTable, schema: Schema) -> Mask:
+def whole_rows(table: CsvTable, schema: Schema) -> RowMask:
     """Which rows have a value wherever the schema drops those that have none."""
     kept = complete_rows(table, schema)
     if not kept.any():
@@ -67,7 +67,7 @@ def whole_rows(table: CsvTable, schema: Schema) -> Mask:
     return kept
 
 
-def complete_rows(table: CsvTable, schema: Schema) -> Mask:
+def complete_rows(table: CsvTable, schema: Schema) -> RowMask:
     """As :func:`whole_rows`, of a part of a table, in which there may be none."""
     kept = np.ones(len(table), dtype=np.bool_)
     for column in schema.used:
@@ -135,7 +135,7 @@ def class_numbers(table: CsvTable, schema: Schema) -> Ints:
     return found
 
 
-def held_out(table: CsvTable, schema: Schema) -> Mask:
+def held_out(table: CsvTable, schema: Schema) -> RowMask:
     """Which rows are for the test: a hash of the row's id, or of its number, so that a row stays on its side."""
     ids = table.column(schema.by) if schema.by else [str(table.first + row) for row in range(len(table))]
     return np.array([_draw(schema.seed, one) < schema.test for one in ids], dtype=np.bool_)
@@ -215,7 +215,7 @@ def categories(table: CsvTable, column: SchemaColumn) -> Ints:
     return found
 
 
-def _fit(table: CsvTable, column: SchemaColumn, train: Mask) -> Statistics:
+def _fit(table: CsvTable, column: SchemaColumn, train: RowMask) -> Statistics:
     if column.kind == ONE_HOT:
         seen = categories(table, column)[train]
         counts = np.bincount(seen[seen >= 0], minlength=len(column.values))

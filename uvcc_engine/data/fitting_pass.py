@@ -16,7 +16,7 @@ from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import (
     CLIP_AT,
     LEAST_SPREAD,
-    Mask,
+    RowMask,
     categories,
     check_columns,
     class_numbers,
@@ -88,7 +88,7 @@ class _Column:
     sample: _Sample = field(default_factory=_Sample)
     counts: Floats = field(default_factory=lambda: np.zeros(0))
 
-    def add(self, table: CsvTable, train: Mask) -> None:
+    def add(self, table: CsvTable, train: RowMask) -> None:
         if self.column.kind == ONE_HOT:
             seen = categories(table, self.column)[train]
             found = np.bincount(seen[seen >= 0], minlength=len(self.column.values)).astype(np.float64)

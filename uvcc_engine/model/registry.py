@@ -36,7 +36,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.data.sets import Floats, public_stream
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, check_writable
-from uvcc_engine.model.shapes import Shape
+from uvcc_engine.model.shapes import WeightShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +131,7 @@ class LayerType(Generic[S]):
     """The frozen dataclass that describes one such layer. Its fields are numbers, words, other such dataclasses, specs
     and tuples of these: what ``spec_json`` can write."""
 
-    output_shape: Callable[[S, Shape], Shape]
+    output_shape: Callable[[S, WeightShape], WeightShape]
     """(lines, features) of one row of data behind the layer, from those before it. Raises ConfigError naming the field
     or size that does not fit; every spec that was read from JSON comes by here before it is used."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
 
-Shape = tuple[int, int]
+WeightShape = tuple[int, int]
 """What one row of data is between two layers: (lines, features).
 
 A table or an image is one line, pixels lying flat; a text is one line per position, once it is embedded.
@@ -28,7 +28,7 @@ class Image:
         return self.channels * self.height * self.width
 
 
-def check_features(spec: object, shape: Shape, features: int) -> None:
+def check_features(spec: object, shape: WeightShape, features: int) -> None:
     """Refuse (ConfigError) a shape whose lines have another number of features than ``features``."""
     if shape[1] != features:
         raise ConfigError(

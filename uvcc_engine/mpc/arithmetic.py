@@ -102,7 +102,7 @@ def zero_share(rt: Runtime, shape: Sequence[int]) -> Tensor:
     return draws.ring(rt.next, *shape) - draws.ring(rt.party, *shape)
 
 
-Local = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+LocalPart = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 def terms(role: Roles | None, x: Share) -> list[Tensor]:
@@ -174,7 +174,7 @@ def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, deal
     return product
 
 
-def matmul_local(rt: Runtime, x: Share) -> Local:
+def matmul_local(rt: Runtime, x: Share) -> LocalPart:
     """The matrix products of one party's factors, added up."""
     rows = x.shape[0] if x.first.dim() == 2 else 0
     return lambda xs, ys: rt.kernels.right_factor(ys, rows)(xs)
@@ -209,13 +209,13 @@ def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer:
 
 
 def form_protocol(
-    rt: Runtime, x: Share, y: Share, local: Local, form: str, *, scale: float = 1.0, dealer: int = DEALER
+    rt: Runtime, x: Share, y: Share, local: LocalPart, form: str, *, scale: float = 1.0, dealer: int = DEALER
 ) -> MpcProtocol[Share]:
     """A product by what every party computes of its factors (``local``) and what that is (``form``: claim_ledger)."""
     return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form))
 
 
-def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> Local:
+def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> LocalPart:
     """The sum of ``local`` over the pairs of factors."""
 
     def total(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
@@ -235,7 +235,7 @@ def _product_protocol(
     rt: Runtime,
     x: Share,
     y: Share,
-    local: Local,
+    local: LocalPart,
     scale: float,
     dealer: int,
     opened: Opened | None = None,
@@ -273,7 +273,7 @@ def _proved_protocol(
 
 
 def additive_product(
-    rt: Runtime, x: Share, y: Share, local: Local, scale: float, dealer: int, form: str = ""
+    rt: Runtime, x: Share, y: Share, local: LocalPart, scale: float, dealer: int, form: str = ""
 ) -> tuple[Tensor, int]:
     """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.carry import Tree, and_level_protocol, carry_protocol, tree
+from uvcc_engine.mpc.carry import CarryTree, and_level_protocol, carry_protocol, tree
 from uvcc_engine.mpc.chunking import chunk_slices
 from uvcc_engine.mpc.layout import level
 from uvcc_engine.mpc.roles import known, online_part, roles
@@ -22,10 +22,10 @@ from uvcc_engine.transcript.formats import kinds
 
 DEALER = 2
 DIGIT = 3  # 21 digits of 3 bits make the 63 bits below the sign
-QUICK: Tree = tree(((5, 1), (4, 4)), ((5, 1),))
-SPARING: Tree = tree(((3, 1), (3, 6)), ((3, 1), (4, 1)), ((2, 1),))
-HALF: Tree = tree(((3, 1), (3, 2), (2, 1)), ((4, 1),))  # 11 digits for the 31 bits below the sign of the reduced ring
-WIDE: Tree = tree(((9, 1),))  # 9 digits of 7 bits, merged at once
+QUICK: CarryTree = tree(((5, 1), (4, 4)), ((5, 1),))
+SPARING: CarryTree = tree(((3, 1), (3, 6)), ((3, 1), (4, 1)), ((2, 1),))
+HALF: CarryTree = tree(((3, 1), (3, 2), (2, 1)), ((4, 1),))  # 11 digits: 31 bits below the sign of the reduced ring
+WIDE: CarryTree = tree(((9, 1),))  # 9 digits of 7 bits, merged at once
 WIDE_DIGIT = 7
 WIDE_UP_TO = 1 << 14  # elements for which a round matters more than 190 bytes each
 BULK = 1 << 15  # elements from which bytes matter more than a round

@@ -50,11 +50,11 @@ class GroupBatch:
         return len(self.plan.products) * self.groups
 
 
-Tree = tuple[tuple[GroupBatch, ...], ...]
+CarryTree = tuple[tuple[GroupBatch, ...], ...]
 
 
 @lru_cache(maxsize=64)
-def tree(*fans: tuple[tuple[int, int], ...]) -> Tree:
+def tree(*fans: tuple[tuple[int, int], ...]) -> CarryTree:
     """Merging steps from (group size, groups) pairs per level, lowest digits first.
 
     The first group of a level never receives a carry, so nobody asks whether it passes one on.
@@ -80,7 +80,7 @@ def carry_protocol(
     rt: Runtime,
     dealer: int,
     k: int,
-    steps: Tree,
+    steps: CarryTree,
     words: int,
     u: Tensor | None,
     v: Callable[[], Tensor],

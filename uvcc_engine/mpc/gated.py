@@ -16,7 +16,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.arithmetic import (
     DEALER,
-    Local,
+    LocalPart,
     additive_product,
     bilinear,
     form_protocol,
@@ -52,7 +52,7 @@ def product_gated_protocol(
 
 
 def _gated_protocol(
-    rt: Runtime, x: Share, y: Share, bit: Share, local: Local, scale: float, dealer: int, form: str = ""
+    rt: Runtime, x: Share, y: Share, bit: Share, local: LocalPart, scale: float, dealer: int, form: str = ""
 ) -> MpcProtocol[Share]:
     if bit.f:
         raise ConfigError(f"a gate at f={bit.f}", "give bits: integers, f = 0")

@@ -43,7 +43,7 @@ from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 
 _PATIENCE_S: Final = 3600.0
-Records = Mapping[Key, bytes]
+LeafRecords = Mapping[Key, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def program(
         yield [n.records for n in notes]
 
 
-def recorded(folder: Path, epoch: int) -> tuple[Records, bool]:
+def recorded(folder: Path, epoch: int) -> tuple[LeafRecords, bool]:
     """What a worker's transcript holds of an epoch, and whether it was finalised. Raises UnreadableError."""
     for file, block in leaf_file.blocks(folder / leaf_file.LEAVES):
         if block.epoch == epoch:
@@ -175,12 +175,12 @@ def recorded(folder: Path, epoch: int) -> tuple[Records, bool]:
     return _by_key(open_records(folder, epoch)), False
 
 
-def _by_key(records: Iterator[bytes]) -> Records:
+def _by_key(records: Iterator[bytes]) -> LeafRecords:
     leaves = ((Leaf.unpack(r), r) for r in records)
     return {leaf.key: r for leaf, r in leaves if leaf.kind in WIRE_KINDS}
 
 
-def first_deviation(program: Sequence[bytes], found: Records, *, whole: bool) -> Leaf | None:
+def first_deviation(program: Sequence[bytes], found: LeafRecords, *, whole: bool) -> Leaf | None:
     """The first message, in the order of the program, that a party recorded differently from the replay.
 
     In an epoch that was cut short (``whole`` is False) what is missing was not reached.
@@ -195,7 +195,7 @@ def first_deviation(program: Sequence[bytes], found: Records, *, whole: bool) ->
     return None if extra is None else Leaf.unpack(found[extra])
 
 
-def judge(epoch: int, program: Sequence[Sequence[bytes]], found: Sequence[tuple[Records, bool]]) -> Audit | None:
+def judge(epoch: int, program: Sequence[Sequence[bytes]], found: Sequence[tuple[LeafRecords, bool]]) -> Audit | None:
     """Who strayed in an epoch, or None.
 
     A party that first *sent* something else is at fault; one that first received something else is not. Where all was
@@ -274,7 +274,7 @@ def _of_fleet(policy: Policy, seeds: Mapping[Coord, Seeds], folders: Mapping[Coo
 
 
 def judge_fleet(
-    epoch: int, program: Mapping[Coord, Timed], found: Mapping[Coord, tuple[Records, bool]]
+    epoch: int, program: Mapping[Coord, Timed], found: Mapping[Coord, tuple[LeafRecords, bool]]
 ) -> Audit | None:
     """:func:`judge` over all workers: of each party the first difference counts, in the order of the replay's clock."""
     first: dict[int, tuple[Coord, Leaf]] = {}

@@ -28,7 +28,7 @@ from uvcc_engine.relay.relay_records import MAX_BODY, MAX_NAME, Records
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+AsgiSend = Callable[[dict[str, Any]], Awaitable[None]]
 _MAX_WAIT_S: Final = 60.0
 _MAX_TAKE: Final = 16 << 20  # bytes of one answer, if they are of more than one message
 _MAX_JSON: Final = 24 << 20
@@ -150,7 +150,7 @@ class RelayApp:
             ]
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: AsgiSend) -> None:
         if scope["type"] != "http" or scope["path"] != binary.PATH:
             await self._routes(scope, receive, send)  # type: ignore[arg-type]
             return
@@ -299,7 +299,7 @@ def _refusal(status: int, error: str) -> Response:
 
 
 async def _respond(
-    send: Send, status: int, content_type: bytes, pieces: Sequence[binary.Buffer], *, ends: bool = False
+    send: AsgiSend, status: int, content_type: bytes, pieces: Sequence[binary.Buffer], *, ends: bool = False
 ) -> None:
     body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]

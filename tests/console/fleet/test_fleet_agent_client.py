@@ -14,7 +14,7 @@ from uvcc_console.fleet import backlog
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.agent_protocol.agent_commands import HaltCommand, LaunchCommand, ProbeCommand, WatchCommand
-from uvcc_engine.contract.agent_protocol.agent_messages import Lines, Message, Telemetry, WorkerChange
+from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage, Lines, Telemetry, WorkerChange
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -34,7 +34,7 @@ async def client_of(ssh_fake, link_to, agent_fake: AgentFake) -> AsyncIterator[C
         await client.close()
 
 
-def _lines(message: Message | Malformed) -> list[str]:
+def _lines(message: AgentMessage | Malformed) -> list[str]:
     return list(message.lines) if isinstance(message, Lines) else []
 
 

@@ -22,9 +22,9 @@ from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.migration import private_migration
 from uvcc_engine.contract.agent_protocol.agent_messages import (
     Ack,
+    AgentMessage,
     Dropped,
     Lines,
-    Message,
     Rewind,
     Telemetry,
     WorkerChange,
@@ -44,7 +44,7 @@ def decoder() -> Decoder:
 
 async def test_a_pods_vital_signs_are_journalled_every_half_minute(tmp_path: Path) -> None:
     class Channel:
-        async def messages(self) -> AsyncIterator[Message | Malformed]:
+        async def messages(self) -> AsyncIterator[AgentMessage | Malformed]:
             for ts in (100.0, 102.0, 129.0, 131.0):
                 yield Telemetry(ts=ts, cpu=0.5, mem_mib=900.0, disk_free_mib=4000.0)
 

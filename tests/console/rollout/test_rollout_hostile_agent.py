@@ -18,7 +18,7 @@ from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Decoder
-from uvcc_engine.contract.agent_protocol.agent_messages import Lines, Message, Unknown, parse, to_json
+from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage, Lines, Unknown, parse, to_json
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -30,16 +30,16 @@ def lines(src: str, *rows: str, off: int = 10, ino: int = 5) -> Lines:
     return Lines(run=RUN, src=src, ino=ino, off=off, lines=list(rows))
 
 
-def wired(m: dict[str, Any]) -> Message | Malformed:
+def wired(m: dict[str, Any]) -> AgentMessage | Malformed:
     """As it comes off the wire."""
     return parse(json.dumps(m))
 
 
-def process(**fields: Any) -> Message | Malformed:
+def process(**fields: Any) -> AgentMessage | Malformed:
     return wired({"op": "proc", "run": RUN, "coord": COORD, "state": "exited", "pid": 1} | fields)
 
 
-def vital(**fields: Any) -> Message | Malformed:
+def vital(**fields: Any) -> AgentMessage | Malformed:
     known = {"ts": 1.0, "cpu": 0.1, "mem_mib": 1, "disk_free_mib": 1, "gpus": []}
     return wired({"op": "telemetry", **known} | fields)
 
@@ -57,7 +57,7 @@ def event(name: str, fields: Any, **more: Any) -> Lines:
 
 
 ROOT = {"coord": COORD, "epoch": 3, "root": "ab", "pairs": {"p0r0s0t0": "cd"}}
-ODD: dict[str, Message | Malformed] = {
+ODD: dict[str, AgentMessage | Malformed] = {
     "a step that is null": beat(step=None),
     "a step in words": beat(step="12/100"),
     "a step of a bool": beat(step=True),
@@ -211,7 +211,7 @@ class Channel:
     def __init__(self, *messages: dict[str, Any] | Exception) -> None:
         self._messages = messages
 
-    async def messages(self) -> AsyncIterator[Message | Malformed]:
+    async def messages(self) -> AsyncIterator[AgentMessage | Malformed]:
         for m in self._messages:
             await asyncio.sleep(0)
             if isinstance(m, Exception):

@@ -43,7 +43,7 @@ from uvcc_engine.model.registry import (
     unregister,
 )
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 from uvcc_engine.model.spec_json import layer_from_json, layer_to_json
 from uvcc_engine.model.specs import (
     MODELS,
@@ -121,7 +121,7 @@ class ScalePart(Plain):
         return (yield from ops.mul_protocol(on.rt, grad, self.weights[0], dealer=self.dealers[0]))
 
 
-def _same_width(spec: Any, shape: Shape) -> Shape:
+def _same_width(spec: Any, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")
     check_features(spec, shape, spec.width)
     return shape

@@ -16,7 +16,7 @@ class Labelled(Protocol):
     def label(self) -> str: ...
 
 
-Offered = TypeVar("Offered", bound=Labelled)
+OfferedRow = TypeVar("OfferedRow", bound=Labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class OfferFilter:
 
 
 def sift(
-    offers: Iterable[Offered], tests: Iterable[tuple[str, Callable[[Offered], bool]]]
-) -> tuple[list[Offered], list[FunnelStep]]:
+    offers: Iterable[OfferedRow], tests: Iterable[tuple[str, Callable[[OfferedRow], bool]]]
+) -> tuple[list[OfferedRow], list[FunnelStep]]:
     """Offers that pass every test, and what each of these removed."""
     left = list(offers)
     funnel = [FunnelStep("offered", len(left), 0)]

@@ -19,7 +19,7 @@ from uvcc_console.rollout.stages.verify import collect, verification
 from uvcc_console.runs import domain
 from uvcc_engine.contract.errors import UvccError
 
-Stage = Callable[[Rollout], Awaitable[str]]
+RolloutStep = Callable[[Rollout], Awaitable[str]]
 
 
 async def _plan(ctx: Rollout) -> str:
@@ -81,7 +81,7 @@ async def _with_replacements(act: StageFunction, ctx: Rollout, resumed: bool) ->
             resumed = True
 
 
-def _idempotent(stage: Stage, ctx: Rollout) -> StageFunction:
+def _idempotent(stage: RolloutStep, ctx: Rollout) -> StageFunction:
     """A stage that does the same whether it is entered again or not."""
 
     async def act(resumed: bool) -> str:
@@ -90,7 +90,7 @@ def _idempotent(stage: Stage, ctx: Rollout) -> StageFunction:
     return act
 
 
-_STAGES: dict[str, Stage] = {
+_STAGES: dict[str, RolloutStep] = {
     "plan": _plan,
     "quote": provision.quote,
     "provision": provision.provision,

@@ -26,7 +26,7 @@ class Note:
     text: str
 
 
-Way = Callable[[Note], None]
+NoticeWay = Callable[[Note], None]
 
 
 def desktop(text: str) -> str:
@@ -34,7 +34,7 @@ def desktop(text: str) -> str:
     return f"\x1b]9;{clean(text, 200).replace(';', ',')}\x07"
 
 
-def post(url: str, failed: Say) -> Way:
+def post(url: str, failed: Say) -> NoticeWay:
     """Posts each notice as text, in a thread of its own, one after the other. Raises ConfigError for no web address."""
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise ConfigError(f"notify_url {clean(url, 80)!r} is no web address", "like https://ntfy.sh/your-topic")
@@ -56,9 +56,9 @@ def void(_: object) -> None:
     """What comes of it is not waited for."""
 
 
-def ways(program: Say | None, write: Say, failed: Say) -> Way | None:
+def ways(program: Say | None, write: Say, failed: Say) -> NoticeWay | None:
     """All ways that the operator's settings name, as one; None where there is none. Raises ConfigError."""
-    found: list[Way] = []
+    found: list[NoticeWay] = []
     if program is not None:
         found.append(lambda note: program(note.text))
     if url := settings.text("notify_url"):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from uvcc_console.core import settings
 from uvcc_console.core.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
-from uvcc_console.ui.actions.notices import Note, Way
+from uvcc_console.ui.actions.notices import Note, NoticeWay
 from uvcc_console.ui.judging.view import holding
 
 AGAIN_S = 60.0
@@ -41,7 +41,7 @@ def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
 class Notifier:
     """Remembers what was said. ``say`` shows a note; ``send`` hands it to the operator's own program."""
 
-    def __init__(self, say: Callable[[Note], None], send: Way | None = None) -> None:
+    def __init__(self, say: Callable[[Note], None], send: NoticeWay | None = None) -> None:
         self._say = say
         self._send = send
         self._state: Note | None = None

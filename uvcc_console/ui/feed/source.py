@@ -23,7 +23,7 @@ from uvcc_console.haltd import order_socket
 from uvcc_console.ui.feed.moments import moment
 from uvcc_console.ui.feed.tape import Tape
 
-Clock = Callable[[], float]
+WallTime = Callable[[], float]
 JOURNAL = "journal.sqlite"
 BATCH = 256
 BEHIND_S = 2.0  # from here on it is said, and ages are those of the picture
@@ -68,9 +68,9 @@ class JournalSource:
         self,
         path: Path,
         *,
-        clock: Clock = time.time,
+        clock: WallTime = time.time,
         budget_s: float = 0.03,
-        used: Clock = time.thread_time,
+        used: WallTime = time.thread_time,
     ) -> None:
         self._journal = Journal(path, readonly=True)
         self._clock = clock
@@ -121,7 +121,7 @@ class ReplaySource:
 
     KEYFRAME = 500
 
-    def __init__(self, path: Path, *, clock: Clock = time.time, speed: float = 1.0, budget_s: float = 0.03) -> None:
+    def __init__(self, path: Path, *, clock: WallTime = time.time, speed: float = 1.0, budget_s: float = 0.03) -> None:
         self._events = list(iter_events(path))
         self._times = [event.ts for _, event in self._events]
         for i in range(1, len(self._times)):  # several writers may be a few ms apart; replay needs one order
@@ -230,7 +230,7 @@ class ReplaySource:
 class JournalWriter:
     """Appends events from one thread, in the order they were asked for; the disk never blocks the keys."""
 
-    def __init__(self, path: Path, source: str, *, clock: Clock = time.time) -> None:
+    def __init__(self, path: Path, source: str, *, clock: WallTime = time.time) -> None:
         self._path = path
         self._source = source
         self._clock = clock
@@ -271,7 +271,7 @@ class JournalWriter:
 
 
 def open_source(
-    run_dir: Path, *, replay: bool, clock: Clock, budget_s: float
+    run_dir: Path, *, replay: bool, clock: WallTime, budget_s: float
 ) -> tuple[JournalSource | ReplaySource, JournalWriter | None]:
     """What to read and where to write for one run; a replay writes nothing. Raises UnreadableError."""
     path = run_dir / JOURNAL

@@ -21,7 +21,7 @@ from uvcc_console.ui.drawing.format import clock
 from uvcc_console.ui.drawing.paint import Line, spread
 from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.feed.home_model import Draft, RunSummary
-from uvcc_console.ui.feed.source import Clock
+from uvcc_console.ui.feed.source import WallTime
 from uvcc_console.ui.home import keeping
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.filters import Filter
@@ -112,7 +112,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
     def __init__(
         self,
         *,
-        now: Clock = time.time,
+        now: WallTime = time.time,
         look_s: float = LOOK_S,
         ascii_only: bool = False,
         utc: bool = False,

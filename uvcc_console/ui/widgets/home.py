@@ -16,7 +16,7 @@ from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.judging.view import View
-from uvcc_console.ui.widgets.list_panel import ListPanel, Row
+from uvcc_console.ui.widgets.list_panel import ListPanel, ListRow
 from uvcc_console.ui.widgets.panel import Panel
 
 
@@ -117,8 +117,8 @@ class RunsPanel(ListPanel):
         names = f"  {'':<15} {'run':<26} {'stage':<13} {'step':>9} {'loss':>8}"
         return [cut([(names + f"  {'spent':>8}  {'took':>9}  created", "muted")], width)] if self.runs else []
 
-    def rows(self, view: View, width: int) -> Sequence[Row]:
-        out: list[Row] = []
+    def rows(self, view: View, width: int) -> Sequence[ListRow]:
+        out: list[ListRow] = []
         for summary in self.runs:
             s = summary.snap
             word, role = status_word(run_view(summary, view))
@@ -197,9 +197,9 @@ class ProfilesPanel(ListPanel):
         super().__init__(id=id)
         self.profiles: list[tuple[str, str]] = []
 
-    def rows(self, view: View, width: int) -> Sequence[Row]:
+    def rows(self, view: View, width: int) -> Sequence[ListRow]:
         wide = max((len(name) for name, _ in self.profiles), default=0)
-        rows: list[Row] = []
+        rows: list[ListRow] = []
         for name, about in self.profiles:
             rows.append((name, [(fit(name, wide + 2), "title"), (clean(about), "muted")]))
         return rows

@@ -13,7 +13,7 @@ from uvcc_console.ui.drawing.paint import BLOCKS, Line, cut, width_of
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import Panel
 
-Row = tuple[str, Line]
+ListRow = tuple[str, Line]
 
 
 class ListPanel(Panel):
@@ -43,7 +43,7 @@ class ListPanel(Panel):
         super().__init__(id=id, classes=classes)
         self.current = ""
 
-    def rows(self, view: View, width: int) -> Sequence[Row]:
+    def rows(self, view: View, width: int) -> Sequence[ListRow]:
         """The rows in order."""
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from uvcc_console.ui.drawing.paint import clean, fit
 from uvcc_console.ui.judging.view import View
-from uvcc_console.ui.widgets.list_panel import ListPanel, Row
+from uvcc_console.ui.widgets.list_panel import ListPanel, ListRow
 
 
 def flat(value: object, path: str = "") -> Iterator[tuple[str, str]]:
@@ -50,9 +50,9 @@ class FieldsPanel(ListPanel):
         self.changed = frozenset(s.partition("=")[0].strip() for s in settings)
         self.wrong = error
 
-    def rows(self, view: View, width: int) -> Sequence[Row]:
+    def rows(self, view: View, width: int) -> Sequence[ListRow]:
         wide = max((len(key) for key in self.fields), default=0)
-        out: list[Row] = []
+        out: list[ListRow] = []
         for key, value in self.fields.items():
             bad = bool(self.wrong) and key in self.changed and key in self.wrong
             role = "bad" if bad else "accent bold" if key in self.changed else "text"

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from uvcc_engine.nsa.config import NSAConfig
 
-Peer = Callable[[Tensor, Tensor, Tensor], Tensor]
+AttentionPeer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [1, S, H, d], k and v [1, S, G, d] -> [1, S, H, d]."""
 
 
-def find(cfg: NSAConfig) -> tuple[dict[str, Peer], list[str]]:
+def find(cfg: NSAConfig) -> tuple[dict[str, AttentionPeer], list[str]]:
     """Name -> peer, and for each that is absent why."""
-    found: dict[str, Peer] = {}
+    found: dict[str, AttentionPeer] = {}
     absent: list[str] = []
     for name, module, make in (
         ("fla", "fla.ops.nsa.parallel", _fla),
@@ -36,7 +36,7 @@ def find(cfg: NSAConfig) -> tuple[dict[str, Peer], list[str]]:
     return found, absent
 
 
-def _fla(module: Any, cfg: NSAConfig) -> Peer:
+def _fla(module: Any, cfg: NSAConfig) -> AttentionPeer:
     """All three branches: mean-pooled blocks of l_sel tokens, top-n, window."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def _fla(module: Any, cfg: NSAConfig) -> Peer:
     return run
 
 
-def _xunhao_lai(module: Any, cfg: NSAConfig) -> Peer:
+def _xunhao_lai(module: Any, cfg: NSAConfig) -> AttentionPeer:
     """Compression with overlap and top-n, then the chosen blocks; it has no window kernel of its own."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

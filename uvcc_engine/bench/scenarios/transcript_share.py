@@ -30,7 +30,7 @@ JOBS: Final = {
 }
 _BATCH: Final = 128
 _LIMIT_S: Final = 150
-Round = list[dict[str, Any]]
+MeasuredRound = list[dict[str, Any]]
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def _links(kind: str, latency_s: float) -> Iterator[list[dict[str, Any]]]:
     yield [{"kind": kind, "listen": peers[str(p)], "peers": peers, **faults} for p in range(PARTIES)]
 
 
-def run_parties(model: str, link: str, latency_s: float, rounds: int) -> list[list[Round]]:
+def run_parties(model: str, link: str, latency_s: float, rounds: int) -> list[list[MeasuredRound]]:
     """By party and round: what the step without and the step with the transcript took. Raises UvccError."""
     with _links(link, latency_s) as links:
         config = {"model": model, "batch": _BATCH, "rounds": rounds, "links": links}

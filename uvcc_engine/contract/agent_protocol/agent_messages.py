@@ -126,10 +126,10 @@ class Unknown:
 
 Told = Lines | Rewind | Dropped | WorkerChange | HaltStage | Telemetry
 """What an agent says by itself."""
-Message = Told | Ack | Unknown
+AgentMessage = Told | Ack | Unknown
 
 
-def parse(line: bytes | str) -> Message | Malformed:
+def parse(line: bytes | str) -> AgentMessage | Malformed:
     """Read one line of an agent. Never raises."""
     found = record(line, LONGEST)
     op = found.get("op") if found is not None else None
@@ -235,7 +235,7 @@ def _telemetry(m: Mapping[str, Any]) -> Telemetry | None:
     return Telemetry(ts=at, cpu=cpu, mem_mib=mem, disk_free_mib=disk, gpus=gpus)
 
 
-_READERS: Final[dict[str, Callable[[Mapping[str, Any]], Message | None]]] = {
+_READERS: Final[dict[str, Callable[[Mapping[str, Any]], AgentMessage | None]]] = {
     wire.ACK: _ack,
     wire.LINES: _lines,
     wire.REWIND: _rewind,

@@ -15,7 +15,7 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
-Metric = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
+MetricName = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
 Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
 Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
@@ -23,7 +23,7 @@ Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
 Task = Literal["train", "infer"]
 Device = Literal["auto", "cpu", "cuda"]
 Rounds = Literal["few", "sparing"]
-METRICS: Final[tuple[str, ...]] = get_args(Metric)
+METRICS: Final[tuple[str, ...]] = get_args(MetricName)
 REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)

@@ -15,7 +15,7 @@ from uvcc_engine.model import ops
 from uvcc_engine.model.parts import Local, StagePart
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 from uvcc_engine.model.tensor_parallel import COLUMNS, PartContext, PlaceContext, Placed, TensorParallel, bounds
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class AttentionLayer(Layer):
         return self._lay([dq, dk, dv])
 
 
-def _output_shape(spec: Attention, shape: Shape) -> Shape:
+def _output_shape(spec: Attention, shape: WeightShape) -> WeightShape:
     check_positive(spec, "positions", "width", "heads")
     if spec.width % spec.heads or shape[0] % spec.positions:
         raise ConfigError(

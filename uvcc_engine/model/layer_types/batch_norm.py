@@ -19,7 +19,7 @@ from uvcc_engine.model.registry import (
     register,
 )
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Image, Shape, check_features, check_image
+from uvcc_engine.model.shapes import Image, WeightShape, check_features, check_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,7 +117,7 @@ class BatchNormLayer(Layer):
         return ops.cat([gain.reshape(1, -1), still, bias.reshape(1, -1)])
 
 
-def _output_shape(spec: BatchNorm, shape: Shape) -> Shape:
+def _output_shape(spec: BatchNorm, shape: WeightShape) -> WeightShape:
     check_image(spec.image)
     check_features(spec, shape, spec.image.size)
     return shape

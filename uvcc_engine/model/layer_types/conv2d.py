@@ -18,7 +18,7 @@ from uvcc_engine.model.registry import (
     register,
 )
 from uvcc_engine.model.secret_layer import ProductLayer
-from uvcc_engine.model.shapes import Image, Shape, check_features, check_image, check_positive
+from uvcc_engine.model.shapes import Image, WeightShape, check_features, check_image, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class ConvLayer(ProductLayer):
         return (yield from ops.matmul_protocol(rt, self._seen.T, last, scale=scale))
 
 
-def _output_shape(spec: Conv2d, shape: Shape) -> Shape:
+def _output_shape(spec: Conv2d, shape: WeightShape) -> WeightShape:
     check_image(spec.image)
     check_positive(spec, "channels", "kernel", "stride")
     if spec.padding < 0 or spec.kernel > min(spec.image.height, spec.image.width) + 2 * spec.padding:

@@ -23,7 +23,7 @@ from uvcc_engine.model.registry import (
     register,
 )
 from uvcc_engine.model.secret_layer import ProductLayer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 from uvcc_engine.model.tensor_parallel import (
     COLUMNS,
     HEADS,
@@ -152,7 +152,7 @@ class RowDense(Plain):
         return (yield from ops.matmul_protocol(on.rt, whole, self.weights[0].index(inputs).T, dealer=self.dealers[0]))
 
 
-def _output_shape(spec: Dense, shape: Shape) -> Shape:
+def _output_shape(spec: Dense, shape: WeightShape) -> WeightShape:
     check_positive(spec, "inputs", "outputs")
     check_features(spec, shape, spec.inputs)
     return shape[0], spec.outputs

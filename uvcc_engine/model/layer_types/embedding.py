@@ -20,7 +20,7 @@ from uvcc_engine.model.registry import (
     register,
 )
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel, bounds
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class LookUp(Plain):
         yield  # a generator like its siblings
 
 
-def _output_shape(spec: Embedding, shape: Shape) -> Shape:
+def _output_shape(spec: Embedding, shape: WeightShape) -> WeightShape:
     check_positive(spec, "vocabulary", "positions", "width")
     check_features(spec, shape, spec.positions * spec.vocabulary)
     return shape[0] * spec.positions, spec.width

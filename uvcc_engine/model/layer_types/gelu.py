@@ -9,7 +9,7 @@ from uvcc_engine.model import ops
 from uvcc_engine.model.parts import keeps_layout
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ class GeluLayer(Layer):
         return (yield from ops.mul_protocol(rt, grad, self._slope))
 
 
-def _output_shape(spec: Gelu, shape: Shape) -> Shape:
+def _output_shape(spec: Gelu, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")
     check_features(spec, shape, spec.width)
     return shape

@@ -20,7 +20,7 @@ from uvcc_engine.model.registry import (
     register,
 )
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 from uvcc_engine.model.tensor_parallel import PartContext, TensorParallel
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _column_sums(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
     return ops.torch.stack([(a * b).sum(0) for a, b in pairs]).sum(0)
 
 
-def _output_shape(spec: LayerNorm, shape: Shape) -> Shape:
+def _output_shape(spec: LayerNorm, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")
     check_features(spec, shape, spec.width)
     return shape

@@ -10,7 +10,7 @@ from uvcc_engine.model import ops
 from uvcc_engine.model.parts import keeps_layout
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class LeakyReluLayer(Layer):
         return (yield from ops.mul_protocol(rt, grad, self._factor))
 
 
-def _output_shape(spec: LeakyRelu, shape: Shape) -> Shape:
+def _output_shape(spec: LeakyRelu, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")
     if not 0.0 <= spec.slope < 1.0:
         raise ConfigError(f"LeakyRelu.slope is {spec.slope:g}", "give a slope in [0, 1), like 0.01")

@@ -9,7 +9,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import im2col, ops
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Image, Shape, check_features, check_image, check_positive
+from uvcc_engine.model.shapes import Image, WeightShape, check_features, check_image, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ def _spread(grad: Tensor, spec: Pool) -> Tensor:
     return grad.reshape(-1, 1).expand(-1, spec.size**2)
 
 
-def _output_shape(spec: Pool, shape: Shape) -> Shape:
+def _output_shape(spec: Pool, shape: WeightShape) -> WeightShape:
     check_image(spec.image)
     check_positive(spec, "size")
     if spec.kind not in ("avg", "max"):

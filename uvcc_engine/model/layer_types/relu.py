@@ -9,7 +9,7 @@ from uvcc_engine.model import ops
 from uvcc_engine.model.parts import keeps_layout
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import FusedActivation, ProductLayer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ class ReluLayer(FusedActivation):
         return (yield from layer.gated_gradient_protocol(rt, grad, self._positive))
 
 
-def _output_shape(spec: Relu, shape: Shape) -> Shape:
+def _output_shape(spec: Relu, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")
     check_features(spec, shape, spec.width)
     return shape

@@ -12,7 +12,7 @@ from uvcc_engine.model.layers import backward_protocol, forward_protocol
 from uvcc_engine.model.parts import Pass, Plain, StagePart, backward_parts_protocol, forward_parts_protocol
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
 from uvcc_engine.model.secret_layer import LayerBlock
-from uvcc_engine.model.shapes import Shape
+from uvcc_engine.model.shapes import WeightShape
 from uvcc_engine.model.tensor_parallel import PartContext, PlaceContext, Placed, TensorParallel
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Branch(Plain):
         return ops.add(grad, inner) if wanted else grad
 
 
-def _output_shape(spec: Residual, shape: Shape) -> Shape:
+def _output_shape(spec: Residual, shape: WeightShape) -> WeightShape:
     after = shape
     for layer in spec.layers:
         after = type_of(layer).output_shape(layer, after)

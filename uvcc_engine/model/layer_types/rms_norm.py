@@ -20,7 +20,7 @@ from uvcc_engine.model.registry import (
     register,
 )
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,7 @@ def _sums(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1, keepdim=True)
 
 
-def _output_shape(spec: RmsNorm, shape: Shape) -> Shape:
+def _output_shape(spec: RmsNorm, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")
     check_features(spec, shape, spec.width)
     return shape

@@ -10,7 +10,7 @@ from uvcc_engine.model import ops
 from uvcc_engine.model.parts import keeps_layout
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import Shape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ def _silu_protocol(rt: Runtime, x: Share) -> MpcProtocol[tuple[Share, Share]]:
 
 
 def _add(name: str, spec: type[_Curved], curve: Curve, clear: str, rounds: int) -> None:
-    def output_shape(one: _Curved, shape: Shape) -> Shape:
+    def output_shape(one: _Curved, shape: WeightShape) -> WeightShape:
         check_positive(one, "width")
         check_features(one, shape, one.width)
         return shape

@@ -41,7 +41,7 @@ from uvcc_engine.transcript.leaves.roots import EpochRoot
 from uvcc_engine.transcript.leaves.sorted_runs import EMPTY, LIMIT, KnownKeys, RunSet, SortedRun, first_missing, key_of
 from uvcc_engine.transcript.leaves.write_ahead_log import OpenLog
 
-Tag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
+LeafTag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
 _RERUN: Final = "a resume must repeat every message; otherwise take the next attempt"
 
 
@@ -99,7 +99,7 @@ class TranscriptStore:
         self._later: dict[Key, tuple[int, payload_digests.Job]] = {}  # size, and who hashes it
         self._later_bytes = 0
         self._ahead: dict[Key, payload_digests.Job] = {}  # arrived and not read: who hashes it
-        self._early: list[tuple[int, Tag, memoryview]] = []  # of an epoch to come
+        self._early: list[tuple[int, LeafTag, memoryview]] = []  # of an epoch to come
         self._to_open: list[tuple[Key, bytes, bytes]] = []
         self._blind: dict[int, Any] = {}
         self._open: tuple[int, dict[int, Any], bool] = (-1, self._blind, False)
@@ -260,7 +260,7 @@ class TranscriptStore:
 
     # ---- leaves ------------------------------------------------------------------------------------------------
 
-    def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
+    def record(self, direction: int, peer: int, tag: LeafTag, payload: Buffer) -> None:
         """Note a message: ``direction`` 0 = sent to ``peer``, 1 = received from it. See plane.api.Recorder.
 
         Raises ProtocolError naming the sender if this message was recorded before with other content.
@@ -283,7 +283,7 @@ class TranscriptStore:
             else:
                 self._take(key, payload_digests.packed(key, _size(piece), job.wait()))
 
-    def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
+    def hash_ahead(self, peer: int, tag: LeafTag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``: a large message is hashed while it waits for its reader."""
         epoch, stream, op, kind = tag
         open_epoch, blinds, new = self._open
@@ -302,7 +302,7 @@ class TranscriptStore:
         for message in arrived:
             self.hash_ahead(*message)
 
-    def record_local(self, tag: Tag, payload: Buffer) -> None:
+    def record_local(self, tag: LeafTag, payload: Buffer) -> None:
         """Note an event inside this party (kinds INPUT, RESULT, CHECKPOINT, POLICY, PIPELINE).
 
         All but PIPELINE are opened in the bundle: their payload becomes public. Raises like :meth:`record`.
