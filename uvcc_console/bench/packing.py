@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -225,10 +225,16 @@ def _data_folder(home: Path) -> Iterator[None]:
             os.environ["UVCC_HOME"] = before
 
 
+def _to_one_core() -> Callable[[], None] | None:
+    """What keeps a child on one core before it runs; None where the system has no such call."""
+    if sys.platform != "linux":
+        return None
+    core = min(os.sched_getaffinity(0))
+    return lambda: os.sched_setaffinity(0, {core})
+
+
 def _timed(command: list[str], *, one_core: bool = False) -> tuple[float, float]:
     """Seconds of a command that must succeed: by the clock, and of the processor."""
-    pin = one_core and hasattr(os, "sched_setaffinity")
-    core = min(os.sched_getaffinity(0)) if pin else 0
     start, before = time.perf_counter(), _children_s()
     done = subprocess.run(
         command,
@@ -236,7 +242,7 @@ def _timed(command: list[str], *, one_core: bool = False) -> tuple[float, float]
         text=True,
         timeout=1800,
         check=False,
-        preexec_fn=(lambda: os.sched_setaffinity(0, {core})) if pin else None,
+        preexec_fn=_to_one_core() if one_core else None,
     )
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-400:]
