@@ -47,6 +47,19 @@ def test_names_in_a_run_directory_have_one_list() -> None:
     assert found == []
 
 
+def test_yaml_is_read_in_one_place() -> None:
+    """PyYAML's own loaders take the last of two equal keys in silence."""
+    found = [
+        f"{_name(path)}:{node.lineno}"
+        for path in SOURCES
+        if _name(path) != "uvcc_engine/contract/parsing/yaml_text.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node).startswith(("yaml.load", "yaml.safe_load", "yaml.full"))
+    ]
+    assert found == []
+
+
 def test_the_number_of_parties_is_defined_once() -> None:
     found = []
     for path in SOURCES:

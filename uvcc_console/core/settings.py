@@ -53,11 +53,13 @@ def path() -> Path:
 def _file() -> Mapping[str, Any]:
     import yaml
 
+    from uvcc_engine.contract.parsing import yaml_text
+
     where = path()
     try:
         if where.stat().st_size > _LARGEST:
             raise UnreadableError(f"{where} is larger than {_LARGEST} bytes")
-        data = yaml.safe_load(where.read_text(encoding="utf-8"))
+        data = yaml_text.load(where.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as e:

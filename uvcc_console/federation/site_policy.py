@@ -82,8 +82,10 @@ def load(path: Path) -> SitePolicy:
     """A site policy; strict. Raises UnreadableError, ConfigError naming the key and the nearest known one."""
     import yaml
 
+    from uvcc_engine.contract.parsing import yaml_text
+
     try:
-        data = yaml.safe_load(reading.read_text(path, _LARGEST, named=True))
+        data = yaml_text.load(reading.read_text(path, _LARGEST, named=True))
     except yaml.YAMLError as e:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(e).split())[:200]}") from e
     except RecursionError as e:

@@ -27,6 +27,7 @@ from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind, place
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.user_ssh import UserKeys, place
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
+from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import nearest
 
 log = logger(__name__)
@@ -68,7 +69,7 @@ def read_hosts(path: Path) -> list[Host]:
     """The hosts of an inventory file. Raises UnreadableError, or ConfigError naming entry and key."""
     path = path.expanduser()
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml_text.load(path.read_text())
     except OSError as e:
         raise UnreadableError(f"cannot read the inventory {path}: {e.strerror}", "fleet.hosts names it") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:

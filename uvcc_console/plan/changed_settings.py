@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing import yaml_text
 
 SECTIONS: Final = ("train", "data", "runtime", "ddp")
 FIXED: Final[Mapping[str, str]] = {
@@ -31,7 +32,7 @@ def parse(pairs: Sequence[str]) -> dict[str, Scalar | None]:
         if not sign:
             raise ConfigError(f"--set {pair}", _FORM)
         try:
-            found[path] = yaml.safe_load(text) if text else None
+            found[path] = yaml_text.load(text) if text else None
         except yaml.YAMLError:
             found[path] = text
     return well_formed(found)

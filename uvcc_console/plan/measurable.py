@@ -10,6 +10,7 @@ import yaml
 
 from uvcc_console.plan.schema import GatesPart, LmJobSettings
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing import yaml_text
 
 FALLS = 2  # rows that a falling loss takes
 
@@ -51,10 +52,10 @@ def _of(name: str) -> int:
     packaged = resources.files("uvcc_engine") / "train" / "configs" / f"{name}.yaml"
     path = Path(name).expanduser()
     if packaged.is_file():
-        raw: Any = yaml.safe_load(packaged.read_text())
+        raw: Any = yaml_text.load(packaged.read_text())
     elif path.is_file():
         try:
-            raw = yaml.safe_load(path.read_text())
+            raw = yaml_text.load(path.read_text())
         except (OSError, yaml.YAMLError, UnicodeDecodeError):
             return 0  # the worker's own reader names what is wrong with it
     else:

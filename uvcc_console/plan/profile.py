@@ -15,6 +15,7 @@ from uvcc_console.core import paths
 from uvcc_console.fleet.provider_kinds import DEFAULT, PARTIES_KIND, sections
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import nearest
 
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJobSettings, "lm": LmJobSettings, "command": CommandJobSettings}
@@ -95,7 +96,7 @@ def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
 def read(path: Path) -> dict[str, Any]:
     """The raw mapping of a profile file. Raises UnreadableError or ConfigError with line and column."""
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml_text.load(path.read_text())
     except (OSError, UnicodeDecodeError) as e:
         raise UnreadableError(f"cannot read profile {path}: {e}") from e
     except yaml.YAMLError as e:
@@ -120,7 +121,7 @@ def override(raw: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
                 raise ConfigError(f"--set {key}: {name} is a single value, it has no keys")
             part[name] = part = dict(below)
         try:
-            part[last] = yaml.safe_load(text)
+            part[last] = yaml_text.load(text)
         except yaml.YAMLError as e:
             raise ConfigError(f"--set {key}: cannot read the value {text!r}") from e
     return out

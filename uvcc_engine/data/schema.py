@@ -21,6 +21,7 @@ from typing import Any, Final
 import yaml
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
 NUMERIC: Final = ("standardise", "minmax", "log", "clip")
@@ -114,24 +115,11 @@ class Schema:
         return replace(self, columns=tuple(replace(c, statistics=statistics.get(c.name)) for c in self.columns))
 
 
-class _Once(yaml.SafeLoader):
-    """YAML's plain values; a key that stands twice is an error, not the last of the two."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-            seen.add(str(key.value))
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
-
-
 def load_schema(path: Path) -> Schema:
     """Read a schema file. Raises UnreadableError or ConfigError naming what is wrong and what to write."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = yaml.load(text, _Once)  # a loader of plain values, as safe_load's
+        found = yaml_text.load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"cannot read {path}: {error}", "uvcc data infer FILE writes one") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

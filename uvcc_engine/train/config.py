@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.spec import LM_SEED
+from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
@@ -224,9 +225,9 @@ def load(name_or_path: str) -> dict[str, Any]:
         near = nearest(name_or_path, names, CLOSE)
         raise UnreadableError(f"no config {name_or_path}", f"did you mean {near}?" if near else ", ".join(names))
     try:
-        raw = yaml.safe_load(text)
+        raw = yaml_text.load(text)
     except yaml.YAMLError as e:
-        raise UnreadableError(f"{name_or_path} is not YAML: {e}") from e
+        raise UnreadableError(f"{name_or_path} is not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(raw, dict):
         raise UnreadableError(f"{name_or_path} holds no mapping")
     return raw

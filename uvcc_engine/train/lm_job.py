@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.config import LMConfig
@@ -71,7 +72,6 @@ def check_world(cfg: LMConfig, world: int) -> None:
 
 def overrides(pairs: Sequence[str]) -> dict[str, Any]:
     """``section.key=value`` texts as sections; values are YAML. Raises ConfigError."""
-    import yaml
 
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -79,5 +79,5 @@ def overrides(pairs: Sequence[str]) -> dict[str, Any]:
         section, _, key = path.partition(".")
         if not key or not value:
             raise ConfigError(f"--set {pair}", "write it like --set train.steps=100")
-        found.setdefault(section, {})[key] = yaml.safe_load(value)
+        found.setdefault(section, {})[key] = yaml_text.load(value)
     return found

@@ -181,7 +181,7 @@ def examine(
         signers = pins.of(name)
         if signers is None and expected is not None and not main:
             signers = AllowedSigners.of({f"P{p.party}": p.public.ed25519 for p in expected.parties}, f"{shown(policy)}")
-        with _of_phase("" if main else name):
+        with _of_phase("" if main else name), _wrong_over_unreadable(target):
             certificates[name], bundle = examine_bundle(
                 file,
                 allowed_signers=signers,
@@ -208,6 +208,17 @@ def _of_phase(name: str) -> Iterator[None]:
         if not name:
             raise
         raise VerificationError(e.check, f"phase {name}: {e.finding}", e.hint) from e
+
+
+@contextlib.contextmanager
+def _wrong_over_unreadable(target: PackageTarget) -> Iterator[None]:
+    """What cannot be read is wrong rather than unreadable where the collector's manifest says that it was changed."""
+    try:
+        yield
+    except UnreadableError:
+        if target.root is not None and manifest.is_there(target.root):
+            manifest.check(target.root, None)
+        raise
 
 
 def _check_beside(file: Path, bundle: Bundle) -> None:

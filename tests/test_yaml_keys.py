@@ -1,0 +1,46 @@
+"""A key that a file names twice is refused wherever people write YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from uvcc_console.federation import site_policy
+from uvcc_console.fleet import inventory
+from uvcc_console.plan import profile
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.parsing import yaml_text
+from uvcc_engine.data import schema
+from uvcc_engine.train import config
+
+READERS: list[Callable[[Path], object]] = [
+    site_policy.load,
+    profile.read,
+    inventory.read_hosts,
+    schema.load_schema,
+    lambda path: config.load(str(path)),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_the_first_of_two_is_not_dropped_in_silence(read: Callable[[Path], object], tmp_path: Path) -> None:
+    path = tmp_path / "it.yaml"
+    path.write_text("reveal: [loss]\nmodels: [a]\nreveal: [loss, weights]\n")
+    with pytest.raises(UvccError, match=r"'reveal' stands twice.*line 3"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{a: 1, a: 1}", "x:\n  - {b: 1, c: 2, b: 3}", "a: &k {b: 1}\nd: {<<: *k, c: 1, c: 2}"]
+)
+def test_at_every_depth(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="stands twice"):
+        yaml_text.load(text)
+
+
+def test_what_is_merged_in_may_be_overridden() -> None:
+    assert yaml_text.load("a: &k {b: 1, c: 2}\nd: {<<: *k, c: 3}\ne: *k")["d"] == {"b": 1, "c": 3}
+    assert yaml_text.load("1: a\n'x': b\nn: null") == {1: "a", "x": "b", "n": None}
