@@ -12,7 +12,7 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import pins, ssherrors
+from uvcc_console.fleet import pins, ssherrors, tunnels
 from uvcc_console.fleet.pins import HostKeyPins, split_address
 from uvcc_console.fleet.user_ssh import UserKeys
 from uvcc_engine.contract.errors import UvccError
@@ -148,7 +148,7 @@ class Dialer:
     async def _handshake(self) -> asyncssh.SSHClientConnection:
         user, host, port = split_address(self.address)
         t = self.timeouts
-        tunnel = await self._through() if self._jump else None
+        way = await self._way(host, port)
         credentials = await self._credentials()
         # not asyncssh's own connect_timeout: Python 3.11's wait_for loses a cancellation that comes with the
         # answer, and whoever waits for this would wait for ever
@@ -162,7 +162,7 @@ class Dialer:
                 server_host_key_algs=pins.preference(self.host_key),
                 client_factory=lambda: _Client(self),
                 config=None,
-                tunnel=tunnel,
+                **way,
                 preferred_auth="publickey",
                 compression_algs=None,
                 login_timeout=t.login,
@@ -180,11 +180,17 @@ class Dialer:
         """How the server lets anybody in at all; empty where it does not tell."""
         user, host, port = split_address(self.address)
         try:
-            tunnel = await self._through() if self._jump else None
+            way = await self._way(host, port)
             async with _handshake_slot(), asyncio.timeout(self.timeouts.connect):
-                return list(await asyncssh.get_server_auth_methods(host, port, user, config=None, tunnel=tunnel))
+                return list(await asyncssh.get_server_auth_methods(host, port, user, config=None, **way))
         except (OSError, asyncssh.Error, TimeoutError):
             return []
+
+    async def _way(self, host: str, port: int) -> dict[str, Any]:
+        """How the connection is made: directly, through jump hosts, or over a tunnel of the pod's provider."""
+        if tunnels.kind_of(self._jump):
+            return {"sock": await tunnels.through(self._jump, host, port)}
+        return {"tunnel": await self._through() if self._jump else None}
 
     async def _through(self) -> asyncssh.SSHClientConnection:
         """The connection to the jump host, through others before it where several are named, one after the other.

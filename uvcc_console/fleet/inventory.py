@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import pins, pod, ssh_keys
+from uvcc_console.fleet import pins, pod, ssh_keys, tunnels
 from uvcc_console.fleet.claims import Claims, book_for, books
 from uvcc_console.fleet.pins import HostKeyPins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
@@ -111,7 +111,9 @@ def _placed(host: Host) -> Host:
 
 
 def jump_to(fleet: Mapping[str, Any], address: str) -> str:
-    """The jump host (``user@host:port``) through which this address is reached; empty for a direct way."""
+    """The jump host (``user@host:port``) or tunnel through which this address is reached; empty for a direct way."""
+    if way := tunnels.jump_of(fleet, address):
+        return way
     for part in sections(fleet):
         if part.get("provider") == InventoryProvider.name:
             for host in read_hosts(Path(str(part["hosts"]))):

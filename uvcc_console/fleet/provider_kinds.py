@@ -42,6 +42,7 @@ OWN_KINDS: Final = {
     "lambda": "uvcc_console.fleet.vendors.lambda_cloud:KIND",
     "vast": "uvcc_console.fleet.vendors.vast:KIND",
     "slurm": "uvcc_console.fleet.vendors.slurm:KIND",
+    "kubernetes": "uvcc_console.fleet.vendors.kubernetes:KIND",
     PARTIES_KIND: "uvcc_console.fleet.by_party:KIND",
 }
 

@@ -7,6 +7,7 @@ held against the schema's keys, so that a client that sends what is not in it is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -132,7 +133,7 @@ class CloudFake:
     # requests
 
     def _serve(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path.removeprefix("/api")
+        path = re.sub("^/api/", "/", request.url.path)
         body = json.loads(request.content) if request.content else None
         self.requests.append((request.method, path, body))
         for fault in self.faults:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import httpx
 from cloudfake import KEY, CloudFake, LambdaFake, RunPodFake, VastFake
+from kubefake import NAMESPACE, KubernetesFake
 from primefake import PrimeFake
 from primerecords import FakePod
 from virtualtime import VirtualClock
@@ -21,6 +22,8 @@ from uvcc_console.fleet.cloud.vendor import Cloud, SshTarget
 from uvcc_console.fleet.prime.client import PrimeClient
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.provider import Pod, PodRequest
+from uvcc_console.fleet.vendors.kubeconfig import Cluster, Who
+from uvcc_console.fleet.vendors.kubernetes import KubernetesClient, KubernetesFleet
 from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
 from uvcc_console.fleet.vendors.runpod import RunPodClient
 from uvcc_console.fleet.vendors.vast import VastClient
@@ -76,15 +79,29 @@ class PrimeSide(PrimeFake):
             super().__setattr__(name, value)
 
 
+def _kubernetes(**at: Any) -> KubernetesClient:
+    fleet = KubernetesFleet(provider="kubernetes", price=2.0)
+    return KubernetesClient(Cluster("http://127.0.0.1:1", NAMESPACE, Who(KEY), None, "lab"), fleet, **at)
+
+
 Vendors: dict[str, tuple[type[Any], str, Callable[..., Cloud]]] = {
     "prime": (PrimeSide, "H100_80GB", lambda **at: PrimeClient(Account(KEY, "http://prime.test"), **at)),
     "runpod": (RunPodFake, "H100", lambda **at: RunPodClient("http://runpod.test/api/v2", KEY, **at)),
     "lambda": (LambdaFake, "H100", lambda **at: LambdaClient("http://lambda.test/api/v1", KEY, **at)),
     "vast": (VastFake, "H100", lambda **at: VastClient("http://vast.test/api/v0", KEY, **at)),
+    "kubernetes": (KubernetesFake, "H100", _kubernetes),
 }
 # how each says what the scenarios need it to say
 FAILED = {"prime": "failed", "runpod": "ERROR", "lambda": "terminating", "vast": "exited"}
-UNCLEAR = {"prime": "unclear", "lambda": "unhealthy", "vast": "offline"}
+FAILED["kubernetes"] = "Failed"
+UNCLEAR = {"prime": "unclear", "lambda": "unhealthy", "vast": "offline", "kubernetes": "Unknown"}
+# what cannot happen at a vendor, and why
+NEVER = {
+    ("a_pod_in_an_unknown_state_for_long_is_given_up", "runpod"): "it has no such state",
+    ("stock_that_is_gone_after_the_quote", "kubernetes"): "a pod without a node is made, and waits for one",
+    ("a_pod_that_is_dearer_than_quoted_is_not_kept", "kubernetes"): "a cluster names no prices",
+    ("a_vendor_that_obeys_twice", "kubernetes"): "a name is taken once in a namespace",
+}
 
 
 @dataclass
@@ -103,7 +120,7 @@ class CloudWorld:
         return PodRequest(f"{RUN}-p{party}r{replica}", party, replica, **{"max_price_hr": 3.0, **more})
 
     async def login(self, at: SshTarget, gpu: bool) -> str:
-        return self.logins.get(at.host, "")
+        return self.logins.get(at.host, self.logins.get("*", ""))
 
     def client(self) -> Cloud:
         over = self.fake.transport if isinstance(self.fake, CloudFake) else httpx.ASGITransport(self.fake.app)

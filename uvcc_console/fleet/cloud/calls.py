@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -115,12 +116,17 @@ class Calls:
         *,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
+        auth: httpx.Auth | None = None,
+        tls: ssl.SSLContext | bool = True,
     ) -> None:
+        """``auth``: puts what shows who we are into each request, where that is more than one key for ever."""
         self.clock = clock or WallClock()
         self._random = random.Random()
         self._http = httpx.AsyncClient(
             base_url=base_url,
             headers={"Authorization": f"Bearer {key}", "User-Agent": "uvcc-console"},
+            auth=auth,
+            verify=tls,
             timeout=httpx.Timeout(30.0, connect=10.0),
             follow_redirects=False,  # see _ask
             transport=transport,

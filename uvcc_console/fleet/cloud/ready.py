@@ -165,7 +165,7 @@ class Readiness:
     async def _real_login(self, at: SshTarget, gpu: bool) -> str:
         """Log in with the run's key; what is wrong, or empty."""
         key: asyncssh.SSHKey = ssh_keys.operator_key(self._run_dir, self._key_file)
-        link = PodLink(f"{at.host}:{at.port}", f"{at.user}@{at.host}:{at.port}", key, timeouts=_PROBE)
+        link = PodLink(f"{at.host}:{at.port}", f"{at.user}@{at.host}:{at.port}", key, jump=at.jump, timeouts=_PROBE)
         try:
             done = await link.run("nvidia-smi -L" if gpu else "true")
         except UvccError as e:

@@ -329,7 +329,8 @@ class CloudProvider:
                 at = await self._readiness.wait(pod, offer)
                 price = await self._same_price(pod)
                 key = self._readiness.host_key(at)
-                return replace(pod, user=at.user, host=at.host, port=at.port, price_hr=price, host_key=key)
+                there = replace(pod, user=at.user, host=at.host, port=at.port, jump=at.jump)
+                return replace(there, price_hr=price, host_key=key)
             except NotReady as e:
                 reasons.append(f"{pod.provider} {pod.provider_id[:8]}: {e.what}")
             if pod.name not in self._rented:  # not made here: it was taken over, and is its owner's to judge

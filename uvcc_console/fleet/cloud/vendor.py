@@ -16,11 +16,12 @@ from uvcc_console.fleet.cloud.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class SshTarget:
-    """One way to log in."""
+    """One way to log in. ``jump``: the tunnel that leads there, where the address alone does not."""
 
     user: str
     host: str
     port: int
+    jump: str = ""
 
 
 class CloudPod(Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.snapshot import PodView
+from uvcc_console.fleet import tunnels
 from uvcc_console.fleet.inventory import jump_to
 from uvcc_engine.contract.errors import UnreadableError
 
@@ -38,7 +39,8 @@ def ssh_command(pod: PodView, run_dir: Path, profile: Mapping[str, Any]) -> Iter
     if not _HOST_KEY.fullmatch(pod.host_key):
         raise UnreadableError(f"pod {pod.pod} has no address or no pinned host key", "it was never reached")
     way = jump_to(fleet, pod.address) if isinstance(fleet := profile.get("fleet"), Mapping) else ""
-    if way and not _JUMP.fullmatch(way):
+    tunnel = tunnels.command(way) if tunnels.kind_of(way) else ""
+    if way and not tunnel and not _JUMP.fullmatch(way):
         raise UnreadableError(f"pod {pod.pod} has a jump host that ssh may not be given", "see the hosts file")
     key = _key(run_dir, profile)
     if not key.exists():
@@ -59,6 +61,7 @@ def ssh_command(pod: PodView, run_dir: Path, profile: Mapping[str, Any]) -> Iter
             "StrictHostKeyChecking=yes",
             "-o",
             f"UserKnownHostsFile={known}",
-            *(["-J", way] if way else []),  # the jump host's own keys and known_hosts are the operator's
+            *(["-o", f"ProxyCommand={tunnel}"] if tunnel else []),
+            *(["-J", way] if way and not tunnel else []),  # the jump host's own keys and known_hosts are the operator's
             f"{user}@{host}" if user else host,
         ]
