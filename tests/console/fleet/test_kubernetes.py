@@ -26,6 +26,7 @@ from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.fleet.vendors import kube_tunnel, kubeconfig
+from uvcc_console.fleet.vendors.kubernetes import KubernetesFleet
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 
@@ -136,6 +137,14 @@ async def test_kubectl_reads_the_same_server(server: KubeServer, tmp_path: Path)
 
 
 # what a cluster says
+
+
+def test_keys_that_mean_nothing_to_a_cluster_are_refused() -> None:
+    for wrong in ({"base_url": "https://example.org"}, {"account": "a"}, {"namespace": "../x"}, {"cpus": 0}):
+        with pytest.raises(ValueError):
+            KubernetesFleet.model_validate({"provider": "kubernetes", **wrong})
+    with pytest.raises(ValueError, match="one operator"):
+        KubernetesFleet(provider="kubernetes", per_party=["a", "b", "c"])
 
 
 async def test_what_is_asked_of_the_cluster(world: CloudWorld) -> None:

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uvcc_console.fleet.cloud.calls import PAGE, PAGES, Call, Calls, CloudRefused, kind_of
 from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import mapping, part, rows, text, whole
 from uvcc_console.fleet.cloud.intents import base_of
-from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer
+from uvcc_console.fleet.cloud.own_machines import PlainOffer
 from uvcc_console.fleet.cloud.plain_vendor import RestVendor
 from uvcc_console.fleet.cloud.vendor import RentedPod, SshTarget
-from uvcc_console.fleet.provider_kinds import ProviderKind
+from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.vendors import kube_tunnel, kubeconfig
@@ -73,13 +73,12 @@ exec "$sshd" -D -e -f "$dir/sshd_config"
 """
 
 
-class KubernetesFleet(CloudFleet):
+class KubernetesFleet(FleetSettings):
     """``context``, ``kubeconfig``, ``namespace``: which cluster and where in it, else what ``kubectl`` would take.
 
     ``gpu``: a product as the nodes' label ``gpu_label`` names it; ``regions``: by the nodes' label of their region.
     ``resource``: what a GPU is asked for as. ``cpus`` and ``memory`` (GiB) are requests. ``node_selector``: further
-    labels that a pod's node must have. ``user``: who the image's container runs as. ``claim``: a PersistentVolumeClaim
-    of the namespace that is mounted at ``mount``; it is the user's own, and no run deletes it. ``price``: US dollars an
+    labels that a pod's node must have. ``user``: who the image's container runs as. ``price``: US dollars an
     hour that a pod counts as, since a cluster names none.
     """
 
@@ -92,9 +91,13 @@ class KubernetesFleet(CloudFleet):
     memory: int = Field(default=16, ge=1)
     node_selector: dict[str, str] = Field(default_factory=dict)
     user: str = "root"
-    claim: str = Field(default="", pattern="^([a-z0-9][a-z0-9.-]{0,252})?$")
-    mount: str = Field(default="/workspace", pattern="^/[A-Za-z0-9._/-]+$")
     price: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_cluster(self) -> KubernetesFleet:
+        if self.per_party:
+            raise ValueError("a cluster is one operator: give each party a provider with fleet.parties")
+        return self
 
 
 class KubernetesClient(RestVendor):
@@ -231,9 +234,6 @@ class KubernetesClient(RestVendor):
             spec["nodeSelector"] = selector
         if limits:
             spec["tolerations"] = [{"key": own.resource, "operator": "Exists", "effect": "NoSchedule"}]
-        if own.claim:
-            container["volumeMounts"] = [{"name": "kept", "mountPath": own.mount}]
-            spec["volumes"] = [{"name": "kept", "persistentVolumeClaim": {"claimName": own.claim}}]
         labels = {LABEL: "uvcc", "uvcc/request": base_of(name)}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
