@@ -54,7 +54,7 @@ MEANINGS: Final[dict[str, str]] = {
     "topology.tensor": "Tensor-parallel ranks of each stage.",
     "topology.microbatches": "Parts into which a batch is cut for the pipeline.",
     "fleet": "Where pods come from.",
-    "fleet.provider": "local (pods here), inventory (your hosts), prime, runpod, lambda, vast, slurm, kubernetes, or installed.",
+    "fleet.provider": "local, inventory (your hosts), prime, runpod, lambda, vast, slurm, kubernetes or installed.",
     "fleet.queue_hours": "Hours that a job may wait in its queue before it is given up (provider slurm).",
     "fleet.price": "US dollars an hour that a pod counts as against the limits (slurm, kubernetes).",
     "fleet.context": "The kubeconfig's context; empty for its current one (provider kubernetes).",

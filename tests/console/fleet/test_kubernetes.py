@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
+import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncssh
+import opensshd
 import pytest
 from cloudfake import KEY
 from cloudworld import RUN, CloudWorld, cloud_world
@@ -25,7 +29,7 @@ from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssh_keys import operator_key
-from uvcc_console.fleet.vendors import kube_tunnel, kubeconfig
+from uvcc_console.fleet.vendors import kube_tunnel, kubeconfig, kubernetes
 from uvcc_console.fleet.vendors.kubernetes import KubernetesFleet
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
@@ -87,6 +91,35 @@ async def test_a_pod_is_made_reached_through_the_api_server_and_proven_gone(
     finally:
         await provider.close()
         await host.stop()
+
+
+@pytest.mark.skipif(bool(opensshd.why_not()), reason=opensshd.why_not() or "-")
+async def test_the_start_of_a_pod_lets_the_run_s_key_in_and_nobody_else(
+    server: KubeServer, run_dir: Path, tmp_path: Path
+) -> None:
+    """The container's own script, with a real sshd; the test gives it a port of its own."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        server.ssh = s.getsockname()[1]
+    key = operator_key(run_dir, "")
+    env = {**os.environ, "PUBLIC_KEY": key.export_public_key().decode(), "TMPDIR": str(tmp_path), "LD_LIBRARY_PATH": ""}
+    script = kubernetes._START.replace(str(kubernetes.PORT), str(server.ssh))
+    process = await asyncio.create_subprocess_exec("sh", "-c", script, env=env, stderr=asyncio.subprocess.DEVNULL)
+    server.fake.born("uvcc-a-p0r0xaaaaaa", {}, None)
+    where = f"{getpass.getuser()}@{kube_tunnel.host_of('uvcc-a-p0r0xaaaaaa', NAMESPACE)}:2222"
+    way = kube_tunnel.way(_fleet(server, tmp_path))
+    ours = PodLink("p0r0", where, key, jump=way)
+    theirs = PodLink("p0r0", where, asyncssh.generate_private_key("ssh-ed25519"), jump=way)
+    try:
+        await ours.connect_until(20)
+        assert env["PATH"] in await ours.sh("echo $PATH")
+        with pytest.raises(UnreachableError):
+            await theirs.connect()
+    finally:
+        await ours.close()
+        await theirs.close()
+        process.terminate()
+        await process.wait()
 
 
 async def test_openssh_goes_the_same_way(server: KubeServer, run_dir: Path, tmp_path: Path) -> None:

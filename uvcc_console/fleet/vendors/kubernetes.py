@@ -58,7 +58,7 @@ _HOPELESS: Final = frozenset(
 _START: Final = f"""set -eu
 umask 077
 dir=$(mktemp -d)
-printf '%s\\n' "$UVCC_SSH_KEY" >"$dir/authorized_keys"
+printf '%s\\n' "$PUBLIC_KEY" >"$dir/authorized_keys"
 if ! command -v sshd >/dev/null && [ ! -x /usr/sbin/sshd ]; then
   apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openssh-server >/dev/null
 fi
@@ -220,7 +220,7 @@ class KubernetesClient(RestVendor):
             "name": "pod",
             "image": image,
             "command": ["sh", "-c", _START],
-            "env": [{"name": "UVCC_SSH_KEY", "value": key}],
+            "env": [{"name": "PUBLIC_KEY", "value": key}],
             "resources": {"requests": requests | limits, "limits": limits},
         }
         spec: dict[str, Any] = {
