@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import datetime
 import ipaddress
 from collections.abc import AsyncIterator
@@ -103,9 +104,10 @@ class KubeServer:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.ssh)
 
         async def down() -> None:
-            while data := await reader.read(4096):
-                await web.send_bytes(b"\x00" + data)
-            await web.close()
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client has gone first
+                while data := await reader.read(4096):
+                    await web.send_bytes(b"\x00" + data)
+                await web.close()
 
         task = asyncio.create_task(down())
         try:
