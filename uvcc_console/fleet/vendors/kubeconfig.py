@@ -27,6 +27,7 @@ import yaml
 
 from uvcc_console.fleet.cloud.fields import part
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
+from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.text import clean
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -120,7 +121,7 @@ def _read(paths: list[Path]) -> dict[str, Any]:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
             raise ConfigError(f"others can write to {path}, which may name programs to run", f"chmod go-w {path}")
         try:
-            said = yaml.safe_load(path.read_text())
+            said = yaml_text.load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
             raise ConfigError(f"cannot read {path}: {clean(str(e))[:200]}", "kubectl config view") from e
         if not isinstance(said, Mapping):
