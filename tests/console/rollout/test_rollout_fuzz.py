@@ -26,6 +26,7 @@ from uvcc_console.fleet import hearing
 from uvcc_console.halt.published_roots import Published
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_engine.contract.agent_protocol.agent_messages import parse
+from uvcc_engine.contract.peer_protocol import relay_words
 
 INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "3000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "7"))
@@ -205,8 +206,8 @@ def test_arbitrary_json_in_every_place(op: str, src: str, record: Any, listed: l
     s = taken(decoder, Snapshot(), {"op": op, "run": RUN, "src": src, "ino": 1, "off": 2, "lines": rows, **more})
     s = taken(decoder, s, {"op": op, "run": RUN, "src": src, "ino": record, "off": 2, "lines": record, **more})
     assert set(s.workers) <= {COORD}
-    Published().take(COORD, json.dumps(record), 100)
-    Published().take(COORD, record, 100)
+    for written in (record, json.dumps(record)):
+        Published().take(COORD, relay_words.roots(written), 100)
 
 
 @settings(max_examples=max(100, INPUTS // 20), deadline=None)

@@ -44,7 +44,11 @@ def test_seed_of_the_demo_makes_the_identity_reproducible(tmp_path: Path) -> Non
                 console.ask(wire.WATCH, run="r")
                 console.proc("p0r0s0t0", "exited")
                 console.until(lambda m: m["op"] == wire.LINES and m["src"].startswith("worker_"))
-                assert not [line for line in console.lines("worker_p0r0s0t0.log") if "SEED" in line]
+                assert not [
+                    line
+                    for line in console.lines("worker_p0r0s0t0.log")
+                    if "IDENTITY_SEED" in line or "07" * 32 in line
+                ]
     assert found[0] == found[1]
     assert found[0]["seeded"] is True
 
