@@ -25,6 +25,7 @@ BORDERS: Final[dict[str, str]] = {
     "uvcc_console/ui/widgets/bars.py:banner_lines": "does not say HALTED twice in one line",
     "uvcc_console/fleet/cloud/calls.py:kind_of": "a market refuses with prose, and has no code for what it refuses",
     "uvcc_console/fleet/vendors/slurm.py:_kind": "Slurm's commands complain in prose",
+    "uvcc_console/fleet/vendors/kubernetes.py:_kind": "a quota and a webhook's no are both Forbidden in its API",
     "uvcc_console/ui/screens/viewer.py:_role": "the colour of a line of Python's own stack dumps",
     "uvcc_console/report/redact.py:_without_public": "secrets are looked for in whatever text there is",
     "uvcc_console/report/secret_shapes.py:without_public": "secrets are looked for in whatever text there is",

@@ -65,7 +65,7 @@ class CloudFake:
         self.vanish_s = float("inf")
         self.refuse_deletes = 0
         self.numbers = count(1001)
-        self.transport = httpx.MockTransport(self._serve)
+        self.transport = httpx.MockTransport(self.serve)
 
     # what tests ask and say
 
@@ -132,7 +132,7 @@ class CloudFake:
 
     # requests
 
-    def _serve(self, request: httpx.Request) -> httpx.Response:
+    def serve(self, request: httpx.Request) -> httpx.Response:
         path = re.sub("^/api/", "/", request.url.path)
         body = json.loads(request.content) if request.content else None
         self.requests.append((request.method, path, body))

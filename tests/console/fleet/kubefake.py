@@ -79,7 +79,7 @@ class KubernetesFake(CloudFake):
             case ("POST", "v1", "namespaces", ns, "pods") if ns == NAMESPACE:
                 return self._create(body)
             case ("GET", "v1", "namespaces", ns, "pods", name) if ns == NAMESPACE:
-                pod = self._named(name)
+                pod = self.named(name)
                 return said(self._object(pod)) if pod else self.no(404, "", f'pods "{name}" not found')
             case ("DELETE", "v1", "namespaces", ns, "pods", name) if ns == NAMESPACE:
                 return self._delete(name, body or {})
@@ -108,7 +108,7 @@ class KubernetesFake(CloudFake):
         spec = {} if free else {"unschedulable": True}
         return {"metadata": {"name": f"node-{n}", "uid": str(n), "labels": labels}, "spec": spec, "status": status}
 
-    def _named(self, name: str) -> Rented | None:
+    def named(self, name: str) -> Rented | None:
         return next((p for p in self.shown() if p.name == name), None)
 
     def _create(self, body: Any) -> httpx.Response:
@@ -136,7 +136,7 @@ class KubernetesFake(CloudFake):
         return said(self._object(self.born(name, body, None)), 201)
 
     def _delete(self, name: str, options: dict[str, Any]) -> httpx.Response:
-        pod = self._named(name)
+        pod = self.named(name)
         if pod is None:
             return self.no(404, "", f'pods "{name}" not found')
         wanted = options.get("preconditions", {}).get("uid")

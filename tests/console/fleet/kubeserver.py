@@ -85,13 +85,13 @@ class KubeServer:
     async def _rest(self, request: Request) -> Response:
         body = await request.body()
         asked = httpx.Request(request.method, str(request.url), headers=request.headers.raw, content=body)
-        done = self.fake._serve(asked)
+        done = self.fake.serve(asked)
         return Response(done.content, done.status_code, dict(done.headers))
 
     async def _forward(self, web: WebSocket) -> None:
         if web.headers.get("authorization") != f"Bearer {KEY}":
             return await web.close(1008)
-        if self.fake._named(web.path_params["name"]) is None or web.query_params.get("ports") != "2222":
+        if self.fake.named(web.path_params["name"]) is None or web.query_params.get("ports") != "2222":
             return await web.close(1008)
         await web.accept("v4.channel.k8s.io")
         self.opened += 1

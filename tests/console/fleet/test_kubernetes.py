@@ -108,7 +108,7 @@ async def test_the_start_of_a_pod_lets_the_run_s_key_in_and_nobody_else(
         "TMPDIR": str(tmp_path),
         "LD_LIBRARY_PATH": "/opt/of-the-image",
     }
-    script = kubernetes._START.replace(str(kubernetes.PORT), str(server.ssh))
+    script = kubernetes.START.replace(str(kubernetes.PORT), str(server.ssh))
     process = await asyncio.create_subprocess_exec("sh", "-c", script, env=env, stderr=asyncio.subprocess.DEVNULL)
     server.fake.born("uvcc-a-p0r0xaaaaaa", {}, None)
     where = f"{getpass.getuser()}@{kube_tunnel.host_of('uvcc-a-p0r0xaaaaaa', NAMESPACE)}:2222"
@@ -269,9 +269,9 @@ async def test_an_object_outside_the_schema_is_no_pod(world: CloudWorld) -> None
     client = world.client()
     for row in ([], {}, {"metadata": []}, {"metadata": {"uid": 7}}, {"metadata": {"uid": "../x"}}, None):
         with pytest.raises(UnreachableError):
-            client._pod(row)  # type: ignore[attr-defined]
+            client.read_pod(row)  # type: ignore[attr-defined]
     hostile = {"metadata": {"uid": "a", "name": "../../secrets"}, "status": [], "spec": {"containers": [7]}}
-    pod = client._pod(hostile)  # type: ignore[attr-defined]
+    pod = client.read_pod(hostile)  # type: ignore[attr-defined]
     assert await client.pod(pod.id) is None
     assert not await client.delete(pod.id)
     await client.close()

@@ -55,7 +55,7 @@ _HOPELESS: Final = frozenset(
     }
 )
 
-_START: Final = f"""set -eu
+START: Final = f"""set -eu
 umask 077
 dir=$(mktemp -d)
 printf '%s\\n' "$PUBLIC_KEY" >"$dir/authorized_keys"
@@ -206,7 +206,7 @@ class KubernetesClient(RestVendor):
     ) -> RentedPod:
         """Create one pod. Without an answer it may be there: its name tells, which the namespace has once only."""
         body = self._manifest(offer, wanted, name, image, key_id)
-        return self._pod(await self._send(Call("POST", self._path, [], body, repeat=False)))
+        return self.read_pod(await self._send(Call("POST", self._path, [], body, repeat=False)))
 
     def _manifest(self, offer: PlainOffer, wanted: OfferFilter, name: str, image: str, key: str) -> dict[str, Any]:
         own = self._fleet
@@ -219,7 +219,7 @@ class KubernetesClient(RestVendor):
         container: dict[str, Any] = {
             "name": "pod",
             "image": image,
-            "command": ["sh", "-c", _START],
+            "command": ["sh", "-c", START],
             "env": [{"name": "PUBLIC_KEY", "value": key}],
             "resources": {"requests": requests | limits, "limits": limits},
         }
@@ -239,7 +239,7 @@ class KubernetesClient(RestVendor):
 
     async def pods(self) -> Sequence[RentedPod]:
         found = await self._every(self._path, "the cluster's list of pods", ("labelSelector", SELECTOR))
-        return [self._pod(row) for row in found]
+        return [self.read_pod(row) for row in found]
 
     async def pod(self, pod_id: str) -> RentedPod | None:
         """One pod by name; another of the same name, made since, is not this one."""
@@ -247,7 +247,7 @@ class KubernetesClient(RestVendor):
         if not name:
             return None
         known, answer = await self._known(Call("GET", f"{self._path}/{name}", []))
-        found = self._pod(answer) if known else None
+        found = self.read_pod(answer) if known else None
         return found if found is not None and found.id == pod_id else None
 
     async def delete(self, pod_id: str) -> bool:
@@ -264,7 +264,7 @@ class KubernetesClient(RestVendor):
             return False
         return known
 
-    def _pod(self, row: Any) -> RentedPod:
+    def read_pod(self, row: Any) -> RentedPod:
         """A pod out of its object. Raises UnreachableError for one without a uid."""
         said = mapping(row, "the cluster's pod")
         meta, status = part(said.get("metadata")), part(said.get("status"))
