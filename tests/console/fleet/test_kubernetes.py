@@ -106,7 +106,7 @@ async def test_the_start_of_a_pod_lets_the_run_s_key_in_and_nobody_else(
         **os.environ,
         "PUBLIC_KEY": key.export_public_key().decode(),
         "TMPDIR": str(tmp_path),
-        "LD_LIBRARY_PATH": "/opt/of-the-image",
+        "LD_LIBRARY_PATH": "/lib/of-the-image",
     }
     script = kubernetes.START.replace(str(kubernetes.PORT), str(server.ssh))
     process = await asyncio.create_subprocess_exec("sh", "-c", script, env=env, stderr=asyncio.subprocess.DEVNULL)
@@ -117,7 +117,7 @@ async def test_the_start_of_a_pod_lets_the_run_s_key_in_and_nobody_else(
     theirs = PodLink("p0r0", where, asyncssh.generate_private_key("ssh-ed25519"), jump=way)
     try:
         await ours.connect_until(20)
-        assert "/opt/of-the-image" in await ours.sh("echo $LD_LIBRARY_PATH")  # as the image has it, also over SSH
+        assert "/lib/of-the-image" in await ours.sh("echo $LD_LIBRARY_PATH")  # as the image has it, also over SSH
         with pytest.raises(UnreachableError):
             await theirs.connect()
     finally:

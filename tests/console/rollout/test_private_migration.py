@@ -144,6 +144,8 @@ async def test_a_pod_that_no_path_reaches_is_asked_for_before_its_phase_runs_out
     assert await private_migration.taken_away(ctx, 5000.0) == []  # on another way
     path("relay", False, 2010.0)
     assert await private_migration.taken_away(ctx, 2039.0) == []  # not for long
+    assert await private_migration.taken_away(ctx, 2041.0) == []  # it was our own way that was down, and is up again
+    link(ctx, "p1r0").silent = True
     assert await private_migration.taken_away(ctx, 2041.0) == ["p1r0"]
     ctx.provider = Market(silences=1)  # type: ignore[assignment]
     assert await private_migration.taken_away(ctx, 2041.0) == []  # a provider that does not answer proves nothing

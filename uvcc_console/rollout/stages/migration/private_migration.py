@@ -130,10 +130,10 @@ async def lost_pods(ctx: Rollout) -> list[str]:
 
 
 async def taken_away(ctx: Rollout, now: float) -> list[str]:
-    """Pods that no path has reached for ``UNREACHED_S`` and that their provider does not have any more.
+    """Pods that no path has reached for ``UNREACHED_S``, nor does now, and that their provider does not have any more.
 
-    One look, so that whoever waits for a phase's end can ask on the way: the only pod of a phase has no peer that
-    notices, and its limit for silence may be a quarter of an hour.
+    One look, so that whoever waits for the end of a phase without peers that would notice can ask on the way: its limit
+    for silence may be a quarter of an hour.
     """
 
     def unreached(member: Member) -> bool:
@@ -141,7 +141,7 @@ async def taken_away(ctx: Rollout, now: float) -> list[str]:
         paths = view.paths.values() if view is not None and not member.in_hand else ()
         return bool(paths) and all(not up and now - since > UNREACHED_S for up, since in paths)
 
-    quiet = [m for m in ctx.due() if unreached(m)]
+    quiet = [m for m in ctx.due() if unreached(m) and not await _answers(m)]
     if not quiet:
         return []
     try:

@@ -296,7 +296,7 @@ async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
         try:
             found = await ctx.bus.wait(over, 1.0)
         except TimeoutError:
-            if time.time() >= ask_at:
+            if phase.kind == "lm" and time.time() >= ask_at:  # a private worker's peers notice its end at once
                 ask_at = time.time() + ASK_S
                 if gone := await private_migration.taken_away(ctx, time.time()):
                     return Trouble(f"nothing reaches {', '.join(gone)}")
