@@ -2,7 +2,8 @@
 
 ``<!-- file: NAME -->`` before a fenced block writes it there; ``<!-- run -->`` before a ``console`` block runs what
 follows ``$``, and the lines below it must be found in the output, in order: numbers, hashes and run ids may differ, and
-output may have lines between them. Blocks marked ``<!-- run slow -->`` are run in the slow tests only.
+output may have lines between them. Blocks marked ``<!-- run slow -->`` are run in the slow tests only. A page that says
+``<!-- given: a finished run -->`` finds a rehearsed run in its data folder, and the keys to expect in ``keys``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Final, NamedTuple
 
 import psutil
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "console" / "report"))
+import package_run  # noqa: E402
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
@@ -65,8 +69,17 @@ def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
         yield command, [line for line in wanted.splitlines() if line.strip()]
 
 
+def a_finished_run(folder: Path) -> None:
+    """The run that the tests of reports look at, in the data folder of the commands, and an auditor's keys."""
+    run_dir = package_run.make_home(folder / "home")
+    signers = package_run.pins_of(run_dir).read_text(encoding="utf-8")
+    (folder / "keys").write_text(re.sub(r' namespaces="[^"]*"', "", signers), encoding="utf-8")
+
+
 def play(page: Path, folder: Path, *, slow: bool) -> int:
     """Run a page's blocks in ``folder``; returns how many commands were run. What they started ends with them."""
+    if "<!-- given: a finished run -->" in page.read_text(encoding="utf-8"):
+        a_finished_run(folder)
     try:
         return _play(page, folder, slow=slow)
     finally:

@@ -78,10 +78,16 @@ def copy_of(made: Path, folder: Path) -> Package:
     """A package of one's own in a new data folder. The collector's key comes along."""
     shutil.copytree(made.parent.parent, folder)
     run_dir = folder / "runs" / made.name
+    return Package(run_dir, pins_of(run_dir))
+
+
+def pins_of(run_dir: Path) -> Path:
+    """A file beside ``runs`` with the keys of a run's three parties and of its collector: an auditor's."""
+    folder = run_dir.parents[1]
     with home(folder):
         keys = RunRecord.load(run_dir).pins()
         write_allowed_signers(folder / "auditors_signers", keys, collector.public_line())
-    return Package(run_dir, folder / "auditors_signers")
+    return folder / "auditors_signers"
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> Mapping[str, str]:

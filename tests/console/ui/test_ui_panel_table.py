@@ -6,37 +6,22 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from uvcc_console.ui.registry.panels import PanelSpec, table
+from uvcc_console.ui.registry.panels import GROUP, PanelSpec, table
 from uvcc_engine.contract.errors import ConfigError
 
-PACKAGE = """
-from typing import ClassVar
-from uvcc_console.ui.registry.panels import PanelSpec
-from uvcc_console.ui.widgets.panel import Panel
-
-
-class PowerPanel(Panel):
-    DEFAULT_CSS = "PowerPanel { height: 3; text-style: italic; }"
-    title = "Power"
-    number = "8"
-    help = "What the pods draw."
-
-    def draw(self, view, width, height):
-        return [[(f"drawn for {view.snap.run}", "text")]]
-
-
-PANEL = PanelSpec("power", "8", "Power", "what the pods draw", "right", "uvcc_power:PowerPanel")
-"""
+PAGE = (Path(__file__).parents[3] / "docs" / "write-a-panel.md").read_text(encoding="utf-8")
+FILES = {name: body for name, body in re.findall(r'```\w+ title="([\w.-]+)"\n(.*?)```', PAGE, re.DOTALL)}
 STORY = """
 import asyncio, importlib.metadata, sys
 from pathlib import Path
 
 points = importlib.metadata.entry_points
-extra = importlib.metadata.EntryPoint("power", "uvcc_power:PANEL", "uvcc.panels")
+extra = importlib.metadata.EntryPoint(*sys.argv[2:4], "uvcc.panels")
 importlib.metadata.entry_points = lambda **how: [extra] if how.get("group") == "uvcc.panels" else points(**how)
 
 from ui_desk import desk
@@ -58,11 +43,13 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 def test_it_has_its_place_its_key_and_its_page(tmp_path: Path) -> None:
-    (tmp_path / "uvcc_power.py").write_text(PACKAGE)
+    """The page "Write a panel", followed literally."""
+    (tmp_path / "uvcc_power.py").write_text(FILES["uvcc_power.py"])
+    ((name, where_it_is),) = tomllib.loads(FILES["pyproject.toml"])["project"]["entry-points"][GROUP].items()
     (tmp_path / "run").mkdir()
     where = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), str(Path(__file__).parents[3])])
     env = {**os.environ, "PYTHONPATH": where}
-    command = [sys.executable, "-c", STORY, str(tmp_path / "run")]
+    command = [sys.executable, "-c", STORY, str(tmp_path / "run"), name, where_it_is]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.fullmatch(r"8 drawn for \S+ italic True\nwhat the pods draw panel_power\n", done.stdout), done.stdout
