@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "console" / "report"))
-import package_run  # noqa: E402
+import package_run
 
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
@@ -145,35 +145,3 @@ def test_other_numbers_fit_and_other_words_do_not() -> None:
     assert shape("VERIFIED     phase full: 61 epochs").search("VERIFIED     phase full: 7 epochs, 12 leaves")
     assert not shape("VERIFIED     phase full: 61 epochs").search("NOT VERIFIED phase full: 7 epochs")
     assert not shape("gate     loss_falls: ok").search("gate     loss_falls: failed")
-
-
-def test_every_command_of_the_manual_names_a_verb_that_there_is() -> None:
-    from uvcc_console.cli.main import VERBS
-    from uvcc_engine.cli import COMMANDS
-
-    wrong = []
-    for page in sorted([*DOCS.rglob("*.md"), ROOT / "README.md"]):
-        text = page.read_text(encoding="utf-8")
-        for program, word in re.findall(
-            r"(?:^|[`$ ])(uvcc|uvcc-engine) ([a-z][a-z-]*)\b(?=[ `\n])", text, re.MULTILINE
-        ):
-            if f"`{program} {word}" in text or re.search(rf"^(\$ )?{program} {word}", text, re.MULTILINE):
-                known = VERBS if program == "uvcc" else COMMANDS
-                if word not in known and f"{program} {word}" not in ("uvcc without",):
-                    wrong.append(f"{page.name}: {program} {word}")
-    assert wrong == []
-
-
-def test_every_profile_that_the_manual_names_is_there() -> None:
-    from uvcc_console.plan.profile import available
-
-    known = {p.name for p in available()}
-    wrong = []
-    for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
-        text = page.read_text(encoding="utf-8")
-        own = set(
-            re.findall(r"(?:file: |title=\"|as `|new |open\(\")([\w-]+)(?:\.yaml| --from)", text)
-        )  # which the page has one write
-        named = set(re.findall(r"uvcc rollout (?:profiles/)?([\w-]+)(?:\.yaml)?", text)) - own
-        wrong += [f"{page.name}: {name}" for name in named - known - {"PROFILE", "NAME"}]
-    assert wrong == []

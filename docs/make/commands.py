@@ -6,9 +6,9 @@ import argparse
 import contextlib
 import io
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
-from docs.make.alerts import CODES
 from docs.make.words import HEAD, cell
 
 ENGINE_BENCHES: Final = "uvcc-engine bench"
@@ -45,7 +45,7 @@ def parser_of(run: Callable[[list[str]], Any]) -> argparse.ArgumentParser:
     raise LookupError(f"{run} makes no parser")
 
 
-def _shown(action: argparse.Action) -> str:
+def shown(action: argparse.Action) -> str:
     name = action.metavar if isinstance(action.metavar, str) else action.dest
     if not action.option_strings:
         return name if action.nargs is None else f"[{name}]" if action.nargs == "?" else f"{name} ..."
@@ -68,7 +68,7 @@ def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
             said.append(f"default `{a.default}`")
         if a.required and a.option_strings:
             said.append("required")
-        yield f"| `{cell(_shown(a))}` | {cell('; '.join(s for s in said if s))} |"
+        yield f"| `{cell(shown(a))}` | {cell('; '.join(s for s in said if s))} |"
     yield ""
 
 
@@ -111,6 +111,26 @@ def console() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def benches() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each of the engine's benchmarks, by its name."""
+    from uvcc_engine import bench, cli
+
+    names = sorted(p.stem for p in Path(bench.__path__[0]).glob("*.py") if not p.stem.startswith("_"))
+    return {name: parser_of(cli._main_of(f"bench {name}", f"uvcc_engine.bench.{name}")) for name in names}
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser behind each command of both programs, by its words: ``uvcc halt``, ``uvcc-engine bench mpc``."""
+    from uvcc_console.cli.main import VERBS, module_of
+    from uvcc_engine import cli
+
+    found = {f"uvcc {verb}": parser_of(module_of(verb).run) for verb in VERBS}
+    for command, (module, _) in cli.COMMANDS.items():
+        if command != "bench":
+            found[f"uvcc-engine {command}"] = parser_of(cli._main_of(command, module))
+    return found | {f"{ENGINE_BENCHES} {name}": parser for name, parser in benches().items()}
+
+
 def engine() -> str:
     """Every command of ``uvcc-engine``."""
     from uvcc_engine import cli
@@ -126,38 +146,14 @@ def engine() -> str:
     ]
     for command, (module, does) in cli.COMMANDS.items():
         if command == "bench":
-            lines += [f"## {ENGINE_BENCHES}", "", "Measure: `uvcc-engine bench NAME [--json]`; see", ""]
-            lines[-2] += " [benchmarks](../benchmarks.md)."
+            lines += [
+                f"## {ENGINE_BENCHES}",
+                "",
+                "Measure; what was measured stands in [benchmarks](../benchmarks.md).",
+                "",
+            ]
+            for name, parser in benches().items():
+                lines += _section(f"{ENGINE_BENCHES} {name}", "", parser, "###")
             continue
         lines += _section(f"uvcc-engine {command}", does, parser_of(cli._main_of(command, module)))
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _roff(text: str) -> str:
-    """A text as roff takes it: no line begins with a control character, and a minus stays one."""
-    flat = " ".join(text.replace("\\", "\\e").replace("`", "").split()).replace("-", "\\-")
-    return "\\&" + flat if flat.startswith((".", "'")) else flat
-
-
-def manual() -> str:
-    """The man page of ``uvcc``."""
-    from uvcc_console.cli.main import VERBS, groups, module_of
-
-    lines = ['.\\" made by python -m docs.make; do not edit', ".TH UVCC 1", ".SH NAME"]
-    lines += ["uvcc \\- verifiable training on secret shares over three provider domains", ".SH SYNOPSIS"]
-    lines += [".B uvcc", "[\\fIVERB\\fR] [\\fIoptions\\fR]", ".SH DESCRIPTION"]
-    lines += ["Without a verb, the console. RUN may be shortened to a unique prefix, or be last or current."]
-    for title, verbs in groups().items():
-        lines.append(f".SH {_roff(title).upper()}")
-        for verb in verbs:
-            lines += [f".SS uvcc {verb}", _roff(VERBS[verb].does[:1].upper() + VERBS[verb].does[1:] + ".")]
-            parser = parser_of(module_of(verb).run)
-            for a in parser._actions:
-                if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction | argparse._SubParsersAction):
-                    about = (a.help or "").replace("%(default)s", str(a.default)).replace("%%", "%")
-                    lines += [".TP", f"\\fB{_roff(_shown(a))}\\fR", _roff(about) or "\\&"]
-    lines += [".SH EXIT STATUS"]
-    for code, means in CODES.items():
-        lines += [".TP", f"\\fB{code}\\fR", _roff(means)]
-    lines += [".SH SEE ALSO", "uvcc docs, the manual; uvcc VERB \\-\\-help"]
-    return "\n".join(lines) + "\n"
