@@ -96,6 +96,8 @@ def test_the_recording_shows_what_the_console_shows_of_that_run_today() -> None:
     shown = [recording.words(frame) for frame in kept.split('<g class="frame"')[1:]]
     assert shown == [recording.words(picture) for picture in pictures], "run: python -m docs.make.recording"
     assert recording.stated(kept) == recording.digests(recording.KEPT, pictures)
+    assert "VERIFIED" in shown[-1]  # a picture of a run that came to a good end
+    assert "CHANGED" not in "".join(shown)
 
 
 TERMS: Final = (

@@ -16,6 +16,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from uvcc_console.core.shown import Changes
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.judging.rechecks import Rechecks
+
 FRAMES: Final = 12
 SECONDS: Final = 2.0
 SIZE: Final = (110, 30)
@@ -35,12 +39,20 @@ def recorded(run_dir: Path) -> bytes:
     return recording.recording(record.RunRecord.load(run_dir))
 
 
+class _AsThen(Rechecks):
+    """Nothing had changed when this was recorded. The evidence itself does not lie beside the recording kept here."""
+
+    def look(self, s: Snapshot, now: float) -> Changes:
+        return {}
+
+
 async def frames(run_dir: Path) -> list[str]:
     """The console's screen at moments of the recording, evenly apart, and at its end."""
     from uvcc_console.ui.app import open_app
     from uvcc_console.ui.feed.source import ReplaySource
 
     app = open_app(run_dir, replay=True, budget_s=60, utc=True)
+    app.rechecks = _AsThen(run_dir)
     assert isinstance(app.source, ReplaySource)
     source, found = app.source, []
     async with app.run_test(size=SIZE) as pilot:
