@@ -31,7 +31,7 @@ BORDERS: Final[dict[str, str]] = {
     "uvcc_console/report/secret_shapes.py:without_public": "secrets are looked for in whatever text there is",
     "uvcc_console/report/secret_shapes.py:measure": "secrets are looked for in whatever text there is",
     "uvcc_engine/train/worker.py:out_of_memory": "torch's CPU allocator raises a plain RuntimeError",
-    "uvcc_engine/model/torch_module.py:by_secret_data": "torch has no public type for what it cannot trace",
+    "uvcc_engine/model/definition/torch_module.py:by_secret_data": "torch has no public type for what it cannot trace",
 }
 
 

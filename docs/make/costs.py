@@ -23,7 +23,10 @@ class _Run(NamedTuple):
 
 
 def _runs() -> list[_Run]:
-    from uvcc_engine.mpc import arithmetic, boolean, gated, maximum, nonlinear, opening, selection, shuffle, softmax
+    from uvcc_engine.mpc.comparisons import boolean, gated, maximum, selection, shuffle
+    from uvcc_engine.mpc.foundation import opening
+    from uvcc_engine.mpc.functions import nonlinear, softmax
+    from uvcc_engine.mpc.products import arithmetic
 
     def bit_times(rt: Any, b: Any, x: Any) -> Any:
         return arithmetic.mul_protocol(rt, x, b.with_f(0))
@@ -76,9 +79,9 @@ def measured(build: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> 
 
     import torch
 
-    from uvcc_engine.mpc.local import LocalPlanes
-    from uvcc_engine.mpc.runtime import Runtime
-    from uvcc_engine.mpc.share import share_of, split
+    from uvcc_engine.mpc.foundation.local import LocalPlanes
+    from uvcc_engine.mpc.foundation.runtime import Runtime
+    from uvcc_engine.mpc.foundation.share import share_of, split
 
     source = random.Random(1).randbytes
     inputs = [-torch.linspace(0.0, 4.0, shape.numel(), dtype=torch.float64) for shape in map(torch.Size, shapes)]
@@ -98,8 +101,8 @@ def _step(few: bool) -> Cost:
     import itertools
 
     from uvcc_engine.bench.party import mpc_party
-    from uvcc_engine.mpc.local import LocalPlanes
-    from uvcc_engine.mpc.runtime import Runtime
+    from uvcc_engine.mpc.foundation.local import LocalPlanes
+    from uvcc_engine.mpc.foundation.runtime import Runtime
 
     sizes = (784, 128, 128, 10)
 
@@ -119,9 +122,9 @@ def _proved() -> tuple[int, int]:
     """Rounds and bytes of all parties that the proof of one matrix product adds."""
     from uvcc_engine.bench.party import mpc_party
     from uvcc_engine.bench.work import mpc_proofs
-    from uvcc_engine.mpc.arithmetic import matmul_protocol
-    from uvcc_engine.mpc.local import LocalPlanes
-    from uvcc_engine.mpc.runtime import Runtime
+    from uvcc_engine.mpc.foundation.local import LocalPlanes
+    from uvcc_engine.mpc.foundation.runtime import Runtime
+    from uvcc_engine.mpc.products.arithmetic import matmul_protocol
 
     def body(rt: Runtime) -> tuple[int, int]:
         mpc_proofs.open_ledger(rt, "matmul_256_verified")

@@ -10,7 +10,14 @@ from typing import Final
 from docs.make.words import HEAD
 
 ROOT: Final = Path(__file__).parents[2]
-ROOMS: Final = {"mpc": "Secret sharing", "sealing": "Between owner and parties", "proofs": "Proofs"}
+ROOMS: Final = {
+    "mpc/foundation": "Secret sharing: what every protocol stands on",
+    "mpc/products": "Products and truncations",
+    "mpc/comparisons": "Comparisons and selections",
+    "mpc/functions": "Functions of models",
+    "sealing": "Between owner and parties",
+    "proofs": "Proofs",
+}
 _SHORT: Final = 150
 
 
@@ -26,7 +33,7 @@ def _sections() -> Iterator[str]:
         if found:
             yield from (f"## {title}", "")
         for path, told in found.items():
-            name = room if path.stem == "__init__" else path.stem.replace("_", " ")
+            name = path.parent.name if path.stem == "__init__" else path.stem.replace("_", " ")
             yield from (f"### {name}", "", f"`{path.relative_to(ROOT).as_posix()}`", "", told, "")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from uvcc_console.ui.app import UvccApp
 from uvcc_console.ui.feed.source import open_source
-from uvcc_console.ui.widgets.log_view import LogView
+from uvcc_console.ui.panels.log_view import LogView
 
 
 class ScreenProbe(UvccApp):

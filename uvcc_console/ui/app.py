@@ -28,13 +28,13 @@ from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.urgent import soon
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View, holding
+from uvcc_console.ui.panels.charts import ChartsPanel
+from uvcc_console.ui.panels.fleet import FleetPanel
+from uvcc_console.ui.panels.log_view import LogView
+from uvcc_console.ui.panels.pod_page import PodPanel
 from uvcc_console.ui.registry.keys import ACTIONS, UiAction, bindings, footer
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.widgets.charts import ChartsPanel
-from uvcc_console.ui.widgets.fleet import FleetPanel
-from uvcc_console.ui.widgets.log_view import LogView
-from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
 from uvcc_engine.contract.errors import UvccError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from uvcc_engine.agent.child import run
+from uvcc_engine.agent.processes.child import run
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.run_files import files
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.agent.workers import RUNNING, Worker, exit_record
+from uvcc_engine.agent.processes.workers import RUNNING, Worker, exit_record
 from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage, to_json
 from uvcc_engine.contract.agent_protocol.wire import Lacks
 from uvcc_engine.contract.checkpoints import checkpoint as checkpoints

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from uvcc_engine.agent import party, socketpath
 from uvcc_engine.agent.lines import LineBuffer
-from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.agent.processes.process import ProcessId
+from uvcc_engine.agent.processes.spawner import Spawner
 from uvcc_engine.agent.service import Agent
-from uvcc_engine.agent.spawner import Spawner
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.run_files import files

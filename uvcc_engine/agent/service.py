@@ -16,16 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.agent import commands, party, pod_probe
-from uvcc_engine.agent.command_front import CommandFront, Key
-from uvcc_engine.agent.console_channel import Console
+from uvcc_engine.agent import party, pod_probe
+from uvcc_engine.agent.consoles import commands
+from uvcc_engine.agent.consoles.command_front import CommandFront, Key
+from uvcc_engine.agent.consoles.console_channel import Console
 from uvcc_engine.agent.halts import REFUSALS, HaltWatch
 from uvcc_engine.agent.lease import Lease
-from uvcc_engine.agent.process import ProcessId, wake_pipe
-from uvcc_engine.agent.relays import RelayTable
+from uvcc_engine.agent.processes.process import ProcessId, wake_pipe
+from uvcc_engine.agent.processes.relays import RelayTable
+from uvcc_engine.agent.processes.spawner import Spawner
+from uvcc_engine.agent.processes.workers import Worker, WorkerTable
 from uvcc_engine.agent.shutdown import Shutdown
-from uvcc_engine.agent.spawner import Spawner
-from uvcc_engine.agent.workers import Worker, WorkerTable
 from uvcc_engine.contract.agent_protocol import agent_messages as told
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.agent_protocol.wire import AckCode, RefusedError

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from uvcc_engine.agent.command_front import Key
-from uvcc_engine.agent.relays import RelayTable
-from uvcc_engine.agent.workers import WorkerTable
+from uvcc_engine.agent.consoles.command_front import Key
+from uvcc_engine.agent.processes.relays import RelayTable
+from uvcc_engine.agent.processes.workers import WorkerTable
 
 RELAY_GRACE_S: Final = 3.0
 KILL_PATIENCE_S: Final = 10.0

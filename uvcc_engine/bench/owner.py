@@ -23,7 +23,7 @@ from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_t
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import held_out
 from uvcc_engine.data.schema import load_schema
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import encode_fixed
 from uvcc_engine.sealing.purpose import Purpose

@@ -20,7 +20,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.data.sets import Dataset, Floats, split
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.simulate import SimulatedFit, train
 
 _MLP: Final = [{"linear": 16}, "relu", "linear"]

@@ -18,7 +18,7 @@ from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.model.state_digests import whole_digest
+from uvcc_engine.model.learning.state_digests import whole_digest
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.commit_record import (
     NAMESPACE,

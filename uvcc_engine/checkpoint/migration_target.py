@@ -21,8 +21,8 @@ from uvcc_engine.contract.job.migration import Migration, record_hash
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.state_digests import HALVES, component_digest, stored_name, whole_digest
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.state_digests import HALVES, component_digest, stored_name, whole_digest
 from uvcc_engine.sealing.box import unseal
 from uvcc_engine.sealing.components import Ring, decode_component
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE

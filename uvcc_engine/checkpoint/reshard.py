@@ -12,7 +12,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.job.topology import Topology
-from uvcc_engine.model.specs import ModelSpec
+from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sharding.partition import Placed, join_weight, place_layers, slice_of, stage_bounds, weights_of
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from uvcc_engine.mpc.arithmetic import integer_scale, partners, terms
-from uvcc_engine.mpc.roles import roles
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import Share
-from uvcc_engine.mpc.truncation import truncate_product_protocol
+from uvcc_engine.mpc.foundation.roles import roles
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.products.arithmetic import integer_scale, partners, terms
+from uvcc_engine.mpc.products.truncation import truncate_product_protocol
 
 
 def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:

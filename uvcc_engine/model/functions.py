@@ -9,11 +9,11 @@ from typing import Final
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import add_ring, mul_protocol, rescale_protocol
-from uvcc_engine.mpc.nonlinear import chebyshev_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.selection import drelu_arithmetic_protocol
-from uvcc_engine.mpc.share import Share, stack
+from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share, stack
+from uvcc_engine.mpc.functions.nonlinear import chebyshev_protocol
+from uvcc_engine.mpc.products.arithmetic import add_ring, mul_protocol, rescale_protocol
 
 EXP_SCALE: Final = 16
 """The scale at which exponentials are computed; a job at another one is brought to it and back."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from uvcc_engine.model.losses import Powers
     from uvcc_engine.model.model_spec import ModelSpec
     from uvcc_engine.model.secret_layer import Then, Update
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
 __all__ = [
     "Layer",

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from uvcc_engine.model.functions import EXP_SCALE, to_exp_scale_protocol
-from uvcc_engine.mpc import exponential, softmax
-from uvcc_engine.mpc.arithmetic import dot_protocol, mul_protocol, product_with_protocol, rescale_protocol, sub
-from uvcc_engine.mpc.exponential import INVERSE, LOG, SUM_LIMIT, exp_protocol
-from uvcc_engine.mpc.maximum import argmax_one_hot_protocol, max_protocol
-from uvcc_engine.mpc.nonlinear import divide_protocol, log_protocol
-from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol, max_protocol
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.functions import exponential, softmax
+from uvcc_engine.mpc.functions.exponential import INVERSE, LOG, SUM_LIMIT, exp_protocol
+from uvcc_engine.mpc.functions.nonlinear import divide_protocol, log_protocol
+from uvcc_engine.mpc.products.arithmetic import dot_protocol, mul_protocol, product_with_protocol, rescale_protocol, sub
 
 _LEAST = 1.0 - 2.0**-8  # the largest power is 1, up to rounding
 

@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     from uvcc_engine.model.functions import to_exp_scale_protocol as to_exp_scale_protocol
     from uvcc_engine.model.losses import powers_protocol as powers_protocol
     from uvcc_engine.model.losses import product_powers_protocol as product_powers_protocol
-    from uvcc_engine.mpc.activations import gelu_protocol as gelu_protocol
-    from uvcc_engine.mpc.activations import sigmoid_protocol as sigmoid_protocol
-    from uvcc_engine.mpc.arithmetic import DEALER as DEALER
-    from uvcc_engine.mpc.arithmetic import add as add
-    from uvcc_engine.mpc.arithmetic import add_public as add_public
-    from uvcc_engine.mpc.arithmetic import matmul_protocol as matmul_protocol
-    from uvcc_engine.mpc.arithmetic import mul_protocol as mul_protocol
-    from uvcc_engine.mpc.arithmetic import mul_public_protocol as mul_public_protocol
-    from uvcc_engine.mpc.arithmetic import partners as partners
-    from uvcc_engine.mpc.arithmetic import product_with_protocol as product_with_protocol
-    from uvcc_engine.mpc.arithmetic import public as public
-    from uvcc_engine.mpc.arithmetic import rescale_protocol as rescale_protocol
-    from uvcc_engine.mpc.arithmetic import scale_int as scale_int
-    from uvcc_engine.mpc.arithmetic import sub as sub
-    from uvcc_engine.mpc.arithmetic import terms as terms
-    from uvcc_engine.mpc.gated import matmul_gated_protocol as matmul_gated_protocol
-    from uvcc_engine.mpc.gated import product_gated_protocol as product_gated_protocol
-    from uvcc_engine.mpc.maximum import matmul_max_protocol as matmul_max_protocol
-    from uvcc_engine.mpc.maximum import max_and_place_protocol as max_and_place_protocol
-    from uvcc_engine.mpc.maximum import max_protocol as max_protocol
-    from uvcc_engine.mpc.nonlinear import softmax_protocol as softmax_protocol
-    from uvcc_engine.mpc.normalize import normalize_gradient_protocol as normalize_gradient_protocol
-    from uvcc_engine.mpc.normalize import normalize_protocol as normalize_protocol
-    from uvcc_engine.mpc.normalize import rsqrt_protocol as rsqrt_protocol
-    from uvcc_engine.mpc.roles import roles as roles
-    from uvcc_engine.mpc.runtime import par as par
-    from uvcc_engine.mpc.selection import matmul_relu_protocol as matmul_relu_protocol
-    from uvcc_engine.mpc.selection import relu_protocol as relu_protocol
-    from uvcc_engine.mpc.share import Share as Share
-    from uvcc_engine.mpc.share import cat as cat
-    from uvcc_engine.mpc.softmax import powers_fit as powers_fit
+    from uvcc_engine.mpc.comparisons.gated import matmul_gated_protocol as matmul_gated_protocol
+    from uvcc_engine.mpc.comparisons.gated import product_gated_protocol as product_gated_protocol
+    from uvcc_engine.mpc.comparisons.maximum import matmul_max_protocol as matmul_max_protocol
+    from uvcc_engine.mpc.comparisons.maximum import max_and_place_protocol as max_and_place_protocol
+    from uvcc_engine.mpc.comparisons.maximum import max_protocol as max_protocol
+    from uvcc_engine.mpc.comparisons.selection import matmul_relu_protocol as matmul_relu_protocol
+    from uvcc_engine.mpc.comparisons.selection import relu_protocol as relu_protocol
+    from uvcc_engine.mpc.foundation.roles import roles as roles
+    from uvcc_engine.mpc.foundation.runtime import par as par
+    from uvcc_engine.mpc.foundation.share import Share as Share
+    from uvcc_engine.mpc.foundation.share import cat as cat
+    from uvcc_engine.mpc.functions.activations import gelu_protocol as gelu_protocol
+    from uvcc_engine.mpc.functions.activations import sigmoid_protocol as sigmoid_protocol
+    from uvcc_engine.mpc.functions.nonlinear import softmax_protocol as softmax_protocol
+    from uvcc_engine.mpc.functions.normalize import normalize_gradient_protocol as normalize_gradient_protocol
+    from uvcc_engine.mpc.functions.normalize import normalize_protocol as normalize_protocol
+    from uvcc_engine.mpc.functions.normalize import rsqrt_protocol as rsqrt_protocol
+    from uvcc_engine.mpc.functions.softmax import powers_fit as powers_fit
+    from uvcc_engine.mpc.products.arithmetic import DEALER as DEALER
+    from uvcc_engine.mpc.products.arithmetic import add as add
+    from uvcc_engine.mpc.products.arithmetic import add_public as add_public
+    from uvcc_engine.mpc.products.arithmetic import matmul_protocol as matmul_protocol
+    from uvcc_engine.mpc.products.arithmetic import mul_protocol as mul_protocol
+    from uvcc_engine.mpc.products.arithmetic import mul_public_protocol as mul_public_protocol
+    from uvcc_engine.mpc.products.arithmetic import partners as partners
+    from uvcc_engine.mpc.products.arithmetic import product_with_protocol as product_with_protocol
+    from uvcc_engine.mpc.products.arithmetic import public as public
+    from uvcc_engine.mpc.products.arithmetic import rescale_protocol as rescale_protocol
+    from uvcc_engine.mpc.products.arithmetic import scale_int as scale_int
+    from uvcc_engine.mpc.products.arithmetic import sub as sub
+    from uvcc_engine.mpc.products.arithmetic import terms as terms
 
 _ARITHMETIC: Final = (
     "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
@@ -58,17 +58,17 @@ _NAMES: Final = {
     "model.additive": "product settle_protocol",
     "model.functions": "to_exp_scale_protocol",
     "model.losses": "powers_protocol product_powers_protocol",
-    "mpc.activations": "gelu_protocol sigmoid_protocol",
-    "mpc.arithmetic": f"{_ARITHMETIC} rescale_protocol scale_int sub terms",
-    "mpc.gated": "matmul_gated_protocol product_gated_protocol",
-    "mpc.maximum": "matmul_max_protocol max_and_place_protocol max_protocol",
-    "mpc.nonlinear": "softmax_protocol",
-    "mpc.normalize": "normalize_protocol normalize_gradient_protocol rsqrt_protocol",
-    "mpc.roles": "roles",
-    "mpc.runtime": "par",
-    "mpc.selection": "matmul_relu_protocol relu_protocol",
-    "mpc.share": "Share cat",
-    "mpc.softmax": "powers_fit",
+    "mpc.functions.activations": "gelu_protocol sigmoid_protocol",
+    "mpc.products.arithmetic": f"{_ARITHMETIC} rescale_protocol scale_int sub terms",
+    "mpc.comparisons.gated": "matmul_gated_protocol product_gated_protocol",
+    "mpc.comparisons.maximum": "matmul_max_protocol max_and_place_protocol max_protocol",
+    "mpc.functions.nonlinear": "softmax_protocol",
+    "mpc.functions.normalize": "normalize_protocol normalize_gradient_protocol rsqrt_protocol",
+    "mpc.foundation.roles": "roles",
+    "mpc.foundation.runtime": "par",
+    "mpc.comparisons.selection": "matmul_relu_protocol relu_protocol",
+    "mpc.foundation.share": "Share cat",
+    "mpc.functions.softmax": "powers_fit",
 }
 _HOMES: Final = {name: f"uvcc_engine.{home}" for home, names in _NAMES.items() for name in names.split()}
 OPERATIONS: Final = ("torch", *sorted(_HOMES))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from uvcc_engine.model.secret_layer import Layer
     from uvcc_engine.model.tensor_parallel import TensorParallel
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.share import Share
 
 
 __all__ = [

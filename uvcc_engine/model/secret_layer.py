@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 from uvcc_engine.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
 
 class Layer(ABC):

@@ -23,8 +23,8 @@ from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
 
 if TYPE_CHECKING:
     from uvcc_engine.model.stage_part import StagePart
-    from uvcc_engine.mpc.runtime import Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import Runtime
+    from uvcc_engine.mpc.foundation.share import Share
     from uvcc_engine.parallel.group import Communicator
 
 WHOLE: Final = "whole"

@@ -21,11 +21,11 @@ import numpy as np
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
-from uvcc_engine.model.plaintext import train_plaintext
-from uvcc_engine.model.specs import ModelSpec, initial_weights
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
+from uvcc_engine.model.learning.plaintext import train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.signing.identity import Identity

@@ -22,10 +22,10 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean_block
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
-from uvcc_engine.mpc.prg import PairKeys
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlane, LocalPlanes
+from uvcc_engine.mpc.foundation.prg import PairKeys
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.owner.client import sealed_name
 from uvcc_engine.owner.fleet_replay import Timed, replay_fleet
 from uvcc_engine.plane.api import Buffer, Tag

@@ -25,7 +25,7 @@ from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import load_schema, schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
-from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors

@@ -22,7 +22,7 @@ import torch.distributed  # before the fork, so that the workers need not
 from uvcc_engine.contract.errors import PeerLostError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Buffer, Tag

@@ -28,8 +28,8 @@ from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema, schema_text
 from uvcc_engine.data.sets import Floats, load_digits
 from uvcc_engine.data.table_files import read_table
-from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
-from uvcc_engine.model.specs import ModelSpec, find_model
+from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.definition.specs import ModelSpec, find_model
 
 WEIGHTS, MODEL, FITTED = "weights.npz", "model.json", "preprocessing.yaml"
 """What an owner holds after a training: opened weights, the model, and the fitted schema."""
@@ -108,7 +108,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         features, classes = digits.train_x.shape[1], digits.classes
     if isinstance(asked, str) and is_module_file(asked):
         extras.require("torch", "job.model names a torch module")
-        from uvcc_engine.model.torch_module import model_of_file
+        from uvcc_engine.model.definition.torch_module import model_of_file
 
         made = model_of_file(asked, features, classes)
         return found | {"model": model_to_json(made.model), "notes": list(made.notes)}
@@ -204,7 +204,7 @@ def _outputs(model: ModelSpec, weights: list[Floats], x: Floats) -> Floats:
     extras.require("torch", "predictions are computed with it")
     import torch
 
-    from uvcc_engine.model.plaintext import forward
+    from uvcc_engine.model.learning.plaintext import forward
 
     with torch.no_grad():
         found: Floats = forward(model, [torch.from_numpy(w) for w in weights], torch.from_numpy(x)).numpy()

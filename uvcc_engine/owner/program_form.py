@@ -21,8 +21,8 @@ import numpy as np
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
-from uvcc_engine.mpc.local import rehearsal_keys
-from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.foundation.local import rehearsal_keys
+from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.owner.audit import check_replays, program, recorded
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.validation import fit_model

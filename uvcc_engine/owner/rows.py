@@ -22,7 +22,7 @@ from uvcc_engine.data.fitting_pass import FittingPass, targets
 from uvcc_engine.data.schema import Schema, load_schema
 from uvcc_engine.data.sets import Floats, Labels, public_stream, target_rows
 from uvcc_engine.data.table_batches import table_batches
-from uvcc_engine.model.specs import ModelSpec
+from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.owner.client import input_tensors
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import encode_fixed

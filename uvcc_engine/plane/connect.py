@@ -18,18 +18,18 @@ from uvcc_engine.contract.job.link_spec import KINDS, LinkSpec
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
-from uvcc_engine.plane.auto import AUTO_POLICY, AutoLink, RelayPath
-from uvcc_engine.plane.direct import DirectLink, parse_address
 from uvcc_engine.plane.endpoint import Endpoint
-from uvcc_engine.plane.faults import FaultPlan, FaultyLink
-from uvcc_engine.plane.knocking import KnockAuthenticator
-from uvcc_engine.plane.links import Link
+from uvcc_engine.plane.links.auto import AUTO_POLICY, AutoLink, RelayPath
+from uvcc_engine.plane.links.direct import DirectLink, parse_address
+from uvcc_engine.plane.links.faults import FaultPlan, FaultyLink
+from uvcc_engine.plane.links.knocking import KnockAuthenticator
+from uvcc_engine.plane.links.link import Link
+from uvcc_engine.plane.links.nats_link import NatsLink
+from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayLink
+from uvcc_engine.plane.links.relay_locator import RelayLocator, RelocatingLink
+from uvcc_engine.plane.links.stream_link import StreamLink, stream_address
 from uvcc_engine.plane.live import LivePlane, Waits
-from uvcc_engine.plane.nats_link import NatsLink
-from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayLink
-from uvcc_engine.plane.relay_locator import RelayLocator, RelocatingLink
 from uvcc_engine.plane.secure_session import SigningIdentity
-from uvcc_engine.plane.stream_link import StreamLink, stream_address
 from uvcc_engine.plane.timing import LinkTiming
 from uvcc_engine.transcript.signing.identity import PublicIdentity
 

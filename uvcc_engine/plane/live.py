@@ -19,8 +19,8 @@ from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Recorder, Tag, Wakeable
 from uvcc_engine.plane.endpoint import Endpoint
-from uvcc_engine.plane.faults import FaultyLink
-from uvcc_engine.plane.links import Link
+from uvcc_engine.plane.links.faults import FaultyLink
+from uvcc_engine.plane.links.link import Link
 from uvcc_engine.plane.quiet import OnEvent, Quiet
 from uvcc_engine.transcript.formats import kinds
 

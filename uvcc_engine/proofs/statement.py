@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, ProductNotes, TruncationNotes
+from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, ProductNotes, TruncationNotes
+from uvcc_engine.mpc.foundation.roles import known
+from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels.plain import shift_logical
-from uvcc_engine.mpc.roles import known
-from uvcc_engine.mpc.share import Share
 from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.folding import SLOTS, Sizes
 from uvcc_engine.proofs.vectors import Arithmetic, Block, MaskBlock, NumberBlock, WeightedBlock, merged

@@ -26,9 +26,9 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
-from uvcc_engine.mpc.claim_ledger import ProductNotes
-from uvcc_engine.mpc.roles import known
-from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
+from uvcc_engine.mpc.foundation.roles import known
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
 from uvcc_engine.proofs.folding import DEGREE, Sizes, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing

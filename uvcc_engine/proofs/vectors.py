@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.kernels.base import Kernels
-from uvcc_engine.mpc.roles import known
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
 _WORD = 64

@@ -15,7 +15,7 @@ from typing import Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
-from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.sealing.box import box_key, open_with, seal, unseal
 from uvcc_engine.sealing.inputs import PartyInputs, read_inputs
 from uvcc_engine.sealing.joint import MAGIC as SET_MAGIC

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.sharding.stage_passes import StagePart

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.parallel.pipeline import BACKWARD
 
 IN_FLIGHT: Final = 8

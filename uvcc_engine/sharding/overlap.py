@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from uvcc_engine.mpc.runtime import ProtocolProgress
+from uvcc_engine.mpc.foundation.runtime import ProtocolProgress
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.plane.api import WatchedPlane
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
 from uvcc_engine.model.registry import type_of
-from uvcc_engine.model.specs import ModelSpec
 from uvcc_engine.model.tensor_parallel import (
     COLUMNS,
     HEADS,

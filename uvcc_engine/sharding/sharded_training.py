@@ -24,14 +24,14 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import losses
 from uvcc_engine.model.additive import settle_protocol
+from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.functions import exp_scale
-from uvcc_engine.model.specs import ModelSpec, initial_weights
-from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored
-from uvcc_engine.model.training import StepResult
-from uvcc_engine.mpc.arithmetic import add, mul_public_protocol, public, sub
-from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, ProtocolProgress, Runtime, par
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
+from uvcc_engine.model.learning.training import StepResult
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.products.arithmetic import add, mul_public_protocol, public, sub
 from uvcc_engine.parallel.group import OnEvent
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Pipe, PipelineReceiver, Record

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from uvcc_engine.data.sets import Floats
+from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.registry import type_of
-from uvcc_engine.model.specs import ModelSpec
 from uvcc_engine.model.tensor_parallel import PartContext
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.products.arithmetic import public
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.sharding.partition import COLUMNS, Placed, place_layers, slice_of, stage_bounds, weights_of
 from uvcc_engine.sharding.stage_passes import StagePart, ToRows, leaves

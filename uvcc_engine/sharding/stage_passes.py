@@ -7,8 +7,8 @@ from __future__ import annotations
 from uvcc_engine.model.parts import Pass, Plain, StagePart, gather_rows, leaves, my_rows
 from uvcc_engine.model.parts import backward_parts_protocol as backward_protocol
 from uvcc_engine.model.parts import forward_parts_protocol as forward_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol
+from uvcc_engine.mpc.foundation.share import Share
 
 __all__ = ["Pass", "Plain", "StagePart", "ToRows", "backward_protocol", "forward_protocol", "leaves", "my_rows"]
 

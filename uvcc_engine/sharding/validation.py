@@ -12,7 +12,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
-from uvcc_engine.model.specs import Dense, ModelSpec, Relu, find_model
+from uvcc_engine.model.definition.specs import Dense, ModelSpec, Relu, find_model
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sharding.partition import place_layers, stage_bounds
 

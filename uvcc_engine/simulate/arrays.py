@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Floats
-from uvcc_engine.mpc import arithmetic, selection
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import DEFAULT_F, Share, decode, share_of, split
+from uvcc_engine.mpc.comparisons import selection
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import DEFAULT_F, Share, decode, share_of, split
+from uvcc_engine.mpc.products import arithmetic
 
 
 class Parties:

@@ -21,15 +21,15 @@ from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, split
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
-from uvcc_engine.model.plaintext import PlaintextResult, forward, train_plaintext
-from uvcc_engine.model.specs import MODELS, ModelSpec, find_model
-from uvcc_engine.model.torch_module import model_of_file, model_of_module
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.prg import PairKeys
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import Share, random_ring, reconstruct
+from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.definition.specs import MODELS, ModelSpec, find_model
+from uvcc_engine.model.definition.torch_module import model_of_file, model_of_module
+from uvcc_engine.model.learning.plaintext import PlaintextResult, forward, train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.prg import PairKeys
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import Share, random_ring, reconstruct
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
 from uvcc_engine.sharding.validation import check_tensors, fit_model, shapes_of
 from uvcc_engine.simulate.metering import LayerCost, Metering

@@ -18,8 +18,8 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.registry import type_of
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.mpc.rounds import Fork, Round
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.foundation.rounds import Fork, Round
+from uvcc_engine.mpc.foundation.share import Share
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 _METHODS: Final = {

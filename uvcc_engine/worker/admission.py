@@ -17,7 +17,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.model.specs import ModelSpec
+from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.joint import open_set
 from uvcc_engine.sealing.purpose import ProposedUse

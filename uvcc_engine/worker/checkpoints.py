@@ -23,7 +23,7 @@ from uvcc_engine.contract.peer_protocol.peer_messages import AttachedNote, Topic
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.run_files.writer import RunWriter
-from uvcc_engine.model.state_digests import HALVES, blind_at, component_digest, half_of
+from uvcc_engine.model.learning.state_digests import HALVES, blind_at, component_digest, half_of
 from uvcc_engine.worker.admission import Admission
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.outcome import state_blinds

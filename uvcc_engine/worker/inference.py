@@ -14,13 +14,13 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.specs import ModelSpec
-from uvcc_engine.model.state_digests import Half, component, component_digest, loaded, rings, stored
-from uvcc_engine.model.training import StepResult
-from uvcc_engine.mpc.arithmetic import public, scale_int
-from uvcc_engine.mpc.maximum import argmax_one_hot_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.model.definition.specs import ModelSpec
+from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
+from uvcc_engine.model.learning.training import StepResult
+from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.products.arithmetic import public, scale_int
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.validation import PREDICTION, QUERY

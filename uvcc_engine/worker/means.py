@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.kernels.choose import device_for
-from uvcc_engine.mpc.prg import PairKeys
 from uvcc_engine.worker.admission import Admission
 
 

@@ -36,7 +36,7 @@ from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
-from uvcc_engine.model.state_digests import HALVES, blind_at, half_of
+from uvcc_engine.model.learning.state_digests import HALVES, blind_at, half_of
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE

@@ -26,7 +26,7 @@ from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.run_files import control, files
 from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.contract.run_files.records import Malformed, ReportedRoot
-from uvcc_engine.plane.relay_locator import RelayLocator
+from uvcc_engine.plane.links.relay_locator import RelayLocator
 from uvcc_engine.transcript.signed import boxes, orders
 
 BEAT_S: Final = 2.0

@@ -19,8 +19,8 @@ from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
 from uvcc_engine.proofs.step_proof import ProvedStep
 from uvcc_engine.sealing.release import box_name, seal_weights

@@ -25,7 +25,7 @@ from uvcc_console.federation.rendezvous import APPROVALS, PROPOSALS, Rendezvous
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Topology
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing import joint
 from uvcc_engine.sealing.purpose import ProposedUse
 from uvcc_engine.transcript.proof import contributed

@@ -21,8 +21,8 @@ from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.schema import load_schema
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.table_files import read_table
-from uvcc_engine.model.plaintext import forward, train_plaintext
-from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.plaintext import forward, train_plaintext
 from uvcc_engine.transcript.terms.policy import Policy
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "own-table.md"

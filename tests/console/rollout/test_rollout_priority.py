@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uvcc_console.rollout.priority import NICE, environment, give_way, niceness, stretch
-from uvcc_engine.agent import child
+from uvcc_engine.agent.processes import child
 
 
 @pytest.mark.parametrize(("workers", "cores", "level"), [(1, 2, 0), (2, 2, 0), (3, 2, 2), (24, 2, 11), (192, 2, 19)])

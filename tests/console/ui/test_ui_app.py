@@ -13,11 +13,11 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.ui.app import open_app
+from uvcc_console.ui.panels.charts import ChartsPanel
+from uvcc_console.ui.panels.fleet import FleetPanel
+from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.registry.keys import ACTIONS, bindings, markdown_table
 from uvcc_console.ui.screens.help import HelpScreen
-from uvcc_console.ui.widgets.charts import ChartsPanel
-from uvcc_console.ui.widgets.fleet import FleetPanel
-from uvcc_console.ui.widgets.log_view import LogView
 
 
 @pytest.fixture

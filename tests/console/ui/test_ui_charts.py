@@ -19,9 +19,9 @@ from uvcc_console.core.state import fold
 from uvcc_console.ui.actions.compared import chosen
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.view import View
-from uvcc_console.ui.widgets.board import board_lines
+from uvcc_console.ui.panels.board import board_lines
+from uvcc_console.ui.panels.charts import ChartsPanel, chart, grid_lines, overview_lines
 from uvcc_console.ui.widgets.canvas import AxisScale, x_ticks, y_labels
-from uvcc_console.ui.widgets.charts import ChartsPanel, chart, grid_lines, overview_lines
 from uvcc_console.ui.widgets.curves import ChartLook, axis_of, constants, curves_of, names, smoothed
 from uvcc_engine.contract.errors import ConfigError
 

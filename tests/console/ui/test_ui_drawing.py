@@ -17,7 +17,8 @@ from uvcc_console.ui.drawing.paint import clean, cut, fit, plain, spread, width_
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.view import View, fleet_rows, stakes
-from uvcc_console.ui.widgets import bars, charts, cost, fleet, halt_panel, ledger, result, rollout
+from uvcc_console.ui.panels import charts, cost, fleet, halt_panel, ledger, result, rollout
+from uvcc_console.ui.widgets import bars
 from uvcc_console.ui.widgets.canvas import Band, Curve, Frame, nice_ticks, plot
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.errors import ConfigError

@@ -19,10 +19,10 @@ from uvcc_console.core import paths
 from uvcc_console.fleet.procs import identify
 from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
+from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel
+from uvcc_console.ui.panels.plan_fields import FieldsPanel, flat
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.wizard import WizardFooter, WizardScreen
-from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
-from uvcc_console.ui.widgets.plan_fields import FieldsPanel, flat
 
 
 def text_of(app: HomeApp) -> str:

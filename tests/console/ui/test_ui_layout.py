@@ -14,11 +14,11 @@ from uvcc_console.core import events as ev
 from uvcc_console.ui.actions import layouts
 from uvcc_console.ui.feed import kept_layout
 from uvcc_console.ui.feed.kept_layout import ScreenLayout
+from uvcc_console.ui.panels.fleet import FleetPanel
+from uvcc_console.ui.panels.ledger import LedgerPanel
+from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.screens.borders import LEAST_LEFT, LEAST_LOG, LEAST_RIGHT, Borders, grip_at
 from uvcc_console.ui.screens.jump import JumpScreen, signs
-from uvcc_console.ui.widgets.fleet import FleetPanel
-from uvcc_console.ui.widgets.ledger import LedgerPanel
-from uvcc_console.ui.widgets.log_view import LogView
 
 BODY, RIGHT, LOG = Region(0, 2, 160, 33), Region(112, 2, 48, 33), Region(0, 35, 160, 14)
 

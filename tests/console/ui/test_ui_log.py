@@ -19,9 +19,9 @@ from uvcc_console.ui.actions.log_actions import newest_dump
 from uvcc_console.ui.drawing.glyphs import UNICODE
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.judging.filters import parse
+from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.screens.viewer import ViewerScreen
 from uvcc_console.ui.widgets.log_lines import entry_line, histogram, indent_of, row_count, stamp_text, wrapped
-from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.run_files.event_names import NAMES
 

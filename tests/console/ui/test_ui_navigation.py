@@ -16,12 +16,12 @@ from uvcc_console.core.state import fold
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.filters import parse
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.panels.fleet import FleetPanel, FleetState, fleet_lines, followed, visible_rows
+from uvcc_console.ui.panels.fleet_columns import COLUMNS, ordered, parsed
+from uvcc_console.ui.panels.log_view import LogView
+from uvcc_console.ui.panels.pod_page import pod_lines
 from uvcc_console.ui.screens.trail import Spot, Trail
-from uvcc_console.ui.widgets.fleet import FleetPanel, FleetState, fleet_lines, followed, visible_rows
-from uvcc_console.ui.widgets.fleet_columns import COLUMNS, ordered, parsed
 from uvcc_console.ui.widgets.heat import heat_lines
-from uvcc_console.ui.widgets.log_view import LogView
-from uvcc_console.ui.widgets.pod_page import pod_lines
 from uvcc_engine.contract.errors import ConfigError
 
 GPU = {

@@ -19,7 +19,7 @@ from uvcc_console.ui.actions import notices, notify
 from uvcc_console.ui.actions.notices import Note
 from uvcc_console.ui.actions.notify import Notifier
 from uvcc_console.ui.actions.shell import ssh_command
-from uvcc_console.ui.widgets.fleet import FleetPanel
+from uvcc_console.ui.panels.fleet import FleetPanel
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 
 

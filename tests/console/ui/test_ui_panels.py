@@ -23,9 +23,10 @@ from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging import rechecks
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.view import View, fleet_rows
-from uvcc_console.ui.widgets import cost, curves, fleet_grid, home, ledger, plane, result, rollout, scrub, worker_detail
-from uvcc_console.ui.widgets.charts import ChartsPanel
-from uvcc_console.ui.widgets.fleet import FleetPanel, labels
+from uvcc_console.ui.panels import cost, fleet_grid, home, ledger, plane, result, rollout, worker_detail
+from uvcc_console.ui.panels.charts import ChartsPanel
+from uvcc_console.ui.panels.fleet import FleetPanel, labels
+from uvcc_console.ui.widgets import curves, scrub
 
 NO_FILES = rechecks.Rechecks(Path("nowhere"))
 

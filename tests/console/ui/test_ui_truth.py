@@ -17,8 +17,9 @@ from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, START_LOOKS, STARTING, Lamp, Watchman
 from uvcc_console.ui.judging.view import View, fleet_rows
+from uvcc_console.ui.panels import fleet, halt_panel
 from uvcc_console.ui.registry.keys import ACTIONS, Context
-from uvcc_console.ui.widgets import bars, fleet, halt_panel
+from uvcc_console.ui.widgets import bars
 
 STUCK = Lamp(FROZEN, "pid 4242 has not moved for 9 s: a signal stopped it")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from uvcc_engine.agent import socketpath
 from uvcc_engine.agent.lines import LineBuffer
-from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.run_files import files
 

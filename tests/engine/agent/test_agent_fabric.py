@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from uvcc_engine.agent import fabric
-from uvcc_engine.agent.child import ENTRIES
+from uvcc_engine.agent.processes.child import ENTRIES
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology

@@ -14,7 +14,7 @@ import psutil
 from agent_harness import Console, Pod, pod_at, wait_until
 
 import uvcc_engine
-from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.run_files import files
 

@@ -15,11 +15,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_engine import cli
-from uvcc_engine.agent import party, tail
+from uvcc_engine.agent import party
+from uvcc_engine.agent.consoles import tail
 from uvcc_engine.agent.halts import last_beat
 from uvcc_engine.agent.lines import LineBuffer
-from uvcc_engine.agent.process import ProcessId, exit_of
-from uvcc_engine.agent.workers import Worker, exit_record
+from uvcc_engine.agent.processes.process import ProcessId, exit_of
+from uvcc_engine.agent.processes.workers import Worker, exit_record
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology

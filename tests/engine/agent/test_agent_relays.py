@@ -14,7 +14,7 @@ import psutil
 import pytest
 from agent_harness import Pod, launched, wait_until
 
-from uvcc_engine.agent.process import ProcessId
+from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.run_files import files
 

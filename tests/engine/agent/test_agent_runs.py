@@ -9,7 +9,7 @@ import time
 
 from agent_harness import Console, Pod, launched, wait_until
 
-from uvcc_engine.agent.process import group_members
+from uvcc_engine.agent.processes.process import group_members
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.run_files import files
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uvcc_engine.agent.process import ProcessId, group_members, has_ended, wake_pipe
+from uvcc_engine.agent.processes.process import ProcessId, group_members, has_ended, wake_pipe
 from uvcc_engine.contract.machine import host, shortpath
 from uvcc_engine.transcript.leaves import write_ahead_log
 

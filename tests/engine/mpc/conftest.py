@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import Share, decode, share_of, split
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share, decode, share_of, split
 
 
 @dataclass

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.prg import Draws
-from uvcc_engine.mpc.rounds import RoundInbox
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.prg import Draws
+from uvcc_engine.mpc.foundation.rounds import RoundInbox
+from uvcc_engine.mpc.foundation.runtime import Runtime
 
 LEAST = 2048  # items with fewer elements say too little
 SUSPICION = 1e-9  # a single test below this is a leak: thousands of tests run per view

@@ -20,11 +20,11 @@ from uvcc_engine.bench.timing import machine_rates as machine
 from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.arithmetic import matmul_protocol
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.opening import open_many
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import reconstruct
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.opening import open_many
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import reconstruct
+from uvcc_engine.mpc.products.arithmetic import matmul_protocol
 from uvcc_engine.plane.api import Tag
 
 

@@ -13,10 +13,12 @@ from torch import Tensor
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import RingRangeError
 from uvcc_engine.model import losses
-from uvcc_engine.mpc import arithmetic, bits, exponential, gated, maximum, truncation
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.comparisons import bits, gated, maximum
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.functions import exponential
+from uvcc_engine.mpc.products import arithmetic, truncation
 from uvcc_engine.transcript.formats import kinds
 
 Run = Callable[..., Any]

@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import arithmetic, selection
-from uvcc_engine.mpc.boolean import QUICK, SPARING
-from uvcc_engine.mpc.carry import tree
+from uvcc_engine.mpc.comparisons import selection
+from uvcc_engine.mpc.comparisons.boolean import QUICK, SPARING
+from uvcc_engine.mpc.comparisons.carry import tree
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels import cpu, gemm, limbs
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.kernels.compile import main as compile_loops
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
+from uvcc_engine.mpc.kernels.layout import Level, level, wire_dtype
 from uvcc_engine.mpc.kernels.loops import LOOPS, Loops, mark
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.mpc.kernels.warm import warm
-from uvcc_engine.mpc.layout import Level, level, wire_dtype
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import Share
-from uvcc_engine.mpc.truncation import from_wire
+from uvcc_engine.mpc.products import arithmetic
+from uvcc_engine.mpc.products.truncation import from_wire
 
 PLAIN, CPU = PlainKernels(), CpuKernels()
 N = COMPILE_FROM + 192

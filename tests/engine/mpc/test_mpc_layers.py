@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import activations, arithmetic, bits, convolution, normalize, shuffle
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.comparisons import bits, shuffle
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.functions import activations, convolution, normalize
+from uvcc_engine.mpc.products import arithmetic
 
 Run = Callable[..., Any]
 UNIT = 2.0**-16

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc import arithmetic, boolean, gated, maximum, nonlinear, prg, selection, shuffle, softmax, truncation
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import share_of, split
+from uvcc_engine.mpc.comparisons import boolean, gated, maximum, selection, shuffle
+from uvcc_engine.mpc.foundation import prg
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import share_of, split
+from uvcc_engine.mpc.functions import nonlinear, softmax
+from uvcc_engine.mpc.products import arithmetic, truncation
 
 N = 4096
 ZERO = torch.zeros(N, dtype=torch.float64)

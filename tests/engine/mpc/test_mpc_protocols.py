@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import arithmetic, boolean, chunking, exponential, gated, maximum, nonlinear, selection, truncation
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.comparisons import boolean, gated, maximum, selection
+from uvcc_engine.mpc.foundation import chunking
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.functions import exponential, nonlinear
+from uvcc_engine.mpc.products import arithmetic, truncation
 
 Run = Callable[..., Any]
 UNIT = 2.0**-16

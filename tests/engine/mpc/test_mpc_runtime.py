@@ -11,11 +11,14 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
-from uvcc_engine.mpc import arithmetic, maximum, nonlinear, opening, selection
-from uvcc_engine.mpc.local import LocalPlanes, rehearsal_keys
-from uvcc_engine.mpc.prg import OWN, ChaChaStream, PairKeys, Stream, derive_key
-from uvcc_engine.mpc.runtime import MpcProtocol, Round, Runtime, par
-from uvcc_engine.mpc.share import Share, share_of, split
+from uvcc_engine.mpc.comparisons import maximum, selection
+from uvcc_engine.mpc.foundation import opening
+from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
+from uvcc_engine.mpc.foundation.prg import OWN, ChaChaStream, PairKeys, Stream, derive_key
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share, share_of, split
+from uvcc_engine.mpc.functions import nonlinear
+from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.transcript.formats import kinds
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import arithmetic
+from uvcc_engine.mpc.foundation.roles import Roles
+from uvcc_engine.mpc.foundation.share import Share, cat, decode, encode, reconstruct, share_of, split
 from uvcc_engine.mpc.kernels.choose import kernels_for
-from uvcc_engine.mpc.roles import Roles
-from uvcc_engine.mpc.share import Share, cat, decode, encode, reconstruct, share_of, split
+from uvcc_engine.mpc.products import arithmetic
 
 ring = st.integers(-(2**63), 2**63 - 1)
 vector = st.lists(ring, min_size=1, max_size=6)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc import boolean, exponential, softmax
-from uvcc_engine.mpc.roles import online_part, roles
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.selection import b2a_protocol
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.comparisons import boolean
+from uvcc_engine.mpc.comparisons.selection import b2a_protocol
+from uvcc_engine.mpc.foundation.roles import online_part, roles
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.functions import exponential, softmax
 
 Run = Callable[..., Any]
 UNIT = 2.0**-16

@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 
 from uvcc_engine.mpc.kernels import cuda, limbs, triton_ops
 from uvcc_engine.mpc.kernels.cuda import CudaKernels
+from uvcc_engine.mpc.kernels.layout import wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
-from uvcc_engine.mpc.layout import wire_dtype
 
 PLAIN, CUDA = PlainKernels(), CudaKernels()
 

@@ -11,7 +11,7 @@ import pytest
 from uvcc_engine.bench.launch.fleet import OWNER, Fleet, Forker, pod_identity
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Topology
-from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner import client
 
 JOB = PrivateJob(model="mlp-digits", steps=2, batch=8, lr=0.5, test_rows=8, reveal=("loss", "weights"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.job.topology import Coord, Topology
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress

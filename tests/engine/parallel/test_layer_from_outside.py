@@ -27,8 +27,21 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.model import ops
+from uvcc_engine.model.definition.spec_json import layer_from_json, layer_to_json
+from uvcc_engine.model.definition.specs import (
+    MODELS,
+    Dense,
+    ModelSpec,
+    Relu,
+    Residual,
+    check_model,
+    find_model,
+    initial_weights,
+    register_model,
+)
+from uvcc_engine.model.learning.plaintext import train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.model.parts import Pass, Plain, StagePart, keeps_layout, whole_weight
-from uvcc_engine.model.plaintext import train_plaintext
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerSpec,
@@ -44,23 +57,10 @@ from uvcc_engine.model.registry import (
 )
 from uvcc_engine.model.secret_layer import Layer
 from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
-from uvcc_engine.model.spec_json import layer_from_json, layer_to_json
-from uvcc_engine.model.specs import (
-    MODELS,
-    Dense,
-    ModelSpec,
-    Relu,
-    Residual,
-    check_model,
-    find_model,
-    initial_weights,
-    register_model,
-)
 from uvcc_engine.model.tensor_parallel import COLUMNS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-from uvcc_engine.mpc.share import Share
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sharding.partition import place_layers, slice_of, stage_bounds, weights_of
 from uvcc_engine.sharding.validation import fit_model
@@ -498,7 +498,7 @@ def test_no_code_outside_of_a_layers_own_file_asks_for_its_class() -> None:
 def test_layers_are_read_without_torch_and_every_operation_is_there() -> None:
     code = (
         "import sys, uvcc_engine.owner.client, uvcc_engine.checkpoint.reshard\n"
-        "from uvcc_engine.model.specs import MODELS, check_model, find_model, initial_weights\n"
+        "from uvcc_engine.model.definition.specs import MODELS, check_model, find_model, initial_weights\n"
         "from uvcc_engine.sharding.partition import place_layers, stage_bounds\n"
         "for model in MODELS.values(): check_model(model)\n"
         "initial_weights(find_model('gpt-tiny'), 7, 16), place_layers(find_model('gpt-tiny'), 2)\n"

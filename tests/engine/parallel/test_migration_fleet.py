@@ -22,7 +22,7 @@ from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableEr
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
-from uvcc_engine.model.specs import find_model
+from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.sealing.box import seal
 from uvcc_engine.sealing.components import encode_component
 from uvcc_engine.transcript.signing.identity import Identity

@@ -15,8 +15,8 @@ from uvcc_engine.data.features import prepare
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.data.table_files import read_table
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
-from uvcc_engine.model.plaintext import train_plaintext
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.learning.plaintext import train_plaintext
 
 TOPOLOGIES = [Topology(2, 1, 1, 1), Topology(1, 2, 1, 2), Topology(1, 1, 2, 1), Topology(2, 2, 2, 2)]
 LAYERS = [{"linear": 12}, "relu", {"linear": 8}, "relu", "linear"]

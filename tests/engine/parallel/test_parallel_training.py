@@ -10,7 +10,7 @@ from training_kit import check_replicas, train, weights
 
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
-from uvcc_engine.model.plaintext import train_plaintext
+from uvcc_engine.model.learning.plaintext import train_plaintext
 from uvcc_engine.owner.client import dataset_for
 
 MLP = PrivateJob(steps=3, batch=16, lr=0.5, momentum=0.9, test_rows=50)

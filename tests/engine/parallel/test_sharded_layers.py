@@ -12,7 +12,7 @@ from parallel_kit import SocketPlane, run_fleet
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord, Topology
-from uvcc_engine.model.specs import (
+from uvcc_engine.model.definition.specs import (
     Attention,
     Dense,
     Embedding,
@@ -27,9 +27,9 @@ from uvcc_engine.model.specs import (
     find_model,
     initial_weights,
 )
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import rehearsal_keys
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.foundation.local import rehearsal_keys
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.products.arithmetic import public
 from uvcc_engine.owner.client import whole_weights
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.sharding.partition import HEADS, join_weight, place_layers, slice_of, stage_bounds, weights_of

@@ -14,9 +14,9 @@ from parallel_kit import SocketPlane, run_fleet
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.data.sets import Dataset
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.mpc.local import rehearsal_keys
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.mpc.foundation.local import rehearsal_keys
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.plane.api import Tag

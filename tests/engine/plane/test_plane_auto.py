@@ -14,11 +14,11 @@ from plane_kit import Log, direct_links, free_port, make_plane, relay_links, rel
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.plane.auto import AutoLink
 from uvcc_engine.plane.connect import FAULTS_VARIABLE
-from uvcc_engine.plane.connection import Connection
-from uvcc_engine.plane.direct import DirectLink
-from uvcc_engine.plane.faults import FaultyLink
+from uvcc_engine.plane.links.auto import AutoLink
+from uvcc_engine.plane.links.connection import Connection
+from uvcc_engine.plane.links.direct import DirectLink
+from uvcc_engine.plane.links.faults import FaultyLink
 from uvcc_engine.plane.live import LivePlane
 
 

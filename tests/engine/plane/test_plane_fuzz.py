@@ -26,14 +26,15 @@ from plane_kit import IDENTITIES, PUBLIC, SID
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
 from uvcc_engine.contract.peer_protocol import peer_messages, relay_words
 from uvcc_engine.contract.peer_protocol.peer_messages import AttachedNote, Resume, Topic, Vote
-from uvcc_engine.plane import acks, nats_link
+from uvcc_engine.plane import acks
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Acknowledgement
 from uvcc_engine.plane.endpoint import Endpoint
-from uvcc_engine.plane.knocking import KnockAuthenticator
-from uvcc_engine.plane.relay_client import RELAY_POLICY, RelayBase
-from uvcc_engine.plane.stream_link import RelayReplies
+from uvcc_engine.plane.links.knocking import KnockAuthenticator
+from uvcc_engine.plane.links.link import nats_link
+from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase
+from uvcc_engine.plane.links.stream_link import RelayReplies
 from uvcc_engine.relay import asked, binary, stream
 from uvcc_engine.relay.app import RelayApp, RelayFront
 from uvcc_engine.relay.config import Credential, RelayConfig

@@ -8,7 +8,7 @@ from typing import Any
 from plane_kit import Log, make_plane
 
 from uvcc_engine.plane.api import Tag, Wakeable
-from uvcc_engine.plane.direct import DirectLink
+from uvcc_engine.plane.links.direct import DirectLink
 
 
 def nowhere(**more: Any) -> dict[str, Any]:

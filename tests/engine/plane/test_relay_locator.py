@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import UnreachableError, UnreadableError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.plane.relay_locator import LOOK_S, RelayLocator
+from uvcc_engine.plane.links.relay_locator import LOOK_S, RelayLocator
 
 ROUNDS = 40
 HALF = ROUNDS // 2

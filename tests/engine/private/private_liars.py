@@ -53,7 +53,7 @@ def alters_a_product(spec: WorkerSpec) -> None:
 
 def stands_by_an_altered_product(spec: WorkerSpec) -> None:
     """It adds 2^63 to one entry of a product's summand, and goes on with that number itself."""
-    from uvcc_engine.mpc import arithmetic
+    from uvcc_engine.mpc.products import arithmetic
 
     honest, done = arithmetic.additive_product, []
 

@@ -18,7 +18,7 @@ def child(request: dict[str, object]) -> None:
     out = os.open(str(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for target in (1, 2):
         os.dup2(out, target)
-    from uvcc_engine.agent.child import run
+    from uvcc_engine.agent.processes.child import run
     from uvcc_engine.contract.job.spec import WorkerSpec
 
     rc = 70

@@ -14,9 +14,9 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.layer_list import model_of_json, model_of_list, model_of_text, model_to_json
-from uvcc_engine.model.plaintext import train_plaintext
-from uvcc_engine.model.specs import MODELS, BatchNorm, Image, find_model
+from uvcc_engine.model.definition.layer_list import model_of_json, model_of_list, model_of_text, model_to_json
+from uvcc_engine.model.definition.specs import MODELS, BatchNorm, Image, find_model
+from uvcc_engine.model.learning.plaintext import train_plaintext
 from uvcc_engine.sharding.validation import fit_model
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.model.answer_metrics import clear_metrics, evaluate_protocol
+from uvcc_engine.model.learning.answer_metrics import clear_metrics, evaluate_protocol
+from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT, clear_loss
 from uvcc_engine.model.model_spec import ModelSpec
-from uvcc_engine.model.objectives import OF_ONE_OUTPUT, clear_loss
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import Share, reconstruct
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import Share, reconstruct
+from uvcc_engine.mpc.products.arithmetic import public
 
 torch.set_num_threads(1)
 RNG = np.random.default_rng(6)

@@ -22,13 +22,13 @@ from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import load_schema, parse_schema, schema_text
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.table_files import read_table
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
-from uvcc_engine.model.plaintext import forward, train_plaintext
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import reconstruct
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.plaintext import forward, train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import reconstruct
 from uvcc_engine.owner import own_data
 from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 

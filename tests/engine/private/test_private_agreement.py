@@ -16,9 +16,9 @@ from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files.writer import RunWriter
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlane, Wire
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlane, Wire
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Buffer, Tag

@@ -13,7 +13,7 @@ from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links, shared_digi
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.owner import audit as owners_audit
 from uvcc_engine.owner import program_form
 from uvcc_engine.owner.client import write_shared

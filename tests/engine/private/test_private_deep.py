@@ -12,8 +12,7 @@ from private_kit import OWNER, PARTIES
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.plaintext import forward, train_plaintext
-from uvcc_engine.model.specs import (
+from uvcc_engine.model.definition.specs import (
     Attention,
     BatchNorm,
     Dense,
@@ -31,11 +30,12 @@ from uvcc_engine.model.specs import (
     Tanh,
     find_model,
 )
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import Share, reconstruct
+from uvcc_engine.model.learning.plaintext import forward, train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import Share, reconstruct
+from uvcc_engine.mpc.products.arithmetic import public
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.staging import CudaStaging, staging_for
 from uvcc_engine.mpc.kernels import choose
-from uvcc_engine.mpc.local import LocalPlanes, rehearsal_keys
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.staging import CudaStaging, staging_for
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anybody imports it
 CPU = torch.device("cpu")

@@ -16,11 +16,11 @@ from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
-from uvcc_engine.model.plaintext import forward, train_plaintext
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.plaintext import forward, train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.owner import client
 from uvcc_engine.sealing.inputs import SharedInputs, encode_fixed, share_dataset, share_tensors
 from uvcc_engine.sealing.joint import combine, open_set

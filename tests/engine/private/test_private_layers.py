@@ -15,15 +15,15 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model import im2col
 from uvcc_engine.model import layers as nn
+from uvcc_engine.model.definition.specs import MODELS, Conv2d, Image, ModelSpec, Pool, find_model, initial_weights
 from uvcc_engine.model.layer_types.conv2d import ConvLayer
 from uvcc_engine.model.layer_types.pool import AvgPoolLayer, MaxPoolLayer
-from uvcc_engine.model.plaintext import forward, train_plaintext
-from uvcc_engine.model.specs import MODELS, Conv2d, Image, ModelSpec, Pool, find_model, initial_weights
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import Share, reconstruct
+from uvcc_engine.model.learning.plaintext import forward, train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import Share, reconstruct
+from uvcc_engine.mpc.products.arithmetic import public
 from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 
 torch.set_num_threads(1)

@@ -15,15 +15,15 @@ from private_kit import opened_digits
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.clipping import clipped, clipped_protocol
+from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.model.functions import rsqrt_protocol
-from uvcc_engine.model.plaintext import train_plaintext
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import reconstruct
+from uvcc_engine.model.learning.clipping import clipped, clipped_protocol
+from uvcc_engine.model.learning.plaintext import train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import reconstruct
+from uvcc_engine.mpc.products.arithmetic import public
 
 torch.set_num_threads(1)
 

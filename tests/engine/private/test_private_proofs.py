@@ -17,7 +17,7 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.parsing.canonical import canonical, sorted_json
 from uvcc_engine.data.sets import Dataset
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.owner import program_form
 from uvcc_engine.sealing.inputs import SharedInputs, share_dataset
 from uvcc_engine.sealing.purpose import Purpose

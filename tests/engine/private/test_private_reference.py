@@ -11,8 +11,8 @@ import pytest
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import DIGITS_FILE, Dataset, batch_rows, load_digits, permutation
-from uvcc_engine.model.plaintext import train_plaintext
-from uvcc_engine.model.specs import find_model, initial_weights
+from uvcc_engine.model.definition.specs import find_model, initial_weights
+from uvcc_engine.model.learning.plaintext import train_plaintext
 
 
 def test_packaged_digits_are_scikit_learns_copy() -> None:

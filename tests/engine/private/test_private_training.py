@@ -15,15 +15,15 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, batch_rows, load_digits
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses
+from uvcc_engine.model.definition.specs import find_model, initial_weights
 from uvcc_engine.model.layer_types.dense import DenseLayer
 from uvcc_engine.model.layer_types.relu import ReluLayer
-from uvcc_engine.model.plaintext import train_plaintext
-from uvcc_engine.model.specs import find_model, initial_weights
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.arithmetic import public
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import Share, reconstruct
+from uvcc_engine.model.learning.plaintext import train_plaintext
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import Share, reconstruct
+from uvcc_engine.mpc.products.arithmetic import public
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.sealing.inputs import open_inputs, share_dataset
 from uvcc_engine.transcript.formats import kinds

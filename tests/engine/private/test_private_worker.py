@@ -24,9 +24,9 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.plaintext import count_correct, train_plaintext
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.mpc.prg import PairKeys
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.plaintext import count_correct, train_plaintext
+from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.sealing.release import open_weights
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle

@@ -23,10 +23,10 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.owner.client import dataset_for
 
 torch.set_num_threads(1)

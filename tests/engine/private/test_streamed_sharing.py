@@ -21,7 +21,7 @@ from uvcc_engine.data import table_batches
 from uvcc_engine.data.features import prepare
 from uvcc_engine.data.schema import load_schema, schema_text
 from uvcc_engine.data.table_files import read_table
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.owner import rows, seal
 from uvcc_engine.owner.rows import public_test_rows, rows_of
 from uvcc_engine.sealing import joint, streamed_inputs

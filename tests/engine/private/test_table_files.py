@@ -19,11 +19,11 @@ from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.schema import load_schema, parse_schema, schema_text
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.data.table_files import read_table
-from uvcc_engine.model.layer_list import model_of_list, model_to_json
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.owner import client
 from uvcc_engine.sealing.joint import open_set
 from uvcc_engine.transcript.signing.identity import Identity

@@ -13,11 +13,11 @@ from torch import nn
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.model.layer_list import model_of_json, model_to_json
-from uvcc_engine.model.plaintext import forward
-from uvcc_engine.model.spec_json import layer_to_json
-from uvcc_engine.model.specs import ModelSpec
-from uvcc_engine.model.torch_module import model_of_file, model_of_module
+from uvcc_engine.model.definition.layer_list import model_of_json, model_to_json
+from uvcc_engine.model.definition.spec_json import layer_to_json
+from uvcc_engine.model.definition.specs import ModelSpec
+from uvcc_engine.model.definition.torch_module import model_of_file, model_of_module
+from uvcc_engine.model.learning.plaintext import forward
 
 torch.set_num_threads(1)
 torch.manual_seed(5)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
-from uvcc_engine.mpc import arithmetic, gated
-from uvcc_engine.mpc.claim_ledger import ClaimLedger
-from uvcc_engine.mpc.local import LocalPlanes
-from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import MpcProtocol, ProtocolTask, Runtime
-from uvcc_engine.mpc.share import Share, share_of, split
+from uvcc_engine.mpc.comparisons import gated
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolTask, Runtime
+from uvcc_engine.mpc.foundation.share import Share, share_of, split
+from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol

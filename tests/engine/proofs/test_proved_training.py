@@ -10,9 +10,9 @@ import torch
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError
-from uvcc_engine.mpc import proved_truncation
-from uvcc_engine.mpc.claim_ledger import ProductNotes
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.products import proved_truncation
 
 NET = [{"linear": 4}, "relu", "linear"]
 
@@ -51,7 +51,7 @@ def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
         return honest(rt, notes, *args, **kwargs)
 
     lied: list[int] = []
-    monkeypatch.setattr("uvcc_engine.mpc.arithmetic.truncate_proved_protocol", lying)
+    monkeypatch.setattr("uvcc_engine.mpc.products.arithmetic.truncate_proved_protocol", lying)
     with pytest.raises(ProofFailedError, match="step 1"):
         _fit(verify="products", progress=lambda done, steps, loss: told.append(loss))
     assert len(told) == 1

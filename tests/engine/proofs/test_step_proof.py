@@ -12,9 +12,9 @@ import torch
 from proof_kit import PROTOCOLS, Ending, Message, alter, altered, normal, run_proved
 
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError, ProtocolError
-from uvcc_engine.mpc import arithmetic
-from uvcc_engine.mpc.claim_ledger import ClaimLedger
-from uvcc_engine.mpc.local import LocalPlanes
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.proofs.folding import DEGREE, LEAST_BITS, Sizes, schedule, soundness_bits
 from uvcc_engine.proofs.galois_ring import GaloisRing
 

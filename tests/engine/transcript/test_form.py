@@ -15,8 +15,8 @@ import pytest
 from uvcc_engine.bench.work.rehearsal import Rehearsal, exchange, rehearse
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.model.definition.specs import MODELS
 from uvcc_engine.model.layer_types.dense import Dense
-from uvcc_engine.model.specs import MODELS
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.proof import standalone_verify
 from uvcc_engine.transcript.proof.form import SHIPPED, dense_layers, floors

@@ -19,11 +19,11 @@ from mutation_kit import Target, every_value, random_bundles, random_transcripts
 from uvcc_engine.bench.launch.fleet import Fleet, Forker
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Topology
-from uvcc_engine.mpc.boolean import drelu_bits_protocol
-from uvcc_engine.mpc.local import LocalPlane, LocalPlanes
-from uvcc_engine.mpc.opening import open_ring_protocol
-from uvcc_engine.mpc.runtime import Runtime
-from uvcc_engine.mpc.share import share_of, split
+from uvcc_engine.mpc.comparisons.boolean import drelu_bits_protocol
+from uvcc_engine.mpc.foundation.local import LocalPlane, LocalPlanes
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.share import share_of, split
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file, payload_digests

@@ -18,8 +18,8 @@ def picture(s: Snapshot, now: float, width: int, height: int, sort: str, columns
     from uvcc_console.ui.drawing.glyphs import choose
     from uvcc_console.ui.drawing.paint import ascii_text, cut, plain
     from uvcc_console.ui.judging.view import View
+    from uvcc_console.ui.panels.fleet import FleetState, fleet_lines
     from uvcc_console.ui.widgets.bars import header_line
-    from uvcc_console.ui.widgets.fleet import FleetState, fleet_lines
 
     encoding = (sys.stdout.encoding or "").lower()
     glyphs = choose("utf" not in encoding)
@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two pictures (2)")
     parser.add_argument("--once", action="store_true", help="one picture")
     args = parser.parse_args(argv)
-    from uvcc_console.ui.widgets.fleet_columns import parsed
+    from uvcc_console.ui.panels.fleet_columns import parsed
 
     columns = parsed(args.columns)
     sort = args.sort if args.sort in ("worst", "place") else (parsed(args.sort) or ("worst",))[0]

@@ -22,10 +22,10 @@ from uvcc_console.ui.halting.uncover import Uncover, make_room
 from uvcc_console.ui.halting.urgent import Urgent
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.view import halting
+from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.registry.keys import ACTIONS, COMMANDS, UiAction
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
-from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from uvcc_console.ui.feed.kept_layout import ScreenLayout
+from uvcc_console.ui.panels.charts import ChartsPanel
+from uvcc_console.ui.panels.fleet import SORTS, FleetPanel
+from uvcc_console.ui.panels.fleet_columns import COLUMNS
+from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.borders import Borders
-from uvcc_console.ui.widgets.charts import ChartsPanel
 from uvcc_console.ui.widgets.curves import AXES, SMOOTH
-from uvcc_console.ui.widgets.fleet import SORTS, FleetPanel
-from uvcc_console.ui.widgets.fleet_columns import COLUMNS
 from uvcc_console.ui.widgets.log_lines import STAMPS
-from uvcc_console.ui.widgets.log_view import LogView
 
 _BOARD = {"": None, "board": True, "table": False}
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from textual.screen import Screen
 
 from uvcc_console.core.snapshot import LogEntry
+from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.widgets.log_lines import entry_text
-from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.errors import UvccError
 

@@ -6,8 +6,8 @@ from textual.app import SuspendNotSupported
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import PodView
+from uvcc_console.ui.panels.fleet import FleetPanel
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_console.ui.widgets.fleet import FleetPanel
 from uvcc_engine.contract.errors import UvccError
 
 ASKED = {

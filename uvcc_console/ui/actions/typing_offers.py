@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uvcc_console.ui.actions import compared
 from uvcc_console.ui.actions.log_actions import texts
+from uvcc_console.ui.panels.fleet_columns import COLUMNS
 from uvcc_console.ui.registry.keys import COMMANDS
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_console.ui.widgets.fleet_columns import COLUMNS
 from uvcc_console.ui.widgets.ring import FLEET_ONLY
 
 FIELDS = ("level>=", "pod=", "party=", "source=", "file=", *(f"{name}=" for name in sorted(FLEET_ONLY)))

@@ -12,15 +12,15 @@ from uvcc_console.ui.actions import compared
 from uvcc_console.ui.actions.layouts import changes, taken
 from uvcc_console.ui.actions.pod_actions import PodActions
 from uvcc_console.ui.feed.kept_layout import ScreenLayout
+from uvcc_console.ui.panels.charts import ChartsPanel
+from uvcc_console.ui.panels.fleet import FleetPanel
+from uvcc_console.ui.panels.fleet_columns import COLUMNS as ALL_COLUMNS
+from uvcc_console.ui.panels.fleet_columns import parsed as parse_columns
+from uvcc_console.ui.panels.halt_panel import HaltPanel
+from uvcc_console.ui.panels.pod_page import PodPanel
+from uvcc_console.ui.panels.result import ResultPanel
 from uvcc_console.ui.screens.jump import JumpScreen, signs
 from uvcc_console.ui.screens.trail import Spot
-from uvcc_console.ui.widgets.charts import ChartsPanel
-from uvcc_console.ui.widgets.fleet import FleetPanel
-from uvcc_console.ui.widgets.fleet_columns import COLUMNS as ALL_COLUMNS
-from uvcc_console.ui.widgets.fleet_columns import parsed as parse_columns
-from uvcc_console.ui.widgets.halt_panel import HaltPanel
-from uvcc_console.ui.widgets.pod_page import PodPanel
-from uvcc_console.ui.widgets.result import ResultPanel
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 

@@ -10,7 +10,7 @@ from textual.screen import ModalScreen, Screen
 
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.judging.view import halting
-from uvcc_console.ui.widgets.halt_panel import HaltPanel
+from uvcc_console.ui.panels.halt_panel import HaltPanel
 
 HUSH_S: Final = 1.5  # whoever was typing into what has just closed did not mean the keys of the run
 

@@ -26,12 +26,12 @@ from uvcc_console.ui.home import keeping
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel
+from uvcc_console.ui.panels.result import home_short
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.widgets.bars import Bar
-from uvcc_console.ui.widgets.home import AboutPanel, ProfilesPanel, RunsPanel
 from uvcc_console.ui.widgets.list_panel import ListPanel
 from uvcc_console.ui.widgets.prompt import Prompt
-from uvcc_console.ui.widgets.result import home_short
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 LOOK_S = 1.0

@@ -47,32 +47,32 @@ class PanelSpec:
             raise ConfigError(f"the panel {self.id} cannot be loaded: {e}", "reinstall or remove its package") from e
 
 
-_WIDGETS: Final = "uvcc_console.ui.widgets"
+_PANELS: Final = "uvcc_console.ui.panels"
 _OWN: Final = (
     PanelSpec(
-        "fleet", "1", "Fleet", "every worker, worst first", "left", f"{_WIDGETS}.fleet:FleetPanel", "uvcc status RUN"
+        "fleet", "1", "Fleet", "every worker, worst first", "left", f"{_PANELS}.fleet:FleetPanel", "uvcc status RUN"
     ),
-    PanelSpec("charts", "2", "Charts", "everything measured, over steps", "left", f"{_WIDGETS}.charts:ChartsPanel"),
-    PanelSpec("log", "3", "Log", "events of all pods, merged", "below", f"{_WIDGETS}.log_view:LogView"),
+    PanelSpec("charts", "2", "Charts", "everything measured, over steps", "left", f"{_PANELS}.charts:ChartsPanel"),
+    PanelSpec("log", "3", "Log", "events of all pods, merged", "below", f"{_PANELS}.log_view:LogView"),
     PanelSpec(
         "plane",
         "4",
         "NCCL & plane",
         "who waits for whom, channels, collectives",
         "page",
-        f"{_WIDGETS}.plane:PlanePanel",
+        f"{_PANELS}.plane:PlanePanel",
     ),
-    PanelSpec("pod", "", "Pod", "one pod alone: Enter on it in Fleet", "page", f"{_WIDGETS}.pod_page:PodPanel"),
+    PanelSpec("pod", "", "Pod", "one pod alone: Enter on it in Fleet", "page", f"{_PANELS}.pod_page:PodPanel"),
     PanelSpec(
         "ledger",
         "5",
         "Ledger",
         "agreement of the parties, roots, verdicts",
         "right",
-        f"{_WIDGETS}.ledger:LedgerPanel",
+        f"{_PANELS}.ledger:LedgerPanel",
     ),
-    PanelSpec("rollout", "6", "Rollout", "stages and gates", "right", f"{_WIDGETS}.rollout:RolloutPanel"),
-    PanelSpec("cost", "7", "Cost", "spending and limits", "right", f"{_WIDGETS}.cost:CostPanel"),
+    PanelSpec("rollout", "6", "Rollout", "stages and gates", "right", f"{_PANELS}.rollout:RolloutPanel"),
+    PanelSpec("cost", "7", "Cost", "spending and limits", "right", f"{_PANELS}.cost:CostPanel"),
 )
 
 

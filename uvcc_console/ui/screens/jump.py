@@ -12,7 +12,7 @@ from textual.geometry import Region
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from uvcc_console.ui.widgets.fleet import labels
+from uvcc_console.ui.panels.fleet import labels
 
 
 def signs(numbers: Mapping[str, str]) -> dict[str, str]:

@@ -15,16 +15,16 @@ from textual.widget import Widget
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.panels.halt_panel import HaltPanel
+from uvcc_console.ui.panels.log_view import LogView
+from uvcc_console.ui.panels.pod_page import PodPanel
+from uvcc_console.ui.panels.result import ResultPanel
 from uvcc_console.ui.registry.panels import Place, panels
 from uvcc_console.ui.screens.borders import Borders, Grip, grip_at
 from uvcc_console.ui.screens.trail import Spot, Trail
 from uvcc_console.ui.widgets.bars import BannerBar, Bar, FooterBar, HeaderBar, TrackBar
-from uvcc_console.ui.widgets.halt_panel import HaltPanel
-from uvcc_console.ui.widgets.log_view import LogView
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_console.ui.widgets.pod_page import PodPanel
 from uvcc_console.ui.widgets.prompt import Prompt
-from uvcc_console.ui.widgets.result import ResultPanel
 from uvcc_console.ui.widgets.scrub import ScrubBar
 
 

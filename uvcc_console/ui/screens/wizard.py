@@ -18,10 +18,10 @@ from uvcc_console.ui.drawing.paint import Line, Span, clean, literal, spread
 from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.feed.home_model import Draft, draft_lines
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.panels.plan_fields import FieldsPanel
 from uvcc_console.ui.widgets.bars import Bar
 from uvcc_console.ui.widgets.list_panel import ListPanel
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_console.ui.widgets.plan_fields import FieldsPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import UvccError
 

@@ -1,1 +1,1 @@
-"""Widgets that draw a snapshot and post intents."""
+"""What panels and screens are made of: lines, tables, lists, charts, the lines at top and bottom."""

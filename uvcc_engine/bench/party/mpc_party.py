@@ -20,18 +20,18 @@ import torch
 from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.contract.job.link_spec import LinkSpec
-from uvcc_engine.mpc.arithmetic import DEALER, matmul_protocol, mul_protocol, scale_int, sub
-from uvcc_engine.mpc.boolean import drelu_bits_protocol
-from uvcc_engine.mpc.exponential import INVERSE, settle_powers_protocol
-from uvcc_engine.mpc.gated import matmul_gated_protocol
+from uvcc_engine.mpc.comparisons.boolean import drelu_bits_protocol
+from uvcc_engine.mpc.comparisons.gated import matmul_gated_protocol
+from uvcc_engine.mpc.comparisons.maximum import matmul_max_protocol
+from uvcc_engine.mpc.comparisons.selection import matmul_relu_protocol, relu_only_protocol
+from uvcc_engine.mpc.foundation.prg import PairKeys
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share, share_of, split
+from uvcc_engine.mpc.functions.exponential import INVERSE, settle_powers_protocol
+from uvcc_engine.mpc.functions.nonlinear import softmax_of_shifted_protocol
+from uvcc_engine.mpc.functions.softmax import shifted_powers_protocol
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
-from uvcc_engine.mpc.maximum import matmul_max_protocol
-from uvcc_engine.mpc.nonlinear import softmax_of_shifted_protocol
-from uvcc_engine.mpc.prg import PairKeys
-from uvcc_engine.mpc.runtime import MpcProtocol, Runtime, par
-from uvcc_engine.mpc.selection import matmul_relu_protocol, relu_only_protocol
-from uvcc_engine.mpc.share import Share, share_of, split
-from uvcc_engine.mpc.softmax import shifted_powers_protocol
+from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_protocol, mul_protocol, scale_int, sub
 from uvcc_engine.plane.api import Buffer, Plane, Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.transcript.signing.identity import Identity

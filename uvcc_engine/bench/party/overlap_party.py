@@ -21,9 +21,9 @@ from uvcc_engine.bench.party.plane_party import identity
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
-from uvcc_engine.model.specs import ModelSpec, find_model
-from uvcc_engine.mpc.local import rehearsal_keys
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.model.definition.specs import ModelSpec, find_model
+from uvcc_engine.mpc.foundation.local import rehearsal_keys
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.connect import open_plane

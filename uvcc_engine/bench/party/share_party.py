@@ -24,11 +24,11 @@ from uvcc_engine.bench.work.rehearsal import make_policy, revealed
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
-from uvcc_engine.model.specs import find_model
-from uvcc_engine.model.training import PrivateTrainer
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.local import rehearsal_keys
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
-from uvcc_engine.mpc.local import rehearsal_keys
-from uvcc_engine.mpc.runtime import Runtime
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane

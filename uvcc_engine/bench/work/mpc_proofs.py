@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.contract.machine.benchrows import Row, held, row
-from uvcc_engine.mpc.claim_ledger import ClaimLedger
-from uvcc_engine.mpc.runtime import Runtime
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.proofs.step_proof import prove_protocol
 
 PASSIVE: Final = {

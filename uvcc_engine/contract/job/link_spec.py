@@ -55,7 +55,7 @@ class LinkSpec:
     and how to speak to it; ``nats_url``: the broker instead. ``listen``, ``peers``: addresses of this worker and, by
     party, of its peers. ``halt_keys`` (OpenSSH lines), ``halt_readers`` and ``halt_seal``: who may order a halt over
     the relay, and for whom the answer is sealed. ``durable``: the channels outlive the process. ``spins``: busy waiting
-    for what is due at once. ``faults``: a rehearsed bad network, see ``plane.faults``. All ``*_s`` are seconds:
+    for what is due at once. ``faults``: a rehearsed bad network, see ``plane.links.faults``. All ``*_s`` are seconds:
     ``peer_timeout_s`` and ``first_contact_s`` until a peer counts as lost, later and at the start; ``refused_s`` and
     ``relay_s`` until a refusal, a missing relay is final; ``order_s`` and ``report_s`` for what is out of order, and
     between two reports of waiting; ``proof_s`` for a living peer's part of a proof; ``close_s`` for the last words;

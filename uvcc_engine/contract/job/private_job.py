@@ -90,9 +90,9 @@ class PrivateJob:
     """One secret-shared training job; the policy carries it, so every party trains exactly this.
 
     ``reveal`` lists what is opened: ``loss`` (the batch mean, every ``loss_every`` steps), the ``METRICS`` (sums over
-    all test rows, once at the end, see ``model.answer_metrics``), ``weights`` (the final ones, sealed to the data
-    owner) and ``seeds`` (each party's secrets of this one session, sealed to the data owner, who can then replay the
-    run and learns all of it). No number is revealed that is of fewer than ``min_rows`` rows. The batch order, the
+    all test rows, once at the end, see ``model.learning.answer_metrics``), ``weights`` (the final ones, sealed to the
+    data owner) and ``seeds`` (each party's secrets of this one session, sealed to the data owner, who can then replay
+    the run and learns all of it). No number is revealed that is of fewer than ``min_rows`` rows. The batch order, the
     initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss that is trained on;
     ``huber``, ``binary`` and ``poisson`` take models of one output, and of such a model ``mse`` fits numbers.
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the

@@ -21,8 +21,8 @@ from uvcc_engine.model.tensor_parallel import COLUMNS, PartContext, PlaceContext
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
 _MASKED: Final = -64.0  # e^-64 is zero here, as below -16
 

@@ -24,8 +24,8 @@ from uvcc_engine.model.shapes import Image, WeightShape, check_features, check_i
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
 KEEP: Final = 0.9
 """What batch normalisation keeps of its running statistics in a step."""

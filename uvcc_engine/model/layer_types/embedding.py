@@ -26,8 +26,8 @@ from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceCon
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
 
 @dataclass(frozen=True, slots=True)

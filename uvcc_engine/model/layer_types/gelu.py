@@ -14,8 +14,8 @@ from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from uvcc_engine.model.secret_layer import Then, Update
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
 
 @dataclass(frozen=True, slots=True)

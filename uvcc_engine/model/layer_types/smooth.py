@@ -15,8 +15,8 @@ from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvcc_engine.mpc.runtime import MpcProtocol, Runtime
-    from uvcc_engine.mpc.share import Share
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
 
     Curve = Callable[[Runtime, Share], MpcProtocol[tuple[Share, Share]]]
     """Value and slope of a secret, both at its scale."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from uvcc_engine.mpc.layout import Level
+from uvcc_engine.mpc.kernels.layout import Level
 
 RightFactor = Callable[[Sequence[Tensor]], Tensor]
 
@@ -31,7 +31,7 @@ class Kernels(Protocol):
     def truncate_deal(
         self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
     ) -> tuple[Tensor, Tensor]:
-        """The dealer's (masked ``z``, corrections ``[2, ...]`` for the left party); see ``mpc.truncation``."""
+        """The dealer's (masked ``z``, corrections ``[2, ...]`` for the left party); see ``mpc.products.truncation``."""
 
     def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
         """``c = z + a + b + 2^62`` and this online party's part ``k + m [c >= 0]`` of the upper bits, modulo 2^s."""

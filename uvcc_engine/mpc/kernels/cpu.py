@@ -11,9 +11,9 @@ from torch import Tensor
 
 from uvcc_engine.mpc.kernels import gemm
 from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.mpc.kernels.plain import PlainKernels
-from uvcc_engine.mpc.layout import Level, wire_dtype
 
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
 _WORDS = COMPILE_FROM // 64

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.layout import Level, wire_dtype
+from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
 
 _SWAPS = (
     (32, 0x00000000FFFFFFFF),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.kernels import gemm_paths, limbs
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
-from uvcc_engine.mpc.layout import level, wire_dtype
+from uvcc_engine.mpc.kernels.layout import level, wire_dtype
 
 _N = COMPILE_FROM
 _WORDS = _N // 64

@@ -1,0 +1,368 @@
+"""Charts: loss per party beside accuracy and throughput; a grid of everything measured when given the whole screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from textual.binding import BindingType
+from textual.message import Message
+
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.drawing.format import duration, number
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of, wrap
+from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.panels.board import board_lines
+from uvcc_console.ui.widgets.canvas import Curve, Frame, plot
+from uvcc_console.ui.widgets.curves import (
+    AXES,
+    SMOOTH,
+    TITLES,
+    ChartLook,
+    axis_of,
+    constants,
+    curves_of,
+    exact,
+    last_common,
+    names,
+    per_step,
+    value_at,
+)
+from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.job.topology import PARTIES
+
+ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
+FROM_ZERO = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s", "gpu", "cpu")
+RATE = ("samples_per_s", "toks_per_s")
+PLAIN = ChartLook()
+
+
+def _legend(view: View, curves: Sequence[Curve], same: bool) -> list[Span]:
+    """The newest value of every curve; where parties are at different steps, of the last step that all have."""
+    g = view.glyphs
+    named = [c for c in curves if c.name]
+    mine = [c for c in named if c.name[:1] == "P" and c.name[1:].lstrip("-").isdecimal()]
+    others = [c for c in named if c not in mine]
+    out: list[Span] = []
+    if same and mine:
+        for p in range(PARTIES):
+            out += [(f" {g.equal} " if p else "", "muted"), (f"P{p}", f"p{p}")]
+        out += [("  ", ""), (number(mine[0].ys[-1]), "title")]
+    else:
+        at = last_common(mine)
+        uneven = at is not None and any(c.xs[-1] != at for c in mine)
+        for c in mine:
+            value = value_at(c, at) if at is not None else None
+            shown = number(c.ys[-1] if value is None else value)
+            out += [(("  " if out else "") + (c.name if c.name != "P-1" else "run") + " ", c.role), (shown, "title")]
+        if uneven and at is not None:
+            out.append((f" at {number(at)}", "muted"))
+    for c in others:
+        out += [(("  " if out else "") + clean(c.name) + " ", c.role), (number(c.ys[-1]), "title")]
+    return out
+
+
+def chart(
+    view: View,
+    name: str,
+    width: int,
+    height: int,
+    frame: Frame | None = None,
+    look: ChartLook = PLAIN,
+    mark: bool = False,
+) -> list[Line]:
+    """One chart: heading with the newest values, then the plot. Always exactly ``height`` lines."""
+    curves, bands, same = curves_of(view, name, look)
+    frame = replace(frame or Frame(), unit=look.axis)
+    if name in FROM_ZERO:
+        frame = replace(frame, zero=True)
+    title: list[Span] = [(TITLES.get(name, name), "key" if mark else "title")]
+    if frame.log:
+        title.append((" log", "muted"))
+    legend = _legend(view, curves, same)
+    lines: list[Line] = [spread(title, cut(legend, max(8, width - width_of(title) - 2)), width)]
+    lines += plot(curves, width, height - 1, view.glyphs, frame=frame, bands=bands, x_labels=height > 4)
+    lines += [[("", "")] for _ in range(height - len(lines))]
+    return lines[:height]
+
+
+def beside(blocks: Sequence[tuple[Sequence[Line], int]], gap: int = 2) -> list[Line]:
+    """Blocks of lines next to each other, each padded to its width."""
+    rows = max((len(b) for b, _ in blocks), default=0)
+    out: list[Line] = []
+    for y in range(rows):
+        line: list[Span] = []
+        for i, (block, width) in enumerate(blocks):
+            if i:
+                line.append((" " * gap, ""))
+            part = list(block[y]) if y < len(block) else []
+            line += part
+            line.append((" " * max(0, width - width_of(part)), ""))
+        out.append(line)
+    return out
+
+
+def overview_lines(
+    view: View, width: int, height: int, frame: Frame | None = None, look: ChartLook = PLAIN
+) -> list[Line]:
+    """Loss large; accuracy and throughput at its side where there is room, three beside it on a wide screen."""
+    known = names(view)
+    if not known:
+        return _waiting(view, width, height)
+    main = "loss" if "loss" in known else known[0]
+    side = [next((n for n in group if n in known and n != main), "") for group in (ACCURACY, RATE)]
+    side = [n for n in side if n]
+    if width < 72 or not side or height < 6:
+        return chart(view, main, width, height, frame, look)
+    right = min(48, width * 2 // 5) if width < 150 else width // 3
+    left = width - right - 2
+    each = height // len(side)
+    blocks: list[Line] = []
+    for i, name in enumerate(side):
+        tall = height - each * (len(side) - 1) if i == len(side) - 1 else each
+        blocks += chart(view, name, right, tall, frame, look)
+    return beside([(chart(view, main, left, height, frame, look), left), (blocks, right)])
+
+
+def across(width: int, charts: int) -> int:
+    """How many charts stand side by side: as many as there is room for, with as few gaps at the end as can be."""
+    most = max(1, min(charts, width // 50 if width >= 100 else 1, 4))
+    return min(range(min(2, most), most + 1), key=lambda n: (-charts % n, -n))
+
+
+def grid_lines(
+    view: View, width: int, height: int, frame: Frame | None = None, look: ChartLook = PLAIN, picked: str = ""
+) -> list[Line]:
+    """Every series that moves in a grid, as many columns as there is room for; then what never moved."""
+    known = names(view)
+    if not known:
+        return _waiting(view, width, height)
+    still = constants(view)
+    tail: list[Line] = []
+    if still:
+        words = ", ".join(f"{TITLES.get(n, n)} {number(v)}" for n, v in still)
+        tail = list(wrap([("never moved: ", "faint"), (words, "muted")], width, "  "))
+    columns = across(width, len(known))
+    down = math.ceil(len(known) / columns)
+    each_w = (width - 2 * (columns - 1)) // columns
+    each_h = max(7, (height - len(tail)) // down)
+    out: list[Line] = []
+    for i in range(0, len(known), columns):
+        row = [(chart(view, n, each_w, each_h, frame, look, n == picked), each_w) for n in known[i : i + columns]]
+        out += beside(row)
+    return [*out, *tail]
+
+
+def _waiting(view: View, width: int, height: int) -> list[Line]:
+    if board := board_lines(view, width, height):
+        return board
+    stage = view.snap.stage
+    what = f"{stage.name} {stage.status}" if stage else "nothing has started"
+    text = f"{view.glyphs.dot} the curve starts with the first training step ({what})"
+    above = max(0, height // 2 - 1)
+    return [*([("", "")] for _ in range(above)), [(fit(text, width, "c"), "muted")]]
+
+
+class ChartsPanel(Panel):
+    """Charts with a log scale, a zoom window and a crosshair shared by all of them."""
+
+    title = "Charts"
+    number = "2"
+    help = (
+        "Loss per party, test accuracy and throughput, as the workers report them. One line: all parties say the same; "
+        "with replicas the line is their mean and the raster their range. Values are those of the last step that all "
+        "parties have.\n"
+        "j k pick a chart, enter shows it alone · l log scale · e smoother, measured values stay behind · a axis: "
+        "step, time, tokens · z Z zoom in and out around the crosshair, else to the newest part · shift and arrows "
+        "pan · left right move the crosshair, home end to the first and last step · backspace the whole run · "
+        ":compare RUN lays another run over it, c the newest other one, the next, none"
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("j,down", "pick(1)", "next chart"),
+        ("k,up", "pick(-1)", "previous chart"),
+        ("enter", "alone", "alone"),
+        ("l", "log", "log scale"),
+        ("e", "smooth", "smooth"),
+        ("a", "axis", "axis"),
+        ("plus,equals_sign,z", "zoom(0.5)", "zoom in"),
+        ("underscore,Z", "zoom(2)", "zoom out"),
+        ("left", "cross(-1)", "crosshair"),
+        ("right", "cross(1)", "crosshair"),
+        ("home", "cross(-1000000000)", "first step"),
+        ("end", "cross(1000000000)", "last step"),
+        ("shift+left", "pan(-0.25)", "pan"),
+        ("shift+right", "pan(0.25)", "pan"),
+        ("backspace", "reset", "whole run"),
+        ("c", "other", "another run"),
+    ]
+
+    class OtherWanted(Message):
+        """The operator wants the next other run laid over the charts."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.window = 1.0
+        self.centre: float | None = None
+        self.log_scale = False
+        self.cursor: float | None = None
+        self.look = ChartLook()
+        self.picked = ""
+        self.alone = False
+
+    def _extent(self) -> tuple[float, float]:
+        """First and last step measured."""
+        lines = [s for by in self.view.snap.series.values() for s in by.values() if len(s)]
+        first = min((next(iter(s))[0] for s in lines), default=0.0)
+        last = max((s.last[0] for s in lines if s.last), default=0.0)
+        return first, last
+
+    def frame(self) -> Frame:
+        """The window as the operator set it, in steps; without a centre it stays with the newest steps."""
+        if self.window >= 1:
+            return Frame(log=self.log_scale, cursor=self.cursor)
+        first, last = self._extent()
+        wide = (last - first) * self.window
+        x1 = last if self.centre is None else min(last, max(first + wide, self.centre + wide / 2))
+        return Frame(x0=x1 - wide, x1=x1, log=self.log_scale, cursor=self.cursor)
+
+    def _on_axis(self, frame: Frame) -> Frame:
+        """The window in the unit of the x axis."""
+        to = axis_of(self.view.snap, self.look.axis)
+        if self.look.axis == "step" or to is None:
+            return frame
+        x0, x1, cursor = (None if x is None else to(x) for x in (frame.x0, frame.x1, frame.cursor))
+        return replace(frame, x0=x0, x1=x1, cursor=cursor)
+
+    def inputs(self, view: View) -> tuple[object, ...]:
+        stage = view.snap.stage
+        moving = view.snap.series, stage.status if stage else "", stage.name if stage else "", view.glyphs
+        before = (view.snap.pods, view.snap.workers, int(view.now)) if not view.snap.series else ()
+        return (*moving, *before)
+
+    def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        reading = self._reading(view, width)
+        room = max(1, height - len(reading))
+        frame, known = self._on_axis(self.frame()), names(view)
+        if self.alone and self.picked in known:
+            lines = chart(view, self.picked, width, max(5, room), frame, self.look, True)
+        elif self.has_class("-paged"):
+            lines = grid_lines(view, width, room, frame, self.look, self.picked if self.has_focus else "")
+        else:
+            lines = overview_lines(view, width, room, frame, self.look)
+        return [*lines[:room], *reading] if reading else lines
+
+    def _reading(self, view: View, width: int) -> list[Line]:
+        """Values at the crosshair, over as many lines as they need: one where all parties agree, else each party's."""
+        if self.cursor is None:
+            return []
+        at = self.cursor
+        out: list[Span] = [(f"{view.glyphs.up} step {at:.0f}", "accent bold")]
+        to = axis_of(view.snap, self.look.axis)
+        if self.look.axis != "step" and to is not None:
+            out.append((f" {axis_words(view.snap, self.look.axis, to(at))}", "accent"))
+        for name in names(view):
+            curves, _, same = curves_of(view, name)
+            for c in curves:
+                if (value := exact(c, at)) is not None:
+                    party = "" if same or c.name == "P-1" else f" {c.name}"
+                    out += [(f"   {TITLES.get(name, name)}{party} ", "muted"), (number(value), c.role)]
+        lines: list[Line] = [*wrap(out, width, "  ")]
+        return lines[:4]
+
+    def heading(self, view: View) -> tuple[str, str]:
+        frame = self.frame()
+        notes = ["log"] if self.log_scale else []
+        if self.look.smooth:
+            notes.append(f"smoothed {self.look.smooth:g}")
+        if self.look.axis != "step":
+            notes.append(f"over {self.look.axis if self.look.axis == 'time' else per_step(view.snap)[1]}")
+        if frame.x0 is not None and frame.x1 is not None:
+            notes.append(f"steps {frame.x0:.0f} to {frame.x1:.0f}")
+        if self.look.others:
+            notes.append("with " + ", ".join(run for run, _ in self.look.others))
+        if not view.snap.series and view.snap.pods:
+            return "Pods", ""
+        return "Charts", f" {view.glyphs.dot} ".join(notes)
+
+    def action_other(self) -> None:
+        """The newest other run over the charts, then the next, at last none."""
+        self.post_message(self.OtherWanted())
+
+    def compare(self, run: str, snap: Snapshot | None) -> None:
+        """Lay another run over the charts; None takes every other run away."""
+        kept = tuple(pair for pair in self.look.others if pair[0] != run)
+        self.look = replace(self.look, others=(*kept, (run, snap)) if snap is not None else ())
+        self.redraw()
+
+    def action_pick(self, by: int) -> None:
+        """Pick the next chart; on the overview, scroll."""
+        known = names(self.view)
+        if not known or not (self.alone or self.has_class("-paged")):
+            return
+        at = known.index(self.picked) + by if self.picked in known else 0
+        self.picked = known[at % len(known)]
+        self.redraw()
+        if not self.alone:
+            here = next((i for i, line in enumerate(self.lines) if any(role == "key" for _, role in line)), 0)
+            if not self.scroll_offset.y <= here < self.scroll_offset.y + self.content_region.height - 6:
+                self.scroll_to(y=here, animate=False, force=True)
+
+    def action_alone(self) -> None:
+        """The picked chart alone, or all of them again."""
+        known = names(self.view)
+        if known:
+            self.picked = self.picked if self.picked in known else known[0]
+            self.alone = not self.alone
+            self.redraw()
+
+    def action_log(self) -> None:
+        """Logarithmic y axis on or off."""
+        self.log_scale = not self.log_scale
+        self.redraw()
+
+    def action_smooth(self) -> None:
+        """Smoother, and from the smoothest back to what was measured."""
+        at = SMOOTH.index(self.look.smooth) if self.look.smooth in SMOOTH else 0
+        self.look = replace(self.look, smooth=SMOOTH[(at + 1) % len(SMOOTH)])
+        self.redraw()
+
+    def action_axis(self) -> None:
+        """The next x axis that this run knows."""
+        at = AXES.index(self.look.axis)
+        order = [*AXES[at + 1 :], *AXES[: at + 1]]
+        axis = next((a for a in order if axis_of(self.view.snap, a) is not None), "step")
+        self.look = replace(self.look, axis=axis)
+        self.redraw()
+
+    def action_zoom(self, factor: float) -> None:
+        """Show less or more, around the crosshair where there is one."""
+        self.window = min(1.0, max(1 / 256, self.window * factor))
+        self.centre = self.cursor if self.window < 1 else None
+        self.redraw()
+
+    def action_pan(self, part: float) -> None:
+        """Move the window by a part of its width."""
+        frame = self.frame()
+        if frame.x0 is None or frame.x1 is None:
+            return
+        middle = (frame.x0 + frame.x1) / 2 + (frame.x1 - frame.x0) * part
+        self.centre = None if frame.x1 >= self._extent()[1] and part > 0 else middle
+        self.redraw()
+
+    def action_cross(self, by: int) -> None:
+        """Move the crosshair by a step."""
+        first, last = self._extent()
+        self.cursor = last if self.cursor is None else min(last, max(first, self.cursor + by))
+        self.redraw()
+
+    def action_reset(self) -> None:
+        """The whole run, without a crosshair."""
+        self.window, self.centre, self.cursor, self.alone = 1.0, None, None, False
+        self.redraw()
+
+
+def axis_words(s: Snapshot, axis: str, x: float) -> str:
+    """A place on the x axis in words."""
+    return duration(x) if axis == "time" else f"{number(x)} {per_step(s)[1]}"

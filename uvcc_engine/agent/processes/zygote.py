@@ -1,0 +1,170 @@
+"""The process that workers are forked from. It imports torch once, single-threaded, and then only forks and reaps.
+
+It is a child of the agent, so that the agent stays small and answers while the import runs. Requests and reports are
+JSON lines on a socket pair: ``{fork: WorkerSpec, log}`` in; ``{ready, error, threads, seconds}`` once,
+``{started, id}`` or ``{failed}`` and later ``{exited: pid, status}`` out. When the agent is gone the zygote goes too;
+the workers go on. Rules of forking: OMP_NUM_THREADS=1 before the import, one thread at the fork, garbage collector
+frozen, no CUDA before the fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from uvcc_engine.agent.lines import LineBuffer
+from uvcc_engine.agent.processes.child import become_worker, yield_to_console
+from uvcc_engine.agent.processes.process import ProcessId, has_ended, wake_pipe
+from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.machine import host
+
+log = logging.getLogger(__name__)
+SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def start(preload: Sequence[str], root: str, give_way: int = 0) -> tuple[socket.socket, int]:
+    """Fork the zygote; returns the agent's end of the socket pair and the zygote's pid.
+
+    ``give_way``: its niceness and that of its workers at least, where pods share a machine with the console.
+    """
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        ours.setblocking(False)
+        return ours, pid
+    status = 70
+    try:
+        ours.close()
+        yield_to_console(str(give_way or ""))
+        status = _Zygote(theirs, root).run(preload)
+    except BaseException:
+        log.exception("the zygote ended by an error that nobody expected")
+    os._exit(status)
+
+
+class _Zygote:
+    def __init__(self, sock: socket.socket, root: str) -> None:
+        os.setsid()
+        self._keep_only(sock.fileno())
+        self._sock = sock
+        self._root = root
+        self._buffer = LineBuffer()
+        self._live: set[int] = set()
+        self._environ = dict(os.environ)
+        self._missing: dict[str, str] = {}
+        self._wake_read, self._wake_write = wake_pipe()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the agent ends it by closing the socket
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+
+    def run(self, preload: Sequence[str]) -> int:
+        facts = _import_once(preload)
+        self._missing = facts["missing"]
+        self._tell(facts)
+        while True:
+            ready, _, _ = select.select([self._sock.fileno(), self._wake_read], [], [])
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                self._reap()
+            if self._sock.fileno() in ready:
+                data = self._sock.recv(1 << 20)
+                if not data:
+                    return 0
+                for line in self._buffer.feed(data):
+                    self._fork(json.loads(line))
+
+    def _fork(self, request: dict[str, Any]) -> None:
+        spec = WorkerSpec.from_json(request["fork"])
+        if spec.kind != "command" and "torch" in self._missing:
+            error = f"torch cannot be imported: {self._missing['torch']}"
+            self._tell({"failed": spec.coord, "run": spec.run, "error": error})
+            return
+        ready_read, ready_write = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as e:
+            os.close(ready_read)
+            os.close(ready_write)
+            self._tell({"failed": spec.coord, "run": spec.run, "error": f"cannot fork: {e.strerror}"})
+            return
+        if pid == 0:
+            become_worker(spec, request["log"], self._root, self._environ, ready_write)  # does not return
+        self._live.add(pid)
+        os.close(ready_write)
+        os.read(ready_read, 1)  # now it leads its own group and its state file is written (or it has ended)
+        os.close(ready_read)
+        who = ProcessId.of(pid) or ProcessId(pid, 0, host.boot_id())
+        self._tell({"started": spec.coord, "run": spec.run, "id": who.to_json()})
+
+    def _reap(self) -> None:
+        """Report who ended. What is left of its process group dies first, while the pid is still taken."""
+        for pid in tuple(self._live):
+            if not has_ended(pid):
+                continue
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+            _, status = os.waitpid(pid, 0)
+            self._live.discard(pid)
+            self._tell({"exited": pid, "status": status})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self._sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            os._exit(0)  # no agent any more; the workers go on
+
+    @staticmethod
+    def _keep_only(sock: int) -> None:
+        """The agent's socket, lock and channels must not outlive it here."""
+        os.closerange(3, sock)
+        os.closerange(sock + 1, 65536)
+
+
+def _import_once(preload: Sequence[str]) -> dict[str, Any]:
+    """Import what the workers share. A module that is missing is named; its workers then fail by themselves."""
+    began = time.monotonic()
+    for name in SINGLE_THREADED:
+        os.environ[name] = "1"
+    missing: dict[str, str] = {}
+    for name in preload:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            log.exception("cannot import %s", name)
+            missing[name] = f"{type(error).__name__}: {error}"
+    gc.collect()
+    gc.freeze()
+    threads = host.threads()
+    torch = sys.modules.get("torch")
+    return {
+        "ready": True,
+        "missing": missing,
+        "threads": threads,
+        "seconds": round(time.monotonic() - began, 3),
+        "torch": str(getattr(torch, "__version__", "")),
+        "cuda": str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
+        "nccl": _nccl(torch),
+        "triton": "there" if importlib.util.find_spec("triton") is not None else "",
+    }
+
+
+def _nccl(torch: Any) -> str:
+    """The version of NCCL that torch was built with; empty without one. Asking does not touch a GPU."""
+    ask = getattr(getattr(torch, "_C", None), "_nccl_version", None)
+    number = int(ask()) if ask is not None else 0
+    return f"{number >> 32}.{number >> 16 & 0xFFFF}.{number & 0xFFFF}" if number else ""

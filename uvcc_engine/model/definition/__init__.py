@@ -1,0 +1,1 @@
+"""Models as people and jobs write them: named models, lists of layers, JSON, torch modules."""

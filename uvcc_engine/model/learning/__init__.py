@@ -1,0 +1,1 @@
+"""Learning on shares: objectives, optimizers, the training step, and its plaintext reference."""

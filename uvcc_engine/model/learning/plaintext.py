@@ -1,0 +1,113 @@
+"""The same training without secrets: the float reference that every private run is held against.
+
+Same rows, same order, same initial weights, same schedule, same update rule as ``model.learning.training``; the
+arithmetic is float64, the gradients are autograd's and not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as fn
+
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
+from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights
+from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
+from uvcc_engine.model.learning.answer_metrics import clear_metrics
+from uvcc_engine.model.learning.clipping import clipped
+from uvcc_engine.model.learning.objectives import clear_loss
+from uvcc_engine.model.learning.optimizers import adam_rate, gradient_gain, smallest
+from uvcc_engine.model.registry import PlaintextContext, type_of
+
+
+@dataclass(frozen=True, slots=True)
+class PlaintextResult:
+    """Weights (one per weighted layer), the mean loss of every step, the correct test rows and the test accuracy; the
+    metrics that the job reveals, by name."""
+
+    weights: tuple[Floats, ...]
+    losses: tuple[float, ...]
+    correct: int
+    accuracy: float
+    metrics: Mapping[str, float]
+
+
+def forward(model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+    """Logits (rows * positions, classes) of rows (rows, features). ``training`` is for batch normalisation."""
+    return _through(model.layers, weights, x, training)
+
+
+def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, training: bool) -> Tensor:
+    left = iter(weights)
+    for spec in layers:
+        mine = list(islice(left, len(weighted_specs([spec]))))
+        own = mine[0] if isinstance(spec, WeightedSpec) else None
+        inner = partial(_through, spec.inner, mine, training=training)
+        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner), x)
+    return x
+
+
+def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> PlaintextResult:
+    """Train in clear float64 exactly as ``job`` says, from its own initial weights or from ``starts``."""
+    model = find_model(job.model)
+    first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
+    weights = [torch.from_numpy(w).clone().requires_grad_() for w in first]
+    velocity, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
+    losses: list[float] = []
+    for step in range(job.steps):
+        rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
+        logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
+        loss = objective(job, logits, targets_of(model, data.train_y[rows]))
+        losses.append(loss.item())
+        grads = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for spec, w, v, s, g in zip(model.weights, weights, velocity, second, grads, strict=True):
+                decay = job.lr_at(step) * job.weight_decay * w if spec.decays else 0.0
+                _update(job, step, w, v, s, clipped(g, job.clip_norm) if job.clip_norm else g, model.positions)
+                w.sub_(decay)
+    found = [w.detach().numpy() for w in weights]
+    outputs = forward(model, [w.detach() for w in weights], torch.from_numpy(data.test_x))
+    shown = clear_metrics(job, outputs, targets_of(model, data.test_y))
+    correct = count_correct(model, found, data) if model.classes > 1 else 0
+    return PlaintextResult(tuple(found), tuple(losses), correct, correct / data.test_y.size, shown)
+
+
+def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of a batch."""
+    if outputs.shape[1] == 1:
+        return clear_loss(job.objective, outputs, labels)
+    if job.objective == "mse":
+        return (outputs - fn.one_hot(labels, outputs.shape[1])).square().sum(1).mean() / 2.0
+    return fn.cross_entropy(outputs, labels)
+
+
+def targets_of(model: ModelSpec, labels: Labels) -> Tensor:
+    """Class numbers, one per line of the outputs, or the numbers to fit, (rows, 1)."""
+    if model.classes == 1:
+        return torch.from_numpy(labels.astype(np.float64).reshape(-1, 1))
+    return torch.from_numpy(labels.astype(np.int64).reshape(-1))
+
+
+def _update(job: PrivateJob, step: int, w: Tensor, v: Tensor, second: Tensor, g: Tensor, positions: int) -> None:
+    """One update of a weight and its moments in place; g is the gradient of the mean loss."""
+    if job.optimizer == "sgd":
+        v.mul_(job.momentum).add_(g)
+        w.sub_(job.lr_at(step) * v)
+        return
+    g = g * job.batch * positions * gradient_gain(job.batch, positions)
+    v.mul_(job.momentum).add_(g, alpha=1.0 - job.momentum)
+    second.mul_(job.beta2).add_(g.square(), alpha=1.0 - job.beta2)
+    w.sub_(adam_rate(job, step) * v / torch.sqrt(second + smallest(job.frac_bits)))
+
+
+def count_correct(model: ModelSpec, weights: list[Floats], data: Dataset) -> int:
+    """Test rows whose largest logit is at the label."""
+    logits = forward(model, [torch.from_numpy(w) for w in weights], torch.from_numpy(data.test_x))
+    return int((logits.argmax(1) == torch.from_numpy(data.test_y.reshape(-1))).sum())

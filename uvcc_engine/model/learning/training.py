@@ -1,0 +1,257 @@
+"""One party's part of secret-shared training: the state, one step, and the final count of correct test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
+from uvcc_engine.data.sets import batch_rows
+from uvcc_engine.model import layers as nn
+from uvcc_engine.model import losses, ops
+from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
+from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
+from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
+from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
+from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.products.arithmetic import public, sub
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_protocol
+from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import PartyInputs
+
+ops.load()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step reveals: the mean loss of its batch before the update, or None if it is not opened.
+
+    ``proved``: what was proved of it before, where products are.
+    """
+
+    loss: float | None
+    proved: ProvedStep | None = None
+
+
+class PrivateTrainer:
+    """Weights and momentum of one party and the protocol that moves them. Use it from one thread."""
+
+    def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:
+        """Start from the public initial weights of the job's seed; as the job says, products are noted to be proved.
+
+        Raises ConfigError if shapes do not fit.
+        """
+        if job.proves:
+            rt.ledger = ClaimLedger()
+        self.proved_metrics = NOTHING_PROVED
+        self._rt = rt
+        self._job = job
+        self._tensors = {
+            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)
+            for name, (first, second) in inputs.tensors.items()
+        }
+        starts = initial_weights(model, job.seed, job.frac_bits)
+        weights = [public(rt, torch.from_numpy(w), f=job.frac_bits) for w in starts]
+        self._layers = nn.build(model, weights)
+        self._model = model
+        self._optimizer = _optimizer(rt, job, self._layers, model)
+
+    @property
+    def weights(self) -> list[Share]:
+        """The weights, one per weighted layer."""
+        return [layer.weight for layer in nn.weighted(self._layers) if layer.weight is not None]
+
+    @property
+    def layers(self) -> list[nn.Layer]:
+        """The layers, in the order of the model."""
+        return self._layers
+
+    @property
+    def velocity(self) -> list[Share]:
+        """The momentum terms, one per weighted layer."""
+        return self._optimizer.moments["velocity"]
+
+    def _kept(self) -> list[tuple[str, list[Share]]]:
+        return [("weight", self.weights), *self._optimizer.moments.items()]
+
+    def step(self, step: int) -> StepResult:
+        """Train on the batch of step ``step`` (from 0). 16 rounds for a two-layer network of 10 classes."""
+        rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
+        rows = rows.to(self._rt.device)
+        self._optimizer.step = step
+        reveal = self._job.reveals_loss(step)
+        if self._rt.ledger is not None:
+            return self._proved_step(rows, reveal=reveal)
+        return self._rt.run(self._step_protocol(rows, reveal=reveal))
+
+    def _proved_step(self, rows: Tensor, *, reveal: bool) -> StepResult:
+        """The same with every product of the step proved before its loss is opened. Cross-entropy only."""
+        total = self._rt.run(self._closed_step_protocol(rows, reveal=reveal))
+        proved = self._rt.run(prove_protocol(self._rt))
+        if total is None:
+            return StepResult(None, proved)
+        opened = self._rt.run(open_ring_protocol(self._rt, total))
+        return StepResult(float(opened.item()) / 2.0**total.f / (len(rows) * self._model.positions), proved)
+
+    def _closed_step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[Share | None]:
+        """A step that opens nothing; the summed loss, if it is to be revealed."""
+        if self._job.objective != "cross-entropy":
+            raise ConfigError(f"proofs of objective {self._job.objective!r}", "train with cross-entropy")
+        x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
+        y = y.reshape(-1, self._model.classes)
+        nn.set_training(self._layers, True)
+        powers = yield from nn.forward_powers_protocol(self._rt, self._layers, x, loss=reveal)
+        if not reveal:
+            yield from self._learn_protocol(powers, y)
+            return None
+        both: MpcProtocol[list[Any]] = par(
+            self._learn_protocol(powers, y), losses.total_loss_protocol(self._rt, powers, y)
+        )
+        _, total = yield from both
+        return cast(Share, total)
+
+    def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[StepResult]:
+        x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
+        y = y.reshape(-1, self._model.classes)
+        nn.set_training(self._layers, True)
+        if self._job.objective == "mse":
+            outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
+            return (yield from self._squares_protocol(outputs, y, reveal=reveal))
+        if self._job.objective in OF_ONE_OUTPUT:
+            return (yield from self._fitted_protocol(x, y, reveal=reveal))
+        powers = yield from nn.forward_powers_protocol(self._rt, self._layers, x, loss=reveal)
+        if not reveal:
+            yield from self._learn_protocol(powers, y)
+            return StepResult(None)
+        _, loss = yield from par(self._learn_protocol(powers, y), losses.mean_loss_protocol(self._rt, powers, y))
+        return StepResult(loss)
+
+    def _squares_protocol(self, outputs: Share, y: Share, *, reveal: bool) -> MpcProtocol[StepResult]:
+        difference = sub(outputs, y)
+        down = self._backward_protocol(difference)
+        if not reveal:
+            yield from down
+            return StepResult(None)
+        _, loss = yield from par(down, losses.mean_square_protocol(self._rt, difference))
+        return StepResult(loss)
+
+    def _fitted_protocol(self, x: Share, y: Share, *, reveal: bool) -> MpcProtocol[StepResult]:
+        outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
+        objective = OF_ONE_OUTPUT[self._job.objective]
+        grad, total = yield from objective(self._rt, outputs, y, loss=reveal)
+        down = self._backward_protocol(grad)
+        if total is None:
+            yield from down
+            return StepResult(None)
+        both: MpcProtocol[list[Any]] = par(down, open_ring_protocol(self._rt, total))
+        _, opened = yield from both
+        return StepResult(float(opened.item()) / 2.0**total.f / x.shape[0])
+
+    def _learn_protocol(self, powers: losses.Powers, targets: Share) -> MpcProtocol[None]:
+        grad = yield from losses.gradient_protocol(self._rt, powers, targets)
+        yield from self._backward_protocol(grad)
+
+    def _backward_protocol(self, grad: Share) -> MpcProtocol[None]:
+        yield from nn.backward_protocol(
+            self._rt, self._layers, grad, lambda layer, g: self._optimizer.update_protocol(self._rt, layer, g)
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """Open the metrics that the job lists, over all test rows; nothing else about them is revealed."""
+        if not set(METRICS) & set(self._job.reveal):
+            return {}
+        if self._rt.ledger is not None:
+            return self._proved_accuracy()
+        return self._rt.run(self._evaluate_protocol())
+
+    def _proved_accuracy(self) -> dict[str, float]:
+        if set(METRICS) & set(self._job.reveal) != {"accuracy"} or self._model.classes < 2:
+            raise ConfigError(f"proofs of what {', '.join(self._job.reveal)} reveal", "reveal the accuracy alone")
+        hits = self._rt.run(self._hits_protocol())
+        self.proved_metrics = self._rt.run(prove_protocol(self._rt))
+        opened = self._rt.run(open_ring_protocol(self._rt, hits))
+        return {"accuracy": (int(opened.item()) >> hits.f) / self.test_rows}
+
+    def _hits_protocol(self) -> MpcProtocol[Share]:
+        nn.set_training(self._layers, False)
+        logits = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
+        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        return (yield from losses.hits_protocol(self._rt, logits, targets))
+
+    def _evaluate_protocol(self) -> MpcProtocol[dict[str, float]]:
+        nn.set_training(self._layers, False)
+        outputs = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
+        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        return (yield from evaluate_protocol(self._rt, self._job, self._model, outputs, targets))
+
+    def count_correct(self) -> int:
+        """Open how many test rows are classified correctly; nothing else about them is revealed."""
+        return self._rt.run(self._count_protocol())
+
+    def _count_protocol(self) -> MpcProtocol[int]:
+        nn.set_training(self._layers, False)
+        logits = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
+        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        return (yield from losses.correct_protocol(self._rt, logits, targets))
+
+    @property
+    def test_rows(self) -> int:
+        """Labels that are counted: one per test row, or per position of every test row."""
+        return int(self._tensors["test_x"].shape[0]) * self._model.positions
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds of this party: both components of weights and momentum, by name."""
+        found: dict[str, Tensor] = {}
+        for kind, shares in self._kept():
+            for i, share in enumerate(shares):
+                found |= stored(f"{kind}.{i}", share)
+        return found
+
+    def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
+        """Both components of the weights by name, as the owner's box holds them."""
+        return rings((f"weight.{i}", w) for i, w in enumerate(self.weights))
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the model."""
+        wanted = {name: t.shape for name, t in self.state().items()}
+        if {name: t.shape for name, t in state.items()} != wanted or any(
+            t.dtype != torch.int64 for t in state.values()
+        ):
+            raise ConfigError("the checkpoint does not fit the model", "resume with the job that wrote it")
+        for kind, shares in self._kept():
+            for i, old in enumerate(shares):
+                shares[i] = loaded(state, f"{kind}.{i}", old.f).to(self._rt.device)
+            if kind == "weight":
+                self._set_weights(shares)
+
+    def _set_weights(self, weights: list[Share]) -> None:
+        for layer, weight in zip(nn.weighted(self._layers), weights, strict=True):
+            layer.weight = weight
+
+    def component_digest(self, half: Half, blind: bytes) -> str:
+        """Blinded SHA-256 (hex) of one component of the whole state; equal at both of its holders."""
+        named = [
+            (f"{kind}.{i}", component(share, half)) for kind, shares in self._kept() for i, share in enumerate(shares)
+        ]
+        return component_digest(named, blind)
+
+
+def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer], model: ModelSpec) -> Optimizer:
+    decays = [spec.decays for spec in model.weights]
+    if job.optimizer == "adam":
+        return Adam(rt, job, layers, model.positions, decays)
+    weights = [layer.weight for layer in nn.weighted(layers) if layer.weight is not None]
+    return Sgd(
+        job, layers, [public(rt, torch.zeros(w.shape), f=job.frac_bits) for w in weights], model.positions, decays
+    )

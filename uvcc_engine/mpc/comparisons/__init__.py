@@ -1,0 +1,1 @@
+"""Secret bits: comparisons, selections by a bit, maxima, permutations."""

@@ -1,0 +1,120 @@
+"""Products times a secret bit in the rounds of the product: the way back through a ReLU.
+
+The truncation (``truncation``) opens ``c = z + 2^62 + r`` to the online parties and leaves ``z >> s`` as ``w + d0 + n
+d1``: ``w`` and the bit ``n`` follow from ``c``, the dealer knows ``d0`` and ``d1`` from the mask alone. A replicated
+bit is ``b = t + v`` with ``t`` known to the dealer and ``v`` to both online parties, and each online party knows its
+own component of ``t``. So every term of ``(w + d0 + n d1) (t + v)`` is local to somebody, once the dealer has shared
+``d0``, ``d1`` and ``d1 t`` between the online parties, which takes no round of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.comparisons.selection import pair_to_share_protocol
+from uvcc_engine.mpc.foundation.claim_ledger import MATMUL
+from uvcc_engine.mpc.foundation.roles import Roles, known, mine_part, online_part, roles
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
+from uvcc_engine.mpc.products.arithmetic import (
+    DEALER,
+    LocalPart,
+    additive_product,
+    bilinear,
+    form_protocol,
+    matmul_local,
+    mul_protocol,
+)
+from uvcc_engine.mpc.products.truncation import check_shift, from_wire, refuse_unproved, to_wire, wire_form
+from uvcc_engine.transcript.formats import kinds
+
+
+def matmul_gated_protocol(
+    rt: Runtime, x: Share, y: Share, bit: Share, *, scale: float = 1.0, dealer: int = DEALER
+) -> MpcProtocol[Share]:
+    """``(x @ y) * scale * bit`` for arithmetic bits (``f = 0``) of the product's shape; the result keeps ``x.f``.
+
+    2 rounds, as the product alone: 56 bytes + 3 elements modulo 2^s per output over the three parties (62 bytes for
+    s <= 16, where product and choice one after the other take 64 and 3 rounds).
+    """
+    return (yield from _gated_protocol(rt, x, y, bit, matmul_local(rt, x), scale, dealer, MATMUL))
+
+
+def product_gated_protocol(
+    rt: Runtime, x: Share, y: Share, bit: Share, local: Callable[[Tensor, Tensor], Tensor], *, dealer: int = DEALER
+) -> MpcProtocol[Share]:
+    """The same for any bilinear ``local(x, y)``."""
+    return (yield from _gated_protocol(rt, x, y, bit, bilinear(local), 1.0, dealer))
+
+
+def _gated_protocol(
+    rt: Runtime, x: Share, y: Share, bit: Share, local: LocalPart, scale: float, dealer: int, form: str = ""
+) -> MpcProtocol[Share]:
+    if bit.f:
+        raise ConfigError(f"a gate at f={bit.f}", "give bits: integers, f = 0")
+    if rt.ledger is not None:  # one after the other, as both are then proved: 3 rounds
+        product = yield from form_protocol(rt, x, y, local, form, scale=scale, dealer=dealer)
+        return (yield from mul_protocol(rt, product, bit, dealer=dealer))
+    z, shift = additive_product(rt, x, y, local, scale, dealer)
+    if z.shape != bit.shape:
+        raise ConfigError(f"a gate of shape {tuple(bit.shape)} for a product of shape {tuple(z.shape)}")
+    return (yield from truncate_gated_protocol(rt, z, bit, shift, x.f, dealer))
+
+
+def truncate_gated_protocol(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, dealer: int) -> MpcProtocol[Share]:
+    """``bit`` times the truncation of an additive product share (see ``truncate_product_protocol``). 2 rounds."""
+    check_shift(s)
+    refuse_unproved(rt)
+    rt.watch(z, parties=3, shift=s)
+    role = roles(rt, dealer)
+    draws = rt.draws()
+    left = draws.ring(role.with_left, *z.shape) if not role.is_right else None
+    right = draws.ring(role.with_right, *z.shape) if not role.is_left else None
+    shares = draws.narrow(role.with_right, s, 3, *z.shape) if not role.is_left else None
+    cover = draws.ring(role.with_right, *z.shape) if not role.is_left else None
+    message = Round()
+    y: Tensor | None = None
+    if role.is_dealer:
+        low = draws.narrow(-1, s, *z.shape)
+        k, m, third = known(shares)
+        masked, dealt = rt.kernels.truncate_deal(z, known(left), known(right), k, m, low, s)
+        r, total = masked - z, bit.first + bit.second
+        message.send(role.left, kinds.DEALER, to_wire(rt, dealt, s))
+        message.send(role.left, kinds.DEALER, to_wire(rt, narrow(total * shift_logical(r, 63) - third, s), s))
+        message.send(role.left, kinds.DEALER, known(cover) - shift_logical(r, s) * total)
+        message.send(role.left, kinds.RESHARE, masked)
+        message.send(role.right, kinds.RESHARE, masked)
+        yield message
+    else:
+        dtype, shape = wire_form(s, z.shape)
+        if role.is_left:
+            message.want(role.d, kinds.DEALER, dtype, 2, *shape)
+            message.want(role.d, kinds.DEALER, dtype, *shape)
+            message.want(role.d, kinds.DEALER, z.dtype, *z.shape)
+        message.send(role.other, kinds.RESHARE, z)
+        message.want(role.d, kinds.RESHARE, z.dtype, *z.shape)
+        message.want(role.other, kinds.RESHARE, z.dtype, *z.shape)
+        got: list[Tensor] = yield message
+        if role.is_left:
+            k, m = from_wire(got[0], s)
+            third, plus = from_wire(got[1], s), got[2]
+        else:
+            (k, m, third), plus = known(shares), -known(cover)
+        c, part = rt.kernels.truncate_open(z, got[-2], got[-1], k, m, s)
+        y = _online(rt, role, bit, (c, part, known(left if role.is_left else right), third), s).add_(plus)
+    return (yield from pair_to_share_protocol(rt, y, z.shape, f, role.d))
+
+
+def _online(rt: Runtime, role: Roles, bit: Share, seen: tuple[Tensor, Tensor, Tensor, Tensor], s: int) -> Tensor:
+    """An online party's summand, less the dealer's: what is known to both online parties counts at the left."""
+    c, part, upper, third = seen
+    w = shift_logical(c, s) - (1 << (62 - s))
+    v, mine = online_part(rt, role, bit), mine_part(role, bit)
+    total = (upper + (part.to(w.dtype) << (64 - s))) * v
+    total += w * (v + mine if role.is_left else mine)
+    total += (third.to(w.dtype) & ~(c >> 63)) << (64 - s)
+    return total

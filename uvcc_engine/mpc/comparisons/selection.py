@@ -1,0 +1,229 @@
+"""Secret bits times secret numbers: ReLU, multiplexers, and conversion of bits to arithmetic shares.
+
+A pair-shared bit ``b`` is opened to the online parties as ``delta = b ^ rho`` with a mask bit that the dealer knows.
+A secret ``x = u + v`` (``u`` known to the dealer, ``v`` to the online parties) needs no opening at all: the dealer
+hands out shares of ``rho`` and ``rho * u``, and ``b x`` is linear in them. The pair-shared product then returns to
+replicated form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.mpc.comparisons.boolean import WIDE_UP_TO, PairBits, drelu_protocol, sign_protocol
+from uvcc_engine.mpc.foundation.chunking import chunk_slices, in_chunks_protocol
+from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, mine_part, online_part, places, roles
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, mul_protocol, sub
+from uvcc_engine.mpc.products.truncation import Opened
+from uvcc_engine.transcript.formats import kinds
+
+
+def open_bits(role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """Add the opening of ``b`` under the mask bits to ``message``; returns this online party's half of ``delta``."""
+    if role.is_dealer:
+        return None
+    closed = known(b.words).reshape(b.word_shape) ^ known(left if role.is_left else right)
+    message.send(role.other, kinds.OPEN, closed)
+    message.want(role.other, kinds.OPEN, torch.int64, *b.word_shape)
+    return closed
+
+
+def select_pair_protocol(
+    rt: Runtime, b: PairBits, xs: Sequence[Share], *, bit: bool = False
+) -> MpcProtocol[list[Tensor | None]]:
+    """Pair shares of ``b * x`` for every ``x`` of ``b``'s shape, then of ``b`` itself (as an integer) if ``bit``.
+
+    1 round; 2 bits between the online parties and 8 (1 + len(xs)) bytes from the dealer per element.
+    """
+    role = roles(rt, b.d)
+    draws = rt.draws()
+    n_out = 1 + len(xs)
+    left = draws.ring(role.with_left, *b.word_shape) if not role.is_right else None
+    right = draws.ring(role.with_right, *b.word_shape) if not role.is_left else None
+    dealt = draws.ring(role.with_right, n_out, *b.shape) if not role.is_left else None
+    message = Round()
+    if role.is_dealer:
+        us = [x.first + x.second for x in xs]
+        message.send(role.left, kinds.DEALER, rt.kernels.select_deal(known(left) ^ known(right), us, known(dealt)))
+        yield message
+        return [None] * (len(xs) + bit)
+    closed = known(open_bits(role, b, message, left, right))
+    if role.is_left:
+        message.want(role.d, kinds.DEALER, torch.int64, n_out, *b.shape)
+    got: list[Tensor] = yield message
+    if role.is_left:
+        dealt = got[1]
+    mine, online = [mine_part(role, x) for x in xs], [online_part(rt, role, x) for x in xs]
+    products, own = rt.kernels.select(closed ^ got[0], mine, online, known(dealt), int(role.is_left))
+    return [*products, own] if bit else [*products]
+
+
+def select_dealt_protocol(
+    rt: Runtime, b: PairBits, value: Tensor | None
+) -> MpcProtocol[tuple[Tensor | None, Tensor | None]]:
+    """Pair shares of a number ``value`` that only the dealer knows (ring elements of ``b``'s shape), and of ``b *
+    value``.
+
+    1 round; 2 bits between the online parties and 16 bytes from the dealer per element.
+    """
+    role = roles(rt, b.d)
+    draws = rt.draws()
+    left = draws.ring(role.with_left, *b.word_shape) if not role.is_right else None
+    right = draws.ring(role.with_right, *b.word_shape) if not role.is_left else None
+    dealt = draws.ring(role.with_right, 2, *b.shape) if not role.is_left else None
+    message = Round()
+    if role.is_dealer:
+        plain = known(value)
+        rho = rt.kernels.bits_to_ints(known(left) ^ known(right), b.shape[-1])
+        message.send(role.left, kinds.DEALER, torch.stack([plain, rho * plain]) - known(dealt))
+        yield message
+        return None, None
+    closed = known(open_bits(role, b, message, left, right))
+    if role.is_left:
+        message.want(role.d, kinds.DEALER, torch.int64, 2, *b.shape)
+    got: list[Tensor] = yield message
+    delta = rt.kernels.bits_to_ints(closed ^ got[0], b.shape[-1])
+    whole, part = got[1] if role.is_left else known(dealt)
+    return whole, delta * whole + (1 - 2 * delta) * part
+
+
+def pair_to_share_protocol(
+    rt: Runtime, y: Tensor | None, shape: torch.Size, f: int, dealer: int, out: Share | None = None
+) -> MpcProtocol[Share]:
+    """A pair-shared number to replicated form (in place in ``out``): 1 round, 16 bytes per element."""
+    role = roles(rt, dealer)
+    draws = rt.draws()
+    to = places(role, out)
+    left = draws.ring(role.with_left, *shape, out=to.with_left) if not role.is_right else None
+    right = draws.ring(role.with_right, *shape, out=to.with_right) if not role.is_left else None
+    message = Round()
+    if role.is_dealer:
+        yield message
+        return assemble(role, with_left=left, with_right=right, online=None, f=f)
+    mine = known(y) - known(left if role.is_left else right)
+    message.send(role.other, kinds.RESHARE, mine)
+    message.want(role.other, kinds.RESHARE, torch.int64, *shape)
+    (theirs,) = yield message
+    online = torch.add(mine, theirs, out=to.online)
+    return assemble(role, with_left=left, with_right=right, online=online, f=f)
+
+
+def select_protocol(rt: Runtime, b: PairBits, x: Share, out: Share | None = None) -> MpcProtocol[Share]:
+    """``b * x`` for ``x`` with as many elements as ``b``: 2 rounds, 32 bytes per element. Shape of ``x``."""
+    (y,) = yield from select_pair_protocol(rt, b, [x.reshape(*b.shape)])
+    return (yield from pair_to_share_protocol(rt, None if y is None else y.reshape(x.shape), x.shape, x.f, b.d, out))
+
+
+def b2a_protocol(rt: Runtime, b: PairBits, out: Share | None = None) -> MpcProtocol[Share]:
+    """The bits as arithmetic shares of 0 and 1 (``f = 0``): 2 rounds, 24 bytes per bit."""
+    (own,) = yield from select_pair_protocol(rt, b, [], bit=True)
+    return (yield from pair_to_share_protocol(rt, own, b.shape, 0, b.d, out))
+
+
+def _value_and_bit_protocol(
+    rt: Runtime, b: PairBits, x: Share, outs: Sequence[Share | None] = (None, None)
+) -> MpcProtocol[list[Share]]:
+    """``b * x`` and ``b`` (``f = 0``), flat: 2 rounds, 48 bytes per element."""
+    y, own = yield from select_pair_protocol(rt, b, [x.reshape(*b.shape)], bit=True)
+    return (
+        yield from par(
+            pair_to_share_protocol(rt, y, b.shape, x.f, b.d, outs[0]),
+            pair_to_share_protocol(rt, own, b.shape, 0, b.d, outs[1]),
+        )
+    )
+
+
+def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[tuple[Share, Share]]:
+    """``max(x, 0)`` and the bit ``[x >= 0]`` (``f = 0``) for the backward pass.
+
+    5 rounds, 51 + 48 bytes per element over the three parties; from ``boolean.BULK`` elements on 6 rounds, 43 + 48
+    bytes.
+    """
+    flat = x.reshape(-1)
+
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        part = flat.index(place)
+        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
+        return (yield from _value_and_bit_protocol(rt, b, part, outs))
+
+    value, bit = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f, 0], build, dealer, rt.device)
+    return value.reshape(*x.shape), bit.reshape(*x.shape)
+
+
+def relu_only_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[Share]:
+    """``max(x, 0)`` without the bit: rounds as ``relu_protocol``; 32 bytes per element after the comparison."""
+    flat = x.reshape(-1)
+
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        part = flat.index(place)
+        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
+        return [(yield from select_protocol(rt, b, part, outs[0]))]
+
+    (value,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f], build, dealer, rt.device)
+    return value.reshape(*x.shape)
+
+
+def drelu_arithmetic_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """``[x >= 0]`` as an arithmetic bit (``f = 0``): rounds as ``relu_protocol``; 24 bytes per element after the
+    comparison."""
+    flat = x.reshape(-1)
+
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        b = yield from drelu_protocol(rt, flat.index(place), dealer=dealer)
+        return [(yield from b2a_protocol(rt, b, outs[0]))]
+
+    (bit,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [0], build, dealer, rt.device)
+    return bit.reshape(*x.shape)
+
+
+def matmul_relu_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share]]:
+    """``relu_protocol(x @ y)`` in 5 rounds instead of 7: the comparison starts from the masked product while it is
+    truncated. Up to ``boolean.WIDE_UP_TO`` outputs 4 rounds, and 190 bytes more each.
+
+    The bit is the sign of the product before rounding.
+    """
+    opened = Opened()
+    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+    product = matmul_open_protocol(rt, x, y, opened, dealer=dealer)
+    both: MpcProtocol[list[Any]] = par(product, sign_of_opened_protocol(rt, opened, shape, dealer))
+    z, b = yield from both
+    value, bit = yield from _value_and_bit_protocol(rt, b, z)
+    return value.reshape(*shape), bit.reshape(*shape)
+
+
+def sign_of_opened_protocol(rt: Runtime, opened: Opened, shape: torch.Size, dealer: int) -> MpcProtocol[PairBits]:
+    """``[z >= 0]`` for a product that runs beside this (before it in ``par``) and fills ``opened``. 3 rounds in all, or
+    2 for few."""
+    u = known(opened.u).reshape(-1) if roles(rt, dealer).is_dealer else None
+
+    def v() -> Tensor:
+        return known(opened.v).reshape(-1)
+
+    return (yield from sign_protocol(rt, dealer, shape.numel(), u, v, most=WIDE_UP_TO))
+
+
+def mux_protocol(rt: Runtime, bit: Share, x: Share, y: Share) -> MpcProtocol[Share]:
+    """``x`` where the arithmetic bit (``f = 0``) is one, else ``y``: 1 round, 24 bytes per element."""
+    chosen = yield from mul_protocol(rt, sub(x, y), bit)
+    return Share(chosen.first + y.first, chosen.second + y.second, y.f)
+
+
+def relu(rt: Runtime, x: Share) -> tuple[Share, Share]:
+    """``relu_protocol``, run."""
+    return rt.run(relu_protocol(rt, x))
+
+
+def drelu(rt: Runtime, x: Share) -> Share:
+    """``drelu_arithmetic_protocol``, run."""
+    return rt.run(drelu_arithmetic_protocol(rt, x))
+
+
+def mux(rt: Runtime, bit: Share, x: Share, y: Share) -> Share:
+    """``mux_protocol``, run."""
+    return rt.run(mux_protocol(rt, bit, x, y))

@@ -1,0 +1,196 @@
+"""Pairwise pseudo-random streams, one key per component: AES-128 in counter mode (NIST SP 800-38A) or ChaCha20 (RFC
+8439).
+
+Component ``c`` of every sharing is known to two parties, and so is the key of its stream; masks that both can compute
+are never sent. The 16-byte counter block is ``epoch (4) | stream (2) | op (4) | piece (2) | block (4)``, big-endian, so
+a mask is bound to the place in the program that uses it. The key itself is bound to ``sid_sub`` and the attempt number.
+A draw takes one piece of the counter after the other, of at most 256 KiB, and blocks count from 2: so a piece is what
+AES-GCM (NIST SP 800-38D, section 7.1) makes of as many zeros, which processors compute twice as fast as plain counter
+mode. ChaCha20 takes the same fields (one piece a draw, 64-byte blocks from 0) and is what a GPU computes by itself; the
+parties of a session must choose alike.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.mpc.kernels.layout import wire_dtype
+
+_PIECE = 1 << 18  # bytes; so few that the zeros stay in the processor's cache
+_ZEROS = memoryview(bytes(_PIECE))
+_PIECES = 1 << 16  # of an operation: their number has two bytes
+_FIRST = (2).to_bytes(4, "big")  # the block at which AES-GCM begins
+_TAG = 16  # bytes that AES-GCM writes behind a piece, which the next piece or nobody's memory takes
+_WITH_ROOM = 1 << 13  # bytes of a draw from which it gets memory for that tag
+
+
+@dataclass(frozen=True, slots=True)
+class PairKeys:
+    """The 32-byte PRG keys of one party: shared with its previous and its next party, and its own.
+
+    ``prev`` is the key of component ``party``, ``next`` that of component ``party + 1``. ``own`` never leaves the
+    party.
+    """
+
+    prev: bytes
+    next: bytes
+    own: bytes
+
+    def __post_init__(self) -> None:
+        for label, key in (("prev", self.prev), ("next", self.next), ("own", self.own)):
+            if len(key) != 32:
+                raise ConfigError(f"PRG key {label!r} has {len(key)} bytes", "derive 32-byte keys from the identities")
+
+
+def derive_key(secret: bytes, sid_sub: bytes, attempt: int, label: str, length: int = 16) -> bytes:
+    """Key of one stream: HKDF-SHA256 with salt ``sid_sub`` and the attempt number in the info (RFC 5869)."""
+    info = b"UVCC_PRG_V1" + struct.pack("<I", attempt) + label.encode()
+    return HKDF(algorithm=SHA256(), length=length, salt=sid_sub, info=info).derive(secret)
+
+
+class Stream:
+    """One keyed stream that refuses to give the same bytes twice: AES-128 in counter mode."""
+
+    key_bytes = 16
+    piece_bytes = _PIECE
+
+    def __init__(self, key: bytes, name: str) -> None:
+        self._key = key
+        self._name = name
+        self._at = (-1, -1, -1, 0)
+        self._context: CipherContext | None = None
+        self._gcm: AESGCM | None = None
+
+    def draw(self, epoch: int, stream: int, op: int, piece: int, out: Tensor, room: Tensor | None = None) -> int:
+        """Fill ``out`` (contiguous, any type) with fresh bytes from ``piece`` of operation ``op`` on; returns the next.
+
+        ``room``: flat memory that begins with ``out`` and goes on for 16 bytes. Positions must increase. ProtocolError
+        if any of these bytes may have been given out before, since a mask that is used for two messages reveals their
+        difference. Raises ProtocolError where a mask would be drawn a second time.
+        """
+        if (epoch, stream, op, piece) < self._at:
+            raise ProtocolError(
+                f"mask reuse refused: stream {self._name} is at {self._at}, asked for {(epoch, stream, op, piece)}",
+                "start the next attempt; never run an epoch twice with one set of keys and changed inputs",
+            )
+        nbytes = out.numel() * out.element_size()
+        after = piece + max(1, -(-nbytes // self.piece_bytes))
+        if after > _PIECES:
+            raise ProtocolError(f"operation {op} asks for more than {_PIECES} pieces of stream {self._name}")
+        self._at = (epoch, stream, op, after)
+        if nbytes:
+            self._generate(struct.pack(">IHI", epoch, stream, op), piece, out, room)
+        return after
+
+    def _generate(self, place: bytes, piece: int, out: Tensor, room: Tensor | None) -> None:
+        host = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+        size = host.numel() * host.element_size()
+        memory = (host if room is None else room).numpy().data.cast("B")
+        self._fill(place, piece, memory, size)
+        if host is not out:
+            out.copy_(host)
+
+    def _fill(self, place: bytes, piece: int, memory: memoryview, size: int) -> None:
+        """``size`` bytes into ``memory``, which may be longer."""
+        for at in range(0, size, _PIECE):
+            count = min(_PIECE, size - at)
+            nonce = place + piece.to_bytes(2, "big")
+            if count >= _WITH_ROOM and at + count + _TAG <= len(memory):
+                if self._gcm is None:
+                    self._gcm = AESGCM(self._key)
+                self._gcm.encrypt_into(nonce, _ZEROS[:count], None, memory[at : at + count + _TAG])
+            else:
+                _key_stream(self._at_counter(nonce + _FIRST), memory[at : at + count])
+            piece += 1
+
+    def _at_counter(self, counter: bytes) -> CipherContext:
+        """The key's one context, set to a counter block: a new context would take longer than a short draw."""
+        if self._context is None:
+            self._context = self._cipher(counter).encryptor()
+        else:
+            self._context.reset_nonce(counter)
+        return self._context
+
+    def _cipher(self, counter: bytes) -> Cipher[Any]:
+        return Cipher(algorithms.AES(self._key), modes.CTR(counter))
+
+
+class ChaChaStream(Stream):
+    """The same with ChaCha20, which a GPU draws where the numbers are needed."""
+
+    key_bytes = 32
+    piece_bytes = 1 << 38  # the block counter's 32 bits
+
+    def _generate(self, place: bytes, piece: int, out: Tensor, room: Tensor | None) -> None:
+        if out.device.type == "cuda":
+            from uvcc_engine.mpc.kernels.triton_ops import chacha20
+
+            chacha20(self._key, piece.to_bytes(2, "big") + place, 0, out)
+        else:
+            super()._generate(place, piece, out, room)
+
+    def _fill(self, place: bytes, piece: int, memory: memoryview, size: int) -> None:
+        context = self._at_counter(bytes(4) + piece.to_bytes(2, "big") + place)
+        for at in range(0, size, _PIECE):
+            _key_stream(context, memory[at : min(at + _PIECE, size)])
+
+    def _cipher(self, counter: bytes) -> Cipher[Any]:
+        return Cipher(algorithms.ChaCha20(self._key, counter), mode=None)
+
+
+STREAMS = {"aes": Stream, "chacha20": ChaChaStream}
+
+
+def _key_stream(cipher: CipherContext, view: memoryview) -> None:
+    try:
+        cipher.update_into(_ZEROS[: len(view)], view)
+    except ValueError:  # older versions of the library want room for a block beyond the input
+        view[:] = cipher.update(_ZEROS[: len(view)])
+
+
+class Draws:
+    """The random numbers of one operation: pairwise streams by component, and the party's own."""
+
+    def __init__(self, streams: dict[int, Stream], epoch: int, stream: int, op: int, device: torch.device) -> None:
+        self._streams = streams
+        self._place = (epoch, stream, op)
+        self._piece: dict[int, int] = {}
+        self._device = device
+
+    def _draw(self, component: int, out: Tensor, room: Tensor | None = None) -> Tensor:
+        piece = self._piece.get(component, 0)
+        self._piece[component] = self._streams[component].draw(*self._place, piece, out, room)
+        return out
+
+    def _fresh(self, component: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        count = math.prod(shape)
+        if self._device.type != "cpu" or count * dtype.itemsize < _WITH_ROOM:
+            return self._draw(component, torch.empty(shape, dtype=dtype, device=self._device))
+        room = torch.empty(count + _TAG // dtype.itemsize, dtype=dtype)
+        return self._draw(component, room[:count].view(shape), room)
+
+    def ring(self, component: int, *shape: int, out: Tensor | None = None) -> Tensor:
+        """Uniform int64 tensor known to the two holders of ``component`` (``OWN``: to this party alone).
+
+        ``out``, contiguous and of that shape, takes the numbers in place.
+        """
+        return self._fresh(component, torch.int64, shape) if out is None else self._draw(component, out)
+
+    def narrow(self, component: int, bits: int, *shape: int) -> Tensor:
+        """Elements uniform modulo 2^``bits`` in the narrowest type that carries them; the bits above are random,
+        too."""
+        return self._fresh(component, wire_dtype(bits), shape)
+
+
+OWN = -1

@@ -1,0 +1,251 @@
+"""What a protocol runs on: the party's place, its random streams, its message rounds, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, PairKeys, derive_key
+from uvcc_engine.mpc.foundation.range_watch import RangeWatch
+from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
+from uvcc_engine.mpc.foundation.staging import Staging, staging_for
+from uvcc_engine.mpc.kernels.choose import kernels_for
+from uvcc_engine.plane.api import Plane, Tag
+
+__all__ = ["MpcProtocol", "ProtocolProgress", "Round", "Runtime", "par"]
+
+T = TypeVar("T")
+
+
+class ProtocolTask:
+    """A protocol on its way: waiting for a round (``request``) or for its branches (``left``)."""
+
+    __slots__ = ("left", "parent", "place", "request", "results", "steps")
+
+    def __init__(self, steps: Generator[Any, Any, Any], parent: ProtocolTask | None, place: int) -> None:
+        self.steps = steps
+        self.parent = parent
+        self.place = place
+        self.request: Round | None = None
+        self.results: list[Any] = []
+        self.left = 0
+
+
+class Runtime:
+    """One party's session of one (stage, tensor) subsession. Used by one thread."""
+
+    def __init__(
+        self,
+        party: int,
+        plane: Plane,
+        keys: PairKeys,
+        sid_sub: bytes,
+        attempt: int = 0,
+        *,
+        stream: int = 0,
+        device: str | torch.device = "cpu",
+        prg: str = "aes",
+        few_rounds: bool = True,
+        staging: Staging | None = None,
+    ) -> None:
+        """``few_rounds``: where there is a choice, fewer rounds with more bytes and work. The same at all parties.
+
+        ``staging``: the border between shares and messages, if not the device's own.
+        """
+        if party not in (0, 1, 2):
+            raise ConfigError(f"party {party}", "there are three parties: 0, 1 and 2")
+        if len(sid_sub) != 32:
+            raise ConfigError(f"sid_sub has {len(sid_sub)} bytes", "use uvcc_engine.contract.ids.sid_sub")
+        self.party = party
+        self.next = (party + 1) % 3
+        self.prev = (party + 2) % 3
+        self.plane = plane
+        self.stream = stream
+        self.device = torch.device(device)
+        self.kernels = kernels_for(self.device)
+        if prg not in STREAMS:
+            raise ConfigError(f"random generator {prg!r}", f"one of: {', '.join(STREAMS)}")
+        kind = STREAMS[prg]
+        secrets = {party: keys.prev, self.next: keys.next, OWN: keys.own}
+        labels = {party: f"component{party}", self.next: f"component{self.next}", OWN: f"own{party}"}
+        self._streams = {
+            c: kind(derive_key(secret, sid_sub, attempt, labels[c], kind.key_bytes), labels[c])
+            for c, secret in secrets.items()
+        }
+        self._epoch = -1
+        self._op = 0
+        self._sent = {self.next: 0, self.prev: 0}
+        self._received = {self.next: 0, self.prev: 0}
+        self.staging = staging_for(self.device) if staging is None else staging
+        self._outbox = {self.next: RoundOutbox(self.staging), self.prev: RoundOutbox(self.staging)}
+        self.few_rounds = few_rounds
+        self.range_watch: RangeWatch | None = None  # only where one process holds all three parties
+        self.ledger: ClaimLedger | None = None  # where products are to be proved
+        self.rounds = 0
+        self.bytes_sent = 0
+        self.messages = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being computed, from 0; every message carries it."""
+        return self._epoch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Enter ``epoch`` (the training step). Epochs only increase: a second visit would repeat masks.
+
+        Raises ProtocolError for one.
+        """
+        if epoch <= self._epoch:
+            raise ProtocolError(
+                f"epoch {epoch} after epoch {self._epoch} would repeat masks",
+                "open a new session to resume a checkpoint, or take the next attempt",
+            )
+        self._epoch = epoch
+        self._op = 0
+        self._sent = {self.next: 0, self.prev: 0}
+        self._received = {self.next: 0, self.prev: 0}
+
+    def draws(self) -> Draws:
+        """Random streams of the next operation. Every party must call this at the same place of the program."""
+        if self._epoch < 0:
+            self.begin_epoch(0)
+        draws = Draws(self._streams, self._epoch, self.stream, self._op, self.device)
+        self._op += 1
+        return draws
+
+    def watch(self, z: Tensor, *, parties: int, shift: int) -> None:
+        """Show a range watch, if there is one, this party's summand of what the next operation truncates."""
+        if self.range_watch is not None:
+            self.range_watch.note((self._epoch, self.stream, self._op), z, parties=parties, shift=shift)
+
+    def run(self, steps: MpcProtocol[T]) -> T:
+        """Drive a protocol to its result. One round at a time, at most a few messages per peer and round.
+
+        Within a round every protocol is resumed as soon as its own parts are there, and what it sends next leaves at
+        once if it is large: a vector in chunks flows through several rounds at a time. Protocols run in torch's
+        inference mode: there are no gradients of ring elements, and small operations take a tenth less without.
+        """
+        progress = self.start(steps)
+        while not progress.done:
+            progress.advance()
+        return progress.result
+
+    def start(self, steps: MpcProtocol[T]) -> ProtocolProgress[T]:
+        """Bring a protocol to its first round; one at a time. The caller advances it, and others on other streams."""
+        if self._epoch < 0:
+            self.begin_epoch(0)
+        return ProtocolProgress(self, steps)
+
+    def _resume(self, task: ProtocolTask, answer: list[Tensor] | None) -> list[ProtocolTask]:
+        """Advance a task to its next round. Returns the tasks that wait now in its place (with its branches)."""
+        task.request = None
+        try:
+            request = task.steps.send(answer)
+        except StopIteration as done:
+            return self._finish(task, done.value)
+        if isinstance(request, Fork):
+            task.left = len(request.branches)
+            task.results = [None] * task.left
+            if not request.branches:
+                return self._resume(task, [])
+            waiting: list[ProtocolTask] = []
+            for place, branch in enumerate(request.branches):
+                waiting += self._resume(ProtocolTask(branch, task, place), None)
+            return waiting
+        task.request = request
+        for peer, kind, data in request.sends:
+            for message in self._outbox[peer].add(kind, data):
+                self._send(peer, *message)
+        return [task]
+
+    def _finish(self, task: ProtocolTask, result: Any) -> list[ProtocolTask]:
+        parent = task.parent
+        if parent is None:
+            task.results = [result]
+            return []
+        parent.results[task.place] = result
+        parent.left -= 1
+        return self._resume(parent, parent.results) if parent.left == 0 else []
+
+    def _flush(self) -> None:
+        for peer, outbox in self._outbox.items():
+            for message in outbox.flush():
+                self._send(peer, *message)
+
+    def _send(self, peer: int, kind: int, payload: memoryview) -> None:
+        self.plane.send(peer, Tag(self._epoch, self.stream, self._sent[peer], kind), payload)
+        self._sent[peer] += 1
+        self.bytes_sent += payload.nbytes
+        self.messages += 1
+
+    def _take(self, inbox: RoundInbox, peer: int) -> Tensor:
+        parts = inbox.next_message()
+        if parts is not None:
+            tag = Tag(self._epoch, self.stream, self._received[peer], message_kind([kind for _, kind, _, _ in parts]))
+            self._received[peer] += 1
+            inbox.fill(self.plane.recv(peer, tag), parts, peer, tag)
+        return inbox.take()
+
+
+class ProtocolProgress(Generic[T]):
+    """A protocol between two of its rounds."""
+
+    def __init__(self, rt: Runtime, steps: MpcProtocol[T]) -> None:
+        """See :meth:`Runtime.start`."""
+        self._rt = rt
+        self._root = ProtocolTask(steps, None, 0)
+        with torch.inference_mode():
+            self._enter(rt._resume(self._root, None))
+
+    def _enter(self, waiting: list[ProtocolTask]) -> None:
+        """Send what the last round left; note what the next one waits for."""
+        rt, self._waiting = self._rt, waiting
+        self._wants: list[tuple[int, Tag]] | None = None
+        rt._flush()
+        self._inboxes = {peer: RoundInbox(rt.staging) for peer in (rt.next, rt.prev)}
+        if not waiting:
+            return
+        rt.rounds += 1
+        for task in waiting:
+            assert task.request is not None
+            for want in task.request.wants:
+                self._inboxes[want[0]].expect(want)
+        for inbox in self._inboxes.values():
+            inbox.seal()
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return not self._waiting
+
+    @property
+    def result(self) -> T:
+        """What the protocol returned; only once it is :attr:`done`."""
+        found: T = self._root.results[0]
+        return found
+
+    def wants(self) -> list[tuple[int, Tag]]:
+        """The messages of the round that it is in: from whom, and which."""
+        if self._wants is None:
+            rt = self._rt
+            self._wants = [
+                (peer, Tag(rt.epoch, rt.stream, rt._received[peer] + k, kind))
+                for peer, inbox in self._inboxes.items()
+                for k, kind in enumerate(inbox.kinds())
+            ]
+        return self._wants
+
+    def advance(self) -> None:
+        """Take this round's messages, waiting for those that are not there, and go on to the next round."""
+        with torch.inference_mode():
+            following: list[ProtocolTask] = []
+            for task in self._waiting:
+                assert task.request is not None
+                got = [self._rt._take(self._inboxes[want[0]], want[0]) for want in task.request.wants]
+                following += self._rt._resume(task, got)
+            self._enter(following)

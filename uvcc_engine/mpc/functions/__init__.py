@@ -1,0 +1,1 @@
+"""What models compute on shares: exponentials, divisions, roots, softmax, convolutions."""

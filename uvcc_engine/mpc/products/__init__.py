@@ -1,0 +1,1 @@
+"""Linear operations, products and the truncations that follow them."""

@@ -1,0 +1,380 @@
+"""Linear operations, multiplication and matrix products on replicated shares.
+
+Multiplication is Araki et al. (CCS 2016): party ``i`` computes ``x_i (y_i + y_{i+1}) + x_{i+1} y_i`` (two products,
+not three), adds its part of a pseudo-random zero, and sends the sum to party ``i - 1``. Fixed-point products never
+re-establish replication before truncating: the additive result goes straight into the dealer's truncation, and the
+dealer's knowledge of two components saves one of the six local products (``terms``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, in_chunks_protocol
+from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, ProductNotes
+from uvcc_engine.mpc.foundation.roles import Roles, roles
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share, encode
+from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.products.proved_truncation import truncate_proved_protocol
+from uvcc_engine.mpc.products.truncation import Opened, truncate_product_protocol
+from uvcc_engine.transcript.formats import kinds
+
+DEALER = 2
+_SCALE_BITS = 11
+Pair = tuple[Share, Share]
+
+
+def add(x: Share, y: Share) -> Share:
+    """``x + y``, broadcasting. Local. ConfigError if the scales differ."""
+    _same_scale(x, y, "add")
+    return Share(x.first + y.first, x.second + y.second, x.f)
+
+
+def sub(x: Share, y: Share) -> Share:
+    """``x - y``, broadcasting. Local."""
+    _same_scale(x, y, "subtract")
+    return Share(x.first - y.first, x.second - y.second, x.f)
+
+
+def neg(x: Share) -> Share:
+    """``-x``. Local."""
+    return Share(-x.first, -x.second, x.f)
+
+
+def public(rt: Runtime, value: Tensor | float, like: Share | None = None, *, f: int | None = None) -> Share:
+    """A public constant as a share: component 0 carries it. Local."""
+    scale = f if f is not None else (like.f if like is not None else 16)
+    ring = _encoded(rt, value, scale, "public constant")
+    if like is not None and ring.shape != like.shape:
+        ring = ring.expand(like.shape)
+    zero = torch.zeros_like(ring)
+    return Share(ring if rt.party == 0 else zero, ring if rt.next == 0 else zero, scale)
+
+
+def add_public(rt: Runtime, x: Share, value: Tensor | float) -> Share:
+    """``x + value`` for a public real value. Local."""
+    return add_ring(rt, x, _encoded(rt, value, x.f, "public summand"))
+
+
+def _encoded(rt: Runtime, value: Tensor | float, f: int, name: str) -> Tensor:
+    """A public number's ring element on the device. It is checked on the host, so that no device is waited for."""
+    host = value.cpu() if isinstance(value, Tensor) else value
+    return encode(torch.as_tensor(host, dtype=torch.float64), f, name=name).to(rt.device, non_blocking=True)
+
+
+def add_ring(rt: Runtime, x: Share, ring: Tensor | int) -> Share:
+    """``x + ring / 2^f`` for a public ring element. Local."""
+    if rt.party == 0:
+        return Share(x.first + ring, x.second, x.f)
+    if rt.next == 0:
+        return Share(x.first, x.second + ring, x.f)
+    return x
+
+
+def scale_int(x: Share, factor: Tensor | int) -> Share:
+    """``x * factor`` for public integers. Local."""
+    return Share(x.first * factor, x.second * factor, x.f)
+
+
+def integer_scale(scale: float, *, bits: int = _SCALE_BITS) -> tuple[int, int]:
+    """``scale ~ factor / 2^shift`` with an odd (or zero) integer of at most ``bits + 1`` bits: relative error <
+    2^-bits-1. Raises ConfigError for a scale that is not finite."""
+    if not math.isfinite(scale):
+        raise ConfigError(f"a scale of {scale}", "give a finite number")
+    if scale == 0:
+        return 0, 0
+    mantissa, exponent = math.frexp(scale)
+    factor, shift = round(mantissa * 2 ** (bits + 1)), bits + 1 - exponent
+    while factor % 2 == 0:
+        factor, shift = factor // 2, shift - 1
+    return factor, shift
+
+
+def zero_share(rt: Runtime, shape: Sequence[int]) -> Tensor:
+    """This party's part of a pseudo-random additive sharing of zero (Araki et al.). No communication."""
+    draws = rt.draws()
+    return draws.ring(rt.next, *shape) - draws.ring(rt.party, *shape)
+
+
+LocalPart = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+
+
+def terms(role: Roles | None, x: Share) -> list[Tensor]:
+    """This party's left factors of ``x y``; ``partners`` gives the right ones.
+
+    Without a dealer the nine products of components are shared out evenly, two local products each. A dealer forms four
+    of them in one product, ``(x_d + x_{d+1}) (y_d + y_{d+1})``: five local products over the three parties, not six.
+    """
+    if role is not None and role.is_dealer:
+        return [x.first + x.second]
+    return [x.first, x.second]
+
+
+def partners(role: Roles | None, y: Share) -> list[Tensor]:
+    """See ``terms``."""
+    if role is None:
+        return [y.first + y.second, y.first]
+    if role.is_dealer:
+        return [y.first + y.second]
+    if role.is_left:
+        return [y.second, y.first + y.second]
+    return [y.second, y.first]
+
+
+def mul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """Elementwise ``x * y * scale``, broadcasting; the result keeps ``x.f``.
+
+    ``y.f = 0`` and an integer scale (a bit times a value): 1 round, 24 bytes per output. Otherwise 2 rounds, 40 bytes.
+    """
+    _fit_together(x, y, "multiply")
+    if x.shape != y.shape or len(places := chunk_slices(x.n)) == 1:
+        return (yield from _product_protocol(rt, x, y, rt.kernels.mul, scale, dealer, form=ELEMENTWISE))
+    a, b = x.reshape(-1), y.reshape(-1)
+
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        parts = a.index(place), b.index(place)
+        return [
+            (yield from _product_protocol(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0], form=ELEMENTWISE))
+        ]
+
+    (product,) = yield from in_chunks_protocol(places, a.shape, [x.f], build, dealer, rt.device)
+    return product.reshape(*x.shape)
+
+
+def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """``(x @ y) * scale`` for ``[..., m, k] @ [..., k, n]``; the result keeps ``x.f``.
+
+    Rounds and bytes as ``mul_protocol``, per output element; five local matrix products over the three parties.
+    """
+    _check_matmul(x, y)
+    rows = [slice(0, 1)]
+    if x.first.dim() == 2 and y.first.dim() == 2:
+        rows = chunk_slices(x.shape[0], max(64, CHUNK // max(1, y.shape[1])))
+    if len(rows) == 1:
+        return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), scale, dealer, form=MATMUL))
+    ready: dict[int, RightFactor] = {}  # by dealer: chunks with one dealer share their prepared right factor
+
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        def local(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+            if dealer not in ready:
+                ready[dealer] = rt.kernels.right_factor(ys, rows[0].stop)
+            return ready[dealer](xs)
+
+        return [(yield from _product_protocol(rt, x.index(place), y, local, scale, dealer, out=outs[0], form=MATMUL))]
+
+    (product,) = yield from in_chunks_protocol(
+        rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer, rt.device
+    )
+    return product
+
+
+def matmul_local(rt: Runtime, x: Share) -> LocalPart:
+    """The matrix products of one party's factors, added up."""
+    rows = x.shape[0] if x.first.dim() == 2 else 0
+    return lambda xs, ys: rt.kernels.right_factor(ys, rows)(xs)
+
+
+def matmul_open_protocol(
+    rt: Runtime, x: Share, y: Share, opened: Opened, *, dealer: int = DEALER
+) -> MpcProtocol[Share]:
+    """``matmul_protocol`` that lets a comparison beside it start from the masked product (``opened``)."""
+    _check_matmul(x, y)
+    return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), 1.0, dealer, opened, form=MATMUL))
+
+
+def product_with_protocol(
+    rt: Runtime,
+    x: Share,
+    y: Share,
+    local: Callable[[Tensor, Tensor], Tensor],
+    *,
+    scale: float = 1.0,
+    dealer: int = DEALER,
+) -> MpcProtocol[Share]:
+    """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_protocol`` per output."""
+
+    return (yield from _product_protocol(rt, x, y, bilinear(local), scale, dealer))
+
+
+def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """``sum x y * scale`` of two shares of one shape, ``[1]``. Costs as ``mul_protocol`` for one output."""
+    total = yield from matmul_protocol(rt, x.reshape(1, -1), y.reshape(-1, 1), scale=scale, dealer=dealer)
+    return total.reshape(1)
+
+
+def form_protocol(
+    rt: Runtime, x: Share, y: Share, local: LocalPart, form: str, *, scale: float = 1.0, dealer: int = DEALER
+) -> MpcProtocol[Share]:
+    """A product by what every party computes of its factors (``local``) and what that is (``form``: claim_ledger)."""
+    return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form))
+
+
+def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> LocalPart:
+    """The sum of ``local`` over the pairs of factors."""
+
+    def total(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
+        found = local(xs[0], ys[0])
+        return found if len(xs) == 1 else found + local(xs[1], ys[1])
+
+    return total
+
+
+def _check_matmul(x: Share, y: Share) -> None:
+    _one_device(x, y, "multiply")
+    if x.shape[-1] != y.shape[-2 if y.first.dim() > 1 else -1]:
+        raise ConfigError(f"matrix product of shapes {tuple(x.shape)} and {tuple(y.shape)}", "inner sizes must agree")
+
+
+def _product_protocol(
+    rt: Runtime,
+    x: Share,
+    y: Share,
+    local: LocalPart,
+    scale: float,
+    dealer: int,
+    opened: Opened | None = None,
+    out: Share | None = None,
+    form: str = "",
+) -> MpcProtocol[Share]:
+    z, shift = additive_product(rt, x, y, local, scale, dealer, form)
+    if rt.ledger is not None:
+        return (yield from _proved_protocol(rt, rt.ledger.last, shift, x.f, dealer, opened, out))
+    if shift > 0:
+        return (yield from truncate_product_protocol(rt, z, shift, x.f, dealer, opened=opened, out=out))
+    return (yield from reshare_protocol(rt, z, x.f, out))
+
+
+def _proved_protocol(
+    rt: Runtime,
+    notes: ProductNotes,
+    shift: int,
+    f: int,
+    dealer: int,
+    opened: Opened | None = None,
+    out: Share | None = None,
+) -> MpcProtocol[Share]:
+    """A product in the ledger, truncated or reshared such that every message of it can be proved."""
+    if shift > 0:
+        found = yield from truncate_proved_protocol(rt, notes, shift, f, dealer, opened=opened)
+    else:
+        found = yield from reshare_protocol(rt, notes.z, f)
+        notes.received[rt.next] = found.second
+    if out is None:
+        return found
+    out.first.copy_(found.first)
+    out.second.copy_(found.second)
+    return out
+
+
+def additive_product(
+    rt: Runtime, x: Share, y: Share, local: LocalPart, scale: float, dealer: int, form: str = ""
+) -> tuple[Tensor, int]:
+    """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local.
+
+    ``form`` says what ``local`` computes; where products are proved it is filed as a claim, the ledger's last.
+    """
+    factor, extra = integer_scale(scale)
+    if extra < 0:
+        factor, extra = factor << -extra, 0
+    shift = y.f + extra
+    role = roles(rt, dealer) if shift > 0 else None
+    z = local(terms(role, x), partners(role, y))
+    draws = rt.draws()
+    plus, minus = draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)
+    z = rt.kernels.blind(z, factor, plus, minus)
+    if rt.ledger is not None:
+        rt.ledger.file(ProductNotes(form, x, y, factor, dealer if shift > 0 else None, minus, plus, z))
+    return z, shift
+
+
+def reshare_protocol(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> MpcProtocol[Share]:
+    """Additive shares (masked by a zero share) to replicated ones: 1 round, 24 bytes per element."""
+    message = Round()
+    message.send(rt.prev, kinds.RESHARE, z)
+    message.want(rt.next, kinds.RESHARE, torch.int64, *z.shape)
+    (other,) = yield message
+    if out is None:
+        return Share(z, other, f)
+    out.first.copy_(z)
+    out.second.copy_(other)
+    return out
+
+
+def mul(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0) -> Share:
+    """``mul_protocol``, run."""
+    return rt.run(mul_protocol(rt, x, y, scale=scale))
+
+
+def matmul(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0) -> Share:
+    """``matmul_protocol``, run."""
+    return rt.run(matmul_protocol(rt, x, y, scale=scale))
+
+
+def mul_many(rt: Runtime, pairs: Sequence[Pair]) -> list[Share]:
+    """Independent elementwise products in the rounds of one."""
+    return rt.run(par(*[mul_protocol(rt, x, y) for x, y in pairs]))
+
+
+def matmul_many(rt: Runtime, pairs: Sequence[Pair], *, scales: Sequence[float] | None = None) -> list[Share]:
+    """Independent matrix products in the rounds of one."""
+    factors = scales if scales is not None else [1.0] * len(pairs)
+    return rt.run(par(*[matmul_protocol(rt, x, y, scale=s) for (x, y), s in zip(pairs, factors, strict=True)]))
+
+
+def mul_public_protocol(rt: Runtime, x: Share, value: float, *, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """``x * value`` for a public real value: local if it is an integer, else a truncation (2 rounds, 40 bytes)."""
+    factor, shift = integer_scale(value, bits=15)
+    if shift <= 0:
+        return scale_int(x, factor << -shift)
+    return (yield from _truncate_linear_protocol(rt, x, factor, shift, x.f, dealer))
+
+
+def mul_public(rt: Runtime, x: Share, value: float) -> Share:
+    """``mul_public_protocol``, run."""
+    return rt.run(mul_public_protocol(rt, x, value))
+
+
+def rescale_protocol(rt: Runtime, x: Share, f: int, *, dealer: int = DEALER) -> MpcProtocol[Share]:
+    """The same number at another scale: local upwards, a truncation downwards (2 rounds, 40 bytes)."""
+    if f >= x.f:
+        return scale_int(x, 1 << (f - x.f)).with_f(f)
+    return (yield from _truncate_linear_protocol(rt, x, 1, x.f - f, f, dealer))
+
+
+def _truncate_linear_protocol(
+    rt: Runtime, x: Share, factor: int, shift: int, f: int, dealer: int
+) -> MpcProtocol[Share]:
+    draws = rt.draws()
+    plus, minus = draws.ring(rt.next, *x.shape), draws.ring(rt.party, *x.shape)
+    z = x.first * factor + plus - minus
+    if rt.ledger is None:
+        return (yield from truncate_product_protocol(rt, z, shift, f, dealer))
+    notes = rt.ledger.file(ProductNotes(LINEAR, x, None, factor, dealer, minus, plus, z))
+    return (yield from _proved_protocol(rt, notes, shift, f, dealer))
+
+
+def _same_scale(x: Share, y: Share, verb: str) -> None:
+    _fit_together(x, y, verb)
+    if x.f != y.f:
+        raise ConfigError(
+            f"cannot {verb} shares at f={x.f} and f={y.f}", "bring them to one scale with rescale_protocol"
+        )
+
+
+def _fit_together(x: Share, y: Share, verb: str) -> None:
+    _one_device(x, y, verb)
+    if any(a != b and 1 not in (a, b) for a, b in zip(reversed(x.shape), reversed(y.shape), strict=False)):
+        raise ConfigError(
+            f"cannot {verb} shares of shapes {tuple(x.shape)} and {tuple(y.shape)}", "make one fit the other"
+        )
+
+
+def _one_device(x: Share, y: Share, verb: str) -> None:
+    if x.first.device != y.first.device:
+        raise ConfigError(f"cannot {verb} shares on {x.first.device} and {y.first.device}", "move both to one device")

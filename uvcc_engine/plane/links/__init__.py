@@ -1,0 +1,1 @@
+"""What carries frames between parties: direct connections, relays, NATS; none of them reads a body."""
