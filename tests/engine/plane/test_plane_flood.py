@@ -20,9 +20,9 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane import secure_session
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.links import knocking as door_module
 from uvcc_engine.plane.links.direct import DirectLink
 from uvcc_engine.plane.links.knocking import KNOCK_BYTES, KnockAuthenticator, Stranger
-from uvcc_engine.plane.links.link import knocking as door_module
 from uvcc_engine.relay import lobby as lobby_module
 from uvcc_engine.relay.lobby import Lobby, Rejections
 

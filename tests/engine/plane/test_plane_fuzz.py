@@ -31,8 +31,8 @@ from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.channel import Acknowledgement
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.links import nats_link
 from uvcc_engine.plane.links.knocking import KnockAuthenticator
-from uvcc_engine.plane.links.link import nats_link
 from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase
 from uvcc_engine.plane.links.stream_link import RelayReplies
 from uvcc_engine.relay import asked, binary, stream
