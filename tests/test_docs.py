@@ -166,7 +166,12 @@ def test_every_route_of_the_relay_is_described() -> None:
     assert {path: sorted(m.upper() for m in methods) for path, methods in found["paths"].items()} == relay.routes()
 
 
-RUNBOOKS: Final = ("alerts.md", "disasters.md", "exit-codes.md", "halts.md", "gates.md")
+RUNBOOKS: Final = sorted(p.name for p in (DOCS / "runbooks").glob("*.md") if p.name != "index.md")
+PROCEDURES: Final = {  # what has to be there beside alerts, exit codes, halts and gates
+    "market.md": ("SR-DP at R = 2", "SR-DP at R = 8", "192 workers", "The M7C launch"),
+    "spend.md": ("End a run now", "A pod that will not go", "Is anything left"),
+    "disasters.md": ("Your machine is lost", "The relay is lost", "A provider is out", "key is compromised"),
+}
 PARTS: Final = ("You see", "It means", "Do", "It worked when", "It costs")
 
 
@@ -182,3 +187,31 @@ def test_every_alert_exit_code_and_gate_has_its_runbook() -> None:
     assert set(alerts.headings("alerts.md")) == alerts.alerts().keys(), "write its section in docs/runbooks/alerts.md"
     assert set(alerts.headings("exit-codes.md")) == alerts.CODES.keys()
     assert set(alerts.headings("gates.md")) == set(alerts.gates())
+
+
+def test_every_end_of_a_halt_has_its_runbook() -> None:
+    page = (DOCS / "runbooks" / "halts.md").read_text(encoding="utf-8")
+    missing = {word for word in alerts.halt_words() if not re.search(rf"\b{word}\b", page, re.IGNORECASE)}
+    assert missing == set(), "tell in docs/runbooks/halts.md what it asks of the operator"
+
+
+def test_every_procedure_and_disaster_has_its_runbook() -> None:
+    for page, wanted in PROCEDURES.items():
+        there = "\n".join(alerts.headings(page))
+        assert [words for words in wanted if words not in there] == [], page
+
+
+def test_the_rungs_of_triage_stand_in_their_order() -> None:
+    from uvcc_console.core.triage import LADDER
+
+    text = (DOCS / "runbooks" / "triage.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## `(\w+)`$", text, re.MULTILINE) == [rung.word for rung in LADDER]
+
+
+def test_a_runbook_s_figures_are_the_profile_s() -> None:
+    from uvcc_console.plan.profile import load
+
+    text = (DOCS / "runbooks" / "market.md").read_text(encoding="utf-8")
+    for name in ("prime-smoke-r2", "prime-full-r8", "prime-phase6-r8s4t2m32", "m7c-1gpu", "m7c-2xa100"):
+        section = next(part for part in text.split("\n## ") if f"rollout {name}`" in " ".join(part.split()))
+        assert f"{load(name)[1].limits.total:g}" in section.partition("It costs")[2], name

@@ -26,7 +26,6 @@ CODES: Final = {
     "130": "interrupted",
 }
 """Every exit code of both commands and of workers. ``codes_in_code`` finds them in the sources."""
-OUTCOMES: Final = ("verified", "unknown", "no-checkpoint", "mismatch", "release", "drill", "certificate", "gpu")
 
 
 class Place(NamedTuple):
@@ -97,6 +96,16 @@ def gates() -> list[str]:
     from uvcc_console.plan.schema import GatesPart
 
     return sorted({str(n) for n in named} | set(GatesPart.model_fields))
+
+
+def halt_words() -> set[str]:
+    """What a halt can end in, as the code has it: its alerts, what a worker's end can lack, its rungs, its mark."""
+    from uvcc_console.core import rungs
+    from uvcc_engine.contract.agent_protocol.wire import Lacks
+
+    told = {n for n, places in alerts().items() if any(p.where == "uvcc_console/halt/machine.py" for p in places)}
+    steps = {str(v) for name, v in vars(rungs).items() if name.isupper() and isinstance(v, str)}
+    return told | {one.value for one in Lacks if one.value} | steps | {"UNKNOWN", "gpu"}
 
 
 def codes_in_code() -> set[str]:
