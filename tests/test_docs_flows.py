@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -52,7 +53,7 @@ def names_in(source: str) -> set[str]:
 def broken(found: list[Step]) -> list[str]:
     """Steps that do not hand on as they say."""
     wrong = []
-    for here, there in zip(found, found[1:], strict=False):
+    for here, there in pairwise(found):
         if here.hands_on in ("a call", "its return"):
             one, other = (here, there) if here.hands_on == "a call" else (there, here)
             if other.name.split(".")[-1] not in names_in(inspect.getsource(one.found())):
