@@ -215,3 +215,21 @@ def test_a_runbook_s_figures_are_the_profile_s() -> None:
     for name in ("prime-smoke-r2", "prime-full-r8", "prime-phase6-r8s4t2m32", "m7c-1gpu", "m7c-2xa100"):
         section = next(part for part in text.split("\n## ") if f"rollout {name}`" in " ".join(part.split()))
         assert f"{load(name)[1].limits.total:g}" in section.partition("It costs")[2], name
+
+
+def test_every_decision_says_what_was_measured_and_what_was_not() -> None:
+    text = (DOCS / "decisions.md").read_text(encoding="utf-8")
+    for section in text.split("\n## ")[1:]:
+        heading, _, body = section.partition("\n")
+        told = dict(re.findall(r"^- \*\*([\w ]+)\*\*: (.*?)(?=^- |\Z)", body, re.MULTILINE | re.DOTALL))
+        assert {"Instead", "Measured"} <= told.keys(), heading
+        assert re.search(r"`[^`]*(uvcc|python)[^`]*`", told["Measured"]), f"{heading}: by which command?"
+        assert told.keys() <= {"Instead", "Measured", "Not measured"}, heading
+
+
+def test_a_figure_whose_row_is_not_kept_is_refused() -> None:
+    from docs.make import decisions
+
+    assert decisions.shown({"value": 0.0123, "unit": "s", "metric": "seconds"}) == "12.3 ms"
+    with pytest.raises(LookupError, match="no row no_such_row"):
+        decisions.kept("mpc no_such_row seconds")

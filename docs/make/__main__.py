@@ -15,6 +15,7 @@ from docs.make import (
     alerts,
     commands,
     costs,
+    decisions,
     environment,
     events,
     figures,
@@ -31,6 +32,7 @@ from docs.make import (
 DOCS: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "benchmarks.md": figures.page,
+    "decisions.md": decisions.page,
     "reference/cli.md": commands.console,
     "reference/engine-cli.md": commands.engine,
     "reference/uvcc.1": man.console,

@@ -1,0 +1,98 @@
+"""``python -m docs.make.alternatives [--json]``: what the ways that were not taken cost, as rows of a benchmark.
+
+Local truncation of replicated shares, which is free and sometimes wrong by 2^48, beside the dealer's; what it costs a
+process to import torch, pydantic, and our own strict reader. ``python -m docs.make.taken alternatives python -m
+docs.make.alternatives`` keeps the rows.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Final
+
+from uvcc_engine.contract.machine import benchrows as rows
+
+RUNS: Final = 5
+TRIES: Final = 1 << 14
+_IMPORT: Final = """
+import resource, sys, time
+before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+import {module}
+print(time.process_time() - began, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * {unit})
+"""
+_FAR: Final = 1 << 40
+
+
+def local_truncation(seed: int = 7) -> int:
+    """How many of ``TRIES`` numbers of size 2^60 are wrong by more than 2^40 if two parts drop their bits alone."""
+    draw, wrong = random.Random(seed), 0
+    for _ in range(TRIES):
+        z = draw.randrange(1 << 60)
+        one = draw.randrange(1 << 64)
+        other = (z - one) % (1 << 64)
+        # each part as a signed number, without its lower 16 bits, as SecureML has it
+        parts = sum((p - (1 << 64) if p >> 63 else p) >> 16 for p in (one, other))
+        wrong += abs(parts - (z >> 16)) > _FAR
+    return wrong
+
+
+def dealt_truncation(seed: int = 7) -> float:
+    """The largest error, in units of the last bit, of as many truncations by the dealer."""
+    import torch
+
+    from uvcc_engine.mpc.foundation.local import LocalPlanes
+    from uvcc_engine.mpc.foundation.share import Share, share_of
+    from uvcc_engine.mpc.products.arithmetic import rescale_protocol
+    from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+
+    gen = torch.Generator().manual_seed(seed)
+    z = torch.randint(1 << 60, (TRIES,), generator=gen)
+    first, second = (torch.randint(-(1 << 62), 1 << 62, (TRIES,), generator=gen) for _ in range(2))
+    parts = (first, second, z - first - second)
+
+    def body(rt: object) -> torch.Tensor:
+        mine: Share = share_of(parts, rt.party, 32)  # type: ignore[attr-defined]
+        made = rt.run(rescale_protocol(rt, mine, 16))  # type: ignore[attr-defined, arg-type]
+        opened: torch.Tensor = rt.run(open_ring_protocol(rt, made))  # type: ignore[attr-defined, arg-type]
+        return opened
+
+    found = LocalPlanes(seed).run_three(body)[0]
+    return float((found - (z >> 16)).abs().max())
+
+
+def imported(module: str) -> tuple[list[float], list[float]]:
+    """Processor seconds and bytes of importing a module into a fresh process, of each run."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", _IMPORT.format(module=module, unit=unit)], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(RUNS)
+    ]
+    return [float(s) for s, _ in said], [float(b) for _, b in said]
+
+
+def main(argv: list[str]) -> int:
+    """Print the rows. Returns the exit code."""
+    found = []
+    for name, module in (
+        ("torch", "torch"),
+        ("pydantic", "pydantic"),
+        ("strict", "uvcc_engine.contract.parsing.strict"),
+    ):
+        seconds, size = imported(module)
+        found.append(rows.row(f"{name}_import", "time", "s", seconds))
+        found.append(rows.row(f"{name}_import", "memory", "MiB", [b / 2**20 for b in size]))
+    found += [  # last: a child counts the memory of whoever starts it, and this imports torch
+        rows.row("local_truncation", "tries", "numbers", [float(TRIES)]),
+        rows.row("local_truncation", "wrong", "numbers", [float(local_truncation())], TRIES / 32),
+        rows.row("dealt_truncation", "largest_error", "ulp", [dealt_truncation()], 1.0),
+    ]
+    print(rows.to_json(found) if "--json" in argv else rows.to_text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
