@@ -12,11 +12,11 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -25,6 +25,13 @@ from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.peer_protocol.peer_messages import PairFigures
+from uvcc_engine.contract.peer_protocol.preflight_job import (
+    GroupFigures,
+    PreflightJob,
+    PreflightReport,
+    PreflightTrouble,
+    report_name,
+)
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.parallel.group import Communicator
@@ -41,18 +48,16 @@ REPEATS: Final = 3
 PINGS: Final = 5
 
 
-def report_name(coord: str) -> str:
-    return f"preflight_{coord}.json"
-
-
 def main(spec: WorkerSpec) -> int:
     """Measure and report; returns 0 even where something failed: the report says so.
 
-    ``spec.job``: ``timeout_s``; ``reduce_mib`` and ``pair_mib``, the size of a group's and of a pair's block;
-    ``device`` cpu|cuda|auto; ``peers`` = public identities by party, absent where the run has one party.
+    ``spec.job`` is a :class:`PreflightJob`. Raises ConfigError where it is none.
     """
-    coord, job = Coord.parse(spec.coord), dict(spec.job)
-    found: dict[str, Any] = {"run": spec.run, "coord": spec.coord, "groups": {}, "pairs": {}, "trouble": []}
+    coord, job = Coord.parse(spec.coord), PreflightJob.from_json(spec.job)
+    trouble: list[PreflightTrouble] = []
+    groups: dict[str, GroupFigures] = {}
+    pairs: dict[int, PairFigures] = {}
+    facts: dict[str, str] = {}
 
     @contextmanager
     def attempt(part: str) -> Iterator[None]:
@@ -60,37 +65,38 @@ def main(spec: WorkerSpec) -> int:
         try:
             yield
         except UvccError as error:
-            found["trouble"].append({"part": part, "what": error.what, "hint": error.hint})
+            trouble.append(PreflightTrouble(part, error.what, error.hint))
 
     with attempt("groups"):
-        found["groups"] = measure_groups(RankAddress.of(coord, spec.topology, os.environ), job, found)
-    if job.get("peers") and (coord.stage, coord.tensor) == (0, 0):
+        groups = measure_groups(RankAddress.of(coord, spec.topology, os.environ), job, facts)
+    if job.peers and (coord.stage, coord.tensor) == (0, 0):
         with attempt("pairs"):
-            found["pairs"] = measure_pairs(spec, coord, job, attempt)
-    files.write_json(Path(spec.dir) / report_name(spec.coord), found)
+            pairs = measure_pairs(spec, coord, job, attempt)
+    backend = facts.get("backend", "")
+    report = PreflightReport(
+        run=spec.run, coord=spec.coord, backend=backend, groups=groups, pairs=pairs, trouble=tuple(trouble)
+    )
+    files.write_json(Path(spec.dir) / report_name(spec.coord), report.to_json())
     return 0
 
 
 # -- inside a party --------------------------------------------------------------------------------------------------
 
 
-def measure_groups(place: RankAddress, job: Mapping[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """An all-reduce in each group of this rank: ``{dp: {size, ms, mib_s}}``; empty for a party of one rank.
+def measure_groups(place: RankAddress, job: PreflightJob, facts: dict[str, str]) -> dict[str, GroupFigures]:
+    """An all-reduce in each group of this rank, by ``dp``, ``pp``, ``tp``; empty for a party of one rank.
 
+    ``facts`` learns the ``backend``, also where the ranks do not add up.
     ``mib_s`` is the bus bandwidth: what each rank sends in a ring, 2(n-1)/n of the block, over the best time.
     Raises PeerLostError if the ranks do not meet, VerificationError if they do not add up.
     """
-    device = device_of(str(job.get("device", "cpu")))
-    groups = PartyGroups.open(
-        place, on_event=lambda name, fields: None, device=device.type, timeout_s=float(job["timeout_s"])
-    )
+    device = device_of(job.device)
+    groups = PartyGroups.open(place, on_event=lambda name, fields: None, device=device.type, timeout_s=job.timeout_s)
     facts["backend"] = groups.backend
     try:
         groups.start_dp()
         named = {"dp": groups.dp, "pp": groups.pp, "tp": groups.tp}
-        found = {
-            name: measure_reduction(g, device, float(job["reduce_mib"])) for name, g in named.items() if g.size > 1
-        }
+        found = {name: measure_reduction(g, device, job.reduce_mib) for name, g in named.items() if g.size > 1}
     finally:
         groups.close()
     return found
@@ -104,7 +110,8 @@ def device_of(wanted: str) -> torch.device:
     return device
 
 
-def measure_reduction(group: Communicator, device: torch.device, mib: float) -> dict[str, Any]:
+def measure_reduction(group: Communicator, device: torch.device, mib: float) -> GroupFigures:
+    """All-reduces of ``mib`` MiB in ``group``, the best of some. Raises VerificationError if they do not add up."""
     count = max(1, int(mib * MIB) // 8)
     wanted, best = group.size * (group.size + 1) // 2, float("inf")
     for _ in range(REPEATS):
@@ -118,43 +125,43 @@ def measure_reduction(group: Communicator, device: torch.device, mib: float) -> 
             what = f"the {group.name} group of {group.size} ranks does not add up"
             raise VerificationError("all_reduce", what, "replace the pod: its memory, network or GPU corrupts data")
     sent = 2 * (group.size - 1) / group.size * count * 8 / MIB
-    return {"size": group.size, "ms": round(1000 * best, 3), "mib_s": round(sent / best, 1)}
+    return GroupFigures(group.size, round(1000 * best, 3), round(sent / best, 1))
 
 
 # -- between parties -------------------------------------------------------------------------------------------------
 
 
 def measure_pairs(
-    spec: WorkerSpec, coord: Coord, job: Mapping[str, Any], attempt: Callable[[str], AbstractContextManager[None]]
-) -> dict[str, Any]:
-    """Round trip and bandwidth over the plane to both other parties: ``{"1": {rtt_ms, out_mib_s, in_mib_s}}``.
+    spec: WorkerSpec, coord: Coord, job: PreflightJob, attempt: Callable[[str], AbstractContextManager[None]]
+) -> dict[int, PairFigures]:
+    """Round trip and bandwidth over the plane to both other parties, by party.
 
     The pairs take turns, in the same order everywhere, each inside ``attempt("pair N")``. Raises UvccError where the
     link cannot be opened at all.
     """
     sid_job = hashlib.sha256(b"UVCC_PREFLIGHT_V1" + spec.run.encode()).digest()
-    patience = float(job["timeout_s"])
+    patience = job.timeout_s
     plane = open_plane(
         party=coord.party,
         coord=spec.coord,
         sid_sub=sid_of(sid_job, coord),
         identity=Identity.load(Path(spec.identity_dir)),
-        peers={int(p): PublicIdentity.from_json(i) for p, i in job["peers"].items()},
+        peers={int(p): PublicIdentity.from_json(i) for p, i in job.peers.items()},
         link=spec.link.or_else(LinkSpec(peer_timeout_s=patience, first_contact_s=2 * patience)),
         recorder=None,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: None,
     )
-    found: dict[str, Any] = {}
+    found: dict[int, PairFigures] = {}
     try:
         for a in range(PARTIES):
             for b in range(a + 1, PARTIES):
                 if coord.party == a:
                     with attempt(f"pair {b}"):
-                        found[str(b)] = asdict(_lead(plane, b, float(job["pair_mib"])))
+                        found[b] = _lead(plane, b, job.pair_mib)
                 elif coord.party == b:
                     with attempt(f"pair {a}"):
-                        found[str(a)] = asdict(_follow(plane, a))
+                        found[a] = _follow(plane, a)
         plane.close()
     finally:
         plane.close(graceful=False)

@@ -26,6 +26,7 @@ from uvcc_engine.agent.processes.process import ProcessId, wake_pipe
 from uvcc_engine.agent.processes.relays import RelayTable
 from uvcc_engine.agent.processes.spawner import Spawner
 from uvcc_engine.agent.processes.workers import Worker, WorkerTable
+from uvcc_engine.agent.processes.zygote_messages import ForkFailed, ImportsDone, WorkerExited, WorkerForked
 from uvcc_engine.agent.shutdown import Shutdown
 from uvcc_engine.contract.agent_protocol import agent_messages as told
 from uvcc_engine.contract.agent_protocol import wire
@@ -145,7 +146,7 @@ class Agent:
             "root": os.fspath(self.root),
             "runs": self.workers.runs(),
             "relays": {r.run: r.url for r in self.relays.known.values()},
-            "imports": self.spawner.facts,
+            "imports": self.spawner.told(),
         }
 
     # workers
@@ -174,29 +175,29 @@ class Agent:
             self._zygote_lost()
             return
         for report in reports:
-            if "exited" in report:
-                ended = self.workers.exited(int(report["exited"]), int(report["status"]))
+            if isinstance(report, WorkerExited):
+                ended = self.workers.exited(report.pid, report.status)
                 if ended is not None:
                     self._worker_ended(ended)
-            elif "started" in report or "failed" in report:
-                self._launched(report)
-            else:
+            elif isinstance(report, ImportsDone):
                 log.info("imports: %s", report)
+            else:
+                self._launched(report)
         self.hurry()
 
-    def _launched(self, report: Mapping[str, Any]) -> None:
-        coord = str(report.get("started") or report.get("failed"))
+    def _launched(self, report: WorkerForked | ForkFailed) -> None:
+        coord = report.coord
         for launch in tuple(self._launches):
             spec = launch.specs.get(coord)
-            if spec is None or spec.run != report["run"]:
+            if spec is None or spec.run != report.run:
                 continue
             del launch.specs[coord]
-            if "started" in report:
-                worker = self.workers.started(spec, ProcessId.from_json(report["id"]))
+            if isinstance(report, WorkerForked):
+                worker = self.workers.started(spec, report.id)
                 self.front.broadcast(self.proc_message(worker))
                 launch.started.append(worker.summary())
             else:
-                launch.failed.append(f"{coord}: {report['error']}")
+                launch.failed.append(f"{coord}: {report.error}")
             if not launch.specs:
                 self._launches.remove(launch)
                 fields: dict[str, Any] = {"ok": not launch.failed, "workers": launch.started}
@@ -354,7 +355,7 @@ class Agent:
                     **pod_probe.facts(self.root),
                     "gpus": gpus,
                     "gpu_error": trouble,
-                    "imports": self.spawner.facts,
+                    "imports": self.spawner.told(),
                 }
                 self.front.settle(key, {"ok": True, **facts})
                 self._probes_awaited.remove((query, key))

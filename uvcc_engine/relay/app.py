@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.relay import asked, binary
 from uvcc_engine.relay.config import Credential, RelayConfig, token_key
 from uvcc_engine.relay.gate import Gate, Visitor
 from uvcc_engine.relay.hub import Hub
 from uvcc_engine.relay.queues import NoRoomError
-from uvcc_engine.relay.relay_records import MAX_BODY, MAX_NAME, Records
+from uvcc_engine.relay.refusals import Refusal
+from uvcc_engine.relay.relay_records import Records
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
+R = TypeVar("R", bound=asked.JsonRequest)
 AsgiSend = Callable[[dict[str, Any]], Awaitable[None]]
-_MAX_WAIT_S: Final = 60.0
 _MAX_TAKE: Final = 16 << 20  # bytes of one answer, if they are of more than one message
-_MAX_JSON: Final = 24 << 20
-_MAX_ID: Final = 64
 _BEARER: Final = b"Bearer "
 
 
@@ -69,7 +68,7 @@ class RelayFront:
         """Who a token speaks for. Raises Fault 401, or 429 where that has too many connections."""
         found = self._config.credentials.get(token_key(token))
         if found is None:
-            self.gate.refused(visitor.address, "unknown token")
+            self.gate.refused(visitor.address, Refusal.UNKNOWN_TOKEN)
             raise Fault(401, "unauthorized")
         if not visitor.login(found):
             raise Fault(429, "too many connections")
@@ -102,7 +101,7 @@ class RelayFront:
         loop = asyncio.get_running_loop()
         poll = _LongPoll(loop.create_future())
         hub.await_mail(who, box, poll)
-        timer = loop.call_later(min(seconds, _MAX_WAIT_S), poll.wake)
+        timer = loop.call_later(min(seconds, asked.MAX_WAIT_S), poll.wake)
         try:
             await poll.woken
         finally:
@@ -143,10 +142,10 @@ class RelayApp:
             routes=[
                 Route("/healthz", self._healthz),
                 Route("/metrics", self._metrics_page),
-                Route("/enqueue", self._json(self._enqueue), methods=["POST"]),
-                Route("/poll", self._json(self._poll), methods=["POST"]),
-                Route("/ack", self._json(self._ack), methods=["POST"]),
-                Route("/records", self._json(self._exchange_records), methods=["POST"]),
+                Route("/enqueue", self._json(asked.EnqueueRequest, self._enqueue), methods=["POST"]),
+                Route("/poll", self._json(asked.PollRequest, self._poll), methods=["POST"]),
+                Route("/ack", self._json(asked.AckRequest, self._ack), methods=["POST"]),
+                Route("/records", self._json(asked.RecordsRequest, self._exchange_records), methods=["POST"]),
             ]
         )
 
@@ -169,7 +168,7 @@ class RelayApp:
         for name, value in scope["headers"]:
             if name == b"authorization" and value.startswith(_BEARER):
                 return self._front.credential(value[len(_BEARER) :].decode("latin-1"), scope["visitor"])
-        self._front.gate.refused(scope["visitor"].address, "no token")
+        self._front.gate.refused(scope["visitor"].address, Refusal.NO_TOKEN)
         raise Fault(401, "unauthorized")
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
@@ -208,55 +207,47 @@ class RelayApp:
         return PlainTextResponse(self._metrics())
 
     def _json(
-        self, serve: Callable[[Credential, dict[str, Any]], Awaitable[tuple[int, dict[str, Any]]]]
+        self, kind: type[R], serve: Callable[[Credential, R], Awaitable[tuple[int, dict[str, Any]]]]
     ) -> Callable[[HttpRequest], Awaitable[Response]]:
         async def endpoint(request: HttpRequest) -> Response:
             try:
                 who = self._authorize(request.scope)  # type: ignore[arg-type]
-                data = asked.document(await self._body(request.scope, request.receive, _MAX_JSON))  # type: ignore[arg-type]
-                if data.get("group_id", who.group) != who.group:
+                body = await self._body(request.scope, request.receive, asked.MAX_BYTES)  # type: ignore[arg-type]
+                found = asked.parse(kind, body)
+                if isinstance(found, Malformed):
+                    raise Fault(400, f"bad request: {found.why}")
+                if found.group not in (None, who.group):
                     raise Fault(403, "this credential is of another group")
-                status, answer = await serve(who, data)
+                status, answer = await serve(who, found)
             except Fault as fault:
                 return _refusal(fault.status, fault.error)
             except NoRoomError as error:
                 return _refusal(429, str(error))
-            except (ValueError, binascii.Error) as error:
+            except ValueError as error:
                 return _refusal(400, f"bad request: {error}")
             return JSONResponse({"ok": status == 200} | answer, status)
 
         return endpoint
 
-    async def _enqueue(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """``{messages: [{msg_id, receiver, payload_b64, ttl_s?}]}`` or one such object itself."""
-        items = []
-        for entry in asked.entries(data.get("messages", [data]), "messages"):
-            if entry.get("sender", who.party) != who.party:
-                raise Fault(403, "this credential is of another party")
-            msg_id = asked.text(entry, "msg_id", None, _MAX_ID).encode()
-            if not msg_id:
-                raise Fault(400, f"msg_id must have 1 to {_MAX_ID} bytes")
-            payload = base64.b64decode(asked.text(entry, "payload_b64", None, _MAX_JSON), validate=True)
-            receiver, ttl_s = asked.whole(entry, "receiver", None, 0, 255), asked.whole(entry, "ttl_s", 0, 0, 1 << 31)
-            items.append(binary.Item(receiver, binary.STORE, ttl_s, msg_id, payload))
-        fates = await self._front.enqueue(who, asked.whole(data, "box", 0), items)
+    async def _enqueue(self, who: Credential, request: asked.EnqueueRequest) -> tuple[int, dict[str, Any]]:
+        if any(m.sender not in (None, who.party) for m in request.messages):
+            raise Fault(403, "this credential is of another party")
+        items = [binary.Item(m.receiver, binary.STORE, m.ttl_s, m.msg_id, m.payload) for m in request.messages]
+        fates = await self._front.enqueue(who, request.box, items)
         statuses = [binary.FATES[f] for f in fates]
-        answer: dict[str, Any] = {"status": statuses[0]} if "messages" not in data else {"statuses": statuses}
+        answer: dict[str, Any] = {"status": statuses[0]} if request.alone else {"statuses": statuses}
         worst = max(fates, default=0)
         if worst <= binary.DUPLICATE:
             return 200, answer
         codes = {binary.QUOTA: 429, binary.COLLISION: 409, binary.FORBIDDEN: 403, binary.FAILED: 507}
         return codes[worst], answer | {"error": binary.FATES[worst]}
 
-    async def _poll(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """``{wait_s?, max_bytes?, box?}``; the wait is relative, so clocks do not matter."""
-        if data.get("receiver", who.party) != who.party:
+    async def _poll(self, who: Credential, request: asked.PollRequest) -> tuple[int, dict[str, Any]]:
+        if request.receiver not in (None, who.party):
             raise Fault(403, "this credential is of another party")
-        box, size = asked.whole(data, "box", 0), asked.whole(data, "max_bytes", 8 << 20)
-        wait_s = asked.seconds(data, "wait_s", 2.0, _MAX_WAIT_S)
-        self._front.hub.enter(who, box)
-        await self._front.wait(who, box, wait_s)
-        found = self._front.take(who, box, size)
+        self._front.hub.enter(who, request.box)
+        await self._front.wait(who, request.box, request.wait_s)
+        found = self._front.take(who, request.box, request.max_bytes)
         return 200, {
             "messages": [
                 {
@@ -269,22 +260,17 @@ class RelayApp:
             ]
         }
 
-    async def _ack(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        deliveries, box = asked.numbers(data.get("deliveries"), "deliveries"), asked.whole(data, "box", 0)
-        self._front.hub.enter(who, box)
-        fates = self._front.hub.acknowledge(who, box, deliveries)
+    async def _ack(self, who: Credential, request: asked.AckRequest) -> tuple[int, dict[str, Any]]:
+        self._front.hub.enter(who, request.box)
+        fates = self._front.hub.acknowledge(who, request.box, request.deliveries)
         return (200 if all(fates) else 409), {"acked": fates}
 
-    async def _exchange_records(self, who: Credential, data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """``{put?: {name, body}, after?, want?, wait_s?}``: leave a record, take what is newer than ``after``."""
-        after, want = asked.whole(data, "after", -1, -1), asked.text(data, "want", "", MAX_NAME)
-        wait = asked.seconds(data, "wait_s", 0.0, _MAX_WAIT_S)
-        if data.get("put") is not None:
-            (put,) = asked.entries([data["put"]], "put")
-            name, body = asked.text(put, "name", None, MAX_NAME), asked.text(put, "body", None, MAX_BODY)
-            self._records.put(who.group, who.party, name, body)
-        wait = 0.0 if self._front.hub.draining else wait
-        found = await self._records.wait(who.group, after, want, wait)
+    async def _exchange_records(self, who: Credential, request: asked.RecordsRequest) -> tuple[int, dict[str, Any]]:
+        after = request.after
+        if request.put is not None:
+            self._records.put(who.group, who.party, *request.put)
+        wait = 0.0 if self._front.hub.draining else request.wait_s
+        found = await self._records.wait(who.group, after, request.want, wait)
         newest = found[-1].seq if found else max(after, self._records.newest if after < 0 else after)
         return 200, {
             "seq": newest,

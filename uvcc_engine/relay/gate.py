@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.lobby import Lobby, Rejections
+from uvcc_engine.relay.refusals import Refusal
 
 log = logging.getLogger("uvcc.relay")
 STALLED: Final = 8  # connections of one credential that do not read what they asked for
@@ -64,7 +65,7 @@ class Visitor:
         """It does not take what it is sent; if it goes on like this it is closed."""
         self.reading = False
         self._gate.stalls(self, 1)
-        self._stall = asyncio.get_running_loop().call_later(self._gate.stall_s, self.refuse, "does not read")
+        self._stall = asyncio.get_running_loop().call_later(self._gate.stall_s, self.refuse, Refusal.NOT_READ)
 
     def resumed(self) -> None:
         if self._stall is not None:
@@ -74,7 +75,7 @@ class Visitor:
             self.reading = True
             self._gate.stalls(self, -1)
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, why: Refusal) -> None:
         """Close it, and count why."""
         self._gate.refused(self.address, why)
         self._close()
@@ -103,7 +104,7 @@ async def admit(
         try:
             await loop.connect_accepted_socket(lambda: protocol, sock, **more)
         except OSError:
-            gate.refused(visitor.address, "no TLS")
+            gate.refused(visitor.address, Refusal.NO_TLS)
             sock.close()
             visitor.left()
         except asyncio.CancelledError:  # it made way for another, or the relay stops
@@ -118,7 +119,7 @@ async def admit(
             try:
                 sock, address = await loop.sock_accept(listener)
             except OSError as error:  # none left of what a connection needs, or it went away before it was taken
-                gate.refused("", f"cannot be accepted: {error.strerror}")
+                gate.refused("", Refusal.NOT_ACCEPTED, detail=f": {error.strerror}")
                 await asyncio.sleep(_REST_S)
                 continue
             visitor = gate.arrive(str(address[0]) if isinstance(address, tuple) else "")
@@ -149,13 +150,14 @@ class Gate:
         """A new connection."""
         visitor = Visitor(self, address, next(self._numbers), self._clock())
         if (leaves := self._strangers.enter(visitor)) is not None:
-            leaves.refuse("showed no token")
+            leaves.refuse(Refusal.SILENT)
         return visitor
 
     def login(self, visitor: Visitor, who: Credential) -> bool:
         key = who.group, who.party
         if self._connections[key] >= self._config.connections:
-            self.refused(visitor.address, f"more than {self._config.connections} connections of party {who.party}")
+            detail = f": {self._config.connections} of party {who.party}"
+            self.refused(visitor.address, Refusal.CONNECTIONS, detail=detail)
             return False
         self._strangers.leave(visitor)
         self._connections[key] += 1
@@ -190,16 +192,16 @@ class Gate:
             self._connections[visitor.who.group, visitor.who.party] -= 1
             visitor.who = None
 
-    def refused(self, address: str, why: str) -> None:
-        """Count a refusal; a few lines a minute say what was refused and to whom."""
+    def refused(self, address: str, why: Refusal, *, detail: str = "") -> None:
+        """Count a refusal; a few lines a minute say what was refused and to whom, the first with its ``detail``."""
         if (notice := self._rejections.note(address, why, self._clock())) is not None:
-            log.warning("refused %s: %s", notice.fields["address"], notice.fields["why"])
+            log.warning("refused %s: %s%s", notice.fields["address"], notice.fields["why"], detail)
 
     def tick(self, now: float) -> None:
         """Call about once a second: ends who has shown no token for too long, and says what was counted."""
         for visitor in self._strangers.overdue(now, self._config.login_s):
             self._strangers.leave(visitor)
-            visitor.refuse("showed no token")
+            visitor.refuse(Refusal.SILENT)
         for notice in self._rejections.due(now):
             fields = notice.fields
             log.warning("refused %s %s times within a minute: %s", fields["address"], fields["count"], fields["why"])

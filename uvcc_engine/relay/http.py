@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from uvcc_engine.relay.gate import Gate, Visitor
+from uvcc_engine.relay.refusals import Refusal
 
 _HEAD_BYTES: Final = 16 << 10
 _HEADERS: Final = 64
@@ -53,19 +54,19 @@ class GuardedHttp(HttpToolsProtocol):
         if self._head >= 0:
             self._head += len(data)
             if self._head > _HEAD_BYTES + len(data):  # of the last piece a body may be part
-                self._refuse("too long a request head")
+                self._refuse(Refusal.LONG_HEAD)
                 return
         super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        self.gate.refused(self.visitor.address, "not an HTTP request")
+        self.gate.refused(self.visitor.address, Refusal.NOT_HTTP)
         super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["visitor"] = self.visitor  # type: ignore[typeddict-unknown-key]
         self._on_time()
-        self._deadline = self.loop.call_later(self.request_s, self._refuse, "too slow a request")
+        self._deadline = self.loop.call_later(self.request_s, self._refuse, Refusal.SLOW)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -104,7 +105,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: Refusal) -> None:
         self.visitor.refuse(why)
 
 

@@ -22,6 +22,7 @@ from uvcc_engine.relay.app import Fault, RelayFront
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.gate import Visitor
 from uvcc_engine.relay.queues import NoRoomError
+from uvcc_engine.relay.refusals import Refusal, RefusedConnectionError
 
 MAGIC: Final = b"UVS1"
 REFUSED: Final = b"UVS-"
@@ -137,9 +138,16 @@ class StreamProtocol(asyncio.BufferedProtocol):
             if fault.status == 401:
                 self._write([REFUSED])
             self._close()
-        except (ValueError, NoRoomError) as error:  # not a client of this front, or one that asks for too much
-            self._front.gate.refused(self._visitor.address, str(error).partition(":")[0])
-            self._close()
+        except RefusedConnectionError as refused:  # not a client of this front, or one that sends too much
+            self._turn_away(refused.code)
+        except NoRoomError:
+            self._turn_away(Refusal.NO_ROOM)
+        except ValueError:
+            self._turn_away(Refusal.MALFORMED)
+
+    def _turn_away(self, code: Refusal) -> None:
+        self._front.gate.refused(self._visitor.address, code)
+        self._close()
 
     def _await_rest(self) -> None:
         """A request that has begun goes on, or its connection ends."""
@@ -162,14 +170,14 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if self._received > self._at:
             self._begin_deadline()
         else:
-            self._visitor.refuse("stopped within a request")
+            self._visitor.refuse(Refusal.STALLED)
 
     def _authenticate(self) -> int:
         if self._have < _HELLO.size:
             return 0
         magic, length = _HELLO.unpack_from(self._buffer)
         if magic != MAGIC or length > _MAX_TOKEN:
-            raise ValueError("not a stream client")
+            raise RefusedConnectionError(Refusal.NOT_STREAM)
         end = _HELLO.size + int(length)
         if self._have < end:
             return 0
@@ -182,14 +190,14 @@ class StreamProtocol(asyncio.BufferedProtocol):
         """Take a frame from the buffer, or begin a large one; returns where the next begins (``at``: wait)."""
         length = int.from_bytes(self._buffer[at : at + LENGTH.size], "little")
         if length > self._config.max_body:
-            raise ValueError("too large a request")
+            raise RefusedConnectionError(Refusal.TOO_LARGE)
         start, have = at + LENGTH.size, self._have - at - LENGTH.size
         if have >= length:
             self._serve(memoryview(bytes(memoryview(self._buffer)[start : start + length])))
             return start + length
         if start + length > len(self._buffer):
             if not self._visitor.hold(length):
-                raise ValueError("too many bytes of unfinished requests")
+                raise RefusedConnectionError(Refusal.UNFINISHED)
             self._end_deadline()
             self._begin_deadline()
             self._body = bytearray(length)

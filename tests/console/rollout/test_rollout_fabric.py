@@ -133,7 +133,7 @@ REPORT: dict[str, Any] = {
 
 def test_reports_become_facts_of_the_slowest_rank() -> None:
     slow = {**REPORT, "coord": "p0r0s1t0", "groups": {"dp": {"size": 2, "ms": 9.0, "mib_s": 50.0}}, "pairs": {}}
-    found = fabric.check_fabric({"p0r0": [REPORT, slow]}, {"p0r0": 2})
+    found = fabric.check_fabric({"p0r0": fabric.reports_of(json.dumps([REPORT, slow]))}, {"p0r0": 2})
     assert found.findings == ()
     assert found.facts["p0r0"] == {
         "all_reduce_dp": {"size": 2, "ms": 9.0, "mib_s": 50.0, "backend": "gloo"},
@@ -143,12 +143,19 @@ def test_reports_become_facts_of_the_slowest_rank() -> None:
 
 def test_what_failed_is_found_with_its_hint_and_a_rank_without_report_too() -> None:
     bad = {**REPORT, "groups": {}, "trouble": [{"part": "groups", "what": "no sister came", "hint": "look at p0r1"}]}
-    found = fabric.check_fabric({"p0r0": [bad], "p1r0": []}, {"p0r0": 1, "p1r0": 1})
+    found = fabric.check_fabric({"p0r0": fabric.reports_of(json.dumps([bad])), "p1r0": []}, {"p0r0": 1, "p1r0": 1})
     assert [(f.pod, f.what) for f in found.findings] == [
         ("p0r0", "p0r0s0t0: no sister came"),
         ("p1r0", "1 of its 1 ranks ended without a report"),
     ]
     assert found.findings[0].hint.startswith("look at p0r1; open the pods' ports")
+    assert all(f.hint for f in found.findings)
+
+
+@pytest.mark.parametrize("text", ["", "no shell", "[", '{"coord": 3}', "[3]", '[{"coord": "p0r0s0t0"}]', "[" * 9999])
+def test_a_pod_that_reports_something_else_is_named(text: str) -> None:
+    found = fabric.check_fabric({"p0r0": fabric.reports_of(text)}, {"p0r0": 1})
+    assert {f.pod for f in found.findings} == {"p0r0"}
     assert all(f.hint for f in found.findings)
 
 

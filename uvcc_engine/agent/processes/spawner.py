@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import signal
 import socket
@@ -13,12 +13,16 @@ from typing import Any
 
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.processes import zygote
+from uvcc_engine.agent.processes.zygote_messages import ForkRequest, ImportsDone, ZygoteReport, encode, parse_report
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.records import Malformed
+
+log = logging.getLogger(__name__)
 
 
 class Spawner:
-    """Owns the zygote process. ``facts`` is what it said about its imports; empty while they run."""
+    """Owns the zygote process. ``imports`` is what it said about them; None while they run."""
 
     def __init__(self, root: Path, preload: Sequence[str], give_way: int = 0) -> None:
         self._root = root
@@ -26,7 +30,7 @@ class Spawner:
         self._give_way = give_way
         self._buffer = LineBuffer()
         self._out = b""
-        self.facts: dict[str, Any] = {}
+        self.imports: ImportsDone | None = None
         self.running = False
         self.sock: socket.socket
         self.pid = 0
@@ -34,14 +38,13 @@ class Spawner:
 
     def start(self) -> None:
         """Fork a zygote; it begins to import at once."""
-        self._buffer, self._out, self.facts = LineBuffer(), b"", {}
+        self._buffer, self._out, self.imports = LineBuffer(), b"", None
         self.sock, self.pid = zygote.start(self._preload, os.fspath(self._root), self._give_way)
         self.running = True
 
     def launch(self, spec: WorkerSpec) -> None:
         """Ask for one worker; it is forked as soon as the imports are done."""
-        log = os.fspath(Path(spec.dir) / files.log_name(spec.coord))
-        self._out += json.dumps({"fork": spec.to_json(), "log": log}).encode() + b"\n"
+        self._out += encode(ForkRequest(spec, os.fspath(Path(spec.dir) / files.log_name(spec.coord))))
         self.flush()
 
     @property
@@ -54,8 +57,8 @@ class Spawner:
             while self._out:
                 self._out = self._out[self.sock.send(self._out) :]
 
-    def receive(self) -> list[dict[str, Any]] | None:
-        """The zygote's reports; None if it has died."""
+    def receive(self) -> list[ZygoteReport] | None:
+        """The zygote's reports; None if it has died. A line that is none is logged and passed over."""
         try:
             data = self.sock.recv(1 << 20)
         except BlockingIOError:
@@ -64,11 +67,20 @@ class Spawner:
             data = b""
         if not data:
             return None
-        reports = [json.loads(line) for line in self._buffer.feed(data)]
-        for report in reports:
-            if report.get("ready"):
-                self.facts = report
+        reports: list[ZygoteReport] = []
+        for line in self._buffer.feed(data):
+            report = parse_report(line)
+            if isinstance(report, Malformed):
+                log.error("the zygote sent %s", report.why)
+                continue
+            if isinstance(report, ImportsDone):
+                self.imports = report
+            reports.append(report)
         return reports
+
+    def told(self) -> dict[str, Any]:
+        """What consoles are told of the imports; empty while they run."""
+        return self.imports.to_json() if self.imports is not None else {}
 
     def close(self) -> None:
         """End the zygote and reap it. Its workers, if any are left, go on."""

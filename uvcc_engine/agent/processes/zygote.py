@@ -1,10 +1,8 @@
 """The process that workers are forked from. It imports torch once, single-threaded, and then only forks and reaps.
 
 It is a child of the agent, so that the agent stays small and answers while the import runs. Requests and reports are
-JSON lines on a socket pair: ``{fork: WorkerSpec, log}`` in; ``{ready, error, threads, seconds}`` once,
-``{started, id}`` or ``{failed}`` and later ``{exited: pid, status}`` out. When the agent is gone the zygote goes too;
-the workers go on. Rules of forking: OMP_NUM_THREADS=1 before the import, one thread at the fork, garbage collector
-frozen, no CUDA before the fork.
+lines on a socket pair, see ``zygote_messages``. When the agent is gone the zygote goes too; the workers go on. Rules of
+forking: OMP_NUM_THREADS=1 before the import, one thread at the fork, garbage collector frozen, no CUDA before the fork.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import json
 import logging
 import os
 import select
@@ -20,14 +17,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.processes.child import become_worker, yield_to_console
 from uvcc_engine.agent.processes.process import ProcessId, has_ended, wake_pipe
-from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.agent.processes.zygote_messages import (
+    ForkFailed,
+    ForkRequest,
+    ImportsDone,
+    WorkerExited,
+    WorkerForked,
+    ZygoteReport,
+    encode,
+    parse_request,
+)
 from uvcc_engine.contract.machine import host
+from uvcc_engine.contract.run_files.records import Malformed
 
 log = logging.getLogger(__name__)
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -63,7 +70,7 @@ class _Zygote:
         self._buffer = LineBuffer()
         self._live: set[int] = set()
         self._environ = dict(os.environ)
-        self._missing: dict[str, str] = {}
+        self._missing: Mapping[str, str] = {}
         self._wake_read, self._wake_write = wake_pipe()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the agent ends it by closing the socket
@@ -72,7 +79,7 @@ class _Zygote:
 
     def run(self, preload: Sequence[str]) -> int:
         facts = _import_once(preload)
-        self._missing = facts["missing"]
+        self._missing = facts.missing
         self._tell(facts)
         while True:
             ready, _, _ = select.select([self._sock.fileno(), self._wake_read], [], [])
@@ -84,13 +91,16 @@ class _Zygote:
                 if not data:
                     return 0
                 for line in self._buffer.feed(data):
-                    self._fork(json.loads(line))
+                    request = parse_request(line)
+                    if isinstance(request, Malformed):
+                        log.error("the agent sent %s", request.why)
+                    else:
+                        self._fork(request)
 
-    def _fork(self, request: dict[str, Any]) -> None:
-        spec = WorkerSpec.from_json(request["fork"])
+    def _fork(self, request: ForkRequest) -> None:
+        spec = request.spec
         if spec.kind != "command" and "torch" in self._missing:
-            error = f"torch cannot be imported: {self._missing['torch']}"
-            self._tell({"failed": spec.coord, "run": spec.run, "error": error})
+            self._tell(ForkFailed(spec.run, spec.coord, f"torch cannot be imported: {self._missing['torch']}"))
             return
         ready_read, ready_write = os.pipe()
         try:
@@ -98,16 +108,16 @@ class _Zygote:
         except OSError as e:
             os.close(ready_read)
             os.close(ready_write)
-            self._tell({"failed": spec.coord, "run": spec.run, "error": f"cannot fork: {e.strerror}"})
+            self._tell(ForkFailed(spec.run, spec.coord, f"cannot fork: {e.strerror}"))
             return
         if pid == 0:
-            become_worker(spec, request["log"], self._root, self._environ, ready_write)  # does not return
+            become_worker(spec, request.log, self._root, self._environ, ready_write)  # does not return
         self._live.add(pid)
         os.close(ready_write)
         os.read(ready_read, 1)  # now it leads its own group and its state file is written (or it has ended)
         os.close(ready_read)
         who = ProcessId.of(pid) or ProcessId(pid, 0, host.boot_id())
-        self._tell({"started": spec.coord, "run": spec.run, "id": who.to_json()})
+        self._tell(WorkerForked(spec.run, spec.coord, who))
 
     def _reap(self) -> None:
         """Report who ended. What is left of its process group dies first, while the pid is still taken."""
@@ -120,11 +130,11 @@ class _Zygote:
                 pass
             _, status = os.waitpid(pid, 0)
             self._live.discard(pid)
-            self._tell({"exited": pid, "status": status})
+            self._tell(WorkerExited(pid, status))
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, report: ZygoteReport) -> None:
         try:
-            self._sock.sendall(json.dumps(message).encode() + b"\n")
+            self._sock.sendall(encode(report))
         except OSError:
             os._exit(0)  # no agent any more; the workers go on
 
@@ -135,7 +145,7 @@ class _Zygote:
         os.closerange(sock + 1, 65536)
 
 
-def _import_once(preload: Sequence[str]) -> dict[str, Any]:
+def _import_once(preload: Sequence[str]) -> ImportsDone:
     """Import what the workers share. A module that is missing is named; its workers then fail by themselves."""
     began = time.monotonic()
     for name in SINGLE_THREADED:
@@ -151,16 +161,15 @@ def _import_once(preload: Sequence[str]) -> dict[str, Any]:
     gc.freeze()
     threads = host.threads()
     torch = sys.modules.get("torch")
-    return {
-        "ready": True,
-        "missing": missing,
-        "threads": threads,
-        "seconds": round(time.monotonic() - began, 3),
-        "torch": str(getattr(torch, "__version__", "")),
-        "cuda": str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
-        "nccl": _nccl(torch),
-        "triton": "there" if importlib.util.find_spec("triton") is not None else "",
-    }
+    return ImportsDone(
+        missing=missing,
+        threads=threads,
+        seconds=round(time.monotonic() - began, 3),
+        torch=str(getattr(torch, "__version__", "")),
+        cuda=str(getattr(getattr(torch, "version", None), "cuda", None) or ""),
+        nccl=_nccl(torch),
+        triton="there" if importlib.util.find_spec("triton") is not None else "",
+    )
 
 
 def _nccl(torch: Any) -> str:

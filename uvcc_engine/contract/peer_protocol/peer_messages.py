@@ -177,13 +177,17 @@ class PairFigures:
 
     @classmethod
     def parse(cls, body: bytes) -> PairFigures | Malformed:
-        """What the other end measured: three finite numbers, and nothing else."""
-        found, names = record(body, 4096), ("rtt_ms", "out_mib_s", "in_mib_s")
-        told = [real((found or {}).get(name), 0.0, 1e12) for name in names]
-        good = [value for value in told if value is not None]
-        if found is None or set(found) != set(names) or len(good) != len(names):
+        """What the other end measured. Total."""
+        return cls.of(record(body, 4096))
+
+    @classmethod
+    def of(cls, found: object) -> PairFigures | Malformed:
+        """Three finite numbers, and nothing else. Total."""
+        names = ("rtt_ms", "out_mib_s", "in_mib_s")
+        if not isinstance(found, Mapping) or set(found) != set(names):
             return Malformed("malformed measurements")
-        return cls(*good)
+        good = [value for name in names if (value := real(found[name], 0.0, 1e12)) is not None]
+        return cls(*good) if len(good) == len(names) else Malformed("malformed measurements")
 
 
 PeerMessage = StepVote | HoldVote | Resume | FinalState | Stopped | AttachedNote

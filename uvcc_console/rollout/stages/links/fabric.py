@@ -8,10 +8,9 @@ they meet in the groups and over the links of the full run and leave what they m
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from uvcc_console.fleet import hearing
@@ -29,6 +28,9 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing.outside import parsed
+from uvcc_engine.contract.peer_protocol.preflight_job import PATTERN, PreflightJob, PreflightReport
+from uvcc_engine.contract.run_files.records import Malformed
 
 NAME = "preflight"
 START_S = 120.0
@@ -38,9 +40,9 @@ POLL_S = 0.1
 REDUCE_MIB = 2.0
 PAIR_MIB = 2.0
 _HINT_PORTS = "open the pods' ports to each other, or take pods of one network: a provider's firewall or port mapping"
-_GATHER = """
+_GATHER = f"""
 import glob, json, os, sys
-print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1], "preflight_*.json")))]))
+print(json.dumps([json.load(open(p)) for p in sorted(glob.glob(os.path.join(sys.argv[1], "{PATTERN}")))]))
 """
 
 
@@ -92,9 +94,9 @@ async def ranks(ctx: Rollout) -> Fabric:
     slow = priority.stretch(provider, sum(1 for _ in phase.coords()))
     limit = slow * (RANK_S + PER_RANK_S * phase.topology.workers_per_party)
 
-    async def one(member: Member) -> list[dict[str, Any]]:
+    async def one(member: Member) -> list[PreflightReport | Malformed]:
         there = f".uvcc/runs/{phase.engine_run}"
-        await member.ssh.sh(f"umask 077; rm -rf {there}/preflight_*.json; mkdir -p {there}")
+        await member.ssh.sh(f"umask 077; rm -rf {there}/{PATTERN}; mkdir -p {there}")
         if private:
             token = relay_tokens(ctx, phase, member.request.replica)[member.request.party]
             await member.ssh.put(token.encode(), f"{there}/{TOKEN_FILE}")
@@ -102,7 +104,7 @@ async def ranks(ctx: Rollout) -> Fabric:
         await member.channel.request(LaunchCommand(run=phase.engine_run, workers=specs), timeout=slow * START_S)
         await _ended(member, phase, 4 * limit)
         command = f"{python_of(member)} -S - {shlex.quote(there)}"
-        return list(json.loads(await member.ssh.sh(command, stdin=_GATHER.encode())))
+        return reports_of(await member.ssh.sh(command, stdin=_GATHER.encode()))
 
     try:
         found = await each(ctx.of_phase(phase), one)
@@ -120,17 +122,17 @@ def _spec(
     limit: float,
 ) -> WorkerSpec:
     profile = ctx.plan.profile
-    job: dict[str, Any] = {"timeout_s": limit, "reduce_mib": REDUCE_MIB, "pair_mib": PAIR_MIB, "device": "cpu"}
+    job = PreflightJob(timeout_s=limit, reduce_mib=REDUCE_MIB, pair_mib=PAIR_MIB)
     if isinstance(profile.job, LmJobSettings):
-        job["device"] = str(profile.job.overrides.get("runtime", {}).get("device", "auto"))
+        job = replace(job, device=str(profile.job.overrides.get("runtime", {}).get("device", "auto")))
     elif isinstance(profile.job, PrivateJobSettings):
-        job["peers"] = {str(p): identity_of(ctx, p, coord.replica).to_json() for p in range(PARTIES)}
+        job = replace(job, peers={str(p): identity_of(ctx, p, coord.replica).to_json() for p in range(PARTIES)})
     return WorkerSpec(
         run=phase.engine_run,
         kind=NAME,
         coord=str(coord),
         topology=phase.topology,
-        job=job,
+        job=job.to_json(),
         link=links.get(str(coord), LinkSpec()),
         env={
             **priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())),
@@ -162,30 +164,42 @@ async def stop_relays(ctx: Rollout, phase: Phase) -> None:
     await asyncio.gather(*stops, return_exceptions=True)
 
 
-def check_fabric(reports: Mapping[str, list[dict[str, Any]]], expected: Mapping[str, int]) -> Fabric:
+def reports_of(text: str) -> list[PreflightReport | Malformed]:
+    """What a pod's ranks left, as its shell printed it. Total."""
+    try:
+        listed = parsed(text)
+    except ValueError:
+        listed = None
+    return [PreflightReport.parse(one) for one in listed] if isinstance(listed, list) else [Malformed("no list")]
+
+
+def check_fabric(reports: Mapping[str, Sequence[PreflightReport | Malformed]], expected: Mapping[str, int]) -> Fabric:
     """Facts and findings out of the ranks' reports, by pod. Pure."""
     facts: dict[str, dict[str, Any]] = {}
     findings = []
-    for pod, found in reports.items():
+    for pod, listed in reports.items():
+        found = [report for report in listed if isinstance(report, PreflightReport)]
+        for odd in [report for report in listed if isinstance(report, Malformed)][: expected[pod]]:
+            findings.append(Problem(pod, f"it left {odd.why}", "replace the pod: what it says is damaged"))
         if len(found) < expected[pod]:
             what = f"{expected[pod] - len(found)} of its {expected[pod]} ranks ended without a report"
             findings.append(Problem(pod, what, "see the workers' logs on the pod: memory, or torch"))
         for report in found:
-            for trouble in report["trouble"]:
-                hint = f"{trouble['hint']}; " if trouble["hint"] else ""
-                findings.append(Problem(pod, f"{report['coord']}: {trouble['what']}", hint + _HINT_PORTS))
+            for trouble in report.trouble:
+                hint = f"{trouble.hint}; " if trouble.hint else ""
+                findings.append(Problem(pod, f"{report.coord}: {trouble.what}", hint + _HINT_PORTS))
         facts[pod] = _slowest(found)
     return Fabric(facts, tuple(findings))
 
 
-def _slowest(reports: list[dict[str, Any]]) -> dict[str, Any]:
+def _slowest(reports: Sequence[PreflightReport]) -> dict[str, Any]:
     """Of each group its slowest rank, of each pair what its rank measured."""
     facts: dict[str, Any] = {}
     for report in reports:
-        for name, group in report["groups"].items():
+        for name, group in report.groups.items():
             known = facts.get(f"all_reduce_{name}")
-            if known is None or group["mib_s"] < known["mib_s"]:
-                facts[f"all_reduce_{name}"] = {**group, "backend": report["backend"]}
-        for peer, pair in report["pairs"].items():
-            facts[f"pair_p{peer}"] = pair
+            if known is None or group.mib_s < known["mib_s"]:
+                facts[f"all_reduce_{name}"] = {**asdict(group), "backend": report.backend}
+        for peer, pair in report.pairs.items():
+            facts[f"pair_p{peer}"] = asdict(pair)
     return facts
