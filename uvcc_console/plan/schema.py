@@ -25,7 +25,7 @@ from uvcc_engine.contract.job.private_job import (
 )
 from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, why_not
 from uvcc_engine.contract.job.spec import LM_SEED
-from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.job.topology import MOST_OF_PROFILE, PARTIES
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -161,10 +161,10 @@ class CommandJobSettings(Strict):
 
 
 class TopologyPart(Strict):
-    replicas: int = Field(default=1, ge=1, le=64)
-    stages: int = Field(default=1, ge=1, le=64)
-    tensor: int = Field(default=1, ge=1, le=64)
-    microbatches: int = Field(default=1, ge=1, le=1024)
+    replicas: int = Field(default=1, ge=1, le=MOST_OF_PROFILE["replicas"])
+    stages: int = Field(default=1, ge=1, le=MOST_OF_PROFILE["stages"])
+    tensor: int = Field(default=1, ge=1, le=MOST_OF_PROFILE["tensor"])
+    microbatches: int = Field(default=1, ge=1, le=MOST_OF_PROFILE["microbatches"])
 
 
 class SmokePart(Strict):

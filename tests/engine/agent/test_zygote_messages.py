@@ -30,9 +30,7 @@ REPORTS: list[ZygoteReport] = [
     ForkFailed("r", "p0r0s0t0", "cannot fork: no memory"),
     WorkerExited(7, 9),
 ]
-JSON = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
-)
+JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers())
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda r: r.KIND)
@@ -43,11 +41,11 @@ def test_every_report_comes_back_as_it_was(report: ZygoteReport) -> None:
 
 
 def test_a_request_comes_back_as_it_was() -> None:
-    request = ForkRequest(WorkerSpec(run="r", kind="command", coord="p0r0s0t0", argv=("true",), dir="/d"), "/d/log")
+    request = ForkRequest(WorkerSpec(run="r", kind="command", coord="p0r0s0t0", argv=["true"], dir="/d"), "/d/log")
     assert parse_request(encode(request)) == request
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(REPORTS), st.sampled_from(["kind", "pid", "status", "run", "coord", "id", "missing"]), JSON)
 def test_whatever_a_line_holds_is_a_report_or_malformed(report: ZygoteReport, key: str, odd: Any) -> None:
     line = json.dumps(json.loads(encode(report)) | {key: odd}).encode()
@@ -55,9 +53,7 @@ def test_whatever_a_line_holds_is_a_report_or_malformed(report: ZygoteReport, ke
     assert isinstance(parse_request(line), Malformed)
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b"[", b"3", b"\xff", b"[" * 9999, b'{"kind": ["exited"]}', b'{"kind": "exited"}']
-)
+@pytest.mark.parametrize("line", [b"", b"[", b"3", b"\xff", b"[" * 9999, b'{"kind": [1]}', b'{"kind": "exited"}'])
 def test_a_line_that_is_none_says_so(line: bytes) -> None:
     assert isinstance(parse_report(line), Malformed)
     assert isinstance(parse_request(line), Malformed)

@@ -1,4 +1,4 @@
-"""The rehearsal of a run's network: its job and its reports come back as they were, and nothing that a pod says raises."""
+"""The rehearsal of a network: its job and its reports come back as they were, and nothing that a pod says raises."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_job_that_is_none_is_refused_by_name(odd: dict[str, Any]) -> None:
         PreflightJob.from_json(JOB.to_json() | odd)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(SAID)), JSON)
 def test_whatever_a_pod_reports_is_a_report_or_malformed(key: str, odd: Any) -> None:
     assert isinstance(PreflightReport.parse(SAID | {key: odd}), PreflightReport | Malformed)

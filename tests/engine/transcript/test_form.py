@@ -14,6 +14,7 @@ import pytest
 
 from uvcc_engine.bench.work.rehearsal import Rehearsal, exchange, rehearse
 from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.contract.job.private_job import DEFAULTS
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.model.definition.specs import MODELS
 from uvcc_engine.model.layer_types.dense import Dense
@@ -153,3 +154,15 @@ def test_sizes_that_are_none_are_refused(make_policy: Callable[..., Policy]) -> 
             floors(policy, 3)
         with pytest.raises(standalone_verify.Unreadable, match="batch or test_rows"):
             standalone_verify.Policy(policy.to_json())
+
+
+def test_a_job_that_says_nothing_of_what_it_reveals_means_what_a_worker_then_reveals(
+    make_policy: Callable[..., Policy],
+) -> None:
+    job = {"kind": "private", "steps": 3, **JOB}
+    del job["reveal"]
+    silent, spoken = make_policy(job=job), make_policy(job=job | {"reveal": list(DEFAULTS.reveal)})
+    assert [silent.step_values(e) for e in range(4)] == [spoken.step_values(e) for e in range(4)] != [()] * 4
+    assert floors(silent, 4) == floors(spoken, 4) != floors(make_policy(job=job | {"reveal": ["loss"]}), 4)
+    read = [standalone_verify.Policy(p.to_json()) for p in (silent, spoken)]
+    assert read[0].listed == read[1].listed

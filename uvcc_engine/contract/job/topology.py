@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from uvcc_engine.contract.errors import ConfigError
 
 PARTIES = 3
-# what the ids of sessions can carry, and no fleet needs more
+# what the ids of sessions can carry
 MOST = {"replicas": 65_536, "stages": 255, "tensor": 65_535, "microbatches": 65_536}
+# what a profile may ask for: a typing error beyond it would rent hundreds of pods
+MOST_OF_PROFILE = {"replicas": 64, "stages": 64, "tensor": 64, "microbatches": 1024}
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -101,7 +101,7 @@ def floors(policy: Policy, epochs: int) -> list[Floor]:
     batch, tested = _size(job, "batch"), _size(job, "test_rows")
     layers, train = dense_layers(job["model"]), job.get("task") != "infer"
     width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers) // replicas
-    measured = any(name in job.get("reveal", ["loss"]) for name in METRICS)
+    measured = any(name in job.get("reveal", DEFAULTS.reveal) for name in METRICS)
     found = []
     for epoch in range(epochs):
         left = policy.steps - policy.first_step - epoch

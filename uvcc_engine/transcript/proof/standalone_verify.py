@@ -195,7 +195,7 @@ class Policy:
         self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")
         self.proves = fit(job.get("verify", "off"), ["off", "products"].__contains__, "job.verify") == "products"
         self.every = fit(job.get("loss_every", 1), below(2**53, 1), "job.loss_every")
-        self.listed, self.form = fit(job.get("reveal", ["loss"]), [object], "job.reveal"), tuple[Any, ...]()
+        self.listed, self.form = fit(job.get("reveal", ["loss", "accuracy"]), [object], "job.reveal"), tuple[Any, ...]()
         if job.get("kind") == "private" and "model" in job and "batch" in job:
             rows = [fit(n, below(2**53, 1), "batch or test_rows") for n in (job["batch"], job.get("test_rows", 360))]
             self.form = dense_layers(job["model"]), *rows

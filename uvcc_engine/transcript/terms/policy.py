@@ -303,7 +303,7 @@ class Policy:
         The loss of a training step, where the job says ``loss_every`` of every so many steps and of the last.
         """
         step, every = self.first_step + epoch, self.job.get("loss_every", DEFAULTS.loss_every)
-        if not self.reveals("loss") or "loss" not in self.job.get("reveal", ("loss",)) or step >= self.steps:
+        if not self.reveals("loss") or "loss" not in self.job.get("reveal", DEFAULTS.reveal) or step >= self.steps:
             return ()
         return ("loss",) if step % every == 0 or step == self.steps - 1 else ()
 
