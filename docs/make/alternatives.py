@@ -1,8 +1,8 @@
 """``python -m docs.make.alternatives [--json]``: what the ways that were not taken cost, as rows of a benchmark.
 
 Local truncation of replicated shares, which is free and sometimes wrong by 2^48, beside the dealer's; what it costs a
-process to import torch, pydantic, and our own strict reader. ``python -m docs.make.taken alternatives python -m
-docs.make.alternatives`` keeps the rows.
+process to import torch, and to read one object by pydantic or by our own strict reader. The rows are kept by
+``python -m docs.make.taken alternatives python -m docs.make.alternatives``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ TRIES: Final = 1 << 14
 _IMPORT: Final = """
 import resource, sys, time
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-import {module}
+{code}
 print(time.process_time() - began, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * {unit})
 """
+_STARTS: Final = {  # pydantic loads most of itself with the first model
+    "torch": "import torch",
+    "pydantic": "from pydantic import BaseModel\nclass One(BaseModel):\n    step: int\nOne(step=1)",
+    "strict": "from dataclasses import dataclass\nfrom uvcc_engine.contract.parsing import strict\n"
+    "@dataclass(frozen=True)\nclass One:\n    step: int\nstrict.read(One, {'step': 1}, 'one')",
+}
 _FAR: Final = 1 << 40
 
 
@@ -43,9 +49,9 @@ def dealt_truncation(seed: int = 7) -> float:
     import torch
 
     from uvcc_engine.mpc.foundation.local import LocalPlanes
+    from uvcc_engine.mpc.foundation.opening import open_ring_protocol
     from uvcc_engine.mpc.foundation.share import Share, share_of
     from uvcc_engine.mpc.products.arithmetic import rescale_protocol
-    from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 
     gen = torch.Generator().manual_seed(seed)
     z = torch.randint(1 << 60, (TRIES,), generator=gen)
@@ -62,12 +68,12 @@ def dealt_truncation(seed: int = 7) -> float:
     return float((found - (z >> 16)).abs().max())
 
 
-def imported(module: str) -> tuple[list[float], list[float]]:
-    """Processor seconds and bytes of importing a module into a fresh process, of each run."""
+def started(code: str) -> tuple[list[float], list[float]]:
+    """Processor seconds and bytes of some code in a fresh process, of each run."""
     unit = 1 if sys.platform == "darwin" else 1024
     said = [
         subprocess.run(
-            [sys.executable, "-c", _IMPORT.format(module=module, unit=unit)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", _IMPORT.format(code=code, unit=unit)], capture_output=True, text=True, check=True
         ).stdout.split()
         for _ in range(RUNS)
     ]
@@ -77,12 +83,8 @@ def imported(module: str) -> tuple[list[float], list[float]]:
 def main(argv: list[str]) -> int:
     """Print the rows. Returns the exit code."""
     found = []
-    for name, module in (
-        ("torch", "torch"),
-        ("pydantic", "pydantic"),
-        ("strict", "uvcc_engine.contract.parsing.strict"),
-    ):
-        seconds, size = imported(module)
+    for name, code in _STARTS.items():
+        seconds, size = started(code)
         found.append(rows.row(f"{name}_import", "time", "s", seconds))
         found.append(rows.row(f"{name}_import", "memory", "MiB", [b / 2**20 for b in size]))
     found += [  # last: a child counts the memory of whoever starts it, and this imports torch

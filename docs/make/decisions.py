@@ -1,6 +1,6 @@
 """The page of decisions: its text (``decisions.txt``) with figures from the kept rows of benchmarks.
 
-``{{FILE ROW METRIC}}`` is a row's value with its unit, ``{{FILE ROW METRIC / FILE ROW METRIC}}`` how many times as much.
+``{{FILE ROW METRIC}}`` is a row's value with its unit; two with `` / `` between them, how many times as much.
 """
 
 from __future__ import annotations
