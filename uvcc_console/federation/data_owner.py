@@ -40,8 +40,13 @@ RECEIPT: Final = "receipt.json"
 SENT: Final = "sent.json"
 OWNER_KEYS: Final = "owner-key/"
 OWNER_SHARES: Final = "owner-share/"
+LOOK_S: Final = 1.0
 Tell = Callable[[str, int, int], None]
 """Of a progress bar: what is done, how much of it, of how much."""
+
+
+class NotYetError(ConfigError):
+    """What others have not done yet; nobody is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +150,11 @@ def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[s
     wanted = [attempt] if attempt >= 0 else attempts
     whole = next((n for n in wanted if len(rosters.gathered(p, n, bodies)) == PARTIES), None)
     if whole is None:
-        raise ConfigError(*_no_roster(p, wanted[0] if wanted else 0, bodies))
+        raise _no_roster(p, wanted[0] if wanted else 0, bodies)
     mailbox = announce(there, owner)
     keys = owner_shares.keys_of(p.owners, there.look_bodies(OWNER_KEYS))
     if missing := [fingerprint(key) for n, key in enumerate(p.owners) if n not in keys]:
-        raise ConfigError(
+        raise NotYetError(
             f"{', '.join(missing)}: no key to seal with was announced yet", "each owner runs uvcc owner requests once"
         )
     number = p.owners.index(owner.public.ed25519)
@@ -161,16 +166,42 @@ def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[s
     return OwnerRequest(standing, number, whole, rosters_, tuple(keys[n] for n in range(len(p.owners))), mailbox)
 
 
-def _no_roster(p: Proposal, attempt: int, bodies: Sequence[str]) -> tuple[str, str]:
+def waited(
+    there: Rendezvous,
+    proposal_id: str,
+    owner: Identity,
+    pins: Sequence[str],
+    attempt: int,
+    wait_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> OwnerRequest:
+    """As ``ready``, asked again for ``wait_s`` seconds while the domains' rosters, or another owner's key, lack.
+
+    Raises what ``ready`` does: what somebody is to blame for at once, what is only not there yet after the time.
+    """
+    waited_s = 0.0
+    while True:
+        try:
+            return ready(there, proposal_id, owner, pins, attempt)
+        except NotYetError:
+            if waited_s >= wait_s:
+                raise
+        sleep(LOOK_S)
+        waited_s += LOOK_S
+
+
+def _no_roster(p: Proposal, attempt: int, bodies: Sequence[str]) -> ConfigError:
     """Which domain's roster is missing, or was not signed by that domain."""
     there = {party for of, when, party in map(rosters.says, bodies) if (of, when) == (p.id, attempt)}
     signed = rosters.gathered(p, attempt, bodies)
     for party in range(PARTIES):
         who = f"P{party}'s domain ({fingerprint(p.domains[party])})"
         if party in there and party not in signed:
-            return f"the roster that lies there as P{party}'s is not signed by {who}", "somebody swapped pods: ask it"
+            what = f"the roster that lies there as P{party}'s is not signed by {who}"
+            return ConfigError(what, "somebody swapped pods: ask it")
     missing = ", ".join(f"P{party}" for party in range(PARTIES) if party not in signed)
-    return f"no signed roster of {missing} lies there yet: its pods are not known", "wait, and run it again"
+    what = f"no signed roster of {missing} lies there yet: its pods are not known"
+    return NotYetError(what, "wait, and run it again, or say --wait SECONDS")
 
 
 def folder_of(base: Path, request: OwnerRequest) -> Path:

@@ -70,6 +70,14 @@ def _to_whom(value: str, owners: Sequence[str]) -> str:
     return TO_OWNER if owners and value in SEALED_TO_OWNER else EVERYBODY
 
 
+def _operated(p: Proposal) -> list[str]:
+    """Who could look, in both ways in which what was approved can be run: the text does not say in which."""
+    verify = str(p.job.get("verify", OFF))
+    apart, alone = (Operation.of(p.topology, apart=way).sentences(verify) for way in (True, False))
+    lines = [f"operated     with rollout --domain: {apart[0]}", f"             without it: {alone[0]}"]
+    return [*lines, *(f"operated     {sentence}" for sentence in apart[1:])]
+
+
 def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[str]:
     """What will be computed, revealed to whom, on whose pods, by which code, at what cost, and who said what."""
     p = standing.signed.proposal
@@ -85,7 +93,7 @@ def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[s
         *(f"owner        {fingerprint(key)}" for key in p.owners),
         f"code         {p.code_hash}",
         f"costs        at most {p.limits.hourly:.2f} $/h, {p.limits.total:.2f} $, {p.limits.ttl_s / 3600:g} h",
-        *(f"operated     {sentence}" for sentence in Operation.of(t).sentences(str(job.get("verify", OFF)))),
+        *_operated(p),
     ]
     for party, key in enumerate(p.domains):
         heard = standing.said.get(party)

@@ -77,7 +77,8 @@ def test_three_domains_approve_and_everybody_can_check_it(people: People) -> Non
     for n in range(3):
         people.allows(f"p{n}", yes_for=[trusted])
         assert people.at(f"p{n}", "join", wanted[:10], "--yes") == 0, people.err
-        assert "one operator runs the data owner's program" in people.out
+        assert "without it: one operator runs the data owner's program" in people.out
+        assert "with rollout --domain: each of three domains drives its own pods" in people.out
     assert people.at("coordinator", "proposals") == 0
     assert "approved by all three" in people.out
     kept = rendezvous.kept(wanted[:8])

@@ -44,6 +44,9 @@ def run(argv: list[str]) -> int:
     gives = actions.add_parser("share", help="split, seal and send rows for a proposal that three domains approved")
     gives.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it; see: uvcc owner requests")
     gives.add_argument("--attempt", type=int, default=-1, metavar="N", help="the newest that has pods, without it")
+    gives.add_argument(
+        "--wait", type=float, default=0.0, metavar="S", help="so long for the domains to sign for their pods (0)"
+    )
     gives.add_argument("--data", type=Path, metavar="FILE", help="CSV, Parquet, .npz, .npy or IDX")
     gives.add_argument("--labels", type=Path, metavar="FILE", help="where FILE holds one array only")
     gives.add_argument("--schema", type=Path, metavar="FILE", help="what its columns are; uvcc data infer writes one")
@@ -121,7 +124,7 @@ def _share(args: argparse.Namespace) -> int:
     base = data_owner.home(args.owner)
     owner, pins = Identity.load(base), data_owner.pinned(base)
     there = meeting(args)
-    request = data_owner.ready(there, args.proposal, owner, pins, args.attempt)
+    request = data_owner.waited(there, args.proposal, owner, pins, args.attempt, args.wait)
     p = request.proposal
     common.show("\n".join(screen(request.standing)))
     for party in range(PARTIES):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from uvcc_console.cli import common
 
 
@@ -12,6 +14,12 @@ def run(argv: list[str]) -> int:
         "Exits 0 only if the run is verified.",
     )
     parser.add_argument("--headless", action="store_true", help="progress line instead of the console")
+    parser.add_argument(
+        "--federated", action="store_true", help="three domains, two data owners and an auditor, each by itself"
+    )
+    parser.add_argument("--tmux", action="store_true", help="with --federated: a pane for each of them")
+    parser.add_argument("--users", action="store_true", help="with --federated: only with OS users of their own")
+    parser.add_argument("--port", metavar="N", help="with --federated: of its relay, else a free one")
     parser.add_argument("--replicas", type=int, metavar="R", help="replicas per party (1)")
     parser.add_argument("--steps", type=int, metavar="N", help="training steps of the full run")
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities, shares and roots")
@@ -25,6 +33,10 @@ def run(argv: list[str]) -> int:
     parser.add_set()
     parser.add_json()
     args = parser.parse_args(argv)
+    if args.federated:
+        return _federated(parser, args)
+    if args.tmux or args.users or args.port:
+        parser.error("--tmux, --users and --port are of --federated")
     if args.seed is not None and args.seed < 0:
         parser.error("--seed wants a number that is not negative")
     settings = list(args.set)
@@ -46,3 +58,13 @@ def run(argv: list[str]) -> int:
 
     tui = has_terminal() and not (args.headless or args.json or args.quiet)
     return launch(args.profile, settings, name="demo", seed=args.seed, tui=tui, as_json=args.json, quiet=args.quiet)
+
+
+def _federated(parser: common.Parser, args: argparse.Namespace) -> int:
+    """The story of three domains; it has a job of its own, so what changes the plain demo's does not go with it."""
+    own = {"federated", "headless", "tmux", "users", "port"}
+    if more := sorted(k for k, v in vars(args).items() if k not in own and v != parser.get_default(k)):
+        parser.error(f"--federated takes no --{more[0]}")
+    from uvcc_console.cli.screen.federated import play
+
+    return play(users=args.users, tmux=args.tmux, headless=args.headless, listen=args.port or "0")
