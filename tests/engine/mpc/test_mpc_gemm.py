@@ -257,3 +257,17 @@ def test_another_processor_or_version_has_a_file_of_its_own(monkeypatch: pytest.
     other = gemm_rates.path()
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert len({before, other, gemm_rates.path()}) == 3
+
+
+def test_threads_write_what_an_inference_has_made() -> None:
+    """A runtime computes in inference mode, which the threads of a pool do not begin in."""
+    side = 1 + round(gemm_paths.THREADS_FROM ** (1 / 3))
+    x = torch.arange(side * side).view(side, side) * 0x5851F42D4C957F2D
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            found = gemm_paths.prepared("torch", [x])([x])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, x @ x)

@@ -28,7 +28,7 @@ _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
-    """The factor by one path, which must be able to do it. What is not int64 goes torch's way."""
+    """The factor by one path, which must be able to do it. What is not int64 goes torch's way. ``ys``: [k, n] each."""
     if any(y.dtype != torch.int64 for y in ys):
         path = "torch"
     if path in LOOP_KINDS:
@@ -57,7 +57,13 @@ def over_threads(work: int, size: int, one: Callable[[int, int], None], grain: i
     each = -(-size // (count * grain)) * grain
     starts = range(0, size, each)
     pool = _pool(os.getpid())  # threads do not outlive a fork
-    for done in [pool.submit(one, start, min(start + each, size)) for start in starts]:
+    inferring = torch.is_inference_mode_enabled()  # a thread begins without, and may then not write what was made in it
+
+    def as_here(start: int, stop: int) -> None:
+        with torch.inference_mode(inferring):
+            one(start, stop)
+
+    for done in [pool.submit(as_here, start, min(start + each, size)) for start in starts]:
         done.result()
 
 
