@@ -123,3 +123,33 @@ def test_docstrings_refer_to_nothing_that_is_not_here() -> None:
         if (match := AWAY.search(re.sub("``[^`]*``", "", text)))
     ]
     assert found == []
+
+
+TENSORS: Final = re.compile(r"\b(Tensor|Share|PairBits|BoolShare|ndarray)\b")
+SHAPE: Final = re.compile(
+    r"\[[^\]]*\]|\(\w[^()]*, [^()]*\)|[Ss]hape|[Ss]calar|\b(?:one|each|an?) (?:element|entry|number)\b"
+    r"|\belement by element|\bper (?:element|row|bit|output|entry)|\bone per\b|\brows?\b|\bcolumns?\b|\bvectors?\b"
+    r"|\blast axis\b|\baxes\b|\bmatri(?:x|ces)\b|\blengths?\b|\bflat\b"
+)
+"""How a shape is said: its axes in brackets, whose shape it is, or over what a function goes."""
+ELSEWHERE: Final = re.compile(
+    r"``\w+_protocol``, run|[Ss]ee (?::\w+:)?``?\w|``\w+_protocol``|(?:inverse|transpose) of :func:"
+)
+"""A function that says of which other one its shapes are."""
+
+
+def test_every_public_function_that_computes_on_tensors_says_their_shape() -> None:
+    silent = [
+        f"{_name(p)}:{node.name}"
+        for p, tree in SOURCES.items()
+        if _computing(p)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        if TENSORS.search(" ".join(ast.unparse(a.annotation) for a in node.args.args if a.annotation) + _returned(node))
+        if not SHAPE.search(text := ast.get_docstring(node) or "") and not ELSEWHERE.search(text)
+    ]
+    assert silent == []
+
+
+def _returned(node: ast.FunctionDef) -> str:
+    return f" {ast.unparse(node.returns)}" if node.returns is not None else ""

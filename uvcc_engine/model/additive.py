@@ -17,7 +17,7 @@ from uvcc_engine.mpc.products.truncation import truncate_product_protocol
 
 
 def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
-    """This party's additive term of ``x @ y`` (two dimensions each), at scale ``x.f + y.f``. Local.
+    """This party's additive term of ``x @ y`` ([m, k] and [k, n]), at scale ``x.f + y.f``. Local.
 
     Terms may be added up only if they were made for one dealer, who is the dealer of :func:`settle_protocol`, too. They
     are not re-randomised: they may be moved inside the party only.
@@ -29,7 +29,7 @@ def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
 def settle_protocol(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: float = 1.0) -> MpcProtocol[Share]:
     """``scale * z / 2^shift`` from additive terms ``z`` at scale ``f + shift``, re-randomised and truncated.
 
-    2 rounds; the result has ``f`` fractional bits. ``z`` is used up.
+    2 rounds; the result has ``f`` fractional bits. ``z`` is used up. Shape of ``z``.
     """
     factor, extra = integer_scale(scale)
     if extra < 0:

@@ -26,7 +26,7 @@ def exp_scale(f: int) -> int:
 
 
 def to_exp_scale_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
-    """``x`` at a scale that the exponential takes: 2 rounds if it has another one, none otherwise."""
+    """``x`` at a scale that the exponential takes: 2 rounds if it has another one, none otherwise. Any shape."""
     if x.f == exp_scale(x.f):
         return x
     return (yield from rescale_protocol(rt, x, exp_scale(x.f)))
@@ -35,7 +35,7 @@ def to_exp_scale_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
 def square_protocol(rt: Runtime, x: Share, f: int, scale: float = 1.0) -> MpcProtocol[Share]:
     """``scale x^2`` at ``f`` fractional bits, which may be more than ``x`` has: 2 rounds.
 
-    Raises ConfigError for ``f`` of twice that of ``x`` or more.
+    Raises ConfigError for ``f`` of twice that of ``x`` or more. Shape of ``x``, element by element.
     """
     if not 0 < f < 2 * x.f:
         raise ConfigError(f"a square at f={f} of a number at f={x.f}", "choose f below twice that of the number")
@@ -48,6 +48,7 @@ def rsqrt_protocol(rt: Runtime, x: Share, low: int, high: int, f: int) -> MpcPro
     ``high - low`` comparisons place x in [4^j, 4^(j+1)); the products with the secret powers 4^-j and 2^-j around a
     polynomial on [1, 4) do the rest. 16 rounds. Relative error below 2e-4, plus a few units of ``f``; below the
     range the result is wrong, yet not above 2^(1 - low). Raises ConfigError for an empty range.
+    Any shape, element by element.
     """
     if low >= high:
         raise ConfigError(f"an inverse square root on 4^{low} to 4^{high}", "the range must not be empty")

@@ -72,7 +72,10 @@ def cut_patches(x: Tensor, conv: Strided) -> Tensor:
 
 
 def add_patches(patches: Tensor, conv: Strided) -> Tensor:
-    """The transpose of :func:`cut_patches`: every patch value is added to the pixel that it was cut from."""
+    """The transpose of :func:`cut_patches`: every patch value is added to the pixel that it was cut from.
+
+    Gives (rows, image).
+    """
     image, out, k, step = conv.image, conv.out, conv.kernel, conv.stride
     parts = patches.reshape(-1, out.height, out.width, image.channels, k, k).permute(0, 3, 1, 2, 4, 5)
     high, wide = image.height + 2 * conv.padding, image.width + 2 * conv.padding
@@ -90,7 +93,7 @@ def channels_first(x: Tensor, out: Image) -> Tensor:
 
 
 def channels_last(x: Tensor, out: Image) -> Tensor:
-    """The inverse of :func:`channels_first`."""
+    """The inverse of :func:`channels_first`. Gives (rows * out_height * out_width, channels)."""
     return x.reshape(-1, out.channels, out.height * out.width).transpose(1, 2).reshape(-1, out.channels)
 
 
@@ -101,7 +104,10 @@ def cut_windows(x: Tensor, pool: Windowed) -> Tensor:
 
 
 def lay_windows(windows: Tensor, pool: Windowed) -> Tensor:
-    """The transpose of :func:`cut_windows`: window values back to their pixels, zero where no window was."""
+    """The transpose of :func:`cut_windows`: window values back to their pixels, zero where no window was.
+
+    Gives (rows, image).
+    """
     image, out, n = pool.image, pool.out, pool.size
     parts = windows.reshape(-1, out.channels, out.height, out.width, n, n).permute(0, 1, 2, 4, 3, 5)
     total = windows.new_zeros(parts.shape[0], image.channels, image.height, image.width)

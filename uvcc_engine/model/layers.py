@@ -106,7 +106,7 @@ def backward_protocol(
     """Through all layers, last to first, updating weights beside the gradient's way down.
 
     Without ``then``, which takes the gradient of the inputs, the lowest weighted layer needs none. Input gradients use
-    the weights from before their update.
+    the weights from before their update. ``grad``: [rows, outputs] of the last layer.
     """
     lowest = 0
     if then is None:

@@ -55,14 +55,20 @@ def powers_protocol(rt: Runtime, logits: Share, top: Share | None = None, *, los
 
 
 def product_powers_protocol(rt: Runtime, left: Share, right: Share, *, loss: bool = True) -> MpcProtocol[Powers]:
-    """The powers of the logits ``left @ right``, with the product itself: 6 rounds. For what ``powers_fit``."""
+    """The powers of the logits ``left @ right``, with the product itself: 6 rounds. For what ``powers_fit``.
+
+    ``left``: [rows, n]; ``right``: [n, classes].
+    """
     names = (INVERSE, LOG) if loss else (INVERSE,)
     at = yield from softmax.matmul_powers_protocol(rt, left, right, names, f=min(left.f, EXP_SCALE))
     return Powers(softmax.shifted(at), at.powers, at.total, *at.looked_up)
 
 
 def gradient_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[Share]:
-    """softmax - y, the gradient of the summed cross-entropy by the logits: 2 rounds for up to 15 classes."""
+    """softmax - y, the gradient of the summed cross-entropy by the logits: 2 rounds for up to 15 classes.
+
+    ``targets`` and gradient: [rows, classes].
+    """
     if at.inverse is None:
         classes = at.powers.shape[-1]
         probabilities = yield from divide_protocol(rt, at.powers, at.total, _LEAST, float(classes))
@@ -89,7 +95,10 @@ def _log_protocol(rt: Runtime, at: Powers) -> MpcProtocol[Share]:
 
 
 def mean_loss_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[float]:
-    """Open the mean cross-entropy of the batch; nothing else is revealed. 3 rounds for up to 15 classes."""
+    """Open the mean cross-entropy of the batch; nothing else is revealed. 3 rounds for up to 15 classes.
+
+    ``targets``: [rows, classes].
+    """
     total = yield from total_loss_protocol(rt, at, targets)
     opened = yield from open_ring_protocol(rt, total)
     return float(opened.item()) / 2.0**total.f / at.powers.shape[0]
@@ -116,7 +125,10 @@ def mean_square_protocol(rt: Runtime, difference: Share) -> MpcProtocol[float]:
 
 
 def correct_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[int]:
-    """Open the count of :func:`hits_protocol`: 8 rounds for up to 10 classes."""
+    """Open the count of :func:`hits_protocol`: 8 rounds for up to 10 classes.
+
+    ``logits`` and ``targets``: [rows, classes].
+    """
     hits = yield from hits_protocol(rt, logits, targets)
     opened = yield from open_ring_protocol(rt, hits)
     return int(opened.item()) >> targets.f

@@ -129,7 +129,10 @@ def leaves(parts: Sequence[StagePart]) -> Iterator[StagePart]:
 
 
 def forward_parts_protocol(on: Pass, parts: Sequence[StagePart], x: Share) -> MpcProtocol[Share]:
-    """Through the parts of a stage, first to last."""
+    """Through the parts of a stage, first to last.
+
+    ``x``: [rows, inputs], as the first part wants it laid out; gives the outputs of the last.
+    """
     left = list(reversed(parts))
     while left:
         part = left.pop()
@@ -143,7 +146,10 @@ def forward_parts_protocol(on: Pass, parts: Sequence[StagePart], x: Share) -> Mp
 
 
 def backward_parts_protocol(on: Pass, parts: Sequence[StagePart], grad: Share, *, wanted: bool) -> MpcProtocol[Share]:
-    """Through the parts, last to first. Without ``wanted`` nothing is computed below the lowest weight."""
+    """Through the parts, last to first. Without ``wanted`` nothing is computed below the lowest weight.
+
+    ``grad``: [rows, outputs] of the last part; gives the gradient of the first one's inputs.
+    """
     lowest = next((i for i, part in enumerate(parts) if any(p.weights for p in leaves([part]))), len(parts))
     for i in range(len(parts) - 1, -1, -1):
         if not wanted and i < lowest:
@@ -187,12 +193,12 @@ def with_ones(rt: Runtime, x: Share) -> Share:
 
 
 def my_rows(tp: Communicator, x: Tensor) -> Tensor:
-    """This rank's slice along the first axis."""
+    """This rank's slice along the first axis of [rows, ...]."""
     return x[bounds(x.shape[0], tp.size, tp.index)].contiguous()
 
 
 def gather_rows(tp: Communicator, x: Share, total: int) -> Share:
-    """All ranks' slices of the first axis (:func:`bounds` of ``total``) put together."""
+    """All ranks' slices of the first axis (:func:`bounds` of ``total``) put together: [total, ...]."""
     if tp.size == 1:
         return x
     torch = ops.torch

@@ -118,7 +118,7 @@ def parameter_count(cfg: ModelConfig) -> int:
 
 @torch.no_grad()
 def gate_metrics(gates: list[Tensor]) -> GateMetrics | None:
-    """Over all layers, tokens and heads. A gate is collapsed below 0.1 nats with a share above 0.95."""
+    """Over all layers, tokens and heads. A gate is collapsed below 0.1 nats with a share above 0.95. Each: [..., 3]."""
     if not gates:
         return None
     share = torch.stack([g.float() for g in gates])

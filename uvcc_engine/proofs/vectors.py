@@ -83,7 +83,10 @@ def _limb_bits(inner: int, small: Tensor) -> int:
 
 
 def sum_of_limbs(x: Tensor, of: Callable[[Tensor], Tensor], width: int = _LIMB, bits: int = _WORD) -> Tensor:
-    """A linear function of ``x`` modulo 2^64, from its values for limbs of ``x`` as doubles."""
+    """A linear function of ``x`` modulo 2^64, from its values for limbs of ``x`` as doubles.
+
+    The shape is that of the function.
+    """
     total: Tensor | None = None
     for start in range(0, bits, width):
         limb = x >> start if start + width >= bits else (x >> start) & ((1 << width) - 1)

@@ -95,7 +95,10 @@ def slice_of(placed: Placed, size: int, index: int) -> Slices:
 
 
 def join_weight(placed: Placed, slices: Sequence[NDArray[Number]]) -> NDArray[Number]:
-    """A layer's whole weight from its slices of all tensor ranks, in order: the inverse of :func:`slice_of`."""
+    """A layer's whole weight from its slices of all tensor ranks, in order: the inverse of :func:`slice_of`.
+
+    Each slice is [inputs, outputs] of its rank's part.
+    """
     spec = placed.spec
     assert isinstance(spec, WeightedSpec)
     whole = np.zeros(spec.weight_shape, dtype=slices[0].dtype)

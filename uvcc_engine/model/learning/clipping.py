@@ -41,7 +41,7 @@ def clipped_protocol(rt: Runtime, x: Share, limit: float) -> MpcProtocol[Share]:
 
 
 def clipped(x: Tensor, limit: float) -> Tensor:
-    """The same in clear."""
+    """The same in clear. Any shape."""
     return x * min(1.0, limit / max(float(x.norm()), 1e-30))
 
 

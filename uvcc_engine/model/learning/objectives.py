@@ -40,7 +40,10 @@ ObjectiveProtocol = Callable[..., MpcProtocol[Gained]]
 
 
 def binary_protocol(rt: Runtime, outputs: Share, targets: Share, *, loss: bool) -> MpcProtocol[Gained]:
-    """Logistic loss log(1 + e^z) - y z of targets 0 and 1; gradient 1 / (1 + e^-z) - y. 20 rounds; error 10 units."""
+    """Logistic loss log(1 + e^z) - y z of targets 0 and 1; gradient 1 / (1 + e^-z) - y. 20 rounds; error 10 units.
+
+    Outputs, targets and gradient are [rows, 1].
+    """
     z = yield from to_exp_scale_protocol(rt, outputs)
     positive = yield from drelu_arithmetic_protocol(rt, z)
     above = yield from mul_protocol(rt, z, positive)
@@ -56,7 +59,10 @@ def binary_protocol(rt: Runtime, outputs: Share, targets: Share, *, loss: bool) 
 
 
 def huber_protocol(rt: Runtime, outputs: Share, targets: Share, *, loss: bool) -> MpcProtocol[Gained]:
-    """Half the squared distance up to 1, then distance - 1/2; the gradient is the distance, cut at 1. 6 rounds."""
+    """Half the squared distance up to 1, then distance - 1/2; the gradient is the distance, cut at 1. 6 rounds.
+
+    Outputs, targets and gradient are [rows, 1].
+    """
     off = sub(outputs, targets)
     edges = stack([add_public(rt, off, HUBER), add_public(rt, off, -HUBER)])
     over = yield from relu_only_protocol(rt, edges)
@@ -68,7 +74,10 @@ def huber_protocol(rt: Runtime, outputs: Share, targets: Share, *, loss: bool) -
 
 
 def poisson_protocol(rt: Runtime, outputs: Share, targets: Share, *, loss: bool) -> MpcProtocol[Gained]:
-    """e^z - y z for counts y and z, cut at 4, the logarithm of a rate; gradient e^z - y. 14 rounds."""
+    """e^z - y z for counts y and z, cut at 4, the logarithm of a rate; gradient e^z - y. 14 rounds.
+
+    Outputs, targets and gradient are [rows, 1].
+    """
     z = yield from to_exp_scale_protocol(rt, outputs)
     over = yield from relu_only_protocol(rt, add_public(rt, z, -HIGHEST_LOG_RATE))
     low = sub(z, over)

@@ -79,14 +79,17 @@ class Sgd:
 
 
 def decayed_protocol(rt: Runtime, weight: Share, job: PrivateJob, step: int, wanted: bool) -> MpcProtocol[Share | None]:
-    """What decay takes of a weight, lr * weight_decay of it: 2 rounds; nothing if it is not ``wanted``."""
+    """What decay takes of a weight, lr * weight_decay of it: 2 rounds; nothing if it is not ``wanted``.
+
+    Shape of the weight.
+    """
     if not wanted or not job.weight_decay:
         return None
     return (yield from mul_public_protocol(rt, weight, job.lr_at(step) * job.weight_decay))
 
 
 def less_decay(layer: Layer, decayed: Share | None, move: Share) -> Share:
-    """The layer's weight less its move and what decays. Local."""
+    """The layer's weight less its move and what decays. Local. Shape of the weight."""
     assert layer.weight is not None
     moved = sub(layer.weight, move)
     return moved if decayed is None else sub(moved, decayed)

@@ -80,7 +80,10 @@ def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | N
 
 
 def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss of a batch."""
+    """The mean loss of a batch.
+
+    ``outputs``: [rows, classes]; ``labels``: [rows], or [rows, 1] for numbers; gives a scalar.
+    """
     if outputs.shape[1] == 1:
         return clear_loss(job.objective, outputs, labels)
     if job.objective == "mse":

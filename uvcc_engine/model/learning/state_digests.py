@@ -25,28 +25,31 @@ def stored_name(name: str, half: Half) -> str:
 
 
 def stored(name: str, share: Share) -> dict[str, Tensor]:
-    """Both components of a share under their names in a checkpoint."""
+    """Both components of a share under their names in a checkpoint. Any shape."""
     return {stored_name(name, half): component(share, half).contiguous().cpu() for half in HALVES}
 
 
 def loaded(state: Mapping[str, Tensor], name: str, f: int) -> Share:
-    """The inverse of :func:`stored`, at scale ``f``."""
+    """The inverse of :func:`stored`, at scale ``f``. Shapes as they are stored."""
     return Share(state[stored_name(name, "first")], state[stored_name(name, "second")], f)
 
 
 def component(share: Share, half: Half) -> Tensor:
-    """The component that ``half`` names."""
+    """The component that ``half`` names. Shape of the share."""
     return share.first if half == "first" else share.second
 
 
 def rings(named: Iterable[tuple[str, Share]]) -> tuple[dict[str, Ring], dict[str, Ring]]:
-    """Both components of shares by name, as the owner's box holds them."""
+    """Both components of shares by name, as the owner's box holds them. Shapes of the shares."""
     found = list(named)
     return {n: s.first.cpu().numpy() for n, s in found}, {n: s.second.cpu().numpy() for n, s in found}
 
 
 def component_digest(named: Iterable[tuple[str, Tensor]], blind: bytes) -> str:
-    """Blinded SHA-256 (hex) of named share components, in the order given; equal at both of their holders."""
+    """Blinded SHA-256 (hex) of named share components, in the order given; equal at both of their holders.
+
+    Shapes go into the digest.
+    """
     digest = hashlib.sha256(b"UVCC_STATE_V1" + blind)
     for name, part in named:
         digest.update(f"{name}|{part.dim()}|".encode() + struct.pack(f"<{part.dim()}Q", *part.shape))
@@ -55,7 +58,7 @@ def component_digest(named: Iterable[tuple[str, Tensor]], blind: bytes) -> str:
 
 
 def half_of(state: Mapping[str, Tensor], half: Half) -> dict[str, Tensor]:
-    """One component of a state by name, in the order of the names."""
+    """One component of a state by name, in the order of the names. Shapes as they are stored."""
     end = stored_name("", half)
     return {name.removesuffix(end): state[name] for name in sorted(state) if name.endswith(end)}
 

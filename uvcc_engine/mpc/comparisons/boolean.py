@@ -54,7 +54,7 @@ class PairBits:
 
 
 def not_(rt: Runtime, b: PairBits) -> PairBits:
-    """The complement. Local."""
+    """The complement. Local. Shape of ``b``."""
     if b.words is None or not roles(rt, b.d).is_left:
         return b
     return replace(b, words=~b.words)
@@ -120,7 +120,7 @@ def sign_protocol(
 
 
 def and_protocol(rt: Runtime, b: PairBits, *, fan: int = 9) -> MpcProtocol[PairBits]:
-    """AND over the first axis of ``b`` in ``ceil(log_fan(len))`` rounds of at most ``fan`` inputs each."""
+    """AND over the first axis of ``b``, [n, ...] to [...], in ``ceil(log_fan(n))`` rounds of ``fan`` inputs at most."""
     role = roles(rt, b.d)
     m, rest = b.shape[0], b.shape[1:]
     inner = PairBits(b.d, rest, None).word_shape
@@ -140,7 +140,7 @@ def and_protocol(rt: Runtime, b: PairBits, *, fan: int = 9) -> MpcProtocol[PairB
 
 
 def to_bool_share_protocol(rt: Runtime, b: PairBits) -> MpcProtocol[BoolShare]:
-    """Pair-shared bits to replicated XOR shares: 1 round, 2 bits per bit."""
+    """Pair-shared bits to replicated XOR shares: 1 round, 2 bits per bit. Shape of ``b``."""
     role = roles(rt, b.d)
     draws = rt.draws()
     shape = b.word_shape

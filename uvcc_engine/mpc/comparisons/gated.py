@@ -66,7 +66,10 @@ def _gated_protocol(
 
 
 def truncate_gated_protocol(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, dealer: int) -> MpcProtocol[Share]:
-    """``bit`` times the truncation of an additive product share (see ``truncate_product_protocol``). 2 rounds."""
+    """``bit`` times the truncation of an additive product share (see ``truncate_product_protocol``). 2 rounds.
+
+    ``z`` and ``bit`` have one shape.
+    """
     check_shift(s)
     refuse_unproved(rt)
     rt.watch(z, parties=3, shift=s)

@@ -25,7 +25,10 @@ from uvcc_engine.transcript.formats import kinds
 
 
 def open_bits(role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    """Add the opening of ``b`` under the mask bits to ``message``; returns this online party's half of ``delta``."""
+    """Add the opening of ``b`` under the mask bits to ``message``; returns this online party's half of ``delta``.
+
+    Shapes in words: 64 bits each.
+    """
     if role.is_dealer:
         return None
     closed = known(b.words).reshape(b.word_shape) ^ known(left if role.is_left else right)
@@ -121,7 +124,7 @@ def select_protocol(rt: Runtime, b: PairBits, x: Share, out: Share | None = None
 
 
 def b2a_protocol(rt: Runtime, b: PairBits, out: Share | None = None) -> MpcProtocol[Share]:
-    """The bits as arithmetic shares of 0 and 1 (``f = 0``): 2 rounds, 24 bytes per bit."""
+    """The bits as arithmetic shares of 0 and 1 (``f = 0``): 2 rounds, 24 bytes per bit. Shape of ``b``."""
     (own,) = yield from select_pair_protocol(rt, b, [], bit=True)
     return (yield from pair_to_share_protocol(rt, own, b.shape, 0, b.d, out))
 
@@ -186,7 +189,7 @@ def matmul_relu_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALE
     """``relu_protocol(x @ y)`` in 5 rounds instead of 7: the comparison starts from the masked product while it is
     truncated. Up to ``boolean.WIDE_UP_TO`` outputs 4 rounds, and 190 bytes more each.
 
-    The bit is the sign of the product before rounding.
+    The bit is the sign of the product before rounding. ``x``: [..., m, k]; ``y``: [..., k, n].
     """
     opened = Opened()
     shape = torch.Size((*x.shape[:-1], y.shape[-1]))
@@ -209,7 +212,10 @@ def sign_of_opened_protocol(rt: Runtime, opened: Opened, shape: torch.Size, deal
 
 
 def mux_protocol(rt: Runtime, bit: Share, x: Share, y: Share) -> MpcProtocol[Share]:
-    """``x`` where the arithmetic bit (``f = 0``) is one, else ``y``: 1 round, 24 bytes per element."""
+    """``x`` where the arithmetic bit (``f = 0``) is one, else ``y``: 1 round, 24 bytes per element.
+
+    All three have one shape.
+    """
     chosen = yield from mul_protocol(rt, sub(x, y), bit)
     return Share(chosen.first + y.first, chosen.second + y.second, y.f)
 

@@ -34,7 +34,7 @@ def shuffle_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
 def shuffle_together_protocol(rt: Runtime, xs: list[Share]) -> MpcProtocol[list[Share]]:
     """Several tensors of equal length and scale in one common secret order (data and labels). 3 rounds.
 
-    Raises ConfigError where the lengths differ.
+    Raises ConfigError where the lengths differ. Each is [rows, ...]; rows move as a whole.
     """
     rows = {x.shape[0] for x in xs}
     if len(rows) != 1:

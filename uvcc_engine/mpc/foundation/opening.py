@@ -51,7 +51,7 @@ def _check(rt: Runtime, missing: Tensor, digest: Tensor) -> None:
 
 
 def open_to_protocol(rt: Runtime, x: Share, party: int) -> MpcProtocol[Tensor | None]:
-    """Only ``party`` learns ``x`` (None elsewhere). 1 round, 8 bytes per element + 32."""
+    """Only ``party`` learns ``x`` (None elsewhere). 1 round, 8 bytes per element + 32. Shape of ``x``."""
     message = Round()
     if rt.next == party:
         message.send(party, kinds.OPEN, x.first)
@@ -73,17 +73,17 @@ def open_ring(rt: Runtime, x: Share) -> Tensor:
 
 
 def open_(rt: Runtime, x: Share) -> Tensor:
-    """Everybody learns the number: float64. 1 round."""
+    """Everybody learns the number: float64. 1 round. Shape of ``x``."""
     return decode(open_ring(rt, x), x.f)
 
 
 def open_many(rt: Runtime, xs: Sequence[Share]) -> list[Tensor]:
-    """Several openings in one round."""
+    """Several openings in one round. Shapes of the ``xs``."""
     rings = rt.run(par(*[open_ring_protocol(rt, x) for x in xs]))
     return [decode(ring, x.f) for ring, x in zip(rings, xs, strict=True)]
 
 
 def open_to(rt: Runtime, x: Share, party: int) -> Tensor | None:
-    """Only ``party`` learns the number: float64, None at the others. 1 round."""
+    """Only ``party`` learns the number: float64, None at the others. 1 round. Shape of ``x``."""
     ring = rt.run(open_to_protocol(rt, x, party))
     return None if ring is None else decode(ring, x.f)

@@ -95,12 +95,12 @@ def roles(rt: Runtime, dealer: int) -> Roles:
 
 
 def online_part(rt: Runtime, role: Roles, x: Share) -> Tensor:
-    """For an online party: its copy of component ``d + 2``."""
+    """For an online party: its copy of component ``d + 2``. Shape of the share."""
     return x.second if role.is_left else x.first
 
 
 def mine_part(role: Roles, x: Share) -> Tensor:
-    """For an online party: its copy of the component that it shares with the dealer."""
+    """For an online party: its copy of the component that it shares with the dealer. Shape of the share."""
     return x.first if role.is_left else x.second
 
 
@@ -114,7 +114,7 @@ class Places:
 
 
 def places(role: Roles, out: Share | None) -> Places:
-    """The memory of ``out`` by component."""
+    """The memory of ``out`` by component. Shape of ``out``."""
     if out is None:
         return Places()
     if role.is_dealer:
@@ -127,7 +127,10 @@ def places(role: Roles, out: Share | None) -> Places:
 def assemble(
     role: Roles, *, with_left: Tensor | None, with_right: Tensor | None, online: Tensor | None, f: int
 ) -> Share:
-    """The replicated share of this party from the components it knows (the third is None)."""
+    """The replicated share of this party from the components it knows (the third is None).
+
+    All parts have one shape, that of the share.
+    """
     if role.is_dealer:
         return Share(known(with_right), known(with_left), f)
     if role.is_left:

@@ -103,7 +103,10 @@ class BoolShare:
 
 
 def cat(parts: list[Share], dim: int = 0) -> Share:
-    """Concatenate shares of one scale along ``dim``. Raises ConfigError where the scales differ."""
+    """Concatenate shares of one scale along ``dim``. Raises ConfigError where the scales differ.
+
+    All other axes have one length.
+    """
     scales = {p.f for p in parts}
     if len(scales) != 1:
         raise ConfigError(f"shares of different scales {sorted(scales)} cannot be concatenated", "bring them to one f")
@@ -142,7 +145,7 @@ def decode(x: Tensor, f: int = DEFAULT_F) -> Tensor:
 
 
 def random_ring(shape: torch.Size, random_bytes: RandomBytes) -> Tensor:
-    """Uniform ring elements from a byte source."""
+    """Uniform ring elements from a byte source. int64 of the given shape."""
     count = shape.numel()
     if count == 0:
         return torch.zeros(shape, dtype=torch.int64)
@@ -153,7 +156,7 @@ def split(x: Tensor, f: int, random_bytes: RandomBytes, *, name: str = "tensor")
     """The data owner's sharing: real tensor -> three components, two of them uniform.
 
     ``random_bytes(k)`` must be a cryptographic source such as ``secrets.token_bytes``. Party ``i`` is given components
-    ``i`` and ``i + 1`` (``share_of``).
+    ``i`` and ``i + 1`` (``share_of``). Shape of the tensor.
     """
     ring = encode(x, f, name=name)
     first = random_ring(ring.shape, random_bytes)
@@ -162,7 +165,7 @@ def split(x: Tensor, f: int, random_bytes: RandomBytes, *, name: str = "tensor")
 
 
 def share_of(components: tuple[Tensor, Tensor, Tensor], party: int, f: int = DEFAULT_F) -> Share:
-    """What ``party`` holds of a split tensor."""
+    """What ``party`` holds of a split tensor. Shape of what was split."""
     return Share(components[party], components[(party + 1) % 3], f)
 
 
@@ -170,7 +173,7 @@ def reconstruct(shares: list[Share]) -> Tensor:
     """The inverse of ``split`` for tests and for a client that got all three parties' shares: float64.
 
     Refuses a set that is not three shares, and components whose two copies differ.
-    Raises ConfigError for fewer than three shares, or for copies that differ.
+    Raises ConfigError for fewer than three shares, or for copies that differ. Shape of the shares.
     """
     if len(shares) != 3:
         raise ConfigError(f"{len(shares)} shares given", "a secret needs the shares of all three parties")

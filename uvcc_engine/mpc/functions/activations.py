@@ -39,7 +39,7 @@ def sigmoid_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProto
 
 
 def tanh_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``tanh x = 2 sigmoid(2 x) - 1``: 19 rounds, error about 10 units."""
+    """``tanh x = 2 sigmoid(2 x) - 1``: 19 rounds, error about 10 units. Any shape, element by element."""
     half = yield from sigmoid_protocol(rt, scale_int(x, 2), dealer=dealer)
     return add_public(rt, scale_int(half, 2), -1.0)
 

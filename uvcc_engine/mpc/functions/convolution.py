@@ -118,7 +118,10 @@ def avg_pool_protocol(rt: Runtime, x: Share, size: int, *, stride: int = 0, deal
 def avg_pool_gradient_protocol(
     rt: Runtime, grad: Share, shape: torch.Size, size: int, *, stride: int = 0, dealer: int = DEALER
 ) -> MpcProtocol[Share]:
-    """Gradient of the input of ``avg_pool_protocol``. 2 rounds on the output's elements; spreading it is local."""
+    """Gradient of the input of ``avg_pool_protocol``. 2 rounds on the output's elements; spreading it is local.
+
+    ``[batch, channels, height, width]``, as the input.
+    """
     part = yield from mul_public_protocol(rt, grad, 1.0 / (size * size), dealer=dealer)
 
     def spread(t: Tensor) -> Tensor:
@@ -148,7 +151,10 @@ def max_pool_protocol(
 def max_pool_gradient_protocol(
     rt: Runtime, grad: Share, one_hot: Share, shape: torch.Size, size: int, *, stride: int = 0, dealer: int = DEALER
 ) -> MpcProtocol[Share]:
-    """Gradient of the input of ``max_pool_protocol``: the output's gradient goes to each window's winner. 1 round."""
+    """Gradient of the input of ``max_pool_protocol``: the output's gradient goes to each window's winner. 1 round.
+
+    ``[batch, channels, height, width]``, as the input.
+    """
     spread = grad.map(lambda t: t.unsqueeze(-1).expand(*t.shape, size * size).contiguous())
     cells = yield from mul_protocol(rt, spread, one_hot, dealer=dealer)
     return cells.map(lambda t: fold(t.reshape(*t.shape[:4], size, size), shape, (size, size), stride or size, 0))

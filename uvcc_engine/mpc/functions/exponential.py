@@ -61,7 +61,7 @@ def _exp_tables(device: torch.device) -> tuple[Tensor, Tensor]:
 def exp_public(value: Tensor, f: int, exponent: Decimal, bits: int) -> Tensor:
     """``round(e^(value / 2^f + exponent) 2^bits)`` for integers ``0 <= value < 16 2^f``: the same on every machine.
 
-    Products of correctly rounded numbers, each rounded once; relative error below 2^-51.
+    Products of correctly rounded numbers, each rounded once; relative error below 2^-51. Any shape, element by element.
     """
     upper, lower = _exp_tables(value.device)
     index = value << (16 - f)
@@ -164,7 +164,10 @@ def _gated_protocol(rt: Runtime, at: PowerParts, keep: PairBits) -> MpcProtocol[
 
 
 def exp_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``e^x`` for any ``x <= 2^-f``; zero below -16. 6 rounds: the comparison runs beside the exponential."""
+    """``e^x`` for any ``x <= 2^-f``; zero below -16. 6 rounds: the comparison runs beside the exponential.
+
+    Shape and scale kept.
+    """
     flat = padded(x.reshape(-1))
     z = yield from _before_truncation_protocol(rt, flat, dealer)
     out = yield from truncate_pair_protocol(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)

@@ -73,7 +73,7 @@ def line_for_reciprocal(low: float, high: float) -> tuple[float, float, float]:
 def affine(rt: Runtime, x: Share, slope: float, offset: float) -> Share:
     """``slope x + offset`` for public reals without communication: the result has 11 or 12 more fractional bits.
 
-    The slope is rounded to 12 significant bits.
+    The slope is rounded to 12 significant bits. Shape of ``x``.
     """
     factor, shift = integer_scale(slope)
     scaled = scale_int(x, factor << max(0, -shift)).with_f(x.f + max(0, shift))

@@ -95,7 +95,10 @@ def layer_norm_protocol(
 def normalize_gradient_protocol(
     rt: Runtime, grad: Share, normal: Share, inverse: Share, *, dealer: int = DEALER
 ) -> MpcProtocol[Share]:
-    """Gradient of the input of ``normalize_protocol``: ``inverse (g - mean(g) - normal mean(g normal))``. 6 rounds."""
+    """Gradient of the input of ``normalize_protocol``: ``inverse (g - mean(g) - normal mean(g normal))``. 6 rounds.
+
+    ``[..., features]``, as the input.
+    """
     n = grad.shape[-1]
     work: list[MpcProtocol[Share]] = [
         mul_public_protocol(rt, grad.sum(-1, keepdim=True), 1.0 / n, dealer=dealer),

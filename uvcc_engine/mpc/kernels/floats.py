@@ -24,7 +24,7 @@ _HALF = 1 << (BITS - 1)
 
 
 def limbs(x: Tensor) -> list[Tensor]:
-    """The three limbs, lowest first, as float64."""
+    """The three limbs, lowest first, as float64. Each has the shape of ``x``."""
     found = []
     for _ in range(2):
         # where adding wraps around, the next limbs change by a multiple of what they are taken modulo

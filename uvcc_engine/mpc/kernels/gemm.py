@@ -35,7 +35,10 @@ _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def right_factor(ys: Sequence[Tensor], rows: int, forced: str | None = None) -> RightFactor:
-    """See ``Kernels.right_factor``. ``forced``: one of ``PATHS``, else what UVCC_GEMM says, else the fastest."""
+    """See ``Kernels.right_factor``. ``forced``: one of ``PATHS``, else what UVCC_GEMM says, else the fastest.
+
+    ``ys``: [k, n] each.
+    """
     forced = forced or from_environment()
     shape = ys[0].shape
     if len(shape) == 2 and rows > 0:

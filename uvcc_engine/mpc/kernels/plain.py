@@ -20,12 +20,15 @@ _SWAPS = (
 
 
 def shift_logical(x: Tensor, s: int) -> Tensor:
-    """``x >> s`` of the unsigned reading, on int64."""
+    """``x >> s`` of the unsigned reading, on int64. Any shape."""
     return (x >> s) & ((1 << (64 - s)) - 1) if s else x
 
 
 def narrow(x: Tensor, s: int) -> Tensor:
-    """To the wire type for numbers modulo 2^s. Masks fill the whole type, so no carry above bit ``s`` shows."""
+    """To the wire type for numbers modulo 2^s. Masks fill the whole type, so no carry above bit ``s`` shows.
+
+    Any shape.
+    """
     return x.to(wire_dtype(s))
 
 

@@ -50,7 +50,7 @@ def _blind(z, plus, minus, out, scale, n, BLOCK: tl.constexpr):
 
 
 def blind(z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
-    """``z factor + plus - minus``."""
+    """``z factor + plus - minus``. All have one shape."""
     out = torch.empty_like(z)
     scale = torch.tensor([factor], dtype=torch.int64, device=z.device)
     _blind[_grid(z.numel())](z, plus, minus, out, scale, z.numel(), BLOCK=_ELEMENTS)
@@ -277,7 +277,7 @@ def _chacha20(state, out, first, blocks, BLOCK: tl.constexpr):
 
 
 def chacha20(key: bytes, nonce: bytes, block: int, out: Tensor) -> None:
-    """RFC 8439 key stream from ``block`` on into ``out``: 32-byte key, 12-byte nonce, any contiguous tensor."""
+    """RFC 8439 key stream from ``block`` on into ``out``: 32-byte key, 12-byte nonce, contiguous, of any shape."""
     words = struct.unpack("<8I", key), struct.unpack("<3I", nonce)
     state = torch.tensor([*_CONSTANTS, *words[0], 0, *words[1]], dtype=torch.int64).to(torch.uint32).to(out.device)
     first = torch.tensor([block], dtype=torch.int64).to(torch.uint32).to(out.device)

@@ -31,24 +31,24 @@ Pair = tuple[Share, Share]
 
 
 def add(x: Share, y: Share) -> Share:
-    """``x + y``, broadcasting. Local. ConfigError if the scales differ."""
+    """``x + y``, shapes broadcast. Local. ConfigError if the scales differ."""
     _same_scale(x, y, "add")
     return Share(x.first + y.first, x.second + y.second, x.f)
 
 
 def sub(x: Share, y: Share) -> Share:
-    """``x - y``, broadcasting. Local."""
+    """``x - y``, shapes broadcast. Local."""
     _same_scale(x, y, "subtract")
     return Share(x.first - y.first, x.second - y.second, x.f)
 
 
 def neg(x: Share) -> Share:
-    """``-x``. Local."""
+    """``-x``. Local. Shape of ``x``."""
     return Share(-x.first, -x.second, x.f)
 
 
 def public(rt: Runtime, value: Tensor | float, like: Share | None = None, *, f: int | None = None) -> Share:
-    """A public constant as a share: component 0 carries it. Local."""
+    """A public constant as a share: component 0 carries it. Local. Shape of ``value``, spread to that of ``like``."""
     scale = f if f is not None else (like.f if like is not None else 16)
     ring = _encoded(rt, value, scale, "public constant")
     if like is not None and ring.shape != like.shape:
@@ -58,7 +58,7 @@ def public(rt: Runtime, value: Tensor | float, like: Share | None = None, *, f: 
 
 
 def add_public(rt: Runtime, x: Share, value: Tensor | float) -> Share:
-    """``x + value`` for a public real value. Local."""
+    """``x + value`` for a public real value. Local. Shapes broadcast."""
     return add_ring(rt, x, _encoded(rt, value, x.f, "public summand"))
 
 
@@ -69,7 +69,7 @@ def _encoded(rt: Runtime, value: Tensor | float, f: int, name: str) -> Tensor:
 
 
 def add_ring(rt: Runtime, x: Share, ring: Tensor | int) -> Share:
-    """``x + ring / 2^f`` for a public ring element. Local."""
+    """``x + ring / 2^f`` for a public ring element. Local. Shapes broadcast."""
     if rt.party == 0:
         return Share(x.first + ring, x.second, x.f)
     if rt.next == 0:
@@ -78,7 +78,7 @@ def add_ring(rt: Runtime, x: Share, ring: Tensor | int) -> Share:
 
 
 def scale_int(x: Share, factor: Tensor | int) -> Share:
-    """``x * factor`` for public integers. Local."""
+    """``x * factor`` for public integers. Local. Shapes broadcast."""
     return Share(x.first * factor, x.second * factor, x.f)
 
 
@@ -97,7 +97,10 @@ def integer_scale(scale: float, *, bits: int = _SCALE_BITS) -> tuple[int, int]:
 
 
 def zero_share(rt: Runtime, shape: Sequence[int]) -> Tensor:
-    """This party's part of a pseudo-random additive sharing of zero (Araki et al.). No communication."""
+    """This party's part of a pseudo-random additive sharing of zero (Araki et al.). No communication.
+
+    int64 of the given shape.
+    """
     draws = rt.draws()
     return draws.ring(rt.next, *shape) - draws.ring(rt.party, *shape)
 
@@ -110,6 +113,7 @@ def terms(role: Roles | None, x: Share) -> list[Tensor]:
 
     Without a dealer the nine products of components are shared out evenly, two local products each. A dealer forms four
     of them in one product, ``(x_d + x_{d+1}) (y_d + y_{d+1})``: five local products over the three parties, not six.
+    Each has the shape of ``x``.
     """
     if role is not None and role.is_dealer:
         return [x.first + x.second]
@@ -117,7 +121,7 @@ def terms(role: Roles | None, x: Share) -> list[Tensor]:
 
 
 def partners(role: Roles | None, y: Share) -> list[Tensor]:
-    """See ``terms``."""
+    """See ``terms``. Each has the shape of ``y``."""
     if role is None:
         return [y.first + y.second, y.first]
     if role.is_dealer:
@@ -183,7 +187,10 @@ def matmul_local(rt: Runtime, x: Share) -> LocalPart:
 def matmul_open_protocol(
     rt: Runtime, x: Share, y: Share, opened: Opened, *, dealer: int = DEALER
 ) -> MpcProtocol[Share]:
-    """``matmul_protocol`` that lets a comparison beside it start from the masked product (``opened``)."""
+    """``matmul_protocol`` that lets a comparison beside it start from the masked product (``opened``).
+
+    ``x``: [..., m, k]; ``y``: [..., k, n].
+    """
     _check_matmul(x, y)
     return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), 1.0, dealer, opened, form=MATMUL))
 
@@ -211,12 +218,15 @@ def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer:
 def form_protocol(
     rt: Runtime, x: Share, y: Share, local: LocalPart, form: str, *, scale: float = 1.0, dealer: int = DEALER
 ) -> MpcProtocol[Share]:
-    """A product by what every party computes of its factors (``local``) and what that is (``form``: claim_ledger)."""
+    """A product by what every party computes of its factors (``local``) and what that is (``form``: claim_ledger).
+
+    The shape is that of ``local``.
+    """
     return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form))
 
 
 def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> LocalPart:
-    """The sum of ``local`` over the pairs of factors."""
+    """The sum of ``local`` over the pairs of factors. The shape is that of ``local``."""
 
     def total(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
         found = local(xs[0], ys[0])
@@ -278,6 +288,7 @@ def additive_product(
     """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local.
 
     ``form`` says what ``local`` computes; where products are proved it is filed as a claim, the ledger's last.
+    The shape is that of ``local``.
     """
     factor, extra = integer_scale(scale)
     if extra < 0:
@@ -294,7 +305,7 @@ def additive_product(
 
 
 def reshare_protocol(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> MpcProtocol[Share]:
-    """Additive shares (masked by a zero share) to replicated ones: 1 round, 24 bytes per element."""
+    """Additive shares (masked by a zero share) to replicated ones: 1 round, 24 bytes per element. Shape of ``z``."""
     message = Round()
     message.send(rt.prev, kinds.RESHARE, z)
     message.want(rt.next, kinds.RESHARE, torch.int64, *z.shape)
@@ -317,7 +328,7 @@ def matmul(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0) -> Share:
 
 
 def mul_many(rt: Runtime, pairs: Sequence[Pair]) -> list[Share]:
-    """Independent elementwise products in the rounds of one."""
+    """Independent products, element by element, in the rounds of one."""
     return rt.run(par(*[mul_protocol(rt, x, y) for x, y in pairs]))
 
 

@@ -37,6 +37,7 @@ def truncate_proved_protocol(
     """``sum z >> s`` of a product that is in the ledger, ``|sum z| < 2^62``; off by at most one unit, as there.
 
     2 rounds; 40 bytes + 3 elements modulo 2^s per output over the three parties (46 bytes for s <= 16).
+    Shape of the product.
     """
     check_shift(s)
     z = notes.z

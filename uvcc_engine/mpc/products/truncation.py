@@ -91,7 +91,7 @@ def wire_form(s: int, shape: torch.Size) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def to_wire(rt: Runtime, x: Tensor, s: int) -> Tensor:
-    """Numbers modulo 2^s in their wire form."""
+    """Numbers modulo 2^s in their wire form, in the shape that ``wire_form`` names."""
     dtype, shape = wire_form(s, x.shape)
     return rt.kernels.pack(x, shape[-1]) if dtype is torch.uint8 else x
 
@@ -101,14 +101,14 @@ def part_to_wire(rt: Runtime, part: Tensor, s: int) -> Tensor:
 
     The parts add up to ``(overflow + msb(r) [c >= 0]) mod 2^s``; without the modulus the carry would tell the mask's
     top bit, and with it the sign of the value, wherever the overflow is all ones or zero: for a shift by one bit, half
-    of the time.
+    of the time. Shape as of :func:`to_wire`.
     """
     hidden = part if s == part.element_size() * 8 else part & ((1 << s) - 1)
     return to_wire(rt, hidden, s)
 
 
 def from_wire(x: Tensor, s: int) -> Tensor:
-    """The inverse; what lies above bit ``s`` is of no meaning."""
+    """The inverse; what lies above bit ``s`` is of no meaning. Shape of what was sent."""
     if x.dtype is not torch.uint8:
         return x
     if x.device.type == "cpu":
@@ -274,7 +274,7 @@ def truncate_pair_protocol(
     """The same for a value that is pair-shared between the online parties (``z`` is None at the dealer).
 
     The halves of the mask come from the pairwise streams, and the dealer sends the component that fits them to the
-    right party. 2 rounds; 24 bytes + 3 elements modulo 2^s per output.
+    right party. 2 rounds; 24 bytes + 3 elements modulo 2^s per output. Of the given shape.
     """
     check_shift(s)
     if z is not None:

@@ -73,7 +73,7 @@ def shape_of(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Shape:
 
 
 def strided(x: Tensor) -> Tensor:
-    """The kernels read any strides but that of the last dimension."""
+    """The kernels read any strides but that of the last dimension; the shape is kept."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
