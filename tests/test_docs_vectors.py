@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,3 +121,81 @@ def test_every_section_that_a_verifier_cites_is_there(name: str) -> None:
     assert cited <= sections, sorted(cited - sections)
     if name == "standalone_verify.py":  # it cites every section that says what is checked
         assert {s for s in sections if "." not in s} - cited <= {"7", "8", "13", "14", "15"}
+
+
+def _written(folder: Path, found: dict[str, Any]) -> Path:
+    """The vector's run as files of a package without a manifest, and the keys to expect."""
+    for name, text in [*found["texts"].items(), *found["leaves"].items()]:
+        path = folder / "full" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes.fromhex(text) if name in found["leaves"] else text.encode())
+    (folder.parent / "keys").write_text("".join(f"{who} {key}\n" for who, key in found["keys"].items()))
+    return folder
+
+
+def _sha(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def test_a_whole_run_s_roots_follow_from_the_text() -> None:
+    found = _of("bundle")
+    policy = found["texts"]["policy.json"].strip().encode()
+    job = _sha(b"UVCC_SID_JOB_V1", _sha(policy))
+    assert (_sha(policy).hex(), job.hex()) == (found["policy_hash"], found["sid_job"])
+    replica = _sha(b"UVCC_SID_REPLICA_V1", job, struct.pack("<I", 0))
+    sub = _sha(b"UVCC_SID_SUB_V1", replica, struct.pack("<BH", 0, 0))
+    roots: list[list[bytes]] = []  # by party, by epoch
+    for name in sorted(found["leaves"]):
+        data, at = bytes.fromhex(found["leaves"][name]), 0
+        roots.append([])
+        while at < len(data):
+            magic, epoch, count = struct.unpack_from("<8sIQ", data, at)
+            stated, root = data[at + 20 : at + 52], data[at + 52 : at + 84]
+            assert (magic, epoch, stated) == (b"UVCCEPO1", len(roots[-1]), sub)
+            records = [data[at + 84 + 60 * n : at + 144 + 60 * n] for n in range(count)]
+            head = sub + struct.pack("<I", epoch)
+            assert _tree([b"UVCC_LEAF_V1" + head + record for record in records]) == root
+            roots[-1].append(root)
+            at += 84 + 60 * count
+    found_global = []
+    for epoch in range(found["epochs"]):
+        at_epoch = struct.pack("<I", epoch)
+        one = _sha(b"UVCC_REPLICA_ROOT_V1", replica, at_epoch, *(party[epoch] for party in roots))
+        found_global.append(_sha(b"UVCC_GLOBAL_ROOT_V1", job, at_epoch, one))
+    bundle = json.loads(found["texts"]["proof_bundle.json"])
+    assert [e["global_root"] for e in bundle["epochs"]] == [root.hex() for root in found_global]
+    assert _tree(found_global).hex() == bundle["run_root"] == found["run_root"]
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_the_standalone_verifier_takes_the_whole_run_and_no_altered_one(tmp_path: Path, altered: bool) -> None:
+    found = _of("bundle")
+    folder = _written(tmp_path / "package", found)
+    if altered:
+        path = folder / "full" / sorted(found["leaves"])[1]
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    script = ROOT / "uvcc_engine" / "transcript" / "proof" / "standalone_verify.py"
+    command = [sys.executable, "-I", str(script), str(folder), "--allowed-signers", str(tmp_path / "keys")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (1 if altered else found["exit_code"]), done.stdout + done.stderr
+
+
+SPECIFICATIONS: Final = sorted(p for p in VECTORS.parent.glob("*.md") if p.name != "index.md")
+
+
+@pytest.mark.parametrize("page", SPECIFICATIONS, ids=lambda p: p.stem)
+def test_a_specification_names_version_form_limits_and_vectors(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.search(r"\bversion (v?\d|of|\d)", text, re.IGNORECASE)
+    assert re.search(r"\*?[Cc]anonical\b", text)
+    assert re.search(r"^#* ?Limits|^Limits|\*\*Limits\*\*", text, re.MULTILINE)
+    named = set(re.findall(r"`vectors/([\w-]+\.json)`", text))
+    assert named
+    assert [n for n in named if not (VECTORS / n).is_file()] == []
+
+
+def test_every_file_of_vectors_is_named_by_a_specification() -> None:
+    told = {n for p in SPECIFICATIONS for n in re.findall(r"`vectors/([\w-]+\.json)`", p.read_text(encoding="utf-8"))}
+    assert told == {p.name for p in VECTORS.glob("*.json")}

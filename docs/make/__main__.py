@@ -13,6 +13,7 @@ from typing import Final
 from docs.make import (
     agent,
     alerts,
+    bundle_vectors,
     commands,
     costs,
     decisions,
@@ -53,6 +54,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "specifications/vectors/relay-exchange.json": vectors.relay_exchange,
     "specifications/vectors/frame.json": vectors.frames,
     "specifications/vectors/evidence.json": vectors.evidence,
+    "specifications/vectors/bundle.json": bundle_vectors.bundle,
     "specifications/vectors/statements.json": statement_vectors.statements,
     "specifications/vectors/session.json": session_vectors.session,
     "specifications/evidence.md": tables.evidence,

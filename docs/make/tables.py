@@ -118,5 +118,14 @@ def evidence() -> str:
 
     text = (resources.files("uvcc_engine") / "transcript" / "proof" / "EVIDENCE.md").read_text(encoding="utf-8")
     title, _, rest = text.partition("\n")
-    note = "This is the very text that lies as `EVIDENCE.md` in each package; `verify.py` beside it cites its sections."
-    return f"{title}\n\n{HEAD}\n\n{note}\n{rest}".rstrip() + "\n"
+    from uvcc_engine.transcript.formats import reading
+
+    note = [
+        "This is the very text that lies as `EVIDENCE.md` in each package; `verify.py` beside it cites its sections.",
+        "`vectors/bundle.json` holds a whole small run with its keys and roots, `vectors/evidence.json` identifiers,",
+        "trees and canonical JSON of small inputs.",
+        "",
+        f"Limits of our own readers: JSON nested {reading.DEPTH} deep, {reading.SMALL >> 20} MiB for a result or a list of",
+        f"signatures, {reading.LARGEST >> 30} GiB for any file that is read as a whole.",
+    ]
+    return "\n".join([title, "", HEAD, "", *note, rest]).rstrip() + "\n"
