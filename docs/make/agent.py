@@ -33,6 +33,7 @@ def page() -> str:
         "`uvcc_engine.agent.attach`: JSON lines both ways, UTF-8, one object a line. Each has an `op`. Fields that a",
         "reader does not know are passed over, so that an older console can watch a newer agent; an unknown command is",
         "refused. There is no canonical form: no line is signed or hashed, and the order of its fields says nothing.",
+        "Words are those of the [glossary](../glossary.md).",
         "",
         f"Limits: a console takes no line longer than {agent_messages.LONGEST >> 20} MiB and no more than",
         f"{agent_messages.MOST_LINES:,} lines in one message. A run id is `[A-Za-z0-9][A-Za-z0-9._-]{{0,127}}`.",

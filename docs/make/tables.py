@@ -122,10 +122,10 @@ def evidence() -> str:
 
     note = [
         "This is the very text that lies as `EVIDENCE.md` in each package; `verify.py` beside it cites its sections.",
-        "`vectors/bundle.json` holds a whole small run with its keys and roots, `vectors/evidence.json` identifiers,",
-        "trees and canonical JSON of small inputs.",
+        "Words are those of the [glossary](../glossary.md). `vectors/bundle.json` holds a whole small run with its",
+        "keys and roots, `vectors/evidence.json` identifiers, trees and canonical JSON of small inputs.",
         "",
-        f"Limits of our own readers: JSON nested {reading.DEPTH} deep, {reading.SMALL >> 20} MiB for a result or a list of",
-        f"signatures, {reading.LARGEST >> 30} GiB for any file that is read as a whole.",
+        f"Limits of our own readers: JSON nested {reading.DEPTH} deep, {reading.SMALL >> 20} MiB for a result or",
+        f"a list of signatures, {reading.LARGEST >> 30} GiB for any file that is read as a whole.",
     ]
     return "\n".join([title, "", HEAD, "", *note, rest]).rstrip() + "\n"
