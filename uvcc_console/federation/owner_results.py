@@ -43,7 +43,7 @@ def results_box(proposal: str, attempt: int, number: int) -> int:
 
 
 def fetch(there: Rendezvous, share: OwnerShare, number: int, folder: Path) -> list[str]:
-    """Take what the domains sent; their files' names. A file that two domains send must be the same.
+    """Take what the domains sent; their files' names. What was taken before and lies there is not sent again.
 
     Raises ConfigError if nothing lies there, ProtocolError naming a domain.
     """
@@ -60,7 +60,7 @@ def fetch(there: Rendezvous, share: OwnerShare, number: int, folder: Path) -> li
                     continue  # a domain speaks for its own pods; a document that another sent is checked all the same
                 parcels.land(sender, name, landing, parts)
                 names.append(name)
-    if not names:
+    if not names and not (folder / PROPOSAL_FILE).exists():
         raise ConfigError(
             "nothing lies there for this owner", "the domains send it when they collect; or --from FOLDER"
         )

@@ -20,6 +20,8 @@ from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.landing import Landing
 from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.run_files.files import write_atomic
+from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_json
 
 PIECE: Final = 1 << 20
@@ -28,6 +30,7 @@ MOST_FILES: Final = 4096
 _HEAD: Final = 4096
 _TTL_S: Final = 86_400
 _TRIES: Final = 8
+_NOTE: Final = ".have"
 _BOX: Final = b"UVCC_PARCEL_V1"
 
 
@@ -87,12 +90,21 @@ class _Coming:
 
 @dataclass(slots=True)
 class Parcels:
-    """What arrives in one box, by sender, written below ``folder``/``P<n>`` under names of our own."""
+    """What arrives in one box, by sender, written below ``folder``/``P<n>`` under names of our own.
+
+    What was taken is noted there before the relay is told to forget it, so that whoever was interrupted goes on.
+    """
 
     there: Rendezvous
     box: int
     folder: Path
     _coming: dict[tuple[int, str], _Coming] = field(default_factory=dict)
+    _changed: set[tuple[int, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for sender in range(PARTIES):
+            for note in sorted((self.folder / f"P{sender}").glob(f"*{_NOTE}")):
+                self._recall(sender, note)
 
     def poll(self, wait_s: float = 0.0) -> int:
         """Take what lies there; returns how many messages it was. Raises UvccError, ProtocolError naming a sender."""
@@ -101,6 +113,7 @@ class Parcels:
         for message in messages:
             if message.get("kind") == "message":
                 self._take(message)
+        self._note()
         done = [m["delivery"] for m in messages if isinstance(m.get("delivery"), int)]
         if done:
             self.there.mail("/ack", {"box": self.box, "deliveries": done})
@@ -134,6 +147,27 @@ class Parcels:
             f.seek(at)
             f.write(piece)
         known.have.add(at)
+        self._changed.add((sender, name))
+
+    def _note(self) -> None:
+        """Write down which pieces of which file are here."""
+        for sender, name in self._changed:
+            c = self._coming[sender, name]
+            said = {"box": str(self.box), "name": name, "size": c.size, "sha256": c.sha256, "have": sorted(c.have)}
+            note = self._path(sender, name).with_suffix(_NOTE)
+            write_atomic(note, json.dumps(said).encode(), mode=0o600, durable=False)
+        self._changed.clear()
+
+    def _recall(self, sender: int, note: Path) -> None:
+        """Take up a file that was coming when this was interrupted; a note that cannot be read counts as none."""
+        try:
+            said = reading.read_json(note)
+            coming = _Coming(int(said["size"]), str(said["sha256"]), set(map(int, said["have"])))
+            name, box = str(said["name"]), said["box"]
+        except (UnreadableError, ValueError, KeyError, TypeError):
+            return
+        if box == str(self.box) and self._path(sender, name).exists():
+            self._coming[sender, name] = coming
 
     def arrived(self, sender: int) -> dict[str, tuple[int, str]]:
         """What is whole of a sender's: size and SHA-256 by name, as announced."""
@@ -154,6 +188,7 @@ class Parcels:
                 raise ProtocolError(f"P{sender} sent {name[:80]!r} with another digest", "it lies", party=sender)
             arriving.keep()
         path.unlink()
+        path.with_suffix(_NOTE).unlink(missing_ok=True)
 
     def read(self, sender: int, name: str, most: int) -> bytes:
         """A small whole file. Raises ProtocolError if it is larger than ``most`` or not what was announced."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -298,6 +299,29 @@ def test_parcels_arrive_whole_under_names_of_ours_and_a_liar_is_named(table: Tab
     there[2].mail("/enqueue", {"box": box, "messages": [{"msg_id": "1", "receiver": 1, "payload_b64": "AAAA"}]})
     with pytest.raises(ProtocolError, match="P2 sent a parcel that cannot be read"):
         parcels.Parcels(there[1], box, tmp_path / "in2").poll()
+
+
+def test_whoever_is_interrupted_while_a_file_comes_goes_on_with_what_was_taken(table: Table, tmp_path: Path) -> None:
+    box = parcels.box_of(table.proposal.id, 0, "results/0")
+    sender, receiver = table.seats[0].there(), table.seats[1].there()
+    data = b"y" * parcels.PIECE + b"z" * 7
+    whole = (len(data), hashlib.sha256(data).hexdigest())
+    parcels.enqueue(sender, box, 1, "weights.box", whole, 0, data[: parcels.PIECE])
+    while parcels.Parcels(receiver, box, tmp_path / "in").poll():  # taken, told to the relay, and interrupted
+        pass
+    parcels.enqueue(sender, box, 1, "weights.box", whole, parcels.PIECE, data[parcels.PIECE :])
+    for note in (tmp_path / "in" / "P0").glob("*.have"):
+        (note.parent / "damaged.have").write_bytes(note.read_bytes()[:20])
+    again = parcels.Parcels(receiver, box, tmp_path / "in")
+    while again.poll():
+        pass
+    assert again.arrived(0) == {"weights.box": whole}
+    assert parcels.Parcels(receiver, box, tmp_path / "in").arrived(0) == {"weights.box": whole}
+    assert parcels.Parcels(receiver, box + 1, tmp_path / "in").arrived(0) == {}  # of another purpose
+    with Landing(tmp_path / "landed") as landing:
+        again.land(0, "weights.box", landing, ("weights.box",))
+    assert (tmp_path / "landed" / "weights.box").read_bytes() == data
+    assert parcels.Parcels(receiver, box, tmp_path / "in").arrived(0) == {}
 
 
 def test_seats_are_held_to_their_form() -> None:
