@@ -57,7 +57,7 @@ def header_line(view: View, width: int) -> Line:
         left += [*health, ("  ", "")]
     wide = width >= 120
     if width >= 80 and not wide and s.operation:  # where there is no room for the run's name there is room for this
-        left += [("1 operator", "warn"), ("  ", "")]
+        left += [("1 domain of 3", "text") if s.apart else ("1 operator", "warn"), ("  ", "")]
     step, bar, until = _progress(view, wide)
     readonly: list[Span] = [("read-only", "warn"), ("  ", "")] if view.readonly else []
     right: list[Span] = []
