@@ -9,14 +9,15 @@ into ``contradictions.jsonl``. Where there are none, nobody is named.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.run_files.records import Malformed
+from uvcc_engine.transcript.exchange.agreement_message import About, AgreementMessage
 from uvcc_engine.transcript.exchange.own_files import Statements, none_missing, signed_lines
 from uvcc_engine.transcript.leaves.history import History
 from uvcc_engine.transcript.leaves.json_lines import LineLog
@@ -24,7 +25,7 @@ from uvcc_engine.transcript.leaves.leaf import RECORD, Leaf
 from uvcc_engine.transcript.leaves.leaf_file import CONTRADICTIONS, PEERS, damaged
 from uvcc_engine.transcript.leaves.replay import first_difference
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
-from uvcc_engine.transcript.signed.statements import ResultStatement, RootStatement, Signed, exact
+from uvcc_engine.transcript.signed.statements import ResultStatement, RootStatement, Signed
 from uvcc_engine.transcript.signing.sshsig import RESULT_NAMESPACE, ROOT_NAMESPACE
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -128,19 +129,18 @@ class RootExchange:
     def _third(self, peer: int) -> int:
         return PARTIES - self._coord.party - peer
 
-    def _seen(self, peer: int, epoch: int) -> dict[str, Any] | None:
+    def _seen(self, peer: int, epoch: int) -> Signed | None:
         """The third party's statement as held here, for ``peer`` to compare."""
-        held = self._held.get((self._third(peer), epoch))
-        return held.to_json() if held else None
+        return self._held.get((self._third(peer), epoch))
 
     def message(self, peer: int) -> bytes:
         root, signed = self._last()
-        return canonical({"root": signed.to_json(), "third": self._seen(peer, root.epoch - 1)})
+        return AgreementMessage("root", signed, self._seen(peer, root.epoch - 1)).encode()
 
     def check(self, peer: int, body: bytes) -> None:
         root, _ = self._last()
-        found = self._parse(peer, body, ("root", "third"))
-        signed, statement = self._root_of(peer, peer, found["root"])
+        found = self._parse(peer, "root", body)
+        signed, statement = found.signed, self._root_of(peer, peer, found.signed)
         if statement.root.epoch != root.epoch:
             raise self._wrong(peer, f"sent the root of epoch {statement.root.epoch} where {root.epoch} was due")
         held = self._held.get((peer, root.epoch))
@@ -150,28 +150,28 @@ class RootExchange:
         if ours != theirs:
             self._keep(peer, "fork", signed, self._last()[1])
             raise self._fork(peer, root.epoch, ours, theirs)
-        self._compare_third(peer, root.epoch - 1, found["third"])
+        self._compare_third(peer, root.epoch - 1, found.third)
         self._compare_history(peer, signed, statement)
         self._compare_values(peer, signed, statement)
         if held is None:
             self.log.append(signed.line)
             self._held[(peer, root.epoch)] = signed
 
-    def _compare_third(self, peer: int, epoch: int, data: Any) -> None:
+    def _compare_third(self, peer: int, epoch: int, passed_on: Signed | None) -> None:
         """What ``peer`` was shown by the third party must be what was shown here."""
         third = self._third(peer)
         held = self._held.get((third, epoch))
         if held is None:
             return  # before the first epoch
-        if data == held.to_json():
+        if passed_on == held:
             return  # word for word, signature included, what was checked here
-        if data is None:
+        if passed_on is None:
             raise self._wrong(peer, f"does not say which root P{third} showed it for epoch {epoch}")
-        signed, statement = self._root_of(peer, third, data)
+        statement = self._root_of(peer, third, passed_on)
         if statement.root.epoch != epoch:
             raise self._wrong(peer, f"passes on a root of P{third} of epoch {statement.root.epoch} instead of {epoch}")
-        if signed.statement != held.statement:
-            raise self._two_statements(third, signed, held)
+        if passed_on.statement != held.statement:
+            raise self._two_statements(third, passed_on, held)
 
     def _compare_history(self, peer: int, signed: Signed, theirs: RootStatement) -> None:
         """The peer must countersign what was shown here, and its head must extend the one it signed before."""
@@ -199,10 +199,9 @@ class RootExchange:
             shown = f"{dict(theirs.values)} for epoch {theirs.root.epoch}, this party {dict(ours.values)}"
             raise self._convicted(peer, f"signed that the step revealed {shown}", signed, mine)
 
-    def _root_of(self, sender: int, signer: int, data: Any) -> tuple[Signed, RootStatement]:
+    def _root_of(self, sender: int, signer: int, signed: Signed) -> RootStatement:
         """A signed root statement of ``signer`` that ``sender`` sent; anything wrong is the sender's doing."""
         try:
-            signed = Signed.from_json(data)
             statement = RootStatement.from_json(signed.statement)
         except UnreadableError as e:
             raise self._wrong(sender, f"sent an unreadable root of P{signer}: {e.what}") from e
@@ -211,7 +210,7 @@ class RootExchange:
             raise self._wrong(sender, f"sent a root of {statement.coord} of another job or worker, not of {wanted}")
         if not signed.holds(self._policy.public(signer, self._coord.replica), ROOT_NAMESPACE):
             raise self._wrong(sender, f"sent a root of {wanted} whose signature does not hold")
-        return signed, statement
+        return statement
 
     # ---- after the result --------------------------------------------------------------------------------------
 
@@ -219,15 +218,15 @@ class RootExchange:
         root, _ = self._last()
         if self._result is None:
             raise ConfigError("there is no result to close with", "call result first")
-        return canonical({"result": self._result.to_json(), "third": self._seen(peer, root.epoch)})
+        return AgreementMessage("result", self._result, self._seen(peer, root.epoch)).encode()
 
     def check_closing(self, peer: int, body: bytes) -> None:
         root, _ = self._last()
         if self._result is None:
             raise ConfigError("there is no result to compare with", "call result first")
-        found = self._parse(peer, body, ("result", "third"))
+        found = self._parse(peer, "result", body)
+        signed = found.signed
         try:
-            signed = Signed.from_json(found["result"])
             theirs = ResultStatement.from_json(signed.statement)
         except UnreadableError as e:
             raise self._wrong(peer, f"sent an unreadable result: {e.what}") from e
@@ -239,7 +238,7 @@ class RootExchange:
         if theirs.result_hash != ours.result_hash or theirs.epochs != ours.epochs:
             what = f"has result {theirs.result_hash.hex()}, this party {ours.result_hash.hex()}"
             raise self._convicted(peer, what, signed, self._result)
-        self._compare_third(peer, root.epoch, found["third"])
+        self._compare_third(peer, root.epoch, found.third)
         self._compare_ends(peer, signed, theirs, ours)
 
     def _compare_ends(self, peer: int, signed: Signed, theirs: ResultStatement, ours: ResultStatement) -> None:
@@ -265,11 +264,11 @@ class RootExchange:
 
     # ---- errors ------------------------------------------------------------------------------------------------
 
-    def _parse(self, peer: int, body: bytes, fields: tuple[str, ...]) -> Mapping[str, Any]:
-        try:
-            return exact(json.loads(body), fields, "control message")
-        except (ValueError, RecursionError, UnreadableError) as e:
-            raise self._wrong(peer, f"sent an unreadable control message: {e}") from e
+    def _parse(self, peer: int, about: About, body: bytes) -> AgreementMessage:
+        found = AgreementMessage.parse(about, body)
+        if isinstance(found, Malformed):
+            raise self._wrong(peer, f"sent {found.why}")
+        return found
 
     def _wrong(self, party: int, what: str) -> ProtocolError:
         return ProtocolError(f"P{party} {what}", "the run stops; the other parties' evidence is kept", party=party)
