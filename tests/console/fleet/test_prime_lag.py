@@ -6,6 +6,7 @@ stranger's pod is touched, and every create is proven in the end.
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from othermarket import Quirks
 from otherworld import RUN, first_site, life, other_site
 
-LIVES = 25  # on each of the two markets
+LIVES = int(os.environ.get("UVCC_MARKET_LIVES", "10"))  # on each of the two markets
 PARTS = 5
 TTL_S = 1800.0
 

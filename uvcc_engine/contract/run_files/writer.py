@@ -1,9 +1,9 @@
 """Makes a trainer watchable in five lines. Standard library only.
 
 with RunWriter.open(directory, run="m7c-1") as w:
-    for step in range(steps):
-        w.metrics(step, loss=loss, lr=lr, toks_per_s=rate)
-        w.heartbeat(step, "train")
+    for step in range(1, steps + 1):
+        loss = ...
+        w.step(step, loss=loss, lr=lr, toks_per_s=rate, save=lambda: torch.save(model.state_dict(), path) or path)
     w.exit("done", step=steps)
 """
 
@@ -25,6 +25,7 @@ from uvcc_engine.contract.run_files.control import Control, HaltRequest
 from uvcc_engine.contract.run_files.eventlog import EventLog
 from uvcc_engine.contract.run_files.files import LineFile
 from uvcc_engine.contract.run_files.flight import FlightRecorder
+from uvcc_engine.contract.run_files.obeying import Obeying, TrainingHalted, launched_by_torchrun
 from uvcc_engine.contract.run_files.records import STATUSES
 from uvcc_engine.contract.run_files.table import Table
 from uvcc_engine.contract.run_files.waiting import Waiting
@@ -74,6 +75,7 @@ class RunWriter:
         self._memory = (-MEMORY_EVERY_S, 0.0)  # when it was read, MiB
         self._beat_bytes = self._beats.size()
         self._carried: dict[str, Any] = {}
+        self._obeying = Obeying(self)
 
     @classmethod
     def open(
@@ -101,16 +103,20 @@ class RunWriter:
 
     @classmethod
     def from_env(cls, *, resume_step: int | None = None) -> RunWriter:
-        """For commands started by an agent, which names directory, run, rank and coordinate in the environment."""
+        """For commands started by an agent, which names directory, run, rank and coordinate in the environment.
+
+        Of the processes that ``torchrun`` starts, the first one writes tables and documents for all.
+        """
         env = os.environ
         if "UVCC_RUN_DIR" not in env or "UVCC_RUN" not in env:
             raise ConfigError("UVCC_RUN_DIR and UVCC_RUN are not set", "start this command through an agent")
+        rank = launched_by_torchrun(env)
         return cls.open(
             env["UVCC_RUN_DIR"],
             env["UVCC_RUN"],
-            int(env.get("UVCC_RANK", "0")),
+            int(env.get("UVCC_RANK", "0")) if rank is None else rank,
             env.get("UVCC_COORD", "p0r0s0t0"),
-            lead=env.get("UVCC_LEAD", "1") == "1",
+            lead=env.get("UVCC_LEAD", "1") == "1" and not rank,
             resume_step=resume_step,
         )
 
@@ -155,6 +161,39 @@ class RunWriter:
                 return False
             self._write_beat(now, record)
             return True
+
+    def step(
+        self,
+        step: int,
+        *,
+        loss: float,
+        lr: float = 0.0,
+        toks_per_s: float = 0.0,
+        samples_per_s: float | None = None,
+        save: Callable[[], str | Path | None] | None = None,
+    ) -> None:
+        """A step is done: its row, its heartbeat, and whatever the operator asks for, in one call.
+
+        Held, it returns when the run is released. Halted, it calls ``save``, which writes a checkpoint and returns its
+        file or folder, says that the run halted, and raises :class:`TrainingHalted`, which ends the process with exit
+        code 0 unless it is caught. SIGTERM halts as well. With ``torch.distributed`` every rank must call it at every
+        step: all stop after the same one. Raises UvccError if something cannot be written.
+        """
+        self._obeying.listen()
+        self.metrics(step, loss=loss, lr=lr, toks_per_s=toks_per_s, samples_per_s=samples_per_s)
+        self.heartbeat(step, "train", loss=loss)
+        asked = self.obey(step)
+        if asked is not None:
+            raise TrainingHalted(step, self.halted(asked, step, save() if save is not None else None))
+
+    def obey(self, step: int) -> HaltRequest | None:
+        """Wait while the operator holds the run; the request if it is to halt now. The part of :meth:`step` for
+        programs that save and stop in their own way; they say so by :meth:`halted`."""
+        return self._obeying.obey(step)
+
+    def halted(self, asked: HaltRequest, step: int, checkpoint: str | Path | None = None) -> str:
+        """Say that the run halted after ``step`` with this checkpoint, a file or a folder; returns its SHA-256."""
+        return self._obeying.halted(asked, step, checkpoint)
 
     @property
     def last_beat(self) -> dict[str, Any]:

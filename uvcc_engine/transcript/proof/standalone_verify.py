@@ -18,7 +18,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-MIB = 1024 * 1024
+MIB, HEAD, TAIL = 1024 * 1024, "-----BEGIN SSH SIGNATURE-----\n", "-----END SSH SIGNATURE-----\n"
 BUNDLE, POLICY, SIGNATURES, MANIFEST = "proof_bundle.json", "policy.json", "policy_signatures.json", "MANIFEST.json"
 OF_A_RUN = (MANIFEST, f"{MANIFEST}.sig", "run_full.jsonl", "run_full.log", "dp_layout.json")
 FOR_POLICY, FOR_ROOT, FOR_RESULT, FOR_MANIFEST = "uvcc-policy", "uvcc-root", "uvcc-result", "uvcc-manifest"
@@ -149,14 +149,13 @@ def raw_key(line: str) -> bytes:
     return raw if line == f"ssh-ed25519 {base64.b64encode(string(b'ssh-ed25519') + string(raw)).decode()}" else b""
 def holds(claim: Claim) -> bool:
     """The armor is the one spelling of a signature by that key in that namespace, and ssh-keygen finds it good."""
-    head, tail = "-----BEGIN SSH SIGNATURE-----\n", "-----END SSH SIGNATURE-----\n"
-    blob = decoded(claim.armored[len(head) : -len(tail)].replace("\n", ""))
+    blob = decoded(claim.armored[len(HEAD) : -len(TAIL)].replace("\n", ""))
     key = string(string(b"ssh-ed25519") + string(raw_key(claim.key)))
     want = b"SSHSIG\0\0\0\1" + key + string(claim.namespace.encode()) + string(b"") + string(b"sha512")
     want += struct.pack(">I", 83) + string(b"ssh-ed25519") + struct.pack(">I", 64)
     body = base64.b64encode(blob).decode()
     lines = "".join(f"{body[i : i + 70]}\n" for i in range(0, len(body), 70))
-    return blob[:-64] == want and claim.armored == head + lines + tail and keygen(claim, "check-novalidate")
+    return blob[:-64] == want and claim.armored == HEAD + lines + TAIL and keygen(claim, "check-novalidate")
 def keygen(claim: Claim, verb: str, *more: str) -> bool:
     with tempfile.NamedTemporaryFile("w", suffix=".sig") as file:
         file.write(claim.armored)
@@ -522,10 +521,11 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     """Section 12: no file was changed, added or removed since the collector signed. Returns what lacks, or ""."""
     if not (own := {MANIFEST, f"{MANIFEST}.sig"}) & set(files): return "there is no manifest"
     need(own <= set(files), Wrong, f"{MANIFEST} or its signature is missing")
-    data, armored = read(root / MANIFEST), read(root / f"{MANIFEST}.sig", MIB).decode()
+    data, armored = read(root / MANIFEST), read(root / f"{MANIFEST}.sig", 4096).decode()
     blob = decoded(armored[30:-28].replace("\n", ""))
     key = f"ssh-ed25519 {base64.b64encode(blob[14:65]).decode()}"
-    need(blob[:6] == b"SSHSIG" and len(blob) > 128 and key_line(key), Unreadable, f"{MANIFEST}.sig is no signature")
+    whole = armored.startswith(HEAD) and blob[:6] == b"SSHSIG" and len(blob) > 128 and key_line(key)
+    need(whole, Unreadable, f"{MANIFEST}.sig is no signature")
     need(holds(claim := Claim(key, FOR_MANIFEST, data, armored, MANIFEST)), Wrong, f"{MANIFEST} is not what was signed")
     entry = {"bytes": below(2**53), "path": WORDS, "sha256": HEX32}
     form = {"collector": str, "files": [entry], "format": re.compile("uvcc-manifest-v1"), "run": str, "phases": dict}

@@ -97,8 +97,10 @@ def signer(armored: str) -> str:
         blob = base64.b64decode(armored[len(_HEAD) : -len(_TAIL)].replace("\n", ""), validate=True)
     except (binascii.Error, ValueError) as e:
         raise UnreadableError("not an OpenSSH signature") from e
-    at = len(b"SSHSIG") + 4 + 4 + 4 + len(_KEY_TYPE) + 4
-    if len(blob) < at + 32 + 64 or not armored.startswith(_HEAD):
+    begin, named = len(b"SSHSIG") + 4 + 4, _string(_KEY_TYPE) + struct.pack(">I", 32)  # after version and key's length
+    at = begin + len(named)
+    whole = len(blob) >= at + 32 + 64 and armored.startswith(_HEAD)
+    if not whole or not blob.startswith(b"SSHSIG") or blob[begin:at] != named:
         raise UnreadableError("not an OpenSSH signature")
     return public_line(blob[at : at + 32])
 
