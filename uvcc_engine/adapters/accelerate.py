@@ -1,0 +1,58 @@
+"""Hugging Face Accelerate: a tracker, so that ``accelerator.log({"loss": loss}, step=step)`` is the one call a step.
+
+::
+
+    accelerator = Accelerator(log_with=[AccelerateTracker(save=lambda: accelerator.save_state(folder) or folder)])
+    accelerator.init_trackers("mine")
+    for step in range(1, steps + 1):
+        ...
+        accelerator.log({"loss": loss, "lr": lr}, step=step)
+    accelerator.end_training()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.run_files.writer import RunWriter
+
+
+class AccelerateTracker(GeneralTracker):
+    """Writes the run contract for a loop under Accelerate. Its ``log`` obeys hold, halt and release.
+
+    Every process must log every step: all of them stop after the same one.
+    """
+
+    name = "uvcc"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, run: RunWriter | None = None, *, save: Callable[[], str | Path | None] | None = None) -> None:
+        """``save`` writes a checkpoint at a halt and returns its file or folder."""
+        super().__init__()
+        self._run = run if run is not None else RunWriter.from_env()
+        self._save = save
+        self._step = 0
+
+    @property
+    def tracker(self) -> RunWriter:
+        return self._run
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        if self._run.lead:
+            self._run.describe(values)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """A row and a heartbeat. Raises ConfigError without ``loss`` or ``step``, TrainingHalted where one is asked."""
+        if step is None or "loss" not in values:
+            raise ConfigError("a step without its number or loss", 'accelerator.log({"loss": loss}, step=step)')
+        self._step = step
+        self._run.step(step, loss=float(values["loss"]), lr=float(values.get("lr", 0.0)), save=self._save)
+
+    def finish(self) -> None:
+        self._run.exit("done", step=self._step)
