@@ -93,6 +93,7 @@ class PodState:
     recorded: str = ""
     unknown: bool = False
     vouched: int = -1  # the step at which its peers' words say it voted to stop
+    held_by: set[str] = field(default_factory=set)  # who ever said that it is held
     released_by: set[str] = field(default_factory=set)
     unproven: dict[str, str] = field(default_factory=dict)  # workers gone without proof, and what is missing
     stage: str = ""
@@ -113,6 +114,11 @@ class PodState:
         return "" in self.released_by or len(self.released_by) >= self.workers
 
     @property
+    def was_held(self) -> bool:
+        """Every worker said that it was held, wherever it is now: one that ran to its end was not."""
+        return "" in self.held_by or len(self.held_by) >= self.workers
+
+    @property
     def verified(self) -> bool:
         """Every worker is gone and left what a resume needs."""
         return self.stage == "gone" and not self.unproven
@@ -124,6 +130,8 @@ class PodState:
 
     def learn(self, stage: str, coord: str) -> str:
         """Fold one report; the pod is as far as its slowest worker. ``coord`` empty speaks for the whole pod."""
+        if stage == "held":
+            self.held_by.add(coord)
         if coord:
             if EVIDENCE_RANK[stage] > EVIDENCE_RANK[self.coords.get(coord, "")]:
                 self.coords[coord] = stage

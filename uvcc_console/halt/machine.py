@@ -304,7 +304,7 @@ class Ladder:
     def _verified(self, p: PodState) -> bool:
         """Whether this pod's evidence answers the request as it was made."""
         if self.rung == RELEASE:
-            return self._satisfied(p) and (not self.drill or EVIDENCE_RANK[p.stage] >= EVIDENCE_RANK["held"])
+            return self._satisfied(p) and (not self.drill or p.was_held)
         return self._satisfied(p)
 
     def _finish(self, rung: str, now: float) -> list[LadderAction]:

@@ -111,6 +111,19 @@ def test_a_drill_holds_releases_and_is_timed() -> None:
     assert sends(ladder.tick(100.0)) == []  # a drill never becomes a halt
 
 
+def test_a_drill_does_not_verify_what_ran_to_its_end_without_being_held() -> None:
+    """A program that never looks at the control file is over before the drill is: that proves nothing of a halt."""
+    ladder = Ladder("n", PODS, drill=True, checkpoints=False)
+    ladder.start(HOLD, 0.0)
+    for pod in ("p0r0", "p1r0"):
+        ladder.report(pod, "held", 0.5, step=3)
+    ladder.report("p2r0", "gone", 0.6, step=60)
+    assert ladder.rung == RELEASE
+    ladder.report("p0r0", "released", 0.7)
+    (done,) = events(ladder.report("p1r0", "gone", 0.8, step=60), ev.HaltDone)
+    assert (done.verified, done.total) == (2, 3), "one that was held, released and then ended was held"
+
+
 def test_a_drill_with_a_frozen_pod_releases_the_others_and_says_so() -> None:
     ladder = Ladder("n", PODS, drill=True)
     ladder.start(HOLD, 0.0)
@@ -353,6 +366,9 @@ class AnyStory(RuleBasedStateMachine):
     @invariant()
     def verified_only_by_evidence(self) -> None:
         for done in getattr(self, "dones", []):
+            if done.drill:
+                held = (len({c for c, s in said if s == "held"}) >= self.workers[p] for p, said in self.said.items())
+                assert done.verified <= sum(held)
             if done.mode != HALT:
                 continue
             proven = sum(

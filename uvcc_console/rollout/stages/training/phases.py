@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
-from uvcc_console.core.snapshot import Snapshot, WorkerView
+from uvcc_console.core.snapshot import HaltView, Snapshot, WorkerView
 from uvcc_console.fleet import hearing
 from uvcc_console.halt import certificate
 from uvcc_console.plan import changed_settings
@@ -221,8 +221,17 @@ async def drill(ctx: Rollout, resumed: bool) -> str:
         with contextlib.suppress(TimeoutError):  # a worker that died explains it, but its end may be told a bit later
             await ctx.bus.wait(lambda s: trouble(s, phase), LAST_WORDS_S)
         await _check(ctx, phase)
-        raise UvccError(f"the halt drill verified {halt.verified} of {halt.total} pods", "see the acknowledgements")
+        raise UvccError(*_why_not_held(phase, halt))
     return f"{halt.verified}/{halt.total} held and released at step {halt.step} in {halt.seconds:.1f} s"
+
+
+def _why_not_held(phase: Phase, halt: HaltView) -> tuple[str, str]:
+    """What a drill that not every pod passed says, and its hint."""
+    what = f"the halt drill verified {halt.verified} of {halt.total} pods"
+    if phase.kind != "command":
+        return what, "see the acknowledgements"
+    never = "a command that does not look at the control file cannot be held"
+    return f"{what}: {never}", "call RunWriter.step once a step (uvcc docs own-trainer), or make the smoke longer"
 
 
 async def _training(ctx: Rollout, phase: Phase) -> None:
