@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.job.private_job import DEFAULTS
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, Proposal
@@ -161,7 +162,8 @@ def _times(p: Proposal, site: SitePolicy, now: float) -> _Broken:
 
 
 def _listed(job: Mapping[str, Any]) -> list[Any]:
-    found = job.get("reveal", [])
+    """What the job opens; where it says nothing, its workers take the default, and so does this."""
+    found = job.get("reveal", list(DEFAULTS.reveal))
     return found if isinstance(found, list) else [found]
 
 

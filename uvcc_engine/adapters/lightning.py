@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.obeying import TrainingHalted
 from uvcc_engine.contract.run_files.writer import RunWriter
 
@@ -47,7 +48,7 @@ class LightningCallback(Callback):
             self._run.exit("failed", step=trainer.global_step, error=exception)
 
     def _save(self, trainer: Trainer, step: int) -> Path:
-        path = self._run.directory / "checkpoints" / f"step-{step}.ckpt"
+        path = self._run.directory / files.CHECKPOINTS / f"step-{step}.ckpt"
         trainer.save_checkpoint(path)
         return path
 
