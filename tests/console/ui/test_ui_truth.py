@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,14 @@ def head(view: View, width: int = 160) -> str:
 
 def spans(view: View, width: int = 160) -> dict[str, str]:
     return {text.strip(): role for text, role in bars.header_line(view, width)}
+
+
+def test_a_narrow_first_line_says_who_operates_the_run() -> None:
+    alone = view_of(Story(replicas=1).full(30))
+    apart = replace(alone, snap=replace(alone.snap, apart=True))
+    assert "1 operator" in head(alone, 80)
+    assert "1 domain of 3" in head(apart, 80)
+    assert "operator" not in head(apart, 80)
 
 
 def test_the_first_line_counts_who_lives_and_is_green_only_if_all_do() -> None:
