@@ -19,6 +19,7 @@ from uvcc_console.fleet.provider import (
     Books,
     Caps,
     FunnelStep,
+    NoOffer,
     Pod,
     PodRequest,
     Provider,
@@ -41,7 +42,16 @@ from uvcc_console.fleet.provider_kinds import (
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 
-_WHOLE: Final = ("keep_pods", "replace_lost", "reserve", "attach_prefix", "packages", "per_party", "ssh_key")
+_WHOLE: Final = (
+    "wait_for_stock",
+    "keep_pods",
+    "replace_lost",
+    "reserve",
+    "attach_prefix",
+    "packages",
+    "per_party",
+    "ssh_key",
+)
 T = TypeVar("T")
 
 
@@ -218,6 +228,9 @@ class PartyProviders:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         found: list[T] = []
         for party, answer in zip(parties, answers, strict=True):
+            if isinstance(answer, NoOffer):
+                what = f"{self._labels[party]}: {answer.what}"
+                raise NoOffer(what, answer.hint, passing=answer.passing) from answer
             if isinstance(answer, ConfigError):
                 raise ConfigError(f"{self._labels[party]}: {answer.what}", answer.hint) from answer
             if isinstance(answer, UnreachableError):

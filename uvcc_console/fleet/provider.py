@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 
 POD_PREFIX: Final = "uvcc-"
 """What the name of every pod of ours begins with; the run and the pod follow."""
@@ -108,13 +108,21 @@ class Quote:
         return self.wallet / self.hourly if self.wallet is not None and self.hourly > 0 else None
 
 
+class NoOffer(ConfigError):
+    """Nothing that is offered now fits. ``passing``: it is a matter of stock or price, so that waiting may help."""
+
+    def __init__(self, what: str, hint: str = "", *, passing: bool = True) -> None:
+        super().__init__(what, hint)
+        self.passing = passing
+
+
 class Provider(Protocol):
     """Creates and deletes pods. Every call has its own time limit; UnreachableError means the outcome is unknown."""
 
     name: str
 
     async def quote(self, requests: Sequence[PodRequest]) -> Quote:
-        """Price the fleet; raises ConfigError naming the constraint that leaves nothing."""
+        """Price the fleet; raises NoOffer naming the constraint that leaves nothing, ConfigError otherwise."""
         ...
 
     async def create(self, request: PodRequest) -> Pod:

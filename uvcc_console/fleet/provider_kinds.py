@@ -58,6 +58,7 @@ class FleetSettings(Strict):
 
     ``replace_lost``: how many pods that their provider took away in mid-run are replaced without being asked; the run
     goes on from the last checkpoint that all parties committed, or, of a language model, from the last that came home.
+    ``wait_for_stock``: hours that a run waits for offers that fit, before anything is rented.
     ``reserve``: rent the full run's pods before the smoke, although it leaves some idle: where stock would be lost.
     """
 
@@ -73,6 +74,7 @@ class FleetSettings(Strict):
     disk: int = Field(default=0, ge=0)
     max_price: float = Field(default=0.0, ge=0)
     ssh_key: str = ""
+    wait_for_stock: float = Field(default=0.0, ge=0, le=720)
     keep_pods: bool = False
     replace_lost: int = Field(default=1, ge=0)
     reserve: bool = False

@@ -12,15 +12,18 @@ from pydantic import Field, model_validator
 
 from uvcc_console.fleet.cloud import api_keys, hosts
 from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, sift, why_none
+from uvcc_console.fleet.provider import NoOffer
 from uvcc_console.fleet.provider_kinds import FleetSettings
 from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
-from uvcc_engine.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.cloud.clock import Clock
     from uvcc_console.fleet.cloud.saga import CloudProvider
     from uvcc_console.fleet.cloud.vendor import Cloud
+
+
+KIND_TESTS = 3  # of choose: GPU, number and memory are the machine's own; the others change with the stock
 
 
 class CloudFleet(FleetSettings):
@@ -78,10 +81,12 @@ def choose(
     image: str,
     *,
     free: bool = False,
+    fleeting: bool = False,
 ) -> OfferChoice:
     """Every fitting offer, cheapest first; all parties are this one vendor's. ``free``: it may cost nothing.
 
-    Raises ConfigError saying what is missing.
+    ``fleeting``: what is not to be had now is not listed at all. Raises NoOffer saying what is missing; it passes by
+    itself where the vendor does have such machines.
     """
     w, most = wanted, wanted.max_price
     tests: list[tuple[str, Callable[[PlainOffer], bool], bool]] = [
@@ -96,9 +101,12 @@ def choose(
         (f"disk {w.disk} GiB", lambda o: o.disk >= w.disk, bool(w.disk)),
         (f"at most {most or 0:.2f} $/h", lambda o: o.price(w.disk) <= (most or 0), most is not None),
     ]
-    left, funnel = sift(offers, [(name, test) for name, test, applies in tests if applies])
+    rows = list(offers)
+    left, funnel = sift(rows, [(name, test) for name, test, applies in tests if applies])
     if not left:
-        raise ConfigError(f"no offer of {vendor} fits: {why_none(funnel)}", "loosen that constraint")
+        kind, _ = sift(rows, [(name, test) for name, test, applies in tests[:KIND_TESTS] if applies])
+        what = f"no offer of {vendor} fits: {why_none(funnel)}"
+        raise NoOffer(what, "loosen that constraint", passing=bool(kind) or fleeting or not rows)
     found = sorted(left, key=lambda o: (o.price(w.disk), o.key))
     return OfferChoice(dict.fromkeys(parties, vendor), w.image or image, {vendor: found}, tuple(funnel))
 

@@ -22,11 +22,13 @@ class PlainVendor:
     distinct = False
     free = False
     """Whether what it rents may cost nothing."""
+    fleeting = False
+    """Whether its list leaves out what cannot be had now."""
 
     def choose(
         self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
     ) -> OfferChoice:
-        return choose(rows, wanted, parties, self.name, self.image, free=self.free)
+        return choose(rows, wanted, parties, self.name, self.image, free=self.free, fleeting=self.fleeting)
 
     async def history(self) -> Sequence[PastPod]:
         return ()

@@ -22,7 +22,7 @@ from uvcc_console.fleet.cloud.ready import NotReady, Readiness
 from uvcc_console.fleet.cloud.runkey import RunKey
 from uvcc_console.fleet.cloud.stall import Stall
 from uvcc_console.fleet.cloud.vendor import Cloud, CloudOffer
-from uvcc_console.fleet.provider import Books, Caps, Pod, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider import Books, Caps, NoOffer, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
@@ -88,7 +88,7 @@ class CloudProvider:
             provider = choice.domains[request.party]
             if not left[provider]:
                 what = f"{provider} offers {len(choice.by_provider[provider])} machines that fit"
-                raise ConfigError(f"{what}, {len(requests)} pods are wanted", "loosen a constraint, or take fewer pods")
+                raise NoOffer(f"{what}, {len(requests)} pods are wanted", "loosen a constraint, or take fewer pods")
             offer = left[provider][0]
             if offer.once:
                 left[provider].pop(0)

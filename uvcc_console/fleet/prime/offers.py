@@ -7,7 +7,7 @@ from typing import Any
 
 from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, sift, why_none
 from uvcc_console.fleet.prime.models import MarketOffer
-from uvcc_console.fleet.provider import FunnelStep
+from uvcc_console.fleet.provider import FunnelStep, NoOffer
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import torch_floor
 
@@ -80,7 +80,7 @@ def choose(
     settled = settled or {}
     fitting, funnel = filter_offers(offers, wanted)
     if not fitting:
-        raise ConfigError(f"no offer fits: {why_none(funnel)}", "loosen that constraint")
+        raise NoOffer(f"no offer fits: {why_none(funnel)}", "loosen that constraint")
     if len(set(wanted.per_party)) != len(wanted.per_party):
         raise ConfigError("fleet.per_party names a provider twice", "the three parties need three distinct providers")
     for image in [wanted.image] if wanted.image else _images(fitting):
@@ -92,7 +92,7 @@ def choose(
         if set(domains) >= set(parties):
             return OfferChoice(domains, image, by_provider, tuple(funnel))
     have = ", ".join(sorted({o.provider for o in fitting}))
-    raise ConfigError(
+    raise NoOffer(
         f"{len(parties)} distinct providers with one image in common are needed, the market has {have}",
         "loosen a constraint, or name another image",
     )

@@ -37,6 +37,7 @@ class VastClient(RestVendor):
 
     name = NAME
     home = URL
+    fleeting = True
     image = IMAGE
 
     def _kind(self, response: httpx.Response, said: str) -> str:

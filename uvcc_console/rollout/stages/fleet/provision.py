@@ -19,6 +19,7 @@ from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
+from uvcc_console.rollout.stages.fleet import stock
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -35,7 +36,7 @@ KEEPER_GRACE_S = 45.0
 async def quote(ctx: Rollout) -> str:
     """Price the fleet and hold it against the caps and the wallet; nothing is created yet."""
     limits = ctx.plan.profile.limits
-    found = await ctx.provider.quote([m.request for m in ctx.members.values()])
+    found = await stock.wait(ctx)
     hourly = found.hourly
     most = min(limits.total, hourly * limits.ttl / 3600.0)
     ctx.quoted = {line.request.name: line.price_hr for line in found.lines}
