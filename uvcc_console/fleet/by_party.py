@@ -73,6 +73,8 @@ class PartiesFleet(FleetSettings):
     def _each_for_itself(self) -> PartiesFleet:
         if self.provider != PARTIES_KIND or self.per_party:
             raise ValueError("each of fleet.parties names its own provider: leave out fleet.provider and per_party")
+        if self.fallbacks:
+            raise ValueError("fallbacks are one party's: write them in fleet.parties, under P0, P1 or P2")
         usual = FleetSettings()
         for name in PARTY_NAMES:
             part: FleetSettings = getattr(self.parties, name)

@@ -58,6 +58,7 @@ class FleetSettings(Strict):
 
     ``replace_lost``: how many pods that their provider took away in mid-run are replaced without being asked; the run
     goes on from the last checkpoint that all parties committed, or, of a language model, from the last that came home.
+    ``fallbacks``: providers, regions or GPUs to go to, in order, where the ones before cannot be had.
     ``wait_for_stock``: hours that a run waits for offers that fit, before anything is rented.
     ``reserve``: rent the full run's pods before the smoke, although it leaves some idle: where stock would be lost.
     """
@@ -80,11 +81,31 @@ class FleetSettings(Strict):
     reserve: bool = False
     attach_prefix: str = ""
     packages: list[str] = []
+    fallbacks: list[dict[str, Any]] = []
 
     @model_validator(mode="after")
     def _three(self) -> FleetSettings:
         if self.per_party and len(self.per_party) != 3:
             raise ValueError(f"per_party names one provider for each of the three parties, not {len(self.per_party)}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_had(self) -> FleetSettings:
+        """Each of the list is held against its own provider's model, as if it stood alone."""
+        for n, one in enumerate(
+            alternatives(self.model_dump(mode="json")) if self.fallbacks and self.provider != PARTIES_KIND else ()
+        ):
+            where = f"fallbacks[{n - 1}]" if n else "fleet"
+            if "fallbacks" in one:
+                raise ValueError(f"{where} has fallbacks of its own: write one list")
+            try:
+                kind = kind_of(str(one.get("provider")))
+                if kind.here or kind.name in (PARTIES_KIND, "inventory"):
+                    raise ValueError(f"{where}: {kind.name} rents nothing, and takes no part in a list of fallbacks")
+                if n:
+                    kind.settings.model_validate(one)
+            except ConfigError as e:
+                raise ValueError(f"{where}: {e}") from e
         return self
 
     @property
@@ -172,6 +193,24 @@ def sections(fleet: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+_EACH_VENDOR_S: Final = ("gpu", "image", "regions", "country", "per_party")
+
+
+def alternatives(section: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A section that names one provider, and each of its ``fallbacks`` as a section of its own, in order.
+
+    A fallback at the same provider changes what it says; one at another keeps of the first what every vendor
+    understands, and no name of a GPU, image or region.
+    """
+    first = {k: v for k, v in section.items() if k != "fallbacks"}
+    common = {k for k in FleetSettings.model_fields if k not in _EACH_VENDOR_S} | {"party"}
+    found = [first]
+    for said in section.get("fallbacks") or ():
+        same = said.get("provider", first.get("provider")) == first.get("provider")
+        found.append({**{k: v for k, v in first.items() if same or k in common}, **said})
+    return found
+
+
 def section_for(fleet: Mapping[str, Any], pod: str) -> dict[str, Any]:
     """The part of a ``fleet`` section that a pod of this name comes from."""
     parts = sections(fleet)
@@ -206,4 +245,8 @@ def provider_for(fleet: Mapping[str, Any], run_dir: Path, *, ttl_s: float = 3600
 
     Raises ConfigError for an unknown provider, or for a key of ``fleet`` that this provider does not know.
     """
+    if fleet.get("fallbacks"):
+        from uvcc_console.fleet import failover
+
+        return failover.make(fleet, run_dir, ttl_s)
     return kind_in(fleet).make(fleet, run_dir, ttl_s)

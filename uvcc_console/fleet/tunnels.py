@@ -10,7 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from uvcc_console.fleet.provider_kinds import sections
+from uvcc_console.fleet.provider_kinds import alternatives, sections
 
 _KINDS: Final = {"kubernetes": "uvcc_console.fleet.vendors.kube_tunnel"}
 
@@ -29,7 +29,7 @@ async def through(jump: str, host: str, port: int) -> socket.socket:
 
 def jump_of(fleet: Mapping[str, Any], address: str) -> str:
     """The tunnel that leads to this address of a fleet's pods; empty where none is needed."""
-    for part in sections(fleet):
+    for part in (one for section in sections(fleet) for one in alternatives(section)):
         if (module := _KINDS.get(str(part.get("provider")))) is not None:
             found: str = importlib.import_module(module).jump_of(part, address)
             if found:

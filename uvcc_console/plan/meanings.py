@@ -77,6 +77,7 @@ MEANINGS: Final[dict[str, str]] = {
     "fleet.spot": "Take offers that may be taken away again.",
     "fleet.disk": "GiB of disk of a pod; 0 takes what the offer includes.",
     "fleet.max_price": "US dollars an hour that one pod may cost; 0 for no cap of its own.",
+    "fleet.fallbacks": "Where to go, in order, without stock, quota or answer: what differs, as in fleet.",
     "fleet.wait_for_stock": "Hours to wait for offers within fleet.max_price, with nothing rented; 0: none.",
     "fleet.ssh_key": "An unlocked OpenSSH private key that opens the pods; without it the run makes a key of its own.",
     "fleet.keep_pods": "Leave the pods after a good end; a process here ends them at limits.ttl.",

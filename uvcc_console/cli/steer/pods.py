@@ -155,6 +155,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the
     same key.
     """
+    from uvcc_console.fleet.failover import chosen
     from uvcc_console.fleet.provider_kinds import DEFAULT, runs_here, sections
 
     found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
@@ -163,7 +164,8 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
         if why:
             common.say(f"uvcc: {run_dir.name} is unreadable, its pods are not judged: {why}")
         given = s.profile.get("fleet", {})
-        for fleet in sections(given if isinstance(given, Mapping) else {}):
+        for section in sections(given if isinstance(given, Mapping) else {}):
+            fleet = chosen(section, run_dir)
             name = str(fleet.get("provider", DEFAULT))
             if not runs_here(fleet):
                 own = ("account", "base_url", "hosts", "ssh_key")
@@ -179,6 +181,7 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
     from uvcc_console.fleet.cloud.ends import LAG_S
     from uvcc_console.fleet.cloud.intents import Intents
+    from uvcc_console.fleet.failover import chosen
     from uvcc_console.fleet.provider import Rents
     from uvcc_console.fleet.provider_kinds import DEFAULT, provider_for, sections
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
@@ -188,7 +191,7 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
         tries = {t.name: t for t in Intents.of(run_dir).tries().values() if t.open}
         given = common.read_snapshot(run_dir)[0].profile.get("fleet", {})
         fleet = dict(given) if isinstance(given, Mapping) else {}
-        asked = {str(part.get("provider", DEFAULT)) for part in sections(fleet)}
+        asked = {str(chosen(part, run_dir).get("provider", DEFAULT)) for part in sections(fleet)}
         if not tries or fate not in (ORPHAN, KEPT) or (only and not asked & set(only)):
             continue
         kept = [t.base for t in tries.values() if fate == KEPT and t.held]

@@ -26,7 +26,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     lines = [f"{s.run}  {s.profile_name}  {state}" + (f": {s.detail}" if s.detail else "")]
     lines.append("stages   " + " ".join(f"{_MARK.get(v.status, '?')}{v.name}" for v in s.stages))
     for v in s.stages:
-        if v.status in ("failed", "waiting") and v.detail:
+        if v.status in ("failed", "waiting", "running") and v.detail:
             lines.append(f"         {v.name} {v.status}: {v.detail}")
     if s.phase:
         loss = jsonview.last_value(s, "loss")

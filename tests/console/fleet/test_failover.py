@@ -1,0 +1,291 @@
+"""A list of providers for one party: the next where one cannot, never two at a time, whenever it is killed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloudfake import CloudFake, LambdaFake, RunPodFake
+from cloudworld import RUN
+from virtualtime import VirtualClock
+
+from uvcc_console.fleet import failover
+from uvcc_console.fleet.cloud import intents
+from uvcc_console.fleet.cloud.ready import Readiness
+from uvcc_console.fleet.cloud.saga import CloudProvider
+from uvcc_console.fleet.cloud.vendor import SshTarget
+from uvcc_console.fleet.failover import FailoverProvider, chosen
+from uvcc_console.fleet.provider import Caps, NoOffer, PodRequest
+from uvcc_console.fleet.provider_kinds import alternatives, provider_for
+from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
+from uvcc_console.fleet.vendors.runpod import RunPodClient
+from uvcc_console.plan.profile import parse
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+
+JOB = {"kind": "private", "model": "mlp-digits", "steps": 2}
+FLEET: dict[str, Any] = {
+    "provider": "runpod",
+    "gpu": "H100",
+    "max_price": 3.0,
+    "party": 0,
+    "fallbacks": [{"provider": "lambda", "gpu": "H100"}],
+}
+MINE = PodRequest(f"{RUN}-p0r0", 0, 0, gpu="H100", gpu_count=1, max_price_hr=3.0)
+MORE = PodRequest(f"{RUN}-p0r1", 0, 1, gpu="H100", gpu_count=1, max_price_hr=3.0)
+
+
+class Killed(BaseException):
+    """What ``kill -9`` comes to here: nothing in the product catches it."""
+
+
+class Two:
+    """Two vendors, one run of one party, in virtual time. ``deaths``: effects until the console dies; 0: it lives."""
+
+    def __init__(self, clock: VirtualClock, run_dir: Path) -> None:
+        self.clock, self.run_dir = clock, run_dir
+        self.first, self.second = RunPodFake(clock.now), LambdaFake(clock.now)
+        self.told: list[str] = []
+
+    async def _login(self, at: SshTarget, gpu: bool) -> str:
+        return ""
+
+    def console(self) -> FailoverProvider:
+        """A console process: all it knows is in the run's folder."""
+        at: Any = {"clock": self.clock}
+        clients = (
+            RunPodClient("http://runpod.test/api/v2", "test-key", transport=self.first.transport, **at),
+            LambdaClient("http://lambda.test/api/v1", "test-key", transport=self.second.transport, **at),
+        )
+        made = [
+            (s, CloudProvider(c, s, self.run_dir, readiness=Readiness(c, self.run_dir, "", self._login)))
+            for s, c in zip(alternatives(FLEET), clients, strict=True)
+        ]
+        found = FailoverProvider(made, self.run_dir, 0)
+        found.caps = Caps(hourly=5.0, total=50.0)
+        found.tell = self.told.append
+        return found
+
+    @property
+    def billing(self) -> tuple[list[str], list[str]]:
+        return self.first.billing, self.second.billing
+
+    async def up(self, console: FailoverProvider) -> str:
+        await console.quote([MINE])
+        return (await console.wait_ready(await console.create(MINE))).provider_id
+
+    async def down(self, console: FailoverProvider) -> None:
+        for pod in await console.list(f"{RUN}-"):
+            await console.delete(pod)
+        for _ in range(30):
+            if not await console.prove(ended=True):
+                break
+            await self.clock.sleep(60.0)
+        assert self.billing == ([], [])
+        await console.close()
+
+
+@asynccontextmanager
+async def _two(run_dir: Path) -> AsyncIterator[Two]:
+    async with VirtualClock() as clock:
+        yield Two(clock, run_dir)
+
+
+@pytest.fixture
+def own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "home" / "runs" / RUN.removeprefix("uvcc-")
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _down(fake: CloudFake) -> None:
+    for op in ("market", "list", "create"):
+        fake.fail(op, "refuse")
+
+
+def _trouble(kind: str, two: Two) -> None:
+    """What is wrong with the first of the list."""
+    if kind == "no stock":
+        two.first.stock = 0
+    elif kind == "down":
+        _down(two.first)
+    elif kind == "quota":
+        two.first.quota = 0
+    elif kind == "lost":
+        two.first.fail("create", "refuse")
+    elif kind == "broken":
+        two.first.born_state = "ERROR"
+
+
+@pytest.mark.parametrize("kind", ["no stock", "down", "quota", "lost", "broken"])
+async def test_where_one_cannot_the_next_is_asked(own_run: Path, kind: str) -> None:
+    async with _two(own_run) as two:
+        _trouble(kind, two)
+        console = two.console()
+        await two.up(console)
+        assert [len(those) for those in two.billing] == [0, 1]
+        assert len(two.told) == 1
+        assert two.told[0].startswith("party 0 goes to lambda H100 instead of runpod H100: ")
+        assert chosen(FLEET, own_run)["provider"] == console.name == "lambda"
+        await two.down(console)
+
+
+async def test_the_first_of_the_list_is_taken_where_it_can(own_run: Path) -> None:
+    async with _two(own_run) as two:
+        console = two.console()
+        await two.up(console)
+        assert ([len(those) for those in two.billing], two.told) == ([1, 0], [])
+        await two.down(console)
+
+
+async def test_nobody_at_all_names_every_reason_and_creates_nothing(own_run: Path) -> None:
+    async with _two(own_run) as two:
+        two.first.stock = two.second.stock = 0
+        console = two.console()
+        with pytest.raises(NoOffer, match=r"runpod H100: .*; lambda H100: ") as error:
+            await console.quote([MINE])
+        assert error.value.passing
+        assert [*two.first.asked("create"), *two.second.asked("create")] == []
+        await console.close()
+
+
+async def test_a_party_that_has_a_pod_goes_nowhere_else(own_run: Path) -> None:
+    async with _two(own_run) as two:
+        console = two.console()
+        await two.up(console)
+        two.first.quota = 0
+        with pytest.raises(UvccError, match="runpod H100 runs pods of this fleet"):
+            await console.create(MORE)
+        assert [len(those) for those in two.billing] == [1, 0]
+        await two.down(console)
+
+
+async def test_what_may_still_exist_keeps_the_next_from_being_asked(own_run: Path) -> None:
+    async with _two(own_run) as two:
+        console = two.console()
+        await console.quote([MINE])
+        two.first.fail("create", "commit_then_timeout")
+        two.first.fail("market", "refuse")
+        two.first.fail("list", "refuse", *range(2, 9999))  # the first look comes before the create
+        with pytest.raises(UnreachableError, match="may still exist at runpod H100"):
+            await console.create(MINE)
+        assert two.second.asked("create") == []
+        two.first.faults.clear()
+        await two.down(console)
+
+
+async def test_another_console_goes_on_where_the_last_one_was(own_run: Path) -> None:
+    async with _two(own_run) as two:
+        two.first.stock = 0
+        pod = await two.up(two.console())
+        two.first.stock = 9
+        again = two.console()
+        assert await two.up(again) == pod
+        assert [len(those) for those in two.billing] == [0, 1]
+        await two.down(again)
+
+
+@pytest.mark.parametrize(
+    "kind", ["quota", pytest.param("broken", marks=pytest.mark.slow), pytest.param("lost", marks=pytest.mark.slow)]
+)
+async def test_killed_between_any_two_steps_it_never_has_two_fleets(
+    own_run: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [0]
+    written = intents.append_synced
+
+    def count() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    def noted(path: Path, row: Any, hint: str) -> None:
+        written(path, row, hint)
+        count()
+
+    monkeypatch.setattr(intents, "append_synced", noted)
+    monkeypatch.setattr(failover, "append_synced", noted)
+    deaths = 0
+    for step in range(1, 200):
+        folder = own_run
+        for name in (intents.FILE, failover.FILE):
+            (folder / name).unlink(missing_ok=True)
+        async with _two(folder) as two:
+            _trouble(kind, two)
+            for fake in (two.first, two.second):
+                fake.transport.handler = _then(fake.serve, count, fake)  # type: ignore[method-assign]
+            left[0] = step
+            died = False
+            try:
+                await two.up(two.console())
+            except Killed:
+                died = True
+            left[0] = 0
+            after = two.console()
+            await two.up(after)
+            assert [len(those) for those in two.billing] == [0, 1], (step, two.billing)
+            await two.down(after)
+        deaths += died
+        if not died:
+            break
+    assert deaths > 8
+
+
+def _then(serve: Any, count: Any, fake: CloudFake) -> Any:
+    """Only creates and deletes change anything: the console dies once the vendor has obeyed, before it hears of it."""
+
+    def answer(request: Any) -> Any:
+        found = serve(request)
+        if request.method != "GET":
+            count()
+        return found
+
+    return answer
+
+
+def test_a_fallback_is_checked_like_a_fleet_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fleet(**more: Any) -> dict[str, Any]:
+        return {"job": JOB, "fleet": {"provider": "runpod", **more}}
+
+    assert parse(fleet(fallbacks=[{"regions": ["EU-1"]}, {"provider": "lambda"}])).fleet.fallbacks
+    wrong: list[tuple[dict[str, Any], str]] = [
+        (fleet(fallbacks=[{"provider": "lamda"}]), "did you mean lambda"),
+        (fleet(fallbacks=[{"provider": "lambda", "socket": "SXM"}]), "socket"),
+        (fleet(fallbacks=[{"provider": "local"}]), "rents nothing"),
+        (fleet(fallbacks=[{"fallbacks": [{}]}]), "fallbacks of its own"),
+        ({"job": JOB, "fleet": {"fallbacks": [{"provider": "runpod"}]}}, "local rents nothing"),
+        (
+            {"job": JOB, "fleet": {"parties": {p: {} for p in ("P0", "P1", "P2")}, "fallbacks": [{}]}},
+            "one party's",
+        ),
+    ]
+    for raw, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            parse(raw)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RUNPOD_API_KEY", "one")
+    monkeypatch.delenv("LAMBDA_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="lambda") as error:
+        provider_for(parse(fleet(fallbacks=[{"provider": "lambda"}])).fleet.model_dump(mode="json"), tmp_path)
+    assert "LAMBDA_API_KEY" in error.value.hint
+
+
+def test_names_of_a_vendor_stay_with_it() -> None:
+    section = {"provider": "runpod", "gpu": "A", "regions": ["r"], "account": "x", "max_price": 2.0}
+    same, other = {"regions": ["s"]}, {"provider": "lambda", "gpu": "B"}
+    assert alternatives({**section, "fallbacks": [same, other]}) == [
+        section,
+        {**section, "regions": ["s"]},
+        {"provider": "lambda", "gpu": "B", "max_price": 2.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", '{"party": 0}', '{"party": 0, "choice": 7}', '{"party": 0, "choice": "x"}', "[]"]
+)
+def test_a_broken_line_of_the_choice_does_not_count(own_run: Path, line: str) -> None:
+    (own_run / failover.FILE).write_text(f'{{"party": 0, "choice": 1}}\n{line}\n')
+    assert chosen(FLEET, own_run)["provider"] == "lambda"
