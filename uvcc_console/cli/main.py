@@ -31,6 +31,7 @@ VERBS: Final[dict[str, Verb]] = {
     "demo": Verb("start", "the whole story on three local pods, ending verified; nothing is left behind"),
     "rollout": Verb("start", "run a profile: plan, quote, provision, smoke, verify, full, verify, collect, tear down"),
     "runs": Verb("view", "list the runs of this machine"),
+    "costs": Verb("view", "what every run's pods cost, by our clock and by the provider's bill; --csv"),
     "status": Verb("view", "what a run is doing now"),
     "logs": Verb("view", "what the run's processes logged: its conductor and its halt sidecar"),
     "top": Verb("view", "a run's workers as a table that renews itself"),
