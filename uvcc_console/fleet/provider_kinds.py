@@ -33,6 +33,7 @@ from uvcc_engine.contract.text import clean
 GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"
 PARTIES_KIND: Final = "parties"
+_FAILOVER: Final = "uvcc_console.fleet.failover"
 PARTY_NAMES: Final = tuple(f"P{party}" for party in range(PARTIES))
 OWN_KINDS: Final = {
     "local": "uvcc_console.fleet.local_provider:KIND",
@@ -246,7 +247,6 @@ def provider_for(fleet: Mapping[str, Any], run_dir: Path, *, ttl_s: float = 3600
     Raises ConfigError for an unknown provider, or for a key of ``fleet`` that this provider does not know.
     """
     if fleet.get("fallbacks"):
-        from uvcc_console.fleet import failover
-
-        return failover.make(fleet, run_dir, ttl_s)
+        several: Callable[[Mapping[str, Any], Path, float], Provider] = importlib.import_module(_FAILOVER).make
+        return several(fleet, run_dir, ttl_s)
     return kind_in(fleet).make(fleet, run_dir, ttl_s)
