@@ -8,7 +8,6 @@ come to nothing. So there are never two fleets for one party, whenever the conso
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from uvcc_console.fleet.cloud.ends import LAG_S, SETTLE_S
 from uvcc_console.fleet.cloud.guard import OverCap
 from uvcc_console.fleet.cloud.intents import Try
 from uvcc_console.fleet.cloud.saga import LOOK_S, CloudProvider
+from uvcc_console.fleet.failover_choice import FILE, label, read_choice
 from uvcc_console.fleet.provider import Books, Caps, FunnelStep, NoOffer, Pod, PodRequest, Provider, Quote
 from uvcc_console.fleet.provider_kinds import alternatives, kind_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -28,38 +28,7 @@ from uvcc_engine.contract.run_files.files import append_synced
 
 log = logger(__name__)
 
-FILE: Final = "failover.jsonl"
 PROOF_S: Final = LAG_S + SETTLE_S + 60.0
-
-
-def chosen(section: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
-    """The section that this run's pods come from: the one of a list that was moved to last, without the list."""
-    found = alternatives(section)
-    return found[_read(run_dir, int(section.get("party", -1)), len(found))]
-
-
-def _read(run_dir: Path, party: int, count: int) -> int:
-    """Which one is chosen. A line cut short by a crash was not acted on, and does not count."""
-    try:
-        lines = (run_dir / FILE).read_text(errors="replace").splitlines()
-    except OSError:
-        return 0
-    choice = 0
-    for line in lines:
-        try:
-            row = json.loads(line)
-            if int(row["party"]) == party and 0 <= int(row["choice"]) < count:
-                choice = int(row["choice"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            continue
-    return choice
-
-
-def label(section: Mapping[str, Any]) -> str:
-    """``runpod/lab-a H100 eu-1``: a provider, its account, and what is asked of it."""
-    account = str(section.get("account") or "")
-    words = [f"{section.get('provider')}{'/' if account else ''}{account}", str(section.get("gpu") or "")]
-    return " ".join(w for w in [*words, *map(str, section.get("regions") or ())] if w)
 
 
 def make(section: Mapping[str, Any], run_dir: Path, ttl_s: float) -> FailoverProvider:
@@ -101,7 +70,7 @@ class FailoverProvider:
     @property
     def _chosen(self) -> int:
         """As the run's folder has it: the run's other processes see a move at once."""
-        return _read(self._run_dir, self._party, len(self._sections))
+        return read_choice(self._run_dir, self._party, len(self._sections))
 
     @property
     def current(self) -> CloudProvider:

@@ -12,12 +12,13 @@ from cloudfake import CloudFake, LambdaFake, RunPodFake
 from cloudworld import RUN
 from virtualtime import VirtualClock
 
-from uvcc_console.fleet import failover
+from uvcc_console.fleet import failover, failover_choice
 from uvcc_console.fleet.cloud import intents
 from uvcc_console.fleet.cloud.ready import Readiness
 from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.cloud.vendor import SshTarget
-from uvcc_console.fleet.failover import FailoverProvider, chosen
+from uvcc_console.fleet.failover import FailoverProvider
+from uvcc_console.fleet.failover_choice import chosen
 from uvcc_console.fleet.provider import Caps, NoOffer, PodRequest
 from uvcc_console.fleet.provider_kinds import alternatives, provider_for
 from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
@@ -211,7 +212,7 @@ async def test_killed_between_any_two_steps_it_never_has_two_fleets(
     deaths = 0
     for step in range(1, 200):
         folder = own_run
-        for name in (intents.FILE, failover.FILE):
+        for name in (intents.FILE, failover_choice.FILE):
             (folder / name).unlink(missing_ok=True)
         async with _two(folder) as two:
             _trouble(kind, two)
@@ -287,5 +288,5 @@ def test_names_of_a_vendor_stay_with_it() -> None:
     "line", ["", "{", '{"party": 0}', '{"party": 0, "choice": 7}', '{"party": 0, "choice": "x"}', "[]"]
 )
 def test_a_broken_line_of_the_choice_does_not_count(own_run: Path, line: str) -> None:
-    (own_run / failover.FILE).write_text(f'{{"party": 0, "choice": 1}}\n{line}\n')
+    (own_run / failover_choice.FILE).write_text(f'{{"party": 0, "choice": 1}}\n{line}\n')
     assert chosen(FLEET, own_run)["provider"] == "lambda"

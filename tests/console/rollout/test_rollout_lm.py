@@ -54,7 +54,7 @@ class Operator:
     def snapshot(self) -> Snapshot:
         try:
             journal = Journal(self.run_dir / "journal.sqlite", readonly=True)
-        except (StopIteration, FileNotFoundError):
+        except (StopIteration, UnreadableError):  # not made yet
             return Snapshot()
         try:
             return read_all(journal)
