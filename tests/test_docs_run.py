@@ -76,12 +76,15 @@ def a_finished_run(folder: Path) -> None:
     (folder / "keys").write_text(re.sub(r' namespaces="[^"]*"', "", signers), encoding="utf-8")
 
 
-def play(page: Path, folder: Path, *, slow: bool) -> int:
-    """Run a page's blocks in ``folder``; returns how many commands were run. What they started ends with them."""
+def play(page: Path, folder: Path, *, slow: bool, programs: Path = Path(sys.executable).parent) -> int:
+    """Run a page's blocks in ``folder`` with the commands in ``programs``; returns how many commands were run.
+
+    What they started ends with them.
+    """
     if "<!-- given: a finished run -->" in page.read_text(encoding="utf-8"):
         a_finished_run(folder)
     try:
-        return _play(page, folder, slow=slow)
+        return _play(page, folder, programs, slow=slow)
     finally:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):  # ended meanwhile, or not ours
@@ -89,10 +92,17 @@ def play(page: Path, folder: Path, *, slow: bool) -> int:
                     process.kill()
 
 
-def _play(page: Path, folder: Path, *, slow: bool) -> int:
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "COV_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
-    env |= {"UVCC_HOME": str(folder / "home"), "HOME": str(folder), "PATH": path, "TERM": "dumb", "LANG": "C.UTF-8"}
+def environment(folder: Path) -> dict[str, str]:
+    """What a newcomer has: nothing of this program, nor of the environment that runs the tests."""
+    here = {str(Path(sys.executable).parent), str(Path(sys.prefix) / "bin")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "COV_", "VIRTUAL_ENV", "PYTHON"))}
+    path = os.pathsep.join(p for p in env.get("PATH", os.defpath).split(os.pathsep) if p not in here)
+    return env | {"HOME": str(folder), "PATH": path, "TERM": "dumb", "LANG": "C.UTF-8"}
+
+
+def _play(page: Path, folder: Path, programs: Path, *, slow: bool) -> int:
+    env = environment(folder)
+    env |= {"UVCC_HOME": str(folder / "home"), "PATH": f"{programs}{os.pathsep}{env['PATH']}"}
     done = 0
     for block in blocks(page):
         if block.mark.startswith("file: "):
@@ -138,6 +148,23 @@ def test_what_a_page_shows_happens(page: Path, tmp_path: Path) -> None:
 )
 def test_a_whole_tutorial_is_followed_literally(page: Path, tmp_path: Path) -> None:
     assert play(page, tmp_path, slow=True) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_newcomer_installs_it_in_a_fresh_clone_and_follows_the_first_page(tmp_path: Path) -> None:
+    """The page's own lines of installation, then everything that it shows, with nothing else at hand."""
+    page, clone = DOCS / "tutorials" / "first-run.md", tmp_path / "clone"
+    installing = re.search(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert installing is not None
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    env = environment(tmp_path)
+    lines = f"set -e\n{installing[1]}command -v uvcc\n"
+    done = subprocess.run(["sh", "-c", lines], cwd=clone, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    programs = clone / ".venv" / "bin"
+    assert done.stdout.splitlines()[-1] == str(programs / "uvcc")
+    assert play(page, tmp_path, slow=True, programs=programs) > 3
 
 
 def test_other_numbers_fit_and_other_words_do_not() -> None:

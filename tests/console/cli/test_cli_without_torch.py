@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from uvcc_console.cli.main import VERBS
 from uvcc_engine.transcript.signing.identity import Identity
 
-LEAN = Path(__file__).resolve().parents[2] / "lean"
+ROOT = Path(__file__).resolve().parents[3]
+LEAN = ROOT / "tests" / "lean"
 CONSOLE = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
 ENGINE = "import sys; from uvcc_engine.cli import main; sys.exit(main())"
 
@@ -90,3 +92,30 @@ def test_a_replay_is_refused_with_the_hint(tmp_path: Path) -> None:
     assert done.returncode != 0
     (line,) = done.stderr.strip().splitlines()
     assert "uvcc[local]" in line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_plain_installation_has_no_torch_and_works(tmp_path: Path) -> None:
+    """``pip install .`` into a new environment: what the tests above hide is truly absent, and nothing else is."""
+    clone, venv = tmp_path / "clone", tmp_path / "venv"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    subprocess.run([str(venv / "bin" / "pip"), "install", "-q", str(clone)], check=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "PYTHON"))}
+    env |= {"UVCC_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "TERM": "dumb"}
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(venv / "bin" / words[0]), *words[1:]]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    listed = json.loads(ask("pip", "list", "--format", "json").stdout)
+    absent = {"torch", "numba", "matplotlib", "pytest"}
+    assert not absent & {p["name"].lower() for p in listed}
+    assert ask("uvcc", "--help").returncode == 0
+    assert ask("uvcc", "doctor", "--json").returncode == 0
+    assert ask("uvcc", "profiles").returncode == 0
+    owner = ask("uvcc", "owner", "init")
+    assert owner.returncode == 0, owner.stderr
+    screens = "import uvcc_console.ui.app, uvcc_console.ui.home.home_app, uvcc_console.rollout.conductor"
+    assert ask("python", "-c", screens).returncode == 0

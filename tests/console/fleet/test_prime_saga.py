@@ -10,6 +10,7 @@ import pytest
 from primefake import FakePod, PrimeFake
 from primeworld import RUN, World, new_world
 
+from uvcc_console.fleet.cloud.ends import LAG_S
 from uvcc_console.fleet.cloud.intents import Intents
 from uvcc_console.fleet.prime.client import CloudRefused
 from uvcc_console.fleet.provider import Pod, PodRequest
@@ -82,6 +83,22 @@ async def test_a_refusal_of_money_or_permission_stops_creating_but_not_deleting(
     assert len(world.fake.asked("POST", "/pods")) == creates + 1
     for pod in pods:
         await world.provider.delete(pod)
+    assert world.fake.billing == []
+
+
+async def test_lists_that_do_not_answer_end_the_wait_for_unanswered_creates(world: World) -> None:
+    """The market goes on answering, so that nothing else would end it; a third create could be a third bill."""
+    request = world.requests()[0]
+    await world.provider.quote([request])
+    world.fake.fail("POST", "/pods", "commit_then_timeout", 1, 2)
+    world.fake.fail("GET", "/pods", "answer", status=500)
+    began = world.clock.now()
+    with pytest.raises(UnreachableError, match="may still exist"):
+        await world.provider.create(request)
+    assert world.clock.now() - began < 3 * LAG_S
+    assert len(world.fake.asked("POST", "/pods/")) <= 2
+    world.fake.faults.clear()
+    await sweep(world.provider, f"{RUN}-", now=world.clock.now())
     assert world.fake.billing == []
 
 

@@ -199,7 +199,11 @@ class CloudProvider:
         raise UvccError(f"no offer worked for {request.name}: " + "; ".join(reasons), "try later, or loosen the fleet")
 
     async def _answers(self, request: PodRequest) -> Pod | None:
-        """Before another create: a pod of an earlier one that shows up after all, or nothing while few are unknown."""
+        """Before another create: a pod of an earlier one that shows up after all, or nothing while few are unknown.
+
+        Raises UnreachableError where the provider does not tell for longer than its lists may lag.
+        """
+        end = self._clock.now() + LAG_S + SETTLE_S
         while True:
             tries = self.ends.tries(request.name).values()
             unknown = {t.name for t in tries if t.base == request.name and t.open and not t.answered} - self._asking
@@ -213,6 +217,9 @@ class CloudProvider:
                 log.warning("creates without an answer are not proven: %s", e, pod=request.name)
             if len(unknown) < UNANSWERED:
                 return None
+            if self._clock.now() >= end:
+                what = f"{', '.join(sorted(unknown))} may still exist: {self.name} tells neither way"
+                raise UnreachableError(what, "uvcc pods --sweep looks again; uvcc resume goes on")
             await self._clock.sleep(LOOK_S)
 
     def _price(self, request: PodRequest, offer: CloudOffer) -> float:
