@@ -233,3 +233,12 @@ def test_a_figure_whose_row_is_not_kept_is_refused() -> None:
     assert decisions.shown({"value": 0.0123, "unit": "s", "metric": "seconds"}) == "12.3 ms"
     with pytest.raises(LookupError, match="no row no_such_row"):
         decisions.kept("mpc no_such_row seconds")
+
+
+def test_a_shorter_name_keeps_the_width_of_its_letters() -> None:
+    """A text with the width of a longer one is drawn with gaps between its letters."""
+    from docs.make import recording
+
+    text = '<text x="1" textLength="122" clip-path="u">/tmp/x/run</text><text textLength="61">other</text>'
+    told = recording.elsewhere(text, "/tmp/x", "~")
+    assert told == '<text x="1" textLength="61" clip-path="u">~/run</text><text textLength="61">other</text>'

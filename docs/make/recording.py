@@ -74,7 +74,18 @@ def replayed(folder: Path) -> list[str]:
 
     with recording.played(folder) as run_dir:
         place = str(run_dir.parent)  # another one each time, and of no interest
-        return [picture.replace(place, "~/runs".ljust(len(place))) for picture in asyncio.run(frames(run_dir))]
+        return [elsewhere(picture, place, "~/runs") for picture in asyncio.run(frames(run_dir))]
+
+
+def elsewhere(picture: str, place: str, name: str) -> str:
+    """The picture with another name for a folder; a text that becomes shorter keeps the width of its letters."""
+
+    def shorter(found: re.Match[str]) -> str:
+        text = found[3].replace(place, name)
+        width = float(found[1]) * len(html.unescape(text)) / len(html.unescape(found[3]))
+        return f'textLength="{width:g}"{found[2]}>{text}<'
+
+    return re.sub(rf'textLength="([\d.]+)"([^<>]*)>([^<]*{re.escape(place)}[^<]*)<', shorter, picture)
 
 
 def words(picture: str) -> str:
