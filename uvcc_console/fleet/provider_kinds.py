@@ -33,7 +33,7 @@ from uvcc_engine.contract.text import clean
 GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"
 PARTIES_KIND: Final = "parties"
-_FAILOVER: Final = "uvcc_console.fleet.failover"
+_FAILOVER: Final = "uvcc_console.fleet.failover.failover_provider"
 PARTY_NAMES: Final = tuple(f"P{party}" for party in range(PARTIES))
 OWN_KINDS: Final = {
     "local": "uvcc_console.fleet.local_provider:KIND",

@@ -27,7 +27,7 @@ from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.log import logger, within
 from uvcc_console.core.reported_state import disagreement
 from uvcc_console.federation import seat as seats
-from uvcc_console.fleet import failover
+from uvcc_console.fleet.failover import failover_provider
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh_keys import operator_key
@@ -112,7 +112,7 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
     members = {name: Member(name, request) for name, request in plan.requests.items()}
     key = operator_key(run_dir, str(fleet["ssh_key"]))
     ctx = Rollout(plan, run_dir, bus, provider, key, members, pins=dict(kept.host_keys))
-    failover.listen(provider, lambda text: ctx.say(ev.Alert(level="warn", name="failover", text=text)))
+    failover_provider.listen(provider, lambda text: ctx.say(ev.Alert(level="warn", name="failover", text=text)))
     return ctx
 
 

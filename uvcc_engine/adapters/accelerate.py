@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.run_files.obeying import TrainingHalted
 from uvcc_engine.contract.run_files.writer import RunWriter
 
 
@@ -38,6 +40,7 @@ class AccelerateTracker(GeneralTracker):
         self._run = run if run is not None else RunWriter.from_env()
         self._save = save
         self._step = 0
+        self._halted = False
 
     @property
     def tracker(self) -> RunWriter:
@@ -52,7 +55,14 @@ class AccelerateTracker(GeneralTracker):
         if step is None or "loss" not in values:
             raise ConfigError("a step without its number or loss", 'accelerator.log({"loss": loss}, step=step)')
         self._step = step
-        self._run.step(step, loss=float(values["loss"]), lr=float(values.get("lr", 0.0)), save=self._save)
+        try:
+            self._run.step(step, loss=float(values["loss"]), lr=float(values.get("lr", 0.0)), save=self._save)
+        except TrainingHalted:
+            self._halted = True
+            raise
 
     def finish(self) -> None:
-        self._run.exit("done", step=self._step)
+        """At ``end_training``, which may stand in a ``finally``: a run that halted, or fails just now, is not done."""
+        error = sys.exception()
+        if not self._halted:
+            self._run.exit("done" if error is None else "failed", step=self._step, error=error)

@@ -12,13 +12,13 @@ from cloudfake import CloudFake, LambdaFake, RunPodFake
 from cloudworld import RUN
 from virtualtime import VirtualClock
 
-from uvcc_console.fleet import failover, failover_choice
 from uvcc_console.fleet.cloud import intents
 from uvcc_console.fleet.cloud.ready import Readiness
 from uvcc_console.fleet.cloud.saga import CloudProvider
 from uvcc_console.fleet.cloud.vendor import SshTarget
-from uvcc_console.fleet.failover import FailoverProvider
-from uvcc_console.fleet.failover_choice import chosen
+from uvcc_console.fleet.failover import failover_choice, failover_provider
+from uvcc_console.fleet.failover.failover_choice import chosen
+from uvcc_console.fleet.failover.failover_provider import FailoverProvider
 from uvcc_console.fleet.provider import Caps, NoOffer, PodRequest
 from uvcc_console.fleet.provider_kinds import alternatives, provider_for
 from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
@@ -208,7 +208,7 @@ async def test_killed_between_any_two_steps_it_never_has_two_fleets(
         count()
 
     monkeypatch.setattr(intents, "append_synced", noted)
-    monkeypatch.setattr(failover, "append_synced", noted)
+    monkeypatch.setattr(failover_provider, "append_synced", noted)
     deaths = 0
     for step in range(1, 200):
         folder = own_run

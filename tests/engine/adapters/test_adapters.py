@@ -151,6 +151,21 @@ def test_transformers_trains_halts_and_goes_on(tmp_path: Path) -> None:
     assert [int(r.partition(",")[0]) for r in rows] == list(range(1, STEPS + 1))
 
 
+def test_a_run_that_fails_under_accelerate_is_not_done(tmp_path: Path) -> None:
+    from uvcc_engine.adapters.accelerate import AccelerateTracker
+
+    run = writer(tmp_path)
+    tracker = AccelerateTracker(run)
+    with pytest.raises(ZeroDivisionError):
+        try:
+            tracker.log({"loss": 1.0}, step=1)
+            raise ZeroDivisionError("no rows")
+        finally:
+            tracker.finish()
+    ended, _ = left(run)
+    assert (ended["status"], ended["step"], ended["error"]) == ("failed", 1, "ZeroDivisionError: no rows")
+
+
 def test_accelerate_trains_and_halts(tmp_path: Path) -> None:
     from accelerate import Accelerator
 
@@ -176,6 +191,7 @@ def test_accelerate_trains_and_halts(tmp_path: Path) -> None:
             made[1].zero_grad()
             accelerator.log({"loss": loss.item(), "lr": 0.01}, step=step)
             ask_at(run, step)
+    accelerator.end_training()  # as in a finally: what halted is not done
     ended, rows = left(run)
     assert (ended["status"], ended["step"], ended["checkpoint"]) == ("halted", HALT_AT + 1, sha256_of(folder))
     assert len(rows) == HALT_AT + 1

@@ -155,7 +155,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the
     same key.
     """
-    from uvcc_console.fleet.failover_choice import chosen
+    from uvcc_console.fleet.failover.failover_choice import chosen
     from uvcc_console.fleet.provider_kinds import DEFAULT, runs_here, sections
 
     found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
@@ -181,7 +181,7 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
     from uvcc_console.fleet.cloud.ends import LAG_S
     from uvcc_console.fleet.cloud.intents import Intents
-    from uvcc_console.fleet.failover_choice import chosen
+    from uvcc_console.fleet.failover.failover_choice import chosen
     from uvcc_console.fleet.provider import Rents
     from uvcc_console.fleet.provider_kinds import DEFAULT, provider_for, sections
     from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of

@@ -103,7 +103,7 @@ class Obeying:
         self._asked_to_end = False
         self._listens = False
 
-    def listen(self) -> None:
+    def _listen(self) -> None:
         """Let SIGTERM ask for a halt at the next step, unless the program has a handler of its own."""
         if self._listens or threading.current_thread() is not threading.main_thread():
             return
@@ -116,6 +116,7 @@ class Obeying:
 
     def obey(self, step: int) -> HaltRequest | None:
         """Wait while held; the request if the run is to halt now, else None. All ranks return alike."""
+        self._listen()
         decision, asked = self._decide()
         if decision == 0:
             return None

@@ -179,7 +179,6 @@ class RunWriter:
         code 0 unless it is caught. SIGTERM halts as well. With ``torch.distributed`` every rank must call it at every
         step: all stop after the same one. Raises UvccError if something cannot be written.
         """
-        self._obeying.listen()
         self.metrics(step, loss=loss, lr=lr, toks_per_s=toks_per_s, samples_per_s=samples_per_s)
         self.heartbeat(step, "train", loss=loss)
         asked = self.obey(step)
@@ -188,7 +187,7 @@ class RunWriter:
 
     def obey(self, step: int) -> HaltRequest | None:
         """Wait while the operator holds the run; the request if it is to halt now. The part of :meth:`step` for
-        programs that save and stop in their own way; they say so by :meth:`halted`."""
+        programs that save and stop in their own way; they say so by :meth:`halted`. SIGTERM halts as well."""
         return self._obeying.obey(step)
 
     def halted(self, asked: HaltRequest, step: int, checkpoint: str | Path | None = None) -> str:

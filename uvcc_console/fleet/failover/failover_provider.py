@@ -20,7 +20,7 @@ from uvcc_console.fleet.cloud.ends import LAG_S, SETTLE_S
 from uvcc_console.fleet.cloud.guard import OverCap
 from uvcc_console.fleet.cloud.intents import Try
 from uvcc_console.fleet.cloud.saga import LOOK_S, CloudProvider
-from uvcc_console.fleet.failover_choice import FILE, label, read_choice
+from uvcc_console.fleet.failover.failover_choice import FILE, label, read_choice
 from uvcc_console.fleet.provider import Books, Caps, FunnelStep, NoOffer, Pod, PodRequest, Provider, Quote
 from uvcc_console.fleet.provider_kinds import alternatives, kind_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
