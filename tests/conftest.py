@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same cases in every run, with no clock over them; UVCC_EXPLORE=1 looks for new ones.
+settings.register_profile("uvcc", derandomize=not os.environ.get("UVCC_EXPLORE"), database=None, deadline=None)
+settings.load_profile("uvcc")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("UVCC_STRICT", "1")  # errors that may be the program's own are raised, not counted

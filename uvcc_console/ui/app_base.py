@@ -84,6 +84,13 @@ class ConsoleApp(App[Result]):
             self.cadence.note(self.key_time(event))
         await super().on_event(event)
 
+    def on_resize(self) -> None:
+        """Paint everything again, at the same size too: a terminal that shrank and grew back has lost its picture.
+
+        Textual paints nothing where the size is what it was. tmux hands on only the first and the last size of a storm.
+        """
+        self.call_later(self.refresh)
+
     def say(self, text: str, severity: Severity = "information") -> None:
         """A short word to the operator."""
         self.notify(clean_block(text), severity=severity, timeout=4 if severity == "information" else 7, markup=False)

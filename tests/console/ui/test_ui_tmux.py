@@ -6,11 +6,12 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ class Tmux:
     def close(self) -> None:
         self("kill-server")
         shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def whole(screen: str) -> bool:
+    """Whether all of the overview at 80 by 24 is there: first line, every panel, last line."""
+    lines = screen.splitlines()
+    shown = all(word in screen for word in ("1 Fleet", "2 Charts", "3 Log", "agree @ step 12"))
+    return len(lines) == 24 and lines[0].startswith(" FULL") and "F9" in lines[-1] and shown
 
 
 @pytest.fixture
@@ -133,10 +141,25 @@ def test_a_storm_of_resizes(story_at: Callable[..., Tmux]) -> None:
     for columns, rows in itertools.islice(itertools.cycle([(40, 10), (200, 60), (80, 24), (12, 4), (110, 36)]), 40):
         tmux("resize-window", "-x", str(columns), "-y", str(rows))
     tmux("resize-window", "-x", "80", "-y", "24")
-    tmux.until(lambda: "agree @ step 12" in tmux.screen and "F9" in tmux.screen)
-    lines = tmux.screen.splitlines()
-    assert lines[0].startswith(" FULL")
-    assert len(lines) == 24
+    tmux.until(lambda: whole(tmux.screen))
+
+
+PICTURE = (" FULL ", "1 Fleet", "agree @ step 12", "3 Log", " F9  HALT")
+HELP = ("╭─ Help ─", "Stale values are", "undo the hold, the run goes on", "─╯", " F9  HALT")
+
+
+@pytest.mark.parametrize(("opens", "words"), [("", PICTURE), ("?", HELP)], ids=["overview", "help"])
+def test_a_picture_that_the_terminal_lost_is_painted_again_at_the_same_size(
+    story_at: Callable[..., Tmux], opens: str, words: Sequence[str]
+) -> None:
+    tmux = story_at(Story().full(12), 80, 24)
+    if opens:
+        tmux.keys(opens)
+    tmux.until(lambda: all(word in tmux.screen for word in words))
+    tmux("send-keys", "-R")  # what a terminal does that shrank and grew back before anyone looked
+    tmux.until(lambda: words[-1] not in tmux.screen)
+    os.kill(int(tmux("display-message", "-p", "#{pane_pid}")), signal.SIGWINCH)
+    tmux.until(lambda: all(word in tmux.screen for word in words))
 
 
 def test_q_leaves_the_terminal_clean(story_at: Callable[..., Tmux]) -> None:

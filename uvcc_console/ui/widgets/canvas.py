@@ -253,7 +253,8 @@ def y_labels(scale: AxisScale, height: int) -> dict[int, str]:
     if not scale.log and any("." in text for text in texts):
         places = max(len(text.split(".")[1].rstrip("kMG")) for text in texts if "." in text)
         if all(t < 1e4 for t in ticks) and places <= 6:
-            texts = [f"{t:.{min(places, _places(ticks))}f}" for t in ticks]
+            aligned = [f"{t:.{min(places, _places(ticks))}f}" for t in ticks]
+            texts = aligned if len(set(aligned)) == len(aligned) else [f"{t:.{_places(ticks)}f}" for t in ticks]
     labels: dict[int, str] = {}
     to_row = AxisScale(scale.x0, scale.x1, scale.y0, scale.y1, False).rows(height * 4)
     for value, text in zip(ticks, texts, strict=True):
