@@ -42,6 +42,10 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {said(f.get('step'))}"),
     "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
     "open_final_done": ((), lambda f: "the result is opened as the policy allows"),
+    "weights_taken": (
+        ("folder", "sha256"),
+        lambda f: f"begins with the weights {said(f.get('sha256'))[:12]} of {said(f.get('folder'))}",
+    ),
     "step_skipped": (("step",), lambda f: f"update skipped, the gradient was not a number{_at(f)}"),
     "watchdog_dump": ((), lambda f: "stalled: the watchdog wrote the stacks"),
     "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({said(f.get('kind')) or 'direct'})"),

@@ -78,6 +78,9 @@ class TrainConfig:
     """``batch_size`` is global (all ranks, one micro-batch); a step is one optimizer step.
 
     ``nonfinite``: what follows a gradient that is not a number: ``stop``, or ``skip`` the step, five in a row at most.
+    ``schedule``: after the warm-up the rate follows a cosine down to ``min_lr``, stays (``constant``), or stays and
+    falls in a straight line to ``min_lr`` over the last ``decay_steps`` (``wsd``, Hu et al. 2024, section 4).
+    ``init``: a folder that ``uvcc-engine export`` made, whose weights a new training begins with.
     """
 
     steps: int = 200
@@ -86,6 +89,10 @@ class TrainConfig:
     accumulate: int = 1
     lr: float = 3e-4
     warmup: int = 20
+    schedule: str = "cosine"  # cosine | wsd | constant
+    min_lr: float = 0.0
+    decay_steps: int = 0  # of wsd; 0 = a tenth of the steps
+    init: str = ""
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     nonfinite: str = "stop"  # stop | skip
@@ -130,6 +137,7 @@ class LMConfig:
             _at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("warmup", "weight_decay", "eval_every", "save_every", "seed"):
             _at_least(f"train.{name}", getattr(self.train, name), 0)
+        self._check_schedule()
         for name in ("lr", "grad_clip"):
             value = getattr(self.train, name)
             if not (0.0 < value < math.inf):
@@ -144,6 +152,18 @@ class LMConfig:
                 f"train.seq_len={self.train.seq_len} is shorter than one compression block (nsa.l={self.model.nsa.l})",
                 f"train.seq_len of at least {self.model.nsa.l}, or smaller blocks",
             )
+
+    def _check_schedule(self) -> None:
+        t = self.train
+        _one_of("train.schedule", t.schedule, ("cosine", "wsd", "constant"))
+        if not 0.0 <= t.min_lr <= t.lr:
+            raise ConfigError(f"train.min_lr={t.min_lr}", f"it must be 0 to train.lr ({t.lr})")
+        if t.min_lr and t.schedule == "constant":
+            raise ConfigError("train.min_lr has no effect with train.schedule=constant", "remove one of them")
+        if t.decay_steps and t.schedule != "wsd":
+            raise ConfigError(f"train.decay_steps has no effect with train.schedule={t.schedule}", "set it to wsd")
+        if not 0 <= t.decay_steps <= t.steps:
+            raise ConfigError(f"train.decay_steps={t.decay_steps}", f"it must be 0 to train.steps ({t.steps})")
 
 
 VOCAB: Final = {"byte": 256, "gpt2": 50257}

@@ -86,6 +86,7 @@ class LmTrainer:
         self._on_wrapped = on_wrapped
         self._halt_nonce = ""
         self._skipped = 0
+        self._saved = (-1, "", "")  # step, SHA-256 of the manifest, of the tensors
         self._val: list[Tensor] = []
         paths = route_of(cfg.model, cfg.train.seq_len, group.device)
         self._route = {f"attn_{branch}": path for branch, path in paths.items()}
@@ -283,6 +284,9 @@ class LmTrainer:
         return True
 
     def _save(self, cursor: dict[str, object]) -> tuple[str, str]:
+        """Write this step's checkpoint, unless it was just written; (its manifest's SHA-256, that of its tensors)."""
+        if self._saved[0] == self.steps_done:
+            return self._saved[1:]
         self._check_tensors()
         manifest, tensors = lm_state.save(
             self.root,
@@ -296,6 +300,7 @@ class LmTrainer:
         )
         self._on_alive(False)
         self.writer.event("checkpoint_written", step=self.steps_done, sha256=manifest)
+        self._saved = self.steps_done, manifest, tensors
         return manifest, tensors
 
     def _leave(self, status: str, cursor: dict[str, object], loss: float) -> LoopOutcome:

@@ -25,7 +25,7 @@ from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train import effective, lm_state, memory_plan
+from uvcc_engine.train import effective, exported, lm_state, memory_plan
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
@@ -129,6 +129,9 @@ def _train(
         if manifest:
             trainer.resume_from(manifest)
             writer.event("resumed", step=manifest.step, checkpoint=manifest.sha256)
+        elif cfg.train.init:
+            taken = exported.start_from(trainer.model, Path(cfg.train.init).expanduser())
+            writer.event("weights_taken", folder=cfg.train.init, sha256=taken)
         writer.event("party_start", step=trainer.steps_done, world=group.world)
         writer.heartbeat(trainer.steps_done, "start", "boot")
         outcome = trainer.run()
@@ -261,13 +264,27 @@ def _under_torchrun(ranks: int, argv: list[str]) -> None:
 def cli(argv: list[str]) -> int:
     """``uvcc-engine train CONFIG --out DIR``: on one GPU or a CPU in this process, on several under torchrun."""
     parser = argparse.ArgumentParser(prog="uvcc-engine train", description="train the language model")
-    parser.add_argument("config", help="a packaged config (train_showcase, m7c_125m_80g, ...) or a YAML file")
+    parser.add_argument(
+        "config", nargs="?", help="a packaged config (train_showcase, m7c_125m_80g, ...) or a YAML file"
+    )
     parser.add_argument("--out", type=Path, help="run directory")
+    parser.add_argument(
+        "--resume", type=Path, metavar="PATH", help="go on in this run directory, or from this checkpoint of one"
+    )
     parser.add_argument("--check", action="store_true", help="only say whether it can run here, and what it will need")
     parser.add_argument("--run", default="", help="run id (default: the directory's name)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--ranks", type=int, default=0, help="processes (default: one per visible GPU)")
     args = parser.parse_args(argv)
+    if args.resume is not None and (args.config or args.out or args.run):
+        parser.error("--resume takes config, directory and run id from what it goes on from; give it alone")
+    if args.resume is None and not args.config:
+        parser.error("name a config, or --resume a run")
+    start, recorded = -1, 0
+    if args.resume is not None:
+        args.out, start = _resumed_at(args.resume)
+        facts, _ = exported.run_facts(args.out)
+        args.config, args.run, recorded = facts["config"], str(facts.get("run", "")), int(facts.get("world") or 1)
     job = {"config": args.config, "overrides": overrides(args.set)}
     if args.check:
         facts = check(job, int(os.environ.get("WORLD_SIZE", args.ranks or 1)), os.environ)
@@ -277,11 +294,28 @@ def cli(argv: list[str]) -> int:
         raise ConfigError("--out is missing", "name the run directory")
     cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), os.environ)
     ranks = args.ranks or max(1, torch.cuda.device_count())
-    if cfg.runtime.device == "cpu" and not args.ranks:
-        ranks = 1
+    if not args.ranks and choose_device(cfg.runtime.device, 0).type == "cpu":
+        ranks = recorded or 1
     if "WORLD_SIZE" not in os.environ and ranks > 1:
         check_world(cfg, ranks)
         _under_torchrun(ranks, argv)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # through an agent, the console's preflight has asked
         memory_plan.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
-    return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects)
+    return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects, start=start)
+
+
+def _resumed_at(path: Path) -> tuple[Path, int]:
+    """The run directory that ``path`` means, and the step of the checkpoint that it names; -1 for the newest.
+
+    Raises ConfigError where there is neither.
+    """
+    path = path.resolve()
+    if path.parent.name == files.CHECKPOINTS and (step := ck.step_of(path)) is not None:
+        if not path.is_dir():
+            there = ", ".join(map(str, ck.steps_present(path.parent))) or "none"
+            raise ConfigError(f"there is no checkpoint {path}", f"there are those of steps {there}")
+        return path.parent.parent, step
+    if not (path / files.RUN_JSON).is_file():
+        hint = f"name a directory with {files.RUN_JSON}, or a {files.CHECKPOINTS}/step-N in one"
+        raise ConfigError(f"{path} is no run that can be resumed", hint)
+    return path, -1

@@ -66,6 +66,7 @@ __all__ = [
     "set_aside",
     "sha256_of",
     "step_dir",
+    "step_of",
     "steps_present",
     "survey",
     "text_of",
@@ -164,6 +165,12 @@ def parts_are_there(root: Path, step: int, token: str, ranks: Iterable[int]) -> 
 def is_settled(root: Path, step: int, token: str) -> bool:
     """Whether what was written under ``token`` is committed: for a rank that wrote its part and does not commit."""
     return not _temporary(root, step, token).exists() and (step_dir(root, step) / MANIFEST).exists()
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a committed checkpoint's folder is named after; None for any other name."""
+    match = _STEP_DIR.fullmatch(path.name)
+    return int(match.group(1)) if match else None
 
 
 def steps_present(root: Path) -> list[int]:

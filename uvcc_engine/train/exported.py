@@ -1,0 +1,232 @@
+"""A trained language model as a folder of its own: what it is, its weights, and how to read its tokens.
+
+``config.json`` names shapes, tokenizer and where the weights come from (run, step, SHA-256 of the checkpoint);
+``model.safetensors`` holds the weights by their parameter's name; ``vocab.bpe`` stands beside them where the training
+had a file of merges; ``README.md`` says the same in words. Nothing in it is executed by whoever loads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.checkpoints import checkpoint as ck
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.model import LanguageModel, parameter_count
+from uvcc_engine.train import config as lm_config
+from uvcc_engine.train.tokenizer import Tokenizer, make_tokenizer
+
+FORMAT: Final = "uvcc-lm-1"
+CONFIG: Final = "config.json"
+WEIGHTS: Final = "model.safetensors"
+MERGES: Final = "vocab.bpe"
+_WIDTHS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MOST_LAYERS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where weights come from: the run, its optimizer steps, the SHA-256 of that checkpoint's manifest."""
+
+    run: str
+    step: int
+    checkpoint: str
+    seq_len: int
+    tokens: int  # read so far by all ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedConfig:
+    """``config.json``. ``sha256`` is that of the weights' file."""
+
+    model: ModelConfig
+    origin: Origin
+    tokenizer: str = "byte"
+    precision: str = "fp32"
+    sha256: str = ""
+    format: str = FORMAT
+    architectures: list[str] = field(default_factory=lambda: ["UvccNativeSparseAttention"])
+    model_type: str = "uvcc_nsa"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model that was read back, in evaluation mode, and its tokenizer."""
+
+    config: ExportedConfig
+    model: LanguageModel
+    tokenizer: Tokenizer
+
+
+def run_facts(run: Path) -> tuple[dict[str, Any], lm_config.LMConfig]:
+    """``run.json`` of a language model's run directory, and the config in it. Raises UnreadableError, ConfigError."""
+    path = run / files.RUN_JSON
+    facts = files.read_json(path)
+    if facts.get("kind") != "lm" or not isinstance(facts.get("config"), Mapping):
+        raise UnreadableError(f"{path} is not that of a language model's training", "name the directory of its --out")
+    return facts, lm_config.from_mapping(facts["config"])
+
+
+def export(run: Path, folder: Path, *, step: int = -1, precision: str = "fp32") -> ExportedConfig:
+    """Write the weights of a run's verified checkpoint into a new ``folder``.
+
+    ``step``: of which checkpoint; the newest by default. The folder appears whole or not at all.
+    Raises ConfigError (no such checkpoint, a folder that is not empty), VerificationError (an altered checkpoint).
+    """
+    if precision not in _WIDTHS:
+        raise ConfigError(f"precision {precision!r} is unknown", " | ".join(_WIDTHS))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already", "name a new folder")
+    facts, cfg = run_facts(run)
+    root = run / files.CHECKPOINTS
+    there = ck.steps_present(root)
+    if not there:
+        raise ConfigError(f"{run} has no checkpoint yet", "halt the training, or wait for train.save_every")
+    if step >= 0 and step not in there:
+        raise ConfigError(f"there is no checkpoint of step {step}", f"there are those of {', '.join(map(str, there))}")
+    manifest = ck.verify_step(root, there[0] if step < 0 else step, run=str(facts.get("run", "")))
+    weights = {n: t.to(_WIDTHS[precision]) for n, t in _weights_of(manifest).items()}
+    per_step = cfg.train.batch_size * cfg.train.accumulate * cfg.train.seq_len
+    origin = Origin(
+        run=manifest.run,
+        step=manifest.step,
+        checkpoint=manifest.sha256,
+        seq_len=cfg.train.seq_len,
+        tokens=manifest.step * per_step,
+    )
+    said = ExportedConfig(model=cfg.model, origin=origin, tokenizer=cfg.data.tokenizer, precision=precision)
+    return _write(folder, said, weights, Path(cfg.data.merges).expanduser() if cfg.data.merges else None)
+
+
+def _weights_of(manifest: ck.CheckpointManifest) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    path = manifest.path / ck.rank_file(min(manifest.ranks))
+    try:
+        with safe_open(path, framework="pt") as f:
+            return {n.removeprefix("model."): f.get_tensor(n) for n in f.keys() if n.startswith("model.")}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise VerificationError("checkpoint", f"{path} cannot be loaded: {error}", ck.EARLIER) from error
+
+
+def _write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], merges: Path | None) -> ExportedConfig:
+    from safetensors.torch import save_file
+
+    making = folder.with_name(f"{folder.name}.making-{os.getpid()}")
+    try:
+        making.mkdir(parents=True)
+        save_file(weights, making / WEIGHTS, metadata={"format": "pt"})
+        said = dataclasses.replace(said, sha256=_sha256(making / WEIGHTS))
+        if merges is not None:
+            shutil.copyfile(merges, making / MERGES)
+        (making / "README.md").write_text(_card(said))
+        (making / CONFIG).write_text(json.dumps(dataclasses.asdict(said), indent=2) + "\n")
+        if folder.exists():
+            folder.rmdir()
+        os.rename(making, folder)
+    except OSError as error:
+        raise files.write_failed(folder, error) from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return said
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _card(said: ExportedConfig) -> str:
+    m, o = said.model, said.origin
+    return (
+        f"# {o.run}, step {o.step}\n\n"
+        f"A decoder of {m.n_layers} layers, width {m.dim}, {m.n_heads} heads over {m.n_kv_groups} key-value groups, "
+        f"attention: {m.attention}; {parameter_count(m):,} parameters in {said.precision}.\n"
+        f"Trained on {o.tokens:,} tokens in rows of {o.seq_len}; tokens are those of the `{said.tokenizer}` "
+        f"tokenizer.\n\n"
+        f"Weights: `{WEIGHTS}`, SHA-256 `{said.sha256}`, taken from the checkpoint `{o.checkpoint}`.\n\n"
+        "```bash\nuvcc-engine generate . --prompt 'Once'\n```\n"
+    )
+
+
+def read_config(folder: Path) -> ExportedConfig:
+    """``config.json`` of an exported folder. Raises UnreadableError naming what is not as it should be."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UnreadableError(f"{folder} holds no {CONFIG}", "make such a folder: uvcc-engine export RUN --out DIR")
+    raw = files.read_json(path)
+    if raw.get("format") != FORMAT:
+        raise UnreadableError(f"{path} is of format {str(raw.get('format'))[:40]!r}", f"this version reads {FORMAT}")
+    said = strict.read(ExportedConfig, raw, str(path))
+    if said.tokenizer not in lm_config.VOCAB or said.precision not in _WIDTHS:
+        raise UnreadableError(f"{path}: tokenizer {said.tokenizer!r}, precision {said.precision!r}", "export it again")
+    if said.model.n_layers > MOST_LAYERS:
+        raise UnreadableError(f"{path} asks for {said.model.n_layers} layers", f"at most {MOST_LAYERS}")
+    if said.model.vocab != lm_config.VOCAB[said.tokenizer]:
+        raise UnreadableError(f"{path}: {said.model.vocab} symbols do not fit the tokenizer {said.tokenizer}")
+    return said
+
+
+def read_weights(folder: Path) -> tuple[ExportedConfig, dict[str, Tensor]]:
+    """Config and fp32 weights of an exported folder, each tensor of the shape that the config asks for.
+
+    Raises UnreadableError, and VerificationError where the weights are not those that the config was written with.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    said, path = read_config(folder), folder / WEIGHTS
+    with torch.device("meta"):
+        wanted = {n: p.shape for n, p in LanguageModel(said.model).named_parameters()}
+    try:
+        if _sha256(path) != said.sha256:
+            raise VerificationError("export", f"{path} was altered after it was written", "export it again")
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UnreadableError(f"cannot load {path}: {error}", "export it again") from error
+    for name in sorted(wanted.keys() ^ found.keys()):
+        raise UnreadableError(f"{name} is only in {'the weights' if name in found else 'the config'} of {folder}")
+    for name, shape in wanted.items():
+        if found[name].shape != shape or not found[name].isfinite().all():
+            raise UnreadableError(f"{name} in {path} is no finite tensor of shape {tuple(shape)}", "export it again")
+    return said, {n: t.float() for n, t in found.items()}
+
+
+def load(folder: Path) -> Exported:
+    """The model of an exported folder, ready to generate. Raises as ``read_weights`` does."""
+    said, weights = read_weights(folder)
+    with torch.device("meta"):
+        model = LanguageModel(said.model)
+    model.load_state_dict(weights, assign=True)
+    merges = folder / MERGES
+    tokenizer = make_tokenizer(said.tokenizer, str(merges) if merges.exists() else "")
+    return Exported(said, model.eval(), tokenizer)
+
+
+@torch.no_grad()
+def start_from(model: LanguageModel, folder: Path) -> str:
+    """Put an exported folder's weights into a fresh ``model``; returns their SHA-256. Raises ConfigError for others'
+    shapes, and as ``read_weights`` does."""
+    said, weights = read_weights(folder)
+    own = {n: p for n, p in model.named_parameters()}
+    for name in sorted(own.keys() ^ weights.keys()):
+        raise ConfigError(f"train.init={folder}: {name} is only on one side", "set model to that of its config.json")
+    for name, p in own.items():
+        if p.shape != weights[name].shape:
+            shapes = f"{tuple(weights[name].shape)}, the model's {tuple(p.shape)}"
+            raise ConfigError(f"train.init={folder}: {name} is {shapes}", "set model to that of its config.json")
+        p.copy_(weights[name])
+    return said.sha256
