@@ -137,11 +137,11 @@ class LMConfig:
             _at_least(f"train.{name}", getattr(self.train, name), 1)
         for name in ("warmup", "weight_decay", "eval_every", "save_every", "seed"):
             _at_least(f"train.{name}", getattr(self.train, name), 0)
-        self._check_schedule()
         for name in ("lr", "grad_clip"):
             value = getattr(self.train, name)
             if not (0.0 < value < math.inf):
                 raise ConfigError(f"train.{name}={value}", "it must be a number above 0")
+        self._check_schedule()
         for path, value in (("data.queue", self.data.queue), ("ddp.bucket_mb", self.ddp.bucket_mb)):
             _at_least(path, value, 1)
         if not 0 <= self.data.val_percent < 100:

@@ -81,7 +81,7 @@ def tokens_after(model: LanguageModel, prompt: Tensor, most: int, how: Sampling)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Continuation:
     """One continuation, without its prompt. ``ended``: the model ended the document; ``tokens`` it drew."""
 
     text: str
@@ -97,7 +97,7 @@ def continue_text(
     how: Sampling,
     *,
     on_text: Callable[[str], object] = lambda piece: None,
-) -> Text:
+) -> Continuation:
     """Go on from ``prompt`` for up to ``most`` tokens or to the document's end. ``on_text`` hears pieces as they come.
 
     Without a prompt the first token is what follows the end of some other document, which is then forgotten.
@@ -121,7 +121,7 @@ def continue_text(
     whole = tokenizer.decode(new[:-1] if ended else new)
     if rest := whole[len(said) :]:
         on_text(rest)
-    return Text(whole, len(new), ended)
+    return Continuation(whole, len(new), ended)
 
 
 def _prompt_of(args: argparse.Namespace) -> str:

@@ -294,7 +294,7 @@ def cli(argv: list[str]) -> int:
         raise ConfigError("--out is missing", "name the run directory")
     cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), os.environ)
     ranks = args.ranks or max(1, torch.cuda.device_count())
-    if not args.ranks and choose_device(cfg.runtime.device, 0).type == "cpu":
+    if not args.ranks and (cfg.runtime.device == "cpu" or not torch.cuda.device_count()):
         ranks = recorded or 1
     if "WORLD_SIZE" not in os.environ and ranks > 1:
         check_world(cfg, ranks)

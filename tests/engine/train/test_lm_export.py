@@ -128,7 +128,7 @@ def test_text_comes_in_whole_characters_and_ends_with_the_document() -> None:
     pieces: list[str] = []
     tokenizer = exported.make_tokenizer("byte")
     made = gen.continue_text(Fixed(), tokenizer, "ab", 9, gen.Sampling(temperature=0.0), on_text=pieces.append)  # type: ignore[arg-type]
-    assert made == gen.Text("é!", 4, True)
+    assert made == gen.Continuation("é!", 4, True)
     assert pieces == ["é", "!"]
 
 
