@@ -16,7 +16,8 @@ from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
 from uvcc_console.rollout import flight, offered
-from uvcc_console.rollout.context import Member, Rollout, describe
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
@@ -229,7 +230,9 @@ class ActionRunner:
         pod = str(intent.args.get("pod", ""))
         try:
             detail = await act(self._ctx, self._stages, {**intent.args, "by": intent.by})
-        except (UvccError, ExceptionGroup) as e:
+        except Exception as e:
+            if not isinstance(e, UvccError):
+                log.error("%s failed", intent.action, pod=pod, exc_info=e)
             self._ctx.say(ev.ActionDone(action=intent.action, pod=pod, ok=False, detail=str(describe(e))))
         else:
             self._ctx.say(ev.ActionDone(action=intent.action, pod=pod, ok=True, detail=detail))

@@ -139,6 +139,9 @@ class Bus:
             except OSError as e:  # a full disk: readers fold the journal meanwhile
                 log.warning("no snapshot is kept beside the journal: %s", e)
                 continue
+            except Exception as e:
+                log.error("no snapshot is kept beside the journal", exc_info=e)
+                continue
             kept_at = s.seq
 
     def _keep_last(self) -> None:

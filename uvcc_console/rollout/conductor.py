@@ -37,7 +37,8 @@ from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import actions, finish, side_tasks
 from uvcc_console.rollout.bus import Bus
-from uvcc_console.rollout.context import Member, Rollout, describe
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.federated.own_party import FederatedParty
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.results import compare_results
@@ -236,8 +237,8 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     compare_roots(ctx.bus)
     compare_results(ctx.bus)
     async with asyncio.TaskGroup() as group:
-        beside = SideTasks(group, lambda event: ctx.bus.record([event]), end_request.ask)
-        return await _driven(ctx, stages, end_request, runner, spending, beside, adopted, peers)
+        ctx.beside = SideTasks(group, lambda event: ctx.bus.record([event]), end_request.ask)
+        return await _driven(ctx, stages, end_request, runner, spending, adopted, peers)
 
 
 async def _driven(
@@ -246,11 +247,11 @@ async def _driven(
     end_request: EndRequest,
     runner: actions.ActionRunner,
     spending: Spending,
-    beside: SideTasks,
     adopted: str,
     peers: Peers | None = None,
 ) -> str:
     """The stages, with everything that runs beside them, up to the end of the run."""
+    beside = ctx.beside
     following = beside.start("the journal", ctx.bus.run, vital=True)
     beating = beside.start("the beat", lambda: side_tasks.beat(ctx.run_dir), vital=True)
     guarding = beside.start("the guard of the sidecar", lambda: side_tasks.guard_sidecar(ctx))
@@ -283,6 +284,9 @@ async def _driven(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)
         await finish.written(ctx.bus)
+        for member in ctx.members.values():  # pods that are kept have their channels still
+            if member.ingesting is not None:
+                member.ingesting.cancel()
         beating.cancel()
         following.cancel()
         await asyncio.wait({following})

@@ -22,6 +22,8 @@ from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.decoder import Decoder
+from uvcc_console.rollout.failures import describe
+from uvcc_console.rollout.supervision import SideTasks
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.transcript.terms.policy import Policy
@@ -102,6 +104,10 @@ class Rollout:
     start_from: int | None = None  # the step that the operator chose to go on from, until workers are started with it
     quoted: dict[str, float] = field(default_factory=dict)  # US dollars an hour by the request's name
     federated: Federated | None = None  # where this is one domain's conductor among three
+    beside: SideTasks = field(init=False)  # what runs beside the stages; the conductor puts its own in this place
+
+    def __post_init__(self) -> None:
+        self.beside = SideTasks(None, lambda event: self.bus.record([event]), lambda why: None)
 
     @property
     def artifacts(self) -> Path:
@@ -163,16 +169,6 @@ class Rollout:
     def live(self) -> list[Member]:
         """Pods that have an agent's channel."""
         return [m for m in self.members.values() if m.agent is not None]
-
-
-def describe(error: BaseException) -> UvccError:
-    """The one error to tell the operator, out of a group of concurrent failures."""
-    if isinstance(error, BaseExceptionGroup):
-        known = [describe(e) for e in error.exceptions]
-        return next((e for e in known if isinstance(e, UvccError)), known[0])
-    if isinstance(error, UvccError):
-        return error
-    return UvccError(f"{type(error).__name__}: {error}", "this is a defect; uvcc logs has the details")
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -11,6 +11,7 @@ from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
+from uvcc_console.rollout.supervision import SideTasks
 from uvcc_engine.contract.agent_protocol.agent_messages import Ack, AgentMessage, Telemetry, Unknown
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
@@ -21,20 +22,12 @@ SAMPLE_S: Final = 10.0
 AGAIN_S: Final = 60.0
 
 
-def start(bus: Bus, member: Member) -> asyncio.Task[None]:
-    """``run`` as a task whose end is noticed: while the channel is open, nothing but ``cancel`` should end it."""
-    task = asyncio.create_task(run(bus, member), name=f"ingest {member.name}")
+BLIND: Final = "if it comes again, nothing of this pod is journalled: F9 halts it all the same; then tear it down"
 
-    def ended(done: asyncio.Task[None]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if error is not None:
-            log.error("nothing of it is journalled any more", pod=member.name, exc_info=error)
-            text = f"nothing of {member.name} is journalled any more: {clean(f'{type(error).__name__}: {error}', 200)}"
-            hint = "F9 halts it all the same; then tear it down: its evidence comes home first"
-            bus.record([ev.Alert(level="error", name="ingest", text=text, hint=hint, subject=member.name)])
 
-    task.add_done_callback(ended)
-    return task
+def start(beside: SideTasks, bus: Bus, member: Member) -> asyncio.Task[None]:
+    """Keep ``run`` going beside the stages: while the channel is open, nothing but ``cancel`` should end it."""
+    return beside.start(f"the ingest of {member.name}", lambda: run(bus, member), hint=BLIND)
 
 
 async def run(bus: Bus, member: Member) -> None:

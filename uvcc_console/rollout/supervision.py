@@ -1,7 +1,8 @@
 """What runs beside the stages of a rollout: whatever dies there is told and started again.
 
-A detector, the sweep or the guard of the sidecar may fail and come back. Without its spend guard, its journal or its
-beat a run must not go on: it is ended in good order, and they are started again meanwhile, for the end needs them too.
+A detector, the sweep, the ingest of a pod or the guard of the sidecar may fail and come back. Without its spend guard,
+its journal or its beat a run must not go on: it is ended in good order, and they are started again meanwhile, for the
+end needs them too.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
-from uvcc_console.rollout.context import describe
+from uvcc_console.rollout.failures import describe
+from uvcc_engine.contract.text import clean
 
 log = logger(__name__)
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 60.0
+LOGGED: Final = "uvcc logs has the whole error"
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class SideTasks:
-    """Tasks of one task group. ``tell`` takes events for the journal, ``end`` the reason why the run must end."""
+    """Tasks of one task group. ``tell`` takes events for the journal, ``end`` the reason why the run must end.
+
+    Without a group, where single stages are tried without a conductor, they are plain tasks: kept alive and told alike.
+    """
 
     def __init__(
         self,
-        group: asyncio.TaskGroup,
+        group: asyncio.TaskGroup | None,
         tell: Callable[[ev.Event], None],
         end: Callable[[str], None],
         *,
@@ -36,11 +42,17 @@ class SideTasks:
         self._group, self._tell, self._end = group, tell, end
         self._sleep, self._clock = sleep, clock
 
-    def start(self, name: str, work: Callable[[], Awaitable[None]], *, vital: bool = False) -> asyncio.Task[None]:
-        """Keep ``work`` going until it returns or is cancelled; if it is ``vital``, its failure ends the run."""
-        return self._group.create_task(self._kept(name, work, vital), name=name)
+    def start(
+        self, name: str, work: Callable[[], Awaitable[None]], *, vital: bool = False, hint: str = ""
+    ) -> asyncio.Task[None]:
+        """Keep ``work`` going until it returns or is cancelled; if it is ``vital``, its failure ends the run.
 
-    async def _kept(self, name: str, work: Callable[[], Awaitable[None]], vital: bool) -> None:
+        ``hint``: what an operator can do about a failure, where it is more than reading the log.
+        """
+        create = asyncio.create_task if self._group is None else self._group.create_task
+        return create(self._kept(name, work, vital, hint or LOGGED), name=name)
+
+    async def _kept(self, name: str, work: Callable[[], Awaitable[None]], vital: bool, hint: str) -> None:
         pause = FIRST_S
         while True:
             began = self._clock()
@@ -49,15 +61,15 @@ class SideTasks:
                 return
             except Exception as error:
                 log.error("%s failed and is started again", name, exc_info=error)
-                self._failed(name, str(describe(error)), vital)
+                self._failed(name, str(describe(error)), vital, hint)
             if self._clock() - began > LONGEST_S:
                 pause = FIRST_S
             await self._sleep(pause)
             pause = min(2 * pause, LONGEST_S)
 
-    def _failed(self, name: str, why: str, vital: bool) -> None:
-        text = f"{name} failed and is started again: {why}"
-        hint = "the run is ended: it must not go on without" if vital else "uvcc logs has the whole error"
+    def _failed(self, name: str, why: str, vital: bool, hint: str) -> None:
+        text = f"{name} failed and is started again: {clean(why, 300)}"  # an error may quote a pod
+        hint = "the run is ended: it must not go on without" if vital else hint
         self._tell(ev.Alert(level="error", name="side_task", text=text, hint=hint, subject=name))
         if vital:
-            self._end(f"{name} failed: {why}")
+            self._end(f"{name} failed: {clean(why, 300)}")

@@ -18,6 +18,7 @@ from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Decoder
+from uvcc_console.rollout.supervision import SideTasks
 from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage, Lines, Unknown, parse, to_json
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.run_files.records import Malformed
@@ -209,7 +210,7 @@ class Channel:
     """An agent's channel of the test's own."""
 
     def __init__(self, *messages: dict[str, Any] | Exception) -> None:
-        self._messages = messages
+        self._messages = iter(messages)  # whoever asks again gets the rest
 
     async def messages(self) -> AsyncIterator[AgentMessage | Malformed]:
         for m in self._messages:
@@ -263,14 +264,20 @@ async def test_an_error_of_the_program_in_one_message_is_told_and_the_next_is_re
     journal.close()
 
 
-async def test_an_ingest_that_dies_is_an_alert(tmp_path: Path) -> None:
-    bus, journal, member = ingested(tmp_path, beat(step=1), RuntimeError("the channel broke"))
-    task = ingest.start(bus, member)
-    await asyncio.wait({task})
-    await asyncio.sleep(0)
+async def test_an_ingest_that_dies_is_told_and_reads_on(tmp_path: Path) -> None:
+    bus, journal, member = ingested(tmp_path, beat(step=1), RuntimeError("the channel \x1b[31mbroke"), beat(step=2))
+
+    async def at_once(_: float) -> None:
+        await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        beside = SideTasks(group, lambda event: bus.record([event]), pytest.fail, sleep=at_once)
+        ingest.start(beside, bus, member)
     bus.commit()
-    assert [a.source for a in bus.snapshot.alerts] == [POD]
-    assert "RuntimeError: the channel broke" in bus.snapshot.alerts[0].text
+    (alert,) = bus.snapshot.alerts
+    assert alert.source == f"the ingest of {POD}"
+    assert "RuntimeError: the channel broke" in alert.text
+    assert bus.snapshot.workers[COORD].step == 2
     journal.close()
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from test_rollout_pods import ctx, provider_of
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
-from uvcc_console.rollout import conductor, side_tasks, supervision
+from uvcc_console.rollout import conductor, ingest, side_tasks, supervision
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.rollout.supervision import FIRST_S, LONGEST_S, SideTasks
+from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage
+from uvcc_engine.contract.run_files.records import Malformed
 
 __all__ = ["ctx"]
 VITAL = {"the journal", "the beat", "the spend guard"}
@@ -25,7 +29,35 @@ WORKS = {
     "the detectors": (side_tasks, "detect"),
     "the sweep": (side_tasks, "sweep_others"),
     "the copies of checkpoints": (checkpoint_copies, "keep_home"),
+    "the ingest of p0r0": (ingest, "run"),
 }
+
+
+class OtherDomains:
+    """What a conductor of one domain among three has of the two others, without any."""
+
+    def __init__(self) -> None:
+        self.peers = self
+
+    def acts(self, ctx: Rollout, acts: Any) -> Any:
+        return acts
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def farewell(self, status: str, detail: str) -> None:
+        return
+
+
+class Silence:
+    """The channel of an agent that says nothing."""
+
+    async def messages(self) -> AsyncIterator[AgentMessage | Malformed]:
+        await asyncio.Event().wait()
+        yield Malformed("never", 1)
+
+    async def close(self) -> None:
+        return
 
 
 def failing_once(work: Callable[..., Awaitable[None]], calls: list[str]) -> Callable[..., Awaitable[None]]:
@@ -38,7 +70,7 @@ def failing_once(work: Callable[..., Awaitable[None]], calls: list[str]) -> Call
     return found
 
 
-@pytest.mark.parametrize("name", [*WORKS, "the journal"])
+@pytest.mark.parametrize("name", [*WORKS, "the journal", "the other domains"])
 async def test_each_side_task_that_dies_is_told_and_comes_back(
     ctx: Rollout, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,6 +78,11 @@ async def test_each_side_task_that_dies_is_told_and_comes_back(
     calls: list[str] = []
     if name == "the journal":
         monkeypatch.setattr(ctx.bus, "run", failing_once(ctx.bus.run, calls))
+    elif name == "the other domains":
+        others = OtherDomains()
+        monkeypatch.setattr(others, "run", failing_once(others.run, calls))
+        monkeypatch.setattr(conductor.seats, "of", lambda _: others)
+        monkeypatch.setattr(conductor, "FederatedParty", lambda *_: others)
     else:
         module, work = WORKS[name]
         monkeypatch.setattr(module, work, failing_once(getattr(module, work), calls))
@@ -54,6 +91,9 @@ async def test_each_side_task_that_dies_is_told_and_comes_back(
     seen = asyncio.Event()
 
     async def stage(*_: object) -> str:
+        member = ctx.members["p0r0"]
+        member.agent = cast(Any, Silence())
+        member.ingesting = ingest.start(ctx.beside, ctx.bus, member)
         await ctx.bus.wait(lambda s: any(a.text.startswith(f"{name} failed") for a in s.alerts) or None, 20.0)
         while len(calls) < 2:
             await asyncio.sleep(0)
@@ -79,6 +119,16 @@ async def test_each_side_task_that_dies_is_told_and_comes_back(
         assert status == "ok"
     assert any(isinstance(e, ev.StageChanged) and (e.name, e.status) == ("teardown", "ok") for e in events)
     assert provider_of(ctx).pods == {}
+
+
+def test_everything_that_runs_beside_the_stages_is_killed_above() -> None:
+    """What a conductor starts and nobody waits for is one of the tasks that the test before this one kills."""
+    started: set[str] = set()
+    for path in Path(conductor.__file__).parent.rglob("*.py"):
+        for call in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)):
+            if ast.unparse(call.func) == "beside.start":
+                started.add(ast.unparse(call.args[0]).strip("f'\"").replace("{member.name}", "p0r0"))
+    assert started == {*WORKS, "the journal", "the other domains"}
 
 
 async def test_what_fails_again_and_again_is_tried_ever_more_seldom() -> None:

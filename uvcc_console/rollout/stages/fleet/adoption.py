@@ -20,7 +20,8 @@ from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.wheel import Wheel
-from uvcc_console.rollout.context import Member, Rollout, describe, readdress
+from uvcc_console.rollout.context import Member, Rollout, readdress
+from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import provision
 from uvcc_console.runs import processes

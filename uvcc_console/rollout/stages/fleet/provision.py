@@ -18,7 +18,8 @@ from uvcc_console.fleet.ssherrors import HostKeyChanged
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
-from uvcc_console.rollout.context import Member, Rollout, describe, each, readdress
+from uvcc_console.rollout.context import Member, Rollout, each, readdress
+from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stages.fleet import stock
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
@@ -209,7 +210,7 @@ async def attach(ctx: Rollout, member: Member) -> None:
     cursors = {key: (v[0], v[1]) for key, v in ctx.cursors.get(member.name, {}).items()}
     lease = ctx.plan.profile.halt.lease
     member.agent = AgentClient(member.ssh, holder="conductor", lease_s=lease, cursors=cursors, on_link=on_link)
-    member.ingesting = ingest.start(ctx.bus, member)
+    member.ingesting = ingest.start(ctx.beside, ctx.bus, member)
     hello = await member.agent.start()
     shown = hello.get("identity")
     member.identity = tidy(shown) if isinstance(shown, Mapping) else {}

@@ -13,7 +13,8 @@ from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import offered
-from uvcc_console.rollout.context import Member, Rollout, describe, each
+from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.failures import describe
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 SUMS = "SHA256SUMS"
