@@ -23,7 +23,7 @@ from typing import Final
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
-from uvcc_console.core import kept
+from uvcc_console.core import snapshot_cache
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
@@ -132,13 +132,13 @@ def _keep(folder: Path, behind: int) -> None:
             follower.poll(500)
         s = follower.snapshot
         step = last // (3 * len(s.workers))
-        kept.keep(folder, _aged(s, last, step), journal.mark(last))
+        snapshot_cache.keep(folder, _aged(s, last, step), journal.mark(last))
     finally:
         journal.close()
 
 
 def _aged(s: Snapshot, seq: int, step: int) -> Snapshot:
-    each = kept.POINTS // (len(s.workers) * len(FIGURES))
+    each = snapshot_cache.POINTS // (len(s.workers) * len(FIGURES))
     xs = array("d", (step * i / each for i in range(each)))
     curves = MappingProxyType({name: Series(xs, array("d", [0.5] * each), each) for name in FIGURES})
     workers = {c: replace(w, step=step) for c, w in s.workers.items()}

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from uvcc_console.core import paths
+from uvcc_console.core import bad_records, paths
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.parsing.outside import moment, without_nan
+from uvcc_engine.contract.parsing.untrusted import moment, without_nan
 from uvcc_engine.contract.text import clean, clean_block
 
 if TYPE_CHECKING:
@@ -221,11 +221,10 @@ def load_summary(run_dir: Path) -> Any:
 
 def read_snapshot(run_dir: Path) -> tuple[Snapshot, str]:
     """A run's summary, or an empty one and why it cannot be read: one damaged folder stops no other's verbs."""
-    from uvcc_console.core import odd
     from uvcc_console.core.snapshot import Snapshot
 
     try:
         return load_summary(run_dir), ""
-    except (UvccError, OSError, *odd.ERRORS) as e:
+    except (UvccError, OSError, *bad_records.ERRORS) as e:
         why = e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}"
         return Snapshot(run=run_dir.name, status="unreadable", detail=clean(why)), clean(why)

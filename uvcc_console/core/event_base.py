@@ -9,7 +9,7 @@ from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from uvcc_engine.contract.parsing.outside import WIDE, moment
+from uvcc_engine.contract.parsing.untrusted import WIDE, moment
 from uvcc_engine.contract.text import clean
 
 _REGISTRY: dict[str, type[Event]] = {}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.outside import moment, said, whole
+from uvcc_engine.contract.parsing.untrusted import moment, said, whole
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.contract.text import clean
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import kept
+from uvcc_console.core import snapshot_cache
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
-from uvcc_engine.contract.parsing.outside import moment
+from uvcc_engine.contract.parsing.untrusted import moment
 
 BUSY_S = 10.0
 KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot pays
@@ -174,13 +174,13 @@ def read_newest(journal: Journal) -> Snapshot:
     One that had much to fold keeps what it has found for the next, where the folder may be written.
     """
     run_dir = journal.path.parent
-    follower = Follower(journal, kept.load(run_dir, journal.mark))
+    follower = Follower(journal, snapshot_cache.load(run_dir, journal.mark))
     begun = follower.snapshot.seq
     while follower.poll():
         pass
     if follower.snapshot.seq - begun >= KEEP_AFTER:
         with contextlib.suppress(OSError):
-            kept.keep(run_dir, follower.snapshot, journal.mark(follower.snapshot.seq))
+            snapshot_cache.keep(run_dir, follower.snapshot, journal.mark(follower.snapshot.seq))
     return follower.snapshot
 
 
@@ -190,7 +190,7 @@ def read_summary(journal: Journal) -> Snapshot:
     One that is missing, damaged or far behind is made anew. Curves, log and heartbeats are not in it.
     """
     run_dir = journal.path.parent
-    known = kept.load(run_dir, journal.mark, kept.SUMMARY)
+    known = snapshot_cache.load(run_dir, journal.mark, snapshot_cache.SUMMARY)
     if known is None or journal.last_seq() - known.seq > KEEP_AFTER:
         s = read_newest(journal)
     else:
@@ -200,7 +200,7 @@ def read_summary(journal: Journal) -> Snapshot:
         s = follower.snapshot
     if known is None or s.seq - known.seq >= SUM_UP_AFTER:
         with contextlib.suppress(OSError):
-            kept.keep_summary(run_dir, s, journal.mark(s.seq))
+            snapshot_cache.keep_summary(run_dir, s, journal.mark(s.seq))
     return s
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import WorkerView
-from uvcc_engine.contract.parsing.outside import moment, real, whole
+from uvcc_engine.contract.parsing.untrusted import moment, real, whole
 
 AT = "at"
 """The series of the console's time at each step: what turns an axis of steps into one of time."""

@@ -7,14 +7,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from uvcc_console.core import bad_records
 from uvcc_console.core import events as ev
-from uvcc_console.core import odd
 from uvcc_console.core.measures import AT, extended, measured
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
-from uvcc_engine.contract.parsing.outside import hint_of, whole
+from uvcc_engine.contract.parsing.untrusted import hint_of, whole
 
 AGREEMENT_KEEP = 64
 
@@ -25,7 +25,7 @@ def _worker_of(s: Snapshot, coord: str) -> WorkerView:
 
 def _heartbeat(s: Snapshot, e: ev.HeartbeatRead) -> Snapshot:
     r, old = e.record, _worker_of(s, e.coord)
-    step = odd.step_of(r)
+    step = bad_records.step_of(r)
     w = changed(
         old,
         pod=e.pod,
@@ -49,12 +49,12 @@ def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
 
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     if e.event == "checkpoint_written":
-        newest = (odd.step_of(e.fields), str(e.fields.get("sha256", "")))
+        newest = (bad_records.step_of(e.fields), str(e.fields.get("sha256", "")))
         s = replace(s, checkpoints=put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
     elif e.event == "checkpoint_refused":
         s = replace(s, refused_checkpoints=put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
     elif e.event == "waiting":
-        waits = WaitView(f"p{e.fields.get('peer')}", odd.number_of(e.fields, "since_s"), e.ts)
+        waits = WaitView(f"p{e.fields.get('peer')}", bad_records.number_of(e.fields, "since_s"), e.ts)
         s = replace(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
     elif e.event == "watchdog_dump":
         s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)

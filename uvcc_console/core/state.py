@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from uvcc_console.core import bad_records, reported_state
 from uvcc_console.core import events as ev
-from uvcc_console.core import odd, reported_state
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
@@ -362,8 +362,8 @@ def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
     if reducer is not None:
         try:
             s = reducer(s, e)
-        except odd.ERRORS as error:
-            if odd.strict() and not isinstance(error, odd.OddRecord):
+        except bad_records.ERRORS as error:
+            if bad_records.strict() and not isinstance(error, bad_records.BadRecordError):
                 raise
             s = _malformed(s, _unusable(e, error))
     return changed(s, updated=max(s.updated, e.ts), seq=seq if seq is not None else s.seq + 1)
@@ -371,7 +371,9 @@ def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
 
 def _unusable(e: ev.Event, error: Exception) -> ev.LinesMalformed:
     pod = getattr(e, "pod", "")
-    why = clean(str(error) if isinstance(error, odd.OddRecord) else f"{type(error).__name__}: {error}", 200)
+    why = clean(
+        str(error) if isinstance(error, bad_records.BadRecordError) else f"{type(error).__name__}: {error}", 200
+    )
     return ev.LinesMalformed(
         ts=e.ts,
         where=pod if isinstance(pod, str) and pod else "journal",

@@ -8,7 +8,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.reducing import changed
 from uvcc_console.core.snapshot import GpuView, PodView
-from uvcc_engine.contract.parsing.outside import real, whole
+from uvcc_engine.contract.parsing.untrusted import real, whole
 
 _MOST_C, _MOST_W = 200.0, 5000.0
 _FIGURES: Final = {"celsius": "temperature_gpu", "watts": "power_draw", "most_watts": "power_limit"}

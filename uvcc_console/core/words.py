@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.outside import real, said
+from uvcc_engine.contract.parsing.untrusted import real, said
 
 _DIGEST: Final = 12
 _OWN: Final = frozenset(

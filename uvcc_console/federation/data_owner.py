@@ -143,7 +143,7 @@ def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[s
     p = standing.signed.proposal
     if owner.public.ed25519 not in p.owners:
         raise ConfigError("this proposal does not name this owner", "uvcc owner requests lists those that do")
-    rendezvous.told_one_tale(standing.signed, twice)
+    rendezvous.check_no_equivocation(standing.signed, twice)
     approved(standing, pins, time.time())
     bodies = there.look_bodies(f"{rendezvous.ROSTERS}{p.id}/")
     attempts = sorted({when for of, when, _ in map(rosters.says, bodies) if of == p.id and when >= 0}, reverse=True)

@@ -146,7 +146,7 @@ def keep_evidence(found: Equivocation) -> Path:
     return where
 
 
-def told_one_tale(signed: SignedProposal, twice: list[Equivocation]) -> None:
+def check_no_equivocation(signed: SignedProposal, twice: list[Equivocation]) -> None:
     """See that its coordinator signed no other text under this nonce, there or to this domain before.
 
     Raises ProtocolError naming the coordinator; both texts are kept as evidence.

@@ -15,7 +15,7 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.backlog import Backlog
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssherrors import classify
@@ -23,7 +23,7 @@ from uvcc_engine.contract.agent_protocol import agent_commands, agent_messages, 
 from uvcc_engine.contract.agent_protocol.agent_commands import Command, HelloCommand, UnwatchCommand, WatchCommand
 from uvcc_engine.contract.agent_protocol.agent_messages import Ack, AgentMessage, Lines, Telemetry
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
-from uvcc_engine.contract.parsing.outside import moment, record, said
+from uvcc_engine.contract.parsing.untrusted import moment, record, said
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
@@ -297,7 +297,7 @@ class AgentClient:
 
     async def _read(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
         """Read until the bridge ends. A line that is no message is counted, told as one of its own, and passed over."""
-        lines = hearing.LineReader()
+        lines = agent_lines.LineReader()
         try:
             while data := await process.stdout.read(_CHUNK):
                 over = lines.overlong

@@ -16,7 +16,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, engine_requirements
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.machine import torch_floor
-from uvcc_engine.contract.parsing.outside import record, whole
+from uvcc_engine.contract.parsing.untrusted import record, whole
 from uvcc_engine.contract.run_files.files import DOMAIN_KEY
 
 log = logger(__name__)

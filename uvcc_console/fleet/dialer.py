@@ -124,9 +124,9 @@ class Dialer:
             self.check_refused()
             methods = await self._methods() if isinstance(e, asyncssh.PermissionDenied) else []
             if methods and "publickey" not in methods:
-                raise ssherrors.not_by_key(self.name, self.address, methods) from e
+                raise ssherrors.no_login_by_key(self.name, self.address, methods) from e
             if methods and isinstance(self._key, UserKeys):
-                raise ssherrors.not_by_these(self.name, self.address, self._key.words) from e
+                raise ssherrors.own_keys_refused(self.name, self.address, self._key.words) from e
             raise ssherrors.classify(e, self.name, self.address) from e
 
     async def _dial(self) -> asyncssh.SSHClientConnection:
@@ -141,7 +141,7 @@ class Dialer:
                 log.info("turned away at the door, try %d: %s", attempt + 1, e, pod=self.name)
                 wait = self.backoff(attempt)
                 if loop.time() + wait > end:
-                    raise ssherrors.closed_at_the_door(self.name, self.address) from e
+                    raise ssherrors.closed_before_login(self.name, self.address) from e
             attempt += 1
             await asyncio.sleep(wait)
 

@@ -199,7 +199,7 @@ class PodLink:
         if done.text == f"{word}-42-{word}":
             return
         if done.text.endswith(f"{word}-42-{word}"):
-            raise ssherrors.talkative(self.name, self.address, done.text.splitlines()[0])
+            raise ssherrors.noisy_start_files(self.name, self.address, done.text.splitlines()[0])
         raise ssherrors.no_shell(self.name, self.address, (done.text or done.trouble).splitlines()[0])
 
     async def sh(self, command: str, *, timeout: float = 0.0, stdin: bytes = b"", limit: int = bounded.OUTPUT) -> str:

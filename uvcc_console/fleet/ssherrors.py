@@ -49,19 +49,19 @@ def sessions_full(pod: str, address: str) -> UnreachableError:
     return UnreachableError(what, REACHED)
 
 
-def closed_at_the_door(pod: str, address: str) -> UnreachableError:
+def closed_before_login(pod: str, address: str) -> UnreachableError:
     """The server ends connections before it lets anybody in, again and again."""
     what = f"pod {pod} at {address} closes connections before a login, as an SSH server does at its MaxStartups"
     return UnreachableError(what, "set MaxStartups 10:30:100 in its sshd_config; or somebody floods its port")
 
 
-def not_by_these(pod: str, address: str, offered: str) -> UnreachableError:
+def own_keys_refused(pod: str, address: str, offered: str) -> UnreachableError:
     """A host of the user's own that takes none of their keys."""
     what = f"pod {pod} at {address} refuses {offered}"
     return UnreachableError(what, "what works with ssh works here: ssh-add the key, or name it in ~/.ssh/config")
 
 
-def not_by_key(pod: str, address: str, methods: list[str]) -> UnreachableError:
+def no_login_by_key(pod: str, address: str, methods: list[str]) -> UnreachableError:
     """No key will do there."""
     what = f"pod {pod} at {address} lets in by {' or '.join(methods)} only, not by a key"
     return UnreachableError(what, "set PubkeyAuthentication yes in its sshd_config, and authorize the key there")
@@ -76,7 +76,7 @@ def no_shell(pod: str, address: str, said: str) -> UvccError:
     )
 
 
-def talkative(pod: str, address: str, said: str) -> UvccError:
+def noisy_start_files(pod: str, address: str, said: str) -> UvccError:
     """The shell's start-up files write into every command's output."""
     what = f"pod {pod} at {address} prints text of its own with every command: {said[:80]!r}"
     return UvccError(what, "make ~/.bashrc and the like silent where no terminal is attached")

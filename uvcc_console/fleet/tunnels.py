@@ -22,7 +22,7 @@ def kind_of(jump: str) -> str:
 
 
 async def through(jump: str, host: str, port: int) -> socket.socket:
-    """A socket whose other end is that port of the pod. Raises OSError, or UvccError with the cure."""
+    """A socket whose other end is that port of the pod. Raises OSError, or UvccError with a hint."""
     opened: Callable[[str, str, int], Awaitable[socket.socket]] = importlib.import_module(_KINDS[kind_of(jump)]).through
     return await opened(jump.partition(":")[2], host, port)
 

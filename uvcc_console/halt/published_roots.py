@@ -12,7 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.reported_state import disagreement
 from uvcc_console.core.snapshot import EpochAgreement
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.outside import STEPS
+from uvcc_engine.contract.parsing.untrusted import STEPS
 from uvcc_engine.contract.run_files.records import ReportedRoot
 
 KEEP: Final = 64

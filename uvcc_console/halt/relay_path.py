@@ -29,7 +29,7 @@ from uvcc_console.halt import machine
 from uvcc_console.halt.published_roots import Published
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.outside import record
+from uvcc_engine.contract.parsing.untrusted import record
 from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder
 from uvcc_engine.contract.run_files.control import checked_mode

@@ -8,7 +8,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
-from uvcc_console.haltd.glance import KINDS
+from uvcc_console.haltd.halt_snapshot import KINDS
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError

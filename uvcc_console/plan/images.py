@@ -16,4 +16,4 @@ def check(image: str, packages: Sequence[str], known: Iterable[str]) -> None:
     version = torch_floor.version_of_image(image)
     if version is not None and version < torch_floor.LEAST and not torch_floor.brings_torch(packages):
         what = torch_floor.what_is_old(torch_floor.text_of(version))
-        raise ConfigError(f"fleet.image is {image}: {what}", torch_floor.cure(known))
+        raise ConfigError(f"fleet.image is {image}: {what}", torch_floor.install_hint(known))

@@ -35,7 +35,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     ``tell`` is given what the model does otherwise than the torch module that it was taken from, and what follows from
     the target's kind.
 
-    Raises UvccError with the owner's program's own words: the row, the column, the layer, and the cure.
+    Raises UvccError with the owner's program's own words: the row, the column, the layer, and what to do.
     """
     job = profile.job
     if not isinstance(job, PrivateJobSettings) or not (job.data_schema or job.epochs or _left_open(job.model)):

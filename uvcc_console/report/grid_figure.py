@@ -12,7 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.report import metrics
 from uvcc_console.report.record import RunRecord, parse
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
-from uvcc_engine.contract.parsing.outside import said
+from uvcc_engine.contract.parsing.untrusted import said
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
 from uvcc_console.report.record import RunRecord, parse
 from uvcc_engine.contract.job.topology import PARTIES
-from uvcc_engine.contract.parsing.outside import real, said, whole
+from uvcc_engine.contract.parsing.untrusted import real, said, whole
 
 GROUPS: Final = ("tp", "pp", "dp")
 TIMEOUT, ABORT, RETRANSMIT, REJECTED = "timeout", "abort", "retransmit", "rejected frame"

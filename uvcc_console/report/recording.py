@@ -22,7 +22,7 @@ from uvcc_console.report.record import ARTIFACTS, JOURNAL, RunRecord
 from uvcc_console.report.redact import checked
 from uvcc_console.report.run_log import without_secrets
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.contract.parsing.outside import without_nan
+from uvcc_engine.contract.parsing.untrusted import without_nan
 from uvcc_engine.transcript.formats import reading
 
 NAME: Final = "recording.jsonl"

@@ -20,7 +20,7 @@ from uvcc_console.core import reserved
 from uvcc_console.core.shown import NOT_VERIFIED, VERIFIED
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.outside import without_nan
+from uvcc_engine.contract.parsing.untrusted import without_nan
 
 _POD_EVENTS: Final = {
     "creating": "pod_creating",

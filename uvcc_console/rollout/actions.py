@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.migration import lm_migration, private_migratio
 from uvcc_engine.contract.agent_protocol.agent_commands import SignalCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import Topology
-from uvcc_engine.contract.parsing.outside import said
+from uvcc_engine.contract.parsing.untrusted import said
 
 log = logger(__name__)
 

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from uvcc_console.core import bad_records, snapshot_cache
 from uvcc_console.core import events as ev
-from uvcc_console.core import kept, odd
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
@@ -98,7 +98,7 @@ class Bus:
         try:
             listener(event)
         except Exception as e:  # the journal must go on being followed and written
-            if odd.strict():
+            if bad_records.strict():
                 raise
             name = getattr(listener, "__qualname__", type(listener).__name__)
             if (name, event.kind) in self._deaf:
@@ -135,7 +135,7 @@ class Bus:
             if s.seq - kept_at < KEEP_AFTER:
                 continue
             try:
-                await asyncio.to_thread(kept.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
+                await asyncio.to_thread(snapshot_cache.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
             except OSError as e:  # a full disk: readers fold the journal meanwhile
                 log.warning("no snapshot is kept beside the journal: %s", e)
                 continue
@@ -149,7 +149,7 @@ class Bus:
         s = self.snapshot
         if s.ended:
             with contextlib.suppress(OSError):
-                kept.keep(self._journal.path.parent, s, self._journal.mark(s.seq))
+                snapshot_cache.keep(self._journal.path.parent, s, self._journal.mark(s.seq))
 
     def _try_commit(self) -> bool:
         try:

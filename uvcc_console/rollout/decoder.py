@@ -20,7 +20,7 @@ from uvcc_engine.contract.agent_protocol.agent_messages import (
     Telemetry,
     WorkerChange,
 )
-from uvcc_engine.contract.parsing.outside import STEPS, record, said, tidy, whole
+from uvcc_engine.contract.parsing.untrusted import STEPS, record, said, tidy, whole
 from uvcc_engine.contract.run_files import files, records
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean

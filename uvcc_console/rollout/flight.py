@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import flight
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_engine.contract.agent_protocol.agent_commands import FlightCommand
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.outside import record
+from uvcc_engine.contract.parsing.untrusted import record
 from uvcc_engine.contract.run_files.flight import name_of
 
 ANSWER_S: Final = 10.0
@@ -33,7 +33,7 @@ async def read(ctx: Rollout, phase: Phase) -> str:
 
     async def one(member: Member) -> tuple[list[str], dict[str, Answer]]:
         ack = await member.channel.request(FlightCommand(run=phase.engine_run), nonce=nonce)
-        asked = hearing.own(ack.get("asked", []), lambda c: _hosted(phase, member.name, c), member.name)
+        asked = agent_lines.own(ack.get("asked", []), lambda c: _hosted(phase, member.name, c), member.name)
         return asked, await _answers(member, phase.engine_run, asked, nonce)
 
     found = await each(ctx.of_phase(phase), one)

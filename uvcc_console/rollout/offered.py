@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from uvcc_engine.contract.parsing.safepaths import Parts, Refused, matches, shown, sift
+from uvcc_engine.contract.parsing.safepaths import Parts, Refused, check_paths, matches, shown
 from uvcc_engine.contract.run_files import files
 
 MIB: Final = 1 << 20
@@ -94,11 +94,11 @@ def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) ->
             names.append(m[2])
         elif m := _ANY.fullmatch(line):
             refused.append(Refused(shown(m[1]), "not a name below the run directory"))
-    sifted = sift(names)
-    refused = [*sifted.refused, *refused]
+    checked = check_paths(names)
+    refused = [*checked.refused, *refused]
     taken: dict[str, Offered] = {}
     total = 0
-    for name, parts in sorted(sifted.kept.items()):
+    for name, parts in sorted(checked.kept.items()):
         limit, why = _judge(parts, coords)
         if why:
             refused.append(Refused(shown(name), why))

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from uvcc_console.core import log
 from uvcc_console.runs.processes import CONDUCTOR, HALTD
-from uvcc_engine.contract.parsing.outside import moment, record, said
+from uvcc_engine.contract.parsing.untrusted import moment, record, said
 from uvcc_engine.contract.text import clean, clean_block, complain
 
 PROCESSES: Final = (CONDUCTOR, HALTD)

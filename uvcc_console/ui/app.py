@@ -25,7 +25,7 @@ from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.feed.kept_layout import ScreenLayout, keep, load
 from uvcc_console.ui.feed.source import JournalWriter, ReplaySource, SnapshotSource, WallTime, open_source
 from uvcc_console.ui.halting.keyboard import RawKeys
-from uvcc_console.ui.halting.urgent import soon
+from uvcc_console.ui.halting.urgent import call_in_loop
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View, holding
 from uvcc_console.ui.panels.charts import ChartsPanel
@@ -87,7 +87,9 @@ class UvccApp(RunConsole):
     def _notices(self) -> NoticeWay | None:
         """Where notices go beside the screen; settings that cannot be read are told, and leave the console alone."""
         try:
-            return ways(operators_program(), self._to_terminal, lambda text: soon(self.loop, self.say, text, "warning"))
+            return ways(
+                operators_program(), self._to_terminal, lambda text: call_in_loop(self.loop, self.say, text, "warning")
+            )
         except UvccError as e:
             self.call_later(self.say, str(e), "warning")
             return None

@@ -15,8 +15,8 @@ from uvcc_console.ui.app_base import ConsoleApp
 from uvcc_console.ui.feed.kept_layout import ScreenLayout
 from uvcc_console.ui.feed.run_processes import CONDUCTOR, HALTD, Processes, RunProcesses
 from uvcc_console.ui.feed.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
-from uvcc_console.ui.halting.own_halt import Asked
-from uvcc_console.ui.halting.urgent import soon, watched
+from uvcc_console.ui.halting.own_halt import OwnHaltRequest
+from uvcc_console.ui.halting.urgent import call_in_loop, watched
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp, Watchman
 from uvcc_console.ui.judging.view import halting
@@ -47,7 +47,7 @@ class RunConsole(ConsoleApp[int]):
         self.source = source
         self.writer = writer
         self.processes = processes or RunProcesses(run_dir)
-        self.asked = Asked()
+        self.asked = OwnHaltRequest()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.conductor, self.sidecar = Lamp(), Lamp()
         self._watch = {CONDUCTOR: Watchman(), HALTD: Watchman()}
@@ -80,12 +80,12 @@ class RunConsole(ConsoleApp[int]):
             return None
         self.asked.note(event)
         future = self.writer.order(event)
-        soon(self.loop, self.ordered, event, future)
+        call_in_loop(self.loop, self.ordered, event, future)
         return future
 
     def told(self, text: str) -> None:
         """A word of warning, from any thread."""
-        soon(self.loop, self.say, text, "warning")
+        call_in_loop(self.loop, self.say, text, "warning")
 
     def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
         """An order has left: see it through."""

@@ -19,7 +19,7 @@ from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage, to_jso
 from uvcc_engine.contract.agent_protocol.wire import Lacks
 from uvcc_engine.contract.checkpoints import checkpoint as checkpoints
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.contract.parsing.outside import real, said
+from uvcc_engine.contract.parsing.untrusted import real, said
 from uvcc_engine.contract.run_files import files, records
 from uvcc_engine.contract.run_files.control import HOLD, RELEASE, HaltRequest, HaltVerdict
 

@@ -68,7 +68,7 @@ def _attention(device: str, *, full: bool) -> list[dict[str, Any]]:
 def _modules() -> str:
     torch = importlib.import_module("torch")
     if torch_floor.is_old(torch.__version__):
-        raise VerificationError("torch", torch_floor.what_is_old(torch.__version__), torch_floor.cure())
+        raise VerificationError("torch", torch_floor.what_is_old(torch.__version__), torch_floor.install_hint())
     found = [f"python {sys.version.split()[0]}"]
     found += [f"{n} {getattr(importlib.import_module(n), '__version__', '')}".rstrip() for n in MODULES]
     return ", ".join(found)

@@ -1,4 +1,4 @@
-"""A table of text cells from a CSV file, read strictly: every complaint names the row, the column and the cure."""
+"""A table of text cells from a CSV file, read strictly: every complaint names the row, the column and what to do."""
 
 from __future__ import annotations
 

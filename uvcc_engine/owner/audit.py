@@ -102,7 +102,7 @@ class _Notes:
         self._plane.close(graceful=graceful)
 
 
-class Means(Protocol):
+class ReplayKeys(Protocol):
     """What a party draws its masks and blinds its digests with: its seeds of a session."""
 
     @property
@@ -138,15 +138,15 @@ def check_replays(policy: Policy) -> None:
 
 
 def program(
-    policy: Policy, means: Mapping[int, Means], inputs: Mapping[int, PartyInputs]
+    policy: Policy, keys: Mapping[int, ReplayKeys], inputs: Mapping[int, PartyInputs]
 ) -> Iterator[list[list[bytes]]]:
-    """The records that a job's program makes of these inputs with these means, epoch by epoch: see :func:`replay`."""
+    """The records that a job's program makes of these inputs with these keys, epoch by epoch: see :func:`replay`."""
     job = PrivateJob.from_json(policy.job)
     model = fit_model(job)
     local = LocalPlanes()
     local.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
     notes = []
-    for p, s in sorted(means.items()):
+    for p, s in sorted(keys.items()):
         sid = sid_of(policy.sid_job, Coord(0, p, 0, 0))
         notes.append(_Notes(local.planes[p], sid, s.blinds))
         local.runtimes[p] = Runtime(

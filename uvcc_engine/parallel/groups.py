@@ -27,7 +27,7 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import unix_group
 from uvcc_engine.parallel.group import TIMEOUT_S, Communicator, OnEvent, lost
 from uvcc_engine.parallel.place import RankAddress
-from uvcc_engine.parallel.presence import LOOK_S, Presence, leave_word, stay_to_tell, word_of
+from uvcc_engine.parallel.presence import LOOK_S, Presence, post_withdrawal, read_withdrawal, serve_withdrawal
 
 DIMENSIONS: Final = ("dp", "pp", "tp")
 TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
@@ -111,9 +111,9 @@ class PartyGroups:
     def _tell(self, why: str) -> None:
         """Say why this rank gives up; the first one, without whom there is no meeting place, stays until all know."""
         if self._store is not None:
-            leave_word(self._store, self.place.rank, why, lost=self._presence.lost if self._presence else ())
+            post_withdrawal(self._store, self.place.rank, why, lost=self._presence.lost if self._presence else ())
             if self.place.rank == 0:
-                stay_to_tell(self._store, self.place.world)
+                serve_withdrawal(self._store, self.place.world)
 
     def _time_to_look(self) -> bool:
         now, due = time.monotonic(), self._next_look
@@ -125,7 +125,7 @@ class PartyGroups:
             return
         party = self.place.coord.party
         try:
-            word = word_of(self._store, self.place.rank, party)
+            word = read_withdrawal(self._store, self.place.rank, party)
         except RuntimeError as error:
             raise lost(party, f"{self.place.coord} lost the store of its party", error) from error
         if word is not None:
@@ -266,7 +266,7 @@ class PartyGroups:
             if graceful:
                 self._part(store)
             elif why:
-                leave_word(store, self.place.rank, why)
+                post_withdrawal(store, self.place.rank, why)
             if dist.is_initialized():
                 dist.destroy_process_group()
         except RuntimeError as error:

@@ -81,7 +81,7 @@ def lost_before(rank: int, party: int, why: str) -> PeerLostError:
     return PeerLostError(f"rank {rank} of P{party} will not come to the meeting: {why}", "see its log", party=party)
 
 
-def word_of(store: Any, rank: int, party: int) -> PeerLostError | None:
+def read_withdrawal(store: Any, rank: int, party: int) -> PeerLostError | None:
     """What a rank said at the meeting place before it gave up, which ``rank`` has heard now; None if nobody did."""
     if not store.check([GONE]):
         return None
@@ -93,7 +93,7 @@ def word_of(store: Any, rank: int, party: int) -> PeerLostError | None:
     return lost_before(int(who) if who.isascii() and who.isdecimal() and len(who) < 7 else -1, party, why)
 
 
-def leave_word(store: Any, rank: int, why: str, *, lost: Iterable[int] = ()) -> None:
+def post_withdrawal(store: Any, rank: int, why: str, *, lost: Iterable[int] = ()) -> None:
     """Say at the meeting place that this rank gives up. The first word stays; harmless if the place is gone.
 
     Nobody needs to wait for this rank to hear it, nor for those that are ``lost``.
@@ -108,7 +108,7 @@ def leave_word(store: Any, rank: int, why: str, *, lost: Iterable[int] = ()) -> 
         return  # the place is gone, which the others notice by themselves
 
 
-def stay_to_tell(store: Any, world: int, stay_s: float = WORD_S) -> None:
+def serve_withdrawal(store: Any, world: int, stay_s: float = WORD_S) -> None:
     """Keep the meeting place open until all ranks have heard the word, or for ``stay_s``.
 
     For the first rank: whoever comes later than it leaves would look for the place in vain.
@@ -121,7 +121,7 @@ def stay_to_tell(store: Any, world: int, stay_s: float = WORD_S) -> None:
         return  # the place is gone
 
 
-def not_coming(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> None:
+def withdraw(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> None:
     """Tell the sister ranks of a rank that failed before it met them. Does nothing where there are none.
 
     ``env``: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The first rank, who would have been the meeting place, is one
@@ -136,14 +136,14 @@ def not_coming(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> N
     try:
         if rank == "0":
             store = TCPStore(address, port, None, True, timedelta(seconds=stay_s), False)
-            leave_word(store, 0, why)
-            stay_to_tell(store, int(world), stay_s)
+            post_withdrawal(store, 0, why)
+            serve_withdrawal(store, int(world), stay_s)
             return
         while not _reachable(address, port):
             if time.monotonic() > end:
                 return
             pause(0.1)
-        leave_word(TCPStore(address, port, None, False, timedelta(seconds=_ANSWER_S), False), int(rank), why)
+        post_withdrawal(TCPStore(address, port, None, False, timedelta(seconds=_ANSWER_S), False), int(rank), why)
     except (RuntimeError, OSError):
         return  # nobody can be told
 

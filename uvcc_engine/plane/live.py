@@ -19,9 +19,9 @@ from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer, Recorder, Tag, Wakeable
 from uvcc_engine.plane.endpoint import Endpoint
+from uvcc_engine.plane.event_limiter import EventLimiter, OnEvent
 from uvcc_engine.plane.links.faults import FaultyLink
 from uvcc_engine.plane.links.link import Link
-from uvcc_engine.plane.quiet import OnEvent, Quiet
 from uvcc_engine.transcript.formats import kinds
 
 _LONGEST_WAIT: Final = 1.0
@@ -71,7 +71,7 @@ class LivePlane:
             for peer, endpoint in endpoints.items():
                 endpoint.inbox.on_message = partial(recorder.hash_ahead, peer)
         self._on_event = on_event
-        self._quiet = Quiet(on_event)
+        self._quiet = EventLimiter(on_event)
         self._waits = waits
         self._clock = clock
         self._lock = threading.Lock()

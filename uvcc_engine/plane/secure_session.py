@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
-from uvcc_engine.plane.quiet import Bucket
+from uvcc_engine.plane.event_limiter import TokenBucket
 from uvcc_engine.transcript.signing.identity import PublicIdentity, verify_signature
 
 NAMESPACE: Final = "uvcc-plane"
@@ -198,7 +198,7 @@ class Handshake:
         self._mac_key = b""
         self._answered: dict[bytes, None] = {}
         self._retired: dict[bytes, None] = {}  # processes of the peer that another one has followed
-        self._agreements = Bucket(*_AGREEMENTS)
+        self._agreements = TokenBucket(*_AGREEMENTS)
         self._pending: _Pending | None = None
         self._done: tuple[bytes, list[bytes]] = (b"", [])  # HELLO that led to the running session, our last frames
         self.established: SecureSession | None = None

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from uvcc_engine.contract.run_files.records import Malformed
-from uvcc_engine.relay import asked, binary
+from uvcc_engine.relay import binary, json_requests
 from uvcc_engine.relay.config import Credential, RelayConfig, token_key
 from uvcc_engine.relay.gate import Gate, Visitor
 from uvcc_engine.relay.hub import Hub
@@ -29,7 +29,7 @@ from uvcc_engine.relay.relay_records import Records
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-R = TypeVar("R", bound=asked.JsonRequest)
+R = TypeVar("R", bound=json_requests.JsonRequest)
 AsgiSend = Callable[[dict[str, Any]], Awaitable[None]]
 _MAX_TAKE: Final = 16 << 20  # bytes of one answer, if they are of more than one message
 _BEARER: Final = b"Bearer "
@@ -101,7 +101,7 @@ class RelayFront:
         loop = asyncio.get_running_loop()
         poll = _LongPoll(loop.create_future())
         hub.await_mail(who, box, poll)
-        timer = loop.call_later(min(seconds, asked.MAX_WAIT_S), poll.wake)
+        timer = loop.call_later(min(seconds, json_requests.MAX_WAIT_S), poll.wake)
         try:
             await poll.woken
         finally:
@@ -142,10 +142,10 @@ class RelayApp:
             routes=[
                 Route("/healthz", self._healthz),
                 Route("/metrics", self._metrics_page),
-                Route("/enqueue", self._json(asked.EnqueueRequest, self._enqueue), methods=["POST"]),
-                Route("/poll", self._json(asked.PollRequest, self._poll), methods=["POST"]),
-                Route("/ack", self._json(asked.AckRequest, self._ack), methods=["POST"]),
-                Route("/records", self._json(asked.RecordsRequest, self._exchange_records), methods=["POST"]),
+                Route("/enqueue", self._json(json_requests.EnqueueRequest, self._enqueue), methods=["POST"]),
+                Route("/poll", self._json(json_requests.PollRequest, self._poll), methods=["POST"]),
+                Route("/ack", self._json(json_requests.AckRequest, self._ack), methods=["POST"]),
+                Route("/records", self._json(json_requests.RecordsRequest, self._exchange_records), methods=["POST"]),
             ]
         )
 
@@ -212,8 +212,8 @@ class RelayApp:
         async def endpoint(request: HttpRequest) -> Response:
             try:
                 who = self._authorize(request.scope)  # type: ignore[arg-type]
-                body = await self._body(request.scope, request.receive, asked.MAX_BYTES)  # type: ignore[arg-type]
-                found = asked.parse(kind, body)
+                body = await self._body(request.scope, request.receive, json_requests.MAX_BYTES)  # type: ignore[arg-type]
+                found = json_requests.parse(kind, body)
                 if isinstance(found, Malformed):
                     raise Fault(400, f"bad request: {found.why}")
                 if found.group not in (None, who.group):
@@ -229,7 +229,7 @@ class RelayApp:
 
         return endpoint
 
-    async def _enqueue(self, who: Credential, request: asked.EnqueueRequest) -> tuple[int, dict[str, Any]]:
+    async def _enqueue(self, who: Credential, request: json_requests.EnqueueRequest) -> tuple[int, dict[str, Any]]:
         if any(m.sender not in (None, who.party) for m in request.messages):
             raise Fault(403, "this credential is of another party")
         items = [binary.Item(m.receiver, binary.STORE, m.ttl_s, m.msg_id, m.payload) for m in request.messages]
@@ -242,7 +242,7 @@ class RelayApp:
         codes = {binary.QUOTA: 429, binary.COLLISION: 409, binary.FORBIDDEN: 403, binary.FAILED: 507}
         return codes[worst], answer | {"error": binary.FATES[worst]}
 
-    async def _poll(self, who: Credential, request: asked.PollRequest) -> tuple[int, dict[str, Any]]:
+    async def _poll(self, who: Credential, request: json_requests.PollRequest) -> tuple[int, dict[str, Any]]:
         if request.receiver not in (None, who.party):
             raise Fault(403, "this credential is of another party")
         self._front.hub.enter(who, request.box)
@@ -260,12 +260,14 @@ class RelayApp:
             ]
         }
 
-    async def _ack(self, who: Credential, request: asked.AckRequest) -> tuple[int, dict[str, Any]]:
+    async def _ack(self, who: Credential, request: json_requests.AckRequest) -> tuple[int, dict[str, Any]]:
         self._front.hub.enter(who, request.box)
         fates = self._front.hub.acknowledge(who, request.box, request.deliveries)
         return (200 if all(fates) else 409), {"acked": fates}
 
-    async def _exchange_records(self, who: Credential, request: asked.RecordsRequest) -> tuple[int, dict[str, Any]]:
+    async def _exchange_records(
+        self, who: Credential, request: json_requests.RecordsRequest
+    ) -> tuple[int, dict[str, Any]]:
         after = request.after
         if request.put is not None:
             self._records.put(who.group, who.party, *request.put)

@@ -29,15 +29,15 @@ from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
-from uvcc_engine.parallel.presence import not_coming
+from uvcc_engine.parallel.presence import withdraw
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.sealing.seeds import SEEDS, seal_seeds, seeds_name
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.worker.admission import Admission, admit
+from uvcc_engine.worker.compute_setup import device_of, pair_keys
 from uvcc_engine.worker.consensus import StepConsensus
-from uvcc_engine.worker.means import device_of, pair_keys
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
 from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession
@@ -81,7 +81,7 @@ def main(spec: WorkerSpec) -> int:
             outcome = _connected(spec, admitted, writer, terminated)
         except UvccError as error:
             _report(writer, 0, error)
-            not_coming(os.environ, error.what)
+            withdraw(os.environ, error.what)
             return error.exit_code
         if outcome.error is not None:
             _report(writer, outcome.step, outcome.error)

@@ -35,10 +35,10 @@ from uvcc_engine.transcript.signed.statements import Verdict
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
+from uvcc_engine.worker.compute_setup import device_of, pair_keys
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
-from uvcc_engine.worker.means import device_of, pair_keys
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.worker.ranks import Ranks
 

@@ -11,7 +11,7 @@ import pytest
 
 from uvcc_console.cli.follow.jsonview import document
 from uvcc_console.core import events as ev
-from uvcc_console.core import kept, vitals
+from uvcc_console.core import snapshot_cache, vitals
 from uvcc_console.core.alerts import detect
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.core.state import fold
@@ -50,7 +50,7 @@ def test_a_change_of_the_pod_keeps_its_curves_and_a_summary_does_not() -> None:
     s = pod_with(CARD, looks=2)
     lost = ev.PodChanged(ts=2000, pod="p0r0", party=0, replica=0, provider="local", state="lost")
     assert fold([lost], s).pods["p0r0"].gpu == s.pods["p0r0"].gpu
-    assert not kept.summary(s).pods["p0r0"].gpus
+    assert not snapshot_cache.summary(s).pods["p0r0"].gpus
 
 
 @pytest.mark.parametrize(

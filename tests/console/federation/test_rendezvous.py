@@ -204,7 +204,7 @@ def test_a_relay_that_withholds_one_text_is_found_out_by_what_was_kept(people: P
     people.be("p0")
     rendezvous.keep(Standing(first))
     with pytest.raises(ProtocolError, match="signed two texts as one proposal"):
-        rendezvous.told_one_tale(second, [])
+        rendezvous.check_no_equivocation(second, [])
 
 
 def test_what_nobody_signed_is_not_there(people: People) -> None:

@@ -22,7 +22,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.halt.published_roots import Published
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_engine.contract.agent_protocol.agent_messages import parse
@@ -213,7 +213,7 @@ def test_arbitrary_json_in_every_place(op: str, src: str, record: Any, listed: l
 @settings(max_examples=max(100, INPUTS // 20), deadline=None)
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda t: t.encode(errors="surrogatepass")))
 def test_arbitrary_bytes_on_the_wire(data: bytes) -> None:
-    lines = hearing.LineReader(longest=50)
+    lines = agent_lines.LineReader(longest=50)
     for found in (*lines.feed(data), *lines.feed(b"\n")):
         parse(found)
 

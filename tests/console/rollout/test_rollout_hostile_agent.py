@@ -12,7 +12,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
@@ -158,7 +158,7 @@ def test_a_message_that_is_none_never_leaves_the_channel() -> None:
 
 
 def test_a_line_without_end_costs_no_more_memory_than_one_may() -> None:
-    reader = hearing.LineReader(longest=100)
+    reader = agent_lines.LineReader(longest=100)
     assert reader.feed(b"a" * 90) == []
     assert reader.feed(b"b" * 20) == []
     assert reader.feed(b"c" * 1000) == []
@@ -308,18 +308,18 @@ async def test_a_listener_that_fails_stops_neither_the_journal_nor_the_others(
 )
 def test_acknowledgements_are_read_or_refused_by_name(ack: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="p1r0"):
-        hearing.workers(ack, POD)
+        agent_lines.workers(ack, POD)
 
 
 def test_a_pod_may_not_speak_of_others_workers_nor_of_other_places() -> None:
-    assert hearing.own([COORD], [COORD].__contains__, POD) == [COORD]
+    assert agent_lines.own([COORD], [COORD].__contains__, POD) == [COORD]
     for named in (["../../.bashrc"], ["p0r0s0t0"], [7], [[COORD]]):
         with pytest.raises(ProtocolError, match="p1r0"):
-            hearing.own(named, [COORD].__contains__, POD)
-    assert hearing.listening_at({"url": "http://127.0.0.1:8080"}, POD) == ("http", 8080)
+            agent_lines.own(named, [COORD].__contains__, POD)
+    assert agent_lines.listening_at({"url": "http://127.0.0.1:8080"}, POD) == ("http", 8080)
     for url in (None, 7, "file:///etc/passwd", "http://h:99999999", "http://h:0", "http://h/\x1b[2J:1"):
         with pytest.raises(ProtocolError, match="p1r0"):
-            hearing.listening_at({"url": url}, POD)
+            agent_lines.listening_at({"url": url}, POD)
 
 
 PROBE: dict[str, Any] = {
@@ -332,7 +332,7 @@ PROBE: dict[str, Any] = {
 
 
 def test_a_probe_is_of_its_types_or_refused_by_name() -> None:
-    found = hearing.probed(PROBE, POD)
+    found = agent_lines.probed(PROBE, POD)
     assert found["versions"] == {"python": "3.11"}
     assert found["gpus"][0]["name"] == "H100"
     for name, value in [
@@ -348,4 +348,4 @@ def test_a_probe_is_of_its_types_or_refused_by_name() -> None:
         ("versions", ["3.11"]),
     ]:
         with pytest.raises(ProtocolError, match=name):
-            hearing.probed(PROBE | {name: value}, POD)
+            agent_lines.probed(PROBE | {name: value}, POD)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ui_desk import Desk, desk, typed
+from ui_desk import OrderingApp, desk, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
@@ -75,7 +75,7 @@ class Poisoned(Story):
         return folder
 
 
-def clean_screen(d: Desk) -> str:
+def clean_screen(d: OrderingApp) -> str:
     shown = d.text
     assert [hex(ord(m.group())) for m in BAD.finditer(shown)] == []
     svg = d.app.export_screenshot()

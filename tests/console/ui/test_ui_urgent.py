@@ -24,8 +24,8 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.ui.halting.keyboard import RawKeys
-from uvcc_console.ui.halting.own_halt import Asked
-from uvcc_console.ui.halting.urgent import Urgent
+from uvcc_console.ui.halting.own_halt import OwnHaltRequest
+from uvcc_console.ui.halting.urgent import UrgentKeys
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ class Order:
 
     def __init__(self, snap: Snapshot, now: float) -> None:
         self.at, self.base, self.clock = now, snap, now
-        self.asked = Asked(lambda: self.clock)
+        self.asked = OwnHaltRequest(lambda: self.clock)
         self.orders: list[ev.HaltRequested] = []
         self.words: list[str] = []
         self.done = True
@@ -68,10 +68,10 @@ class Order:
         return [o.mode for o in self.orders]
 
 
-def made() -> tuple[Order, Urgent]:
+def made() -> tuple[Order, UrgentKeys]:
     story = Story().full(5)
     app = Order(fold(story.events), story.now)
-    urgent = Urgent(app, lambda: "ada@ops tui")
+    urgent = UrgentKeys(app, lambda: "ada@ops tui")
     urgent.repeat_wait = 0.0
     return app, urgent
 
@@ -149,7 +149,7 @@ def test_esc_without_a_hold_belongs_to_whatever_has_the_keyboard() -> None:
 # ---- among the bytes
 
 
-def raw(urgent: Urgent) -> RawKeys:
+def raw(urgent: UrgentKeys) -> RawKeys:
     return RawKeys(urgent.noted, lambda at: urgent.f9(at, always), urgent.escape)
 
 
@@ -203,7 +203,7 @@ def test_every_other_byte_reaches_the_parser_however_it_is_cut() -> None:
 def test_a_fresh_hold_never_shows_the_proof_of_an_earlier_halt() -> None:
     story = Story().full(30).halt("release", nonce="aa00", step=30)
     old = fold(story.events)
-    asked = Asked(lambda: 7.0)
+    asked = OwnHaltRequest(lambda: 7.0)
     asked.note(ev.HaltRequested(nonce="bb11", mode="hold", by="me"))
     s = asked.over(old, story.now)
     assert (s.halt.nonce, s.halt.done, dict(s.halt.acks)) == ("bb11", False, {})

@@ -48,7 +48,7 @@ class FakeProcesses:
         self.living.add(name)
 
 
-class Desk:
+class OrderingApp:
     """An app over a made-up run, its pilot, and the journal to look into."""
 
     def __init__(self, app: UvccApp, pilot: Pilot[int], keys: Keyboard, folder: Path) -> None:
@@ -85,7 +85,7 @@ class Desk:
 @asynccontextmanager
 async def desk(
     story: Story, folder: Path, size: tuple[int, int] = (160, 50), after: float = 1.0, **options: Any
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[OrderingApp]:
     story.write(folder)
     keys = Keyboard()
     options = {"processes": FakeProcesses(), "key_time": keys, "utc": True, "tick_s": 3600, "budget_s": 60} | options
@@ -93,13 +93,13 @@ async def desk(
     app.commands.urgent.repeat_wait = app.commands.paste_wait = 0.0
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
-        yield Desk(app, pilot, keys, folder)
+        yield OrderingApp(app, pilot, keys, folder)
     app.source.close()
     if app.writer:
         app.writer.close()
 
 
-def modes(d: Desk) -> list[tuple[str, str]]:
+def modes(d: OrderingApp) -> list[tuple[str, str]]:
     return [(e.mode, e.nonce) for e in d.asked(ev.HaltRequested) if not e.drill]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uvcc_engine.contract.errors import UvccError, VerificationError
-from uvcc_engine.contract.parsing import outside
+from uvcc_engine.contract.parsing import untrusted
 from uvcc_engine.contract.text import clean, clean_block
 
 ANY = st.recursive(
@@ -78,31 +78,31 @@ def test_errors_say_nothing_that_a_terminal_obeys() -> None:
 
 @given(ANY)
 def test_no_value_makes_a_reader_raise(value: object) -> None:
-    n, x = outside.whole(value), outside.real(value)
-    assert n is None or (type(n) is int and 0 <= n <= outside.WIDE)
+    n, x = untrusted.whole(value), untrusted.real(value)
+    assert n is None or (type(n) is int and 0 <= n <= untrusted.WIDE)
     assert x is None or (type(x) is float and math.isfinite(x))
-    assert outside.word(value, 5) is None or len(outside.word(value, 5) or "") <= 5
-    assert isinstance(outside.said(value), str)
-    kept = outside.tidy({"k": value}, nodes=20, depth=3)
+    assert untrusted.word(value, 5) is None or len(untrusted.word(value, 5) or "") <= 5
+    assert isinstance(untrusted.said(value), str)
+    kept = untrusted.tidy({"k": value}, nodes=20, depth=3)
     assert len(json.dumps(kept)) < 200_000
-    json.dumps(outside.without_nan(value), allow_nan=False)
+    json.dumps(untrusted.without_nan(value), allow_nan=False)
 
 
 @pytest.mark.parametrize("value", [True, "3", None, [3], {"a": 3}, math.nan, math.inf, 1.5, -1, 1 << 70, 1e300])
 def test_what_is_no_whole_number(value: object) -> None:
-    assert outside.whole(value) is None
+    assert untrusted.whole(value) is None
 
 
 @pytest.mark.parametrize("value", [False, "1.0", None, [], math.nan, -math.inf, 10**400])
 def test_what_is_no_number(value: object) -> None:
-    assert outside.real(value) is None
+    assert untrusted.real(value) is None
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "9" * 5000, "{", "", '"\\', b"\xff\xfe\x00", "{" * 1_100_000])
 def test_texts_that_are_no_json(text: str | bytes) -> None:
-    assert outside.record(text) is None
+    assert untrusted.record(text) is None
     with pytest.raises(ValueError):
-        outside.parsed(text)
+        untrusted.parsed(text)
 
 
 def test_a_copy_is_bounded_in_depth_width_and_text() -> None:
@@ -111,6 +111,6 @@ def test_a_copy_is_bounded_in_depth_width_and_text() -> None:
     for _ in range(500):
         inner["in"] = inner = {}
     wide = {f"k{i}": ["x" * 1000] * 1000 for i in range(1000)}
-    assert len(json.dumps(outside.tidy(deep))) < 100
-    assert len(json.dumps(outside.tidy(wide))) < 40_000
-    assert outside.tidy({"a\x1b[1m": "b\n", "n": 10**30, "f": math.inf}) == {"a": "b ", "n": None, "f": math.inf}
+    assert len(json.dumps(untrusted.tidy(deep))) < 100
+    assert len(json.dumps(untrusted.tidy(wide))) < 40_000
+    assert untrusted.tidy({"a\x1b[1m": "b\n", "n": 10**30, "f": math.inf}) == {"a": "b ", "n": None, "f": math.inf}

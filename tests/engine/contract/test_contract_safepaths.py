@@ -19,7 +19,7 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing import safepaths
 from uvcc_engine.contract.parsing.canonical import sorted_json
-from uvcc_engine.contract.parsing.safepaths import Refused, matches, safe_name, safe_relative, shown, sift
+from uvcc_engine.contract.parsing.safepaths import Refused, check_paths, matches, safe_name, safe_relative, shown
 
 PIECES = st.sampled_from(
     ["..", ".", "", "a", "A", "transcript_p0r0s0t0", "leaves.bin", "~", "\0", "\\", "é", "e\u0301"]
@@ -49,8 +49,8 @@ def test_whatever_is_given_is_judged_and_what_passes_stays_below(name: object) -
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(NAMES))
-def test_sifted_names_are_different_files_on_every_disk(names: list[str]) -> None:
-    found = sift(names)
+def test_checked_names_are_different_files_on_every_disk(names: list[str]) -> None:
+    found = check_paths(names)
     assert len(found.kept) + len(found.refused) == len(names)
     folded = [n.casefold() for n in found.kept]
     assert len(set(folded)) == len(folded)
@@ -103,7 +103,7 @@ def test_a_star_never_crosses_a_folder() -> None:
 
 
 def test_duplicates_also_where_case_does_not_count_and_files_that_are_folders() -> None:
-    found = sift(["a/b", "A/B", "a/b", "a", "c", "c/d"])
+    found = check_paths(["a/b", "A/B", "a/b", "a", "c", "c/d"])
     assert list(found.kept) == ["a/b", "c"]
     assert [r.reason for r in found.refused] == ["given twice"] * 2 + ["both a file and a folder"] * 2
 

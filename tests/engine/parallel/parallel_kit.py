@@ -21,7 +21,7 @@ from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
-from uvcc_engine.parallel.presence import HEARD, Presence, not_coming
+from uvcc_engine.parallel.presence import HEARD, Presence, withdraw
 from uvcc_engine.plane.api import Tag
 
 Body = Callable[[PartyGroups, list[tuple[str, dict[str, Any]]]], Any]
@@ -69,7 +69,7 @@ def run_ranks(
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                 }
-                not_coming(env, gives_up[rank])
+                withdraw(env, gives_up[rank])
                 os._exit(0)
             _rank(coord, topology, port, body, writer, timeout_s, end_gracefully)
         os.close(writer)

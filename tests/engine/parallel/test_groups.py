@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress, device_slot
-from uvcc_engine.parallel.presence import not_coming, word_of
+from uvcc_engine.parallel.presence import read_withdrawal, withdraw
 
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -123,9 +123,9 @@ def test_a_rank_that_gives_up_before_the_meeting_tells_the_others_why(rank: int,
 
 
 def test_nobody_is_told_where_there_is_nobody() -> None:
-    not_coming({}, "why")
-    not_coming({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}, "why")
-    not_coming({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "what"}, "why")
+    withdraw({}, "why")
+    withdraw({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}, "why")
+    withdraw({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "what"}, "why")
 
 
 def test_the_place_must_fit_the_topology() -> None:
@@ -168,7 +168,7 @@ def test_a_word_is_read_before_its_place_may_close() -> None:
             self.heard = True
             raise RuntimeError("Broken pipe")
 
-    told = word_of(ClosesOnceHeard(), 2, 0)
+    told = read_withdrawal(ClosesOnceHeard(), 2, 0)
     assert told is not None
     assert "rank 0 of P0" in told.what
     assert "its input is damaged" in told.what

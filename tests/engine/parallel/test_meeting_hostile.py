@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from uvcc_engine.parallel import unix_group
-from uvcc_engine.parallel.presence import GONE, word_of
+from uvcc_engine.parallel.presence import GONE, read_withdrawal
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from uvcc_engine.parallel.presence import GONE, word_of
 def test_a_word_of_a_stranger_is_short_and_clean(word: bytes) -> None:
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), False)
     store.set(GONE, word)
-    error = word_of(store, 0, 1)
+    error = read_withdrawal(store, 0, 1)
     assert error is not None
     assert error.party == 1
     assert str(error).isprintable()

@@ -35,7 +35,7 @@ from uvcc_engine.plane.links import nats_link
 from uvcc_engine.plane.links.knocking import KnockAuthenticator
 from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase
 from uvcc_engine.plane.links.stream_link import RelayReplies
-from uvcc_engine.relay import asked, binary, stream
+from uvcc_engine.relay import binary, json_requests, stream
 from uvcc_engine.relay.app import RelayApp, RelayFront
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.gate import Gate
@@ -492,13 +492,13 @@ def test_documents_of_requests_raise_value_errors_only() -> None:
     documents: list[Any] = [{"a": [1, {"b": None}], "wait_s": 1}, {"deliveries": [1]}]
 
     def read(data: bytes) -> None:
-        found = asked.document(data)
+        found = json_requests.document(data)
         for reading in (
-            lambda: asked.whole(found, "a", 0),
-            lambda: asked.seconds(found, "wait_s", 0.0, 9.0),
-            lambda: asked.text(found, "a", "", 9),
-            lambda: asked.entries(found.get("a"), "a"),
-            lambda: asked.numbers(found.get("deliveries"), "deliveries"),
+            lambda: json_requests.whole(found, "a", 0),
+            lambda: json_requests.seconds(found, "wait_s", 0.0, 9.0),
+            lambda: json_requests.text(found, "a", "", 9),
+            lambda: json_requests.entries(found.get("a"), "a"),
+            lambda: json_requests.numbers(found.get("deliveries"), "deliveries"),
         ):
             try:
                 reading()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.model.learning.answer_metrics import clear_metrics, evaluate_protocol
-from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT, clear_loss
+from uvcc_engine.model.learning.answer_metrics import evaluate_protocol, plaintext_metrics
+from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT, plaintext_loss
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -37,7 +37,7 @@ def test_gradient_and_loss_are_torchs(name: str, f: int, seed: int) -> None:
     z = torch.from_numpy(rng.uniform(-6, 3.9, (9, 1)))
     y = torch.from_numpy(rng.integers(0, 2, (9, 1)) * 1.0 if name == "binary" else rng.integers(0, 5, (9, 1)) * 1.0)
     wanted = z.clone().requires_grad_()
-    loss = clear_loss(name, wanted, y)
+    loss = plaintext_loss(name, wanted, y)
     (exact,) = torch.autograd.grad(loss, wanted)
 
     def body(rt: Runtime) -> tuple[Share, Share, Share]:
@@ -64,11 +64,11 @@ def test_two_class_metrics_are_those_in_clear(seed: int, rows: int) -> None:
     y = torch.from_numpy(rng.integers(0, 2, (rows, 1)) * 1.0)
     job = PrivateJob(model="mlp-digits", objective="binary", reveal=("accuracy", "confusion", "auc"))
     single = revealed(job, 1, z, y)
-    check(single, clear_metrics(job, z, y))
+    check(single, plaintext_metrics(job, z, y))
     both = PrivateJob(model="mlp-digits", reveal=("accuracy", "confusion", "auc"))
     wide, hot = torch.cat([0 * z, z], 1), torch.cat([1 - y, y], 1)
     found = revealed(both, 2, wide, hot)
-    check(found, clear_metrics(both, wide, y))
+    check(found, plaintext_metrics(both, wide, y))
     counts = [[found[f"confusion.{i}.{j}"] for j in range(2)] for i in range(2)]
     assert np.sum(counts) == rows
     metrics = pytest.importorskip("sklearn.metrics")
@@ -81,7 +81,7 @@ def test_two_class_metrics_are_those_in_clear(seed: int, rows: int) -> None:
 def test_errors_of_numbers_are_those_in_clear(objective: str) -> None:
     z, y = torch.from_numpy(RNG.uniform(-2, 2, (60, 1))), torch.from_numpy(RNG.uniform(0, 3, (60, 1)))
     job = PrivateJob(model="mlp-digits", objective=objective, reveal=("rmse", "r2"))
-    check(revealed(job, 1, z, y), clear_metrics(job, z, y), 2e-3)
+    check(revealed(job, 1, z, y), plaintext_metrics(job, z, y), 2e-3)
 
 
 def revealed(job: PrivateJob, classes: int, z: torch.Tensor, y: torch.Tensor) -> dict[str, float]:

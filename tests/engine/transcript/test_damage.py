@@ -197,7 +197,7 @@ def test_pages_that_a_power_cut_lost_are_no_damage(killed: Killed) -> None:
     killed.restore()
     path = killed.file(leaf_file.OPEN_EPOCH)
     data = bytearray(killed.before(leaf_file.OPEN_EPOCH).read_bytes())
-    other = write_ahead_log.OpenLog(killed.world.folder, killed.world.workers[0].recorder._sid, OPEN - 1)
+    other = write_ahead_log.WriteAheadLog(killed.world.folder, killed.world.workers[0].recorder._sid, OPEN - 1)
     other.begin(OPEN - 1)
     other.add(bytes(60))
     other.close()

@@ -13,7 +13,7 @@ import pytest
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.transcript.leaves import write_ahead_log
 from uvcc_engine.transcript.leaves.leaf import RECORD
-from uvcc_engine.transcript.leaves.write_ahead_log import OpenLog, open_records
+from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog, open_records
 
 SID = bytes(range(32))
 
@@ -27,8 +27,8 @@ def test_a_process_that_is_killed_leaves_every_record(tmp_path: Path) -> None:
     body = f"""
 import os, signal, pathlib
 from tests_openlog import SID, record
-from uvcc_engine.transcript.leaves.write_ahead_log import OpenLog
-log = OpenLog(pathlib.Path({str(tmp_path)!r}), SID, 3)
+from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog
+log = WriteAheadLog(pathlib.Path({str(tmp_path)!r}), SID, 3)
 log.begin(3)
 for n in range({count}):
     log.add(record(n))
@@ -39,7 +39,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert died.returncode == -9
     assert list(open_records(tmp_path, 3)) == [record(n) for n in range(count)]
     assert list(open_records(tmp_path, 2)) == []
-    again = OpenLog(tmp_path, SID, 3)
+    again = WriteAheadLog(tmp_path, SID, 3)
     left = again.begin(3)
     assert list(left) == [record(n) for n in range(count)]
     again.add(record(count))
@@ -53,12 +53,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_records_of_another_session_or_epoch_do_not_count(tmp_path: Path) -> None:
-    log = OpenLog(tmp_path, SID, 0)
+    log = WriteAheadLog(tmp_path, SID, 0)
     log.begin(0)
     log.add(record(1))
     log.close()
     for sid, epoch in ((bytes(32), 0), (SID, 1)):
-        other = OpenLog(tmp_path, sid, epoch)
+        other = WriteAheadLog(tmp_path, sid, epoch)
         assert list(other.begin(epoch)) == []
         other.close()
 
@@ -67,7 +67,7 @@ def test_records_of_another_session_or_epoch_do_not_count(tmp_path: Path) -> Non
 def test_an_empty_file_is_begun_anew(tmp_path: Path, size: int) -> None:
     (tmp_path / "open.bin").write_bytes(bytes(size))
     assert list(open_records(tmp_path, 0)) == []
-    log = OpenLog(tmp_path, SID, 0)
+    log = WriteAheadLog(tmp_path, SID, 0)
     assert list(log.begin(0)) == []
     log.add(record(0))
     assert list(open_records(tmp_path, 0)) == [record(0)]
@@ -78,7 +78,7 @@ def test_no_file_is_no_records(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = OpenLog(tmp_path, SID, 0)
+    log = WriteAheadLog(tmp_path, SID, 0)
     log.begin(0)
 
     def full(fd: int, offset: int, size: int) -> None:

@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     standing = rendezvous.chosen(found, args.proposal)
     p = standing.signed.proposal
     party = p.party_of(ours.public)
-    rendezvous.told_one_tale(standing.signed, twice)
+    rendezvous.check_no_equivocation(standing.signed, twice)
     judged = site_policy.evaluate(p, site_policy.load(ours.folder / site_policy.FILE), ours.public, time.time())
     common.show("\n".join(proposing.screen(standing, judged)))
     reason = args.refuse or "; ".join(f"{rule}: {why}" for rule, why in judged.refused)

@@ -45,7 +45,7 @@ def fetch(proposal_id: str, there: Rendezvous) -> None:
 
     found, twice = there.look()
     standing = rendezvous.chosen(found, proposal_id)
-    rendezvous.told_one_tale(standing.signed, twice)
+    rendezvous.check_no_equivocation(standing.signed, twice)
     rendezvous.keep(standing)
 
 

@@ -19,7 +19,7 @@ from uvcc_console.cli.main import FAILED, OK, USAGE
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.haltd import order_socket
-from uvcc_console.haltd.glance import glance
+from uvcc_console.haltd.halt_snapshot import halt_snapshot
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
     parser.add_json()
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
-    s = glance(run_dir)
+    s = halt_snapshot(run_dir)
     if s.ended or not s.pods:
         what = f"has ended ({s.status})" if s.ended else "has no pods yet"
         common.say(f"uvcc: {run_dir.name} {what}; there is nothing to halt")
@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
     mode = "release" if args.release else "halt" if args.now else "hold"
     nonce = s.halt.nonce if args.release else secrets.token_hex(8)
     asked = ev.HaltRequested(nonce=nonce, mode=mode, by="cli", drill=args.drill, reason=args.reason)
-    way = open_way(run_dir)
+    way = open_route(run_dir)
     try:
         waiting = _Waiting(way, asked, frozenset(s.pods))
         done = waiting.run(args.timeout)
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     return _report(done, waiting.mode, asked, args.json)
 
 
-class Way(Protocol):
+class HaltRoute(Protocol):
     """How a request reaches whoever halts, and how its evidence comes back."""
 
     def ask(self, request: ev.HaltRequested) -> None:
@@ -71,7 +71,7 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-def open_way(run_dir: Path) -> Way:
+def open_route(run_dir: Path) -> HaltRoute:
     """The sidecar's door; a sidecar is started if none lives, and where that fails this process halts by itself."""
     try:
         found = processes.vital(run_dir, processes.HALTD)
@@ -179,7 +179,7 @@ class _Alone:
 class _Waiting:
     """From the request to its HaltDone; commits a hold as soon as every pod holds."""
 
-    def __init__(self, way: Way, asked: ev.HaltRequested, pods: frozenset[str]) -> None:
+    def __init__(self, way: HaltRoute, asked: ev.HaltRequested, pods: frozenset[str]) -> None:
         self._way = way
         self._asked = asked
         self._held: set[str] = set()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uvcc_console.core import bad_records
 from uvcc_console.core import events as ev
-from uvcc_console.core import odd
 from uvcc_console.core.alerts import cards, fleet, progress, quality
 from uvcc_console.core.alerts.finding import Detector, Finding
 from uvcc_console.core.snapshot import Snapshot
@@ -28,8 +28,8 @@ def _asked(detector: Detector, s: Snapshot, now: float) -> list[Finding]:
     """What one detector says. Data that it cannot judge keeps no other from judging; that it could not is a finding."""
     try:
         return list(detector(s, now))
-    except odd.ERRORS as e:
-        if odd.strict():
+    except bad_records.ERRORS as e:
+        if bad_records.strict():
             raise
         name = getattr(detector, "__name__", "a detector")
         text = f"{name} cannot judge what the pods report: {type(e).__name__}"

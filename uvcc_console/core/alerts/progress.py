@@ -8,7 +8,7 @@ from typing import Any
 
 from uvcc_console.core.alerts.finding import Finding, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot, WorkerView
-from uvcc_engine.contract.parsing.outside import said, whole
+from uvcc_engine.contract.parsing.untrusted import said, whole
 from uvcc_engine.contract.run_files.waiting import Waiting
 
 SILENT_S = 15.0  # a heartbeat is due every 5 s

@@ -8,7 +8,7 @@ from typing import Any
 
 from uvcc_console.core.alerts.finding import Finding, line, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract.parsing.outside import real
+from uvcc_engine.contract.parsing.untrusted import real
 
 WINDOW = 50
 FLAT = 1e-4

@@ -55,7 +55,7 @@ class OfferFilter:
         )
 
 
-def sift(
+def apply_filters(
     offers: Iterable[OfferedRow], tests: Iterable[tuple[str, Callable[[OfferedRow], bool]]]
 ) -> tuple[list[OfferedRow], list[FunnelStep]]:
     """Offers that pass every test, and what each of these removed."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from uvcc_console.fleet.cloud import api_keys, hosts
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, sift, why_none
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, apply_filters, why_none
 from uvcc_console.fleet.provider import NoOffer
 from uvcc_console.fleet.provider_kinds import FleetSettings
 from uvcc_console.fleet.runclock import FILE as CLOCK
@@ -102,9 +102,9 @@ def choose(
         (f"at most {most or 0:.2f} $/h", lambda o: o.price(w.disk) <= (most or 0), most is not None),
     ]
     rows = list(offers)
-    left, funnel = sift(rows, [(name, test) for name, test, applies in tests if applies])
+    left, funnel = apply_filters(rows, [(name, test) for name, test, applies in tests if applies])
     if not left:
-        kind, _ = sift(rows, [(name, test) for name, test, applies in tests[:KIND_TESTS] if applies])
+        kind, _ = apply_filters(rows, [(name, test) for name, test, applies in tests[:KIND_TESTS] if applies])
         what = f"no offer of {vendor} fits: {why_none(funnel)}"
         raise NoOffer(what, "loosen that constraint", passing=bool(kind) or fleeting or not rows)
     found = sorted(left, key=lambda o: (o.price(w.disk), o.key))

@@ -123,7 +123,7 @@ class Cloud(Protocol):
         ...
 
     async def offers_for(self, wanted: OfferFilter) -> Sequence[Any]:
-        """What there is to rent, before it is sifted."""
+        """What there is to rent, before it is filtered."""
         ...
 
     def choose(

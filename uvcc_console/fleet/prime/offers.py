@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, sift, why_none
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, apply_filters, why_none
 from uvcc_console.fleet.prime.models import MarketOffer
 from uvcc_console.fleet.provider import FunnelStep, NoOffer
 from uvcc_engine.contract.errors import ConfigError
@@ -62,7 +62,7 @@ def _tests(w: OfferFilter) -> list[tuple[str, Callable[[MarketOffer], bool]]]:
 
 def filter_offers(offers: Iterable[MarketOffer], wanted: OfferFilter) -> tuple[list[MarketOffer], list[FunnelStep]]:
     """Offers that fit, cheapest first, and what each constraint removed."""
-    left, funnel = sift(offers, _tests(wanted))
+    left, funnel = apply_filters(offers, _tests(wanted))
     return sorted(left, key=lambda o: (o.price(wanted.disk) or 0.0, o.key)), funnel
 
 

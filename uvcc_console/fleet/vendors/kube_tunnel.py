@@ -88,9 +88,9 @@ async def _open(where: str, host: str, port: int) -> ClientConnection:
     except InvalidStatus as e:
         status = e.response.status_code
         body = clean((e.response.body or b"").decode(errors="replace"))[:200]
-        cure = {401: "log in to the cluster anew", 403: "pods/portforward has to be allowed", 404: "the pod is gone"}
+        hints = {401: "log in to the cluster anew", 403: "pods/portforward has to be allowed", 404: "the pod is gone"}
         what = f"the cluster does not lead to {found[1]}: {status} {body}".rstrip()
-        raise UnreachableError(what, cure.get(status, "is the pod running?")) from e
+        raise UnreachableError(what, hints.get(status, "is the pod running?")) from e
     except (WebSocketException, TimeoutError) as e:
         raise ConnectionError(f"the cluster's API server at {cluster.server}: {type(e).__name__} {e}") from e
 

@@ -19,7 +19,7 @@ from uvcc_console.ui.actions.view_actions import ViewActions
 from uvcc_console.ui.feed.run_processes import see_to
 from uvcc_console.ui.feed.source import ReplaySource
 from uvcc_console.ui.halting.uncover import Uncover, make_room
-from uvcc_console.ui.halting.urgent import Urgent
+from uvcc_console.ui.halting.urgent import UrgentKeys
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.view import halting
 from uvcc_console.ui.panels.log_view import LogView
@@ -56,7 +56,7 @@ class Commands(ViewActions, LogActions):
 
     def __init__(self, app: RunConsole) -> None:
         self.app = app
-        self.urgent = Urgent(app, who)
+        self.urgent = UrgentKeys(app, who)
         self.uncover = Uncover()
         self.paste_wait = PASTE_WAIT_S
         self.left = False

@@ -7,7 +7,7 @@ import contextlib
 import sys
 
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_engine.contract.parsing.outside import record, said
+from uvcc_engine.contract.parsing.untrusted import record, said
 
 CODE = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
 LAST = 300

@@ -18,7 +18,7 @@ from typing import Any
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_engine.contract.parsing.outside import without_nan
+from uvcc_engine.contract.parsing.untrusted import without_nan
 
 
 @dataclass(frozen=True, slots=True)

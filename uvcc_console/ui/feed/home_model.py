@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uvcc_console.core import bad_records, paths
 from uvcc_console.core import events as ev
-from uvcc_console.core import odd, paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
@@ -55,7 +55,7 @@ def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | No
     """
     try:
         return _summarise(run_dir, known) if (run_dir / JOURNAL).exists() else None
-    except (UvccError, OSError, *odd.ERRORS) as e:
+    except (UvccError, OSError, *bad_records.ERRORS) as e:
         why = clean(e.what if isinstance(e, UvccError) else f"{type(e).__name__}: {e}")
         return RunSummary(
             run_dir, Snapshot(run=run_dir.name, status="unreadable", detail=why), False, -1, Rechecks(run_dir)

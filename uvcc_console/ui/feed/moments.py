@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from uvcc_console.core import events as ev
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.parsing.outside import whole
+from uvcc_engine.contract.parsing.untrusted import whole
 
 Recorded = Sequence[tuple[int, ev.Event]]
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")

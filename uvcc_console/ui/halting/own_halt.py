@@ -19,7 +19,7 @@ KEEP_S: Final = 30.0  # by then the journal has it, or somebody else's halt came
 _ORDER: Final = {"hold": 0, "release": 1, "halt": 1}
 
 
-class Asked:
+class OwnHaltRequest:
     """The newest request of this console. ``over`` lays it over a snapshot that does not know it yet."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

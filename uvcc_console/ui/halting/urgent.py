@@ -25,7 +25,7 @@ from uvcc_console.ui.halting.halt_switch import REPEAT_S, Cadence, Decision, Hal
 TAIL_S: Final = 0.05  # a key at the end of a paste counts when nothing follows it for so long
 
 
-class Desk(Protocol):
+class OrderingApp(Protocol):
     """What the order needs of its app."""
 
     @property
@@ -38,10 +38,10 @@ class Desk(Protocol):
     def told(self, text: str) -> None: ...
 
 
-class Urgent:
+class UrgentKeys:
     """Turns presses of F9 and Esc into orders, from any thread. ``by`` names who asks."""
 
-    def __init__(self, app: Desk, by: Callable[[], str]) -> None:
+    def __init__(self, app: OrderingApp, by: Callable[[], str]) -> None:
         self._app, self._by = app, by
         self._lock = threading.RLock()
         self.switch = HaltSwitch()
@@ -136,7 +136,7 @@ class Urgent:
             setattr(self, name, None)
 
 
-class Watching(Protocol):
+class KeyReadingApp(Protocol):
     """What the driver asks of the app that it reads for."""
 
     def raw_keys(self) -> keyboard.RawKeys: ...
@@ -153,11 +153,11 @@ def watched(base: type[Driver]) -> type[Driver]:
 
     class Watched(base):  # type: ignore[misc,valid-type]
         def run_input_thread(self) -> None:
-            app = cast(Watching, self._app)
+            app = cast(KeyReadingApp, self._app)
             keyboard.read(self, app.raw_keys(), self.fileno, self.exit_event)
 
         def process_message(self, message: Message) -> None:
-            app = cast(Watching, self._app)
+            app = cast(KeyReadingApp, self._app)
             if isinstance(message, events.Key) and app.urgent_key(message, noted=reads):
                 return
             super().process_message(message)
@@ -165,7 +165,7 @@ def watched(base: type[Driver]) -> type[Driver]:
     return Watched
 
 
-def soon(loop: asyncio.AbstractEventLoop | None, do: Callable[..., Any], *args: Any) -> None:
+def call_in_loop(loop: asyncio.AbstractEventLoop | None, do: Callable[..., Any], *args: Any) -> None:
     """Have the event loop do it when it has its turn; a loop that is gone needs no telling."""
     if loop is not None and not loop.is_closed():
         loop.call_soon_threadsafe(do, *args)

@@ -14,7 +14,7 @@ from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.judging.view import View, coord_parts, party_role
 from uvcc_console.ui.widgets.canvas import Band, Curve, Numbers
-from uvcc_engine.contract.parsing.outside import whole
+from uvcc_engine.contract.parsing.untrusted import whole
 
 TITLES: Final = {
     "loss": "loss",

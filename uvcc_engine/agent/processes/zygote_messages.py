@@ -15,7 +15,7 @@ from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.parsing import strict
-from uvcc_engine.contract.parsing.outside import record
+from uvcc_engine.contract.parsing.untrusted import record
 from uvcc_engine.contract.run_files.records import Malformed
 
 MOST_BYTES: Final = 1 << 24  # of a line: a spec carries its job

@@ -37,7 +37,7 @@ from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
 
 
 @dataclass(slots=True)
-class Took:
+class StepSeconds:
     """Seconds of one step: on the clock, of this process's processor time, and of that in the transcript's parts.
 
     ``beside`` is the hashing thread's processor time: of what waits to be read and of what was sent.
@@ -58,7 +58,7 @@ class Switch:
         self.evidence = evidence
         self.on = False
         self.epoch = 0
-        self.took = Took()
+        self.took = StepSeconds()
 
     def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         """See ``plane.api.Recorder``."""
@@ -106,10 +106,10 @@ class Party:
         self._plane, self._rt, self._trainer, self._switch = plane, rt, trainer, switch
         self._peers = [p for p in range(PARTIES) if p != plane.party]
 
-    def step(self, number: int, *, on: bool) -> Took:
+    def step(self, number: int, *, on: bool) -> StepSeconds:
         """Train once. With the transcript: begin, record, finalise, sign, and agree with both peers."""
         switch, evidence = self._switch, self._switch.evidence
-        switch.on, switch.took = on, Took()
+        switch.on, switch.took = on, StepSeconds()
         self._meet()
         begun, busy, beside = time.perf_counter(), time.process_time(), evidence.recorder.beside_s
         self._rt.begin_epoch(number)

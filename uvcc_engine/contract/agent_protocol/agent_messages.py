@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.agent_protocol.wire import AckCode, Lacks
-from uvcc_engine.contract.parsing.outside import LATEST, hint_of, real, record, said, tidy, whole, word
+from uvcc_engine.contract.parsing.untrusted import LATEST, hint_of, real, record, said, tidy, whole, word
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 

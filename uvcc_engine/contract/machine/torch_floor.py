@@ -71,7 +71,7 @@ def wheel_for(driver: str = "") -> str:
     )
 
 
-def cure(images: Iterable[str] = (), driver: str = "") -> str:
+def install_hint(images: Iterable[str] = (), driver: str = "") -> str:
     """What to do about a torch that is too old: the images known to fit, else the wheel."""
     fitting = [i for i in images if (version_of_image(i) or (0, 0)) >= LEAST]
     if fitting:

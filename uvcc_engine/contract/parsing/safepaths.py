@@ -39,7 +39,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted:
+class CheckedPaths:
     """The names that may be paths, by the text that was given, and those that may not."""
 
     kept: Mapping[str, Parts] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def matches(parts: Parts, pattern: str) -> bool:
     return len(wanted) == len(parts) and all(fnmatchcase(p, w) for p, w in zip(parts, wanted, strict=True))
 
 
-def sift(names: Iterable[object]) -> Sifted:
+def check_paths(names: Iterable[object]) -> CheckedPaths:
     """Look at names that shall lie in one folder together.
 
     Beside what :func:`safe_relative` refuses, no two may be the same file, also where case does not count, and none
@@ -133,4 +133,4 @@ def sift(names: Iterable[object]) -> Sifted:
             files.add(folded)
             folders |= above
             kept["/".join(parts)] = parts
-    return Sifted(kept, tuple(refused))
+    return CheckedPaths(kept, tuple(refused))

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
-from uvcc_engine.contract.parsing.outside import real, record
+from uvcc_engine.contract.parsing.untrusted import real, record
 from uvcc_engine.contract.run_files.control import MODES, HaltRequest
 from uvcc_engine.contract.run_files.records import Malformed
 

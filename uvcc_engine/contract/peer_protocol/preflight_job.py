@@ -12,7 +12,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing import strict
-from uvcc_engine.contract.parsing.outside import real, said, whole
+from uvcc_engine.contract.parsing.untrusted import real, said, whole
 from uvcc_engine.contract.peer_protocol.peer_messages import PairFigures
 from uvcc_engine.contract.run_files.records import Malformed
 

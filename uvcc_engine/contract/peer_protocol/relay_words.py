@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.parsing.outside import parsed, record, said, whole
+from uvcc_engine.contract.parsing.untrusted import parsed, record, said, whole
 from uvcc_engine.contract.run_files import records
 from uvcc_engine.contract.run_files.control import HALT, Mode, checked_mode
 from uvcc_engine.contract.run_files.records import Heartbeat, Malformed, ReportedRoot

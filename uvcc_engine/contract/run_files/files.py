@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.parsing.outside import parsed
+from uvcc_engine.contract.parsing.untrusted import parsed
 
 RUN_JSON: Final = "run.json"
 RUN_INFO: Final = "run.info"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.outside import LATEST, STEPS, hint_of, real, record, said, tidy, whole, word
+from uvcc_engine.contract.parsing.untrusted import LATEST, STEPS, hint_of, real, record, said, tidy, whole, word
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.eventlog import LEVELS
 from uvcc_engine.contract.text import clean

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from uvcc_engine.contract.parsing.outside import real, said
+from uvcc_engine.contract.parsing.untrusted import real, said
 
 
 class Waiting(NamedTuple):

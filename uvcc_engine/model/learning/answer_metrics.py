@@ -126,7 +126,7 @@ def _errors_protocol(
     return found | ({"r2": 1.0 - squares[0] / squares[1] if squares[1] else math.nan} if "r2" in wanted else {})
 
 
-def clear_metrics(job: PrivateJob, outputs: Tensor, targets: Tensor) -> Mapping[str, float]:
+def plaintext_metrics(job: PrivateJob, outputs: Tensor, targets: Tensor) -> Mapping[str, float]:
     """The same in clear: outputs (rows, classes) and targets, class numbers (rows,) or numbers (rows, 1)."""
     found: dict[str, float] = {}
     if outputs.shape[1] == 1 and job.objective != "binary":

@@ -89,7 +89,7 @@ def poisson_protocol(rt: Runtime, outputs: Share, targets: Share, *, loss: bool)
     return grad, sub(_total(rate), (yield from product_with_protocol(rt, low, targets, _dot)))
 
 
-def clear_loss(name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+def plaintext_loss(name: str, outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of a batch in clear, by torch's own functions; (rows, 1) each."""
     fn = torch.nn.functional
     if name == "binary":

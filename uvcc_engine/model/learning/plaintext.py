@@ -20,9 +20,9 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
 from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
-from uvcc_engine.model.learning.answer_metrics import clear_metrics
+from uvcc_engine.model.learning.answer_metrics import plaintext_metrics
 from uvcc_engine.model.learning.clipping import clipped
-from uvcc_engine.model.learning.objectives import clear_loss
+from uvcc_engine.model.learning.objectives import plaintext_loss
 from uvcc_engine.model.learning.optimizers import adam_rate, gradient_gain, smallest
 from uvcc_engine.model.registry import PlaintextContext, type_of
 
@@ -74,7 +74,7 @@ def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | N
                 w.sub_(decay)
     found = [w.detach().numpy() for w in weights]
     outputs = forward(model, [w.detach() for w in weights], torch.from_numpy(data.test_x))
-    shown = clear_metrics(job, outputs, targets_of(model, data.test_y))
+    shown = plaintext_metrics(job, outputs, targets_of(model, data.test_y))
     correct = count_correct(model, found, data) if model.classes > 1 else 0
     return PlaintextResult(tuple(found), tuple(losses), correct, correct / data.test_y.size, shown)
 
@@ -85,7 +85,7 @@ def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
     ``outputs``: [rows, classes]; ``labels``: [rows], or [rows, 1] for numbers; gives a scalar.
     """
     if outputs.shape[1] == 1:
-        return clear_loss(job.objective, outputs, labels)
+        return plaintext_loss(job.objective, outputs, labels)
     if job.objective == "mse":
         return (outputs - fn.one_hot(labels, outputs.shape[1])).square().sum(1).mean() / 2.0
     return fn.cross_entropy(outputs, labels)

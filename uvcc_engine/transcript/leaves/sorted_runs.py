@@ -78,16 +78,16 @@ EMPTY: Final = SortedRun(0)
 
 
 class KnownKeys:
-    """What was recorded of an epoch before, by key; ``pile`` is all of it in order."""
+    """What was recorded of an epoch before, by key; ``run`` is all of it in order."""
 
-    def __init__(self, pile: SortedRun, limit: int = LIMIT) -> None:
+    def __init__(self, run: SortedRun, limit: int = LIMIT) -> None:
         """At most ``limit`` records are held in memory; more are looked up in their file."""
-        self.pile = pile
-        self._held = {key_of(r): r for r in pile} if pile.count <= limit else None
+        self.run = run
+        self._held = {key_of(r): r for r in run} if run.count <= limit else None
 
     def get(self, key: Key) -> bytes | None:
         """The record of this key."""
-        return self.pile.find(key) if self._held is None else self._held.get(key)
+        return self.run.find(key) if self._held is None else self._held.get(key)
 
 
 class RunSet:
@@ -109,10 +109,10 @@ class RunSet:
             self._recent = {}
 
     def get(self, key: Key) -> bytes | None:
-        """The record of this key if it is one of the newest; repeats of older ones are found by :meth:`pile`."""
+        """The record of this key if it is one of the newest; repeats of older ones are found by :meth:`merged`."""
         return self._recent.get(key)
 
-    def pile(self, clash: Clash) -> SortedRun:
+    def merged(self, clash: Clash) -> SortedRun:
         """All records, each once, in canonical order. Raises what ``clash`` makes of two that differ under one key."""
         order = sorted(self._recent)
         if not self._pieces:

@@ -39,7 +39,7 @@ from uvcc_engine.transcript.leaves.merkle import inclusion_proofs
 from uvcc_engine.transcript.leaves.replay import peers_of, summarise
 from uvcc_engine.transcript.leaves.roots import EpochRoot
 from uvcc_engine.transcript.leaves.sorted_runs import EMPTY, LIMIT, KnownKeys, RunSet, SortedRun, first_missing, key_of
-from uvcc_engine.transcript.leaves.write_ahead_log import OpenLog
+from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog
 
 LeafTag = tuple[int, int, int, int]  # epoch, stream, op, kind; plane.api.Tag is one
 _RERUN: Final = "a resume must repeat every message; otherwise take the next attempt"
@@ -91,7 +91,7 @@ class TranscriptStore:
         self._keys = {party: own_key, **pair_keys}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._limit = limit
-        self._shelf, self._old = RunSet(folder, limit), RunSet(folder, limit)
+        self._recorded, self._old = RunSet(folder, limit), RunSet(folder, limit)
         self._before = KnownKeys(EMPTY)
         self._sealed = False
         self._new = False  # whether nothing of the open epoch was recorded before it was begun
@@ -104,11 +104,11 @@ class TranscriptStore:
         self._blind: dict[int, Any] = {}
         self._open: tuple[int, dict[int, Any], bool] = (-1, self._blind, False)
         self._fd = os.open(folder / leaf_file.LEAVES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self._log: OpenLog | None = None
+        self._log: WriteAheadLog | None = None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._blocks = self._scan(resume_epoch)
-            self._log = OpenLog(folder, sid_sub, len(self._blocks))
+            self._log = WriteAheadLog(folder, sid_sub, len(self._blocks))
         except BlockingIOError as e:
             self.close(sync=False)
             raise ConfigError(
@@ -175,7 +175,7 @@ class TranscriptStore:
         assert self._log is not None
         for record in self._log.begin(epoch):
             self._old.put(key_of(record), record)
-        return self._old.pile(self._clash)
+        return self._old.merged(self._clash)
 
     # ---- epochs ------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class TranscriptStore:
         self._epoch, self._to_open = epoch, []
         self._before = KnownKeys(self._pile(epoch) if self._sealed else self._left_open(epoch), self._limit)
         self._blind = {p: blind_state(k, self._sid, epoch) for p, k in self._keys.items()}
-        self._new = not self._sealed and not self._before.pile.count
+        self._new = not self._sealed and not self._before.run.count
         self._open = epoch, self._blind, self._new  # at once, for other threads
         self._foresee_early()
 
@@ -220,39 +220,39 @@ class TranscriptStore:
         if epoch < 0:
             raise ConfigError("no epoch is open", "begin_epoch first")
         self._settle(self._later)
-        pile = self._shelf.pile(self._clash)
-        if (missing := first_missing(self._before.pile, pile)) is not None:
+        run = self._recorded.merged(self._clash)
+        if (missing := first_missing(self._before.run, run)) is not None:
             raise ProtocolError(f"epoch {epoch}: {name_of(key_of(missing))} was not repeated", _RERUN)
         self._ahead.clear()
-        summary = summarise(pile.chunks(), self._sid, epoch, self.party)
-        self.openings = self._prove(pile) if self._to_open else ()
+        summary = summarise(run.chunks(), self._sid, epoch, self.party)
+        self.openings = self._prove(run) if self._to_open else ()
         if not self._sealed:
-            self._append(epoch, pile, summary.root)
+            self._append(epoch, run, summary.root)
         elif self._blocks[epoch].root != summary.root:
             raise self._damaged(epoch, "its stored root is not that of its leaves")
-        self._shelf.clear()
+        self._recorded.clear()
         self._old.clear()
         self._before = KnownKeys(EMPTY)
         self._epoch, self._next = -1, epoch + 1
         return summary
 
-    def _append(self, epoch: int, pile: SortedRun, root: bytes) -> None:
+    def _append(self, epoch: int, run: SortedRun, root: bytes) -> None:
         """Write an epoch's block. Killed on the way, it is found cut short, and ``open.bin`` still binds its leaves."""
         at = os.fstat(self._fd).st_size
-        head = leaf_file.header(epoch, pile.count, self._sid, root)
-        for data in pile.chunks():
+        head = leaf_file.header(epoch, run.count, self._sid, root)
+        for data in run.chunks():
             leaf_file.write_all(self._fd, head + data, self.folder / leaf_file.LEAVES)
             head = b""
         if head:
             leaf_file.write_all(self._fd, head, self.folder / leaf_file.LEAVES)
-        self._blocks.append(leaf_file.EpochBlock(epoch, pile.count, self._sid, root, at + leaf_file.HEADER.size))
+        self._blocks.append(leaf_file.EpochBlock(epoch, run.count, self._sid, root, at + leaf_file.HEADER.size))
 
-    def _prove(self, pile: SortedRun) -> tuple[Opening, ...]:
+    def _prove(self, run: SortedRun) -> tuple[Opening, ...]:
         wanted = {key: (blind, payload) for key, blind, payload in self._to_open}
-        places = {key: (i, record) for i, record in enumerate(pile) if (key := key_of(record)) in wanted}
+        places = {key: (i, record) for i, record in enumerate(run) if (key := key_of(record)) in wanted}
         prefix = epoch_prefix(self._sid, self._epoch)
-        hashes = (leaf_hash(prefix, record) for record in pile)
-        proofs = inclusion_proofs(hashes, pile.count, [i for i, _ in places.values()])
+        hashes = (leaf_hash(prefix, record) for record in run)
+        proofs = inclusion_proofs(hashes, run.count, [i for i, _ in places.values()])
         return tuple(
             Opening(self._epoch, i, record, *wanted[key], proof=tuple(proofs[i]))
             for key, (i, record) in sorted(places.items())
@@ -311,7 +311,7 @@ class TranscriptStore:
         if epoch != self._epoch or kind not in LOCAL_KINDS:
             raise ConfigError(f"no local transcript event: {tag} while epoch {self._epoch} is open")
         key = (stream, op, 0, SENT, self.party, self.party, kind)
-        known = self._shelf.get(key) is not None
+        known = self._recorded.get(key) is not None
         blind = self._note(key, self._blind[self.party], payload)
         if kind in OPENED_KINDS and not known:
             self._to_open.append((key, blind, bytes(payload)))
@@ -325,7 +325,7 @@ class TranscriptStore:
         """Let the digest of a new message be computed beside the caller, who may change it afterwards: so, a copy."""
         if key in self._later:
             self._settle(self._later)
-        if self._hasher is None or not self._new or self._shelf.get(key) is not None:
+        if self._hasher is None or not self._new or self._recorded.get(key) is not None:
             self._note(key, state, piece)
             return
         blind, held = payload_digests.blind_of(state, key), bytes(piece)
@@ -343,10 +343,10 @@ class TranscriptStore:
 
     def _take(self, key: Key, record: bytes) -> None:
         assert self._log is not None
-        held = self._shelf.get(key)
+        held = self._recorded.get(key)
         if held is None and self._new:
             self._log.add(record)
-            self._shelf.put(key, record)
+            self._recorded.put(key, record)
             return
         before = held or self._before.get(key)
         if before is not None and before != record:
@@ -356,7 +356,7 @@ class TranscriptStore:
                 raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN)
             self._log.add(record)
         if held is None:
-            self._shelf.put(key, record)
+            self._recorded.put(key, record)
 
     def _clash(self, known: bytes, record: bytes) -> ProtocolError:
         return self._conflict(Leaf.unpack(known), Leaf.unpack(record).size)
@@ -414,7 +414,7 @@ class TranscriptStore:
             self.sync()
         if self._hasher is not None:
             self._hasher.close()
-        self._shelf.clear()
+        self._recorded.clear()
         self._old.clear()
         os.close(self._fd)
         if self._log is not None:

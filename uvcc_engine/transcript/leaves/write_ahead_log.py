@@ -47,7 +47,7 @@ def _epoch_crc(sid_sub: bytes, epoch: int) -> bytes:
     return _U32.pack(google_crc32c.value(MAGIC + sid_sub + _U32.pack(epoch)))
 
 
-class OpenLog:
+class WriteAheadLog:
     """Used by one thread of one process: the folder's lock is held by the store."""
 
     def __init__(self, folder: Path, sid_sub: bytes, epoch: int) -> None:

@@ -62,7 +62,7 @@ def _torch(probe: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not torch_floor.is_old(version):
         return []
     driver = next((str(g.get("driver_version") or "") for g in probe.get("gpus") or ()), "")
-    return [(torch_floor.what_is_old(version), torch_floor.cure(driver=driver))]
+    return [(torch_floor.what_is_old(version), torch_floor.install_hint(driver=driver))]
 
 
 def _clock(skew: float, most: float) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.fleet.findings import Problem, Requirements, find_problems, free_memory
@@ -151,7 +151,7 @@ async def probe_member(member: Member) -> dict[str, Any]:
     before = time.time()
     ack = await member.channel.request(ProbeCommand(), timeout=PROBE_S)
     after = time.time()
-    probe = hearing.probed(ack, member.name)
+    probe = agent_lines.probed(ack, member.name)
     # the pod's clock was read somewhere between the two: half the trip is the error, not the skew
     probe["skew_s"] = _outside(float(probe["clock"]["ts"]), before, after)
     if probe.get("gpus"):

@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.fleet import stock
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.contract.parsing.outside import said, tidy
+from uvcc_engine.contract.parsing.untrusted import said, tidy
 
 log = logger(__name__)
 

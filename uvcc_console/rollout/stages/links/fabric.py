@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.plan.plan import Phase, pod_name
 from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout import priority
@@ -28,7 +28,7 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
-from uvcc_engine.contract.parsing.outside import parsed
+from uvcc_engine.contract.parsing.untrusted import parsed
 from uvcc_engine.contract.peer_protocol.preflight_job import PATTERN, PreflightJob, PreflightReport
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -148,7 +148,7 @@ async def _ended(member: Member, phase: Phase, patience_s: float) -> None:
         async with asyncio.timeout(patience_s):
             while True:
                 ack = await member.channel.request(WatchCommand(run=phase.engine_run))
-                if all(w.state == "exited" for w in hearing.workers(ack, member.name)):
+                if all(w.state == "exited" for w in agent_lines.workers(ack, member.name)):
                     return
                 await asyncio.sleep(POLL_S)
     except TimeoutError:

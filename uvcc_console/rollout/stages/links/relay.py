@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import relay_path
 from uvcc_console.plan.plan import Phase, pod_name
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
@@ -197,7 +197,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
     if remote:
         config |= await _certified(ctx, phase, host)
     ack = await host.channel.request(RelayCommand(run=run, action="start", config=config), timeout=60.0)
-    scheme, port = hearing.listening_at(ack, host.name)
+    scheme, port = agent_lines.listening_at(ack, host.name)
     url = f"{scheme}://{host_of(host) if remote else bind}:{port}"  # where we asked it to, wherever it says it is
     _private(
         ctx.run_dir / relay_path.FOLDER / f"{phase.name}{_of(replica)}{relay_path.AT}",

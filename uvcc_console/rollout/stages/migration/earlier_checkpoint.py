@@ -19,7 +19,7 @@ from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.parsing.outside import record, whole
+from uvcc_engine.contract.parsing.untrusted import record, whole
 
 _LIST: Final = (
     'cd .uvcc/runs/{run}/checkpoints 2>/dev/null || exit 0; for d in step-*; do [ -d "$d" ] && echo "$d"; done; :'

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
@@ -97,7 +97,7 @@ async def _ended(member: Member, run: str) -> int:
     try:
         async with asyncio.timeout(HANDOVER_S):
             while True:
-                workers = hearing.workers(await member.channel.request(WatchCommand(run=run)), member.name)
+                workers = agent_lines.workers(await member.channel.request(WatchCommand(run=run)), member.name)
                 if all(w.state == "exited" for w in workers):
                     return max((w.rc if w.rc is not None else 1 for w in workers), default=1)
                 await asyncio.sleep(POLL_S)

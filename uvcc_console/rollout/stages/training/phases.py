@@ -12,7 +12,7 @@ from typing import NoReturn
 from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
 from uvcc_console.core.snapshot import HaltView, Snapshot, WorkerView
-from uvcc_console.fleet import hearing
+from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import certificate
 from uvcc_console.plan import changed_settings
 from uvcc_console.plan.plan import SMOKE, Phase
@@ -99,8 +99,8 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         specs = [replace(spec, start=start, attempt=masks) for spec in made]
         patience = _patience(ctx, START_S)
         ack = await member.channel.request(LaunchCommand(run=phase.engine_run, workers=specs), timeout=patience)
-        listed = hearing.workers(ack, member.name)
-        hearing.own([w.coord for w in listed], mine.__contains__, member.name)
+        listed = agent_lines.workers(ack, member.name)
+        agent_lines.own([w.coord for w in listed], mine.__contains__, member.name)
         return {w.coord: w.pid for w in listed}
 
     acks = await each(ctx.of_phase(phase), begin)

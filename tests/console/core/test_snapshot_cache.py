@@ -15,10 +15,10 @@ from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import journal as journals
-from uvcc_console.core import kept
+from uvcc_console.core import snapshot_cache
 from uvcc_console.core.journal import Journal, read_all, read_newest, read_summary
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.haltd import glance as glances
+from uvcc_console.haltd import halt_snapshot as glances
 
 COORDS = [f"p{p}r0s0t0" for p in range(3)]
 
@@ -62,8 +62,8 @@ def filled(path: Path, steps: int) -> Journal:
 def test_a_kept_snapshot_is_the_folded_one(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.sqlite", 50)
     folded = read_all(journal)
-    kept.keep(tmp_path, folded, journal.mark(folded.seq))
-    assert kept.load(tmp_path, journal.mark) == folded
+    snapshot_cache.keep(tmp_path, folded, journal.mark(folded.seq))
+    assert snapshot_cache.load(tmp_path, journal.mark) == folded
     journal.append(ev.StageChanged(name="full", status="ok"))
     assert read_newest(journal) == read_all(journal)
 
@@ -80,15 +80,15 @@ def test_a_long_journal_is_folded_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_long_curves_are_thinned_but_keep_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "POINTS", 3 * kept.LEAST_POINTS)
+    monkeypatch.setattr(snapshot_cache, "POINTS", 3 * snapshot_cache.LEAST_POINTS)
     journal = filled(tmp_path / "journal.sqlite", 500)
     folded = read_all(journal)
-    kept.keep(tmp_path, folded, journal.mark(folded.seq))
-    found = kept.load(tmp_path, journal.mark)
+    snapshot_cache.keep(tmp_path, folded, journal.mark(folded.seq))
+    found = snapshot_cache.load(tmp_path, journal.mark)
     assert found is not None
     for coord in COORDS:
         thin, whole = found.series[coord]["loss"], folded.series[coord]["loss"]
-        assert len(thin) <= kept.LEAST_POINTS + 1
+        assert len(thin) <= snapshot_cache.LEAST_POINTS + 1
         assert (thin.ys()[0], thin.last) == (whole.ys()[0], whole.last)
     assert len(found.workers) == 3
 
@@ -96,8 +96,8 @@ def test_long_curves_are_thinned_but_keep_their_ends(tmp_path: Path, monkeypatch
 def test_what_does_not_fit_is_not_used(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.sqlite", 20)
     folded = read_all(journal)
-    kept.keep(tmp_path, folded, journal.mark(folded.seq))
-    good = (tmp_path / kept.NAME).read_bytes()
+    snapshot_cache.keep(tmp_path, folded, journal.mark(folded.seq))
+    good = (tmp_path / snapshot_cache.NAME).read_bytes()
     body = json.loads(good)
     for change in (
         {"version": "another"},
@@ -110,31 +110,31 @@ def test_what_does_not_fit_is_not_used(tmp_path: Path) -> None:
         {"snapshot": []},
         {"snapshot": {"~": "series", "x": "!", "y": ""}},
     ):
-        (tmp_path / kept.NAME).write_text(json.dumps({**body, **change}))
-        assert kept.load(tmp_path, journal.mark) is None
+        (tmp_path / snapshot_cache.NAME).write_text(json.dumps({**body, **change}))
+        assert snapshot_cache.load(tmp_path, journal.mark) is None
         assert read_newest(journal) == folded
     for junk in (b"", b"[]", b"\xff\xfe", b"[" * 100_000, good[:-10]):
-        (tmp_path / kept.NAME).write_bytes(junk)
+        (tmp_path / snapshot_cache.NAME).write_bytes(junk)
         assert read_newest(journal) == folded
 
 
 def test_another_journal_is_not_taken_for_the_one_that_was_folded(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.sqlite", 20)
     folded = read_all(journal)
-    kept.keep(tmp_path, folded, journal.mark(folded.seq))
+    snapshot_cache.keep(tmp_path, folded, journal.mark(folded.seq))
     db = sqlite3.connect(tmp_path / "journal.sqlite")
     db.execute("UPDATE events SET ts = ts + 1 WHERE seq = 1")
     db.commit()
     db.close()
-    assert kept.load(tmp_path, journal.mark) is None
+    assert snapshot_cache.load(tmp_path, journal.mark) is None
 
 
 def test_a_folder_that_may_not_be_written_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "KEEP_AFTER", 10)
     journal = filled(tmp_path / "journal.sqlite", 5)
-    (tmp_path / kept.NAME).mkdir()  # it can be neither read nor replaced
+    (tmp_path / snapshot_cache.NAME).mkdir()  # it can be neither read nor replaced
     assert isinstance(read_newest(journal), Snapshot)
-    assert not list(tmp_path.glob(f".{kept.NAME}.*"))
+    assert not list(tmp_path.glob(f".{snapshot_cache.NAME}.*"))
 
 
 SUMMED = (
@@ -156,7 +156,7 @@ def test_a_summary_says_of_a_run_what_the_whole_says(tmp_path: Path) -> None:
     journal = filled(tmp_path / "journal.sqlite", 50)
     whole = read_all(journal)
     assert jsonview.summary(read_summary(journal), tmp_path) == jsonview.summary(whole, tmp_path)
-    assert (tmp_path / kept.SUMMARY).stat().st_size < 20_000
+    assert (tmp_path / snapshot_cache.SUMMARY).stat().st_size < 20_000
     journal.append(
         ev.HeartbeatRead(pod="p0r0", coord=COORDS[0], record={"step": 48, "phase": "train"}),
         ev.Metric(coord=COORDS[0], step=60, values={"loss": 0.25}),
@@ -181,16 +181,16 @@ def test_a_summary_that_is_damaged_or_far_behind_is_made_anew(tmp_path: Path, mo
     journal = filled(tmp_path / "journal.sqlite", 50)
     good = read_summary(journal)
     for spoil in (lambda p: p.write_bytes(b"{"), lambda p: p.unlink(), lambda p: p.write_text(json.dumps({"seq": 3}))):
-        spoil(tmp_path / kept.SUMMARY)
+        spoil(tmp_path / snapshot_cache.SUMMARY)
         folded = counted(monkeypatch)
         assert jsonview.summary(read_summary(journal), tmp_path) == jsonview.summary(good, tmp_path)
         assert folded == []  # the snapshot is whole
-        assert kept.load(tmp_path, journal.mark, kept.SUMMARY) is not None
-    behind = kept.load(tmp_path, journal.mark, kept.SUMMARY)
+        assert snapshot_cache.load(tmp_path, journal.mark, snapshot_cache.SUMMARY) is not None
+    behind = snapshot_cache.load(tmp_path, journal.mark, snapshot_cache.SUMMARY)
     for step in range(150):
         journal.append(ev.Metric(coord=COORDS[0], step=100 + step, values={"loss": 0.1}))
     assert read_summary(journal).seq == good.seq + 150
-    found = kept.load(tmp_path, journal.mark, kept.SUMMARY)
+    found = snapshot_cache.load(tmp_path, journal.mark, snapshot_cache.SUMMARY)
     assert behind is not None
     assert found is not None
     assert found.seq == good.seq + 150
@@ -232,7 +232,7 @@ def test_what_a_halt_reads_does_not_grow_with_the_run(long_run: Path, monkeypatc
     folded: list[int] = []
     fold = glances.reduce
     monkeypatch.setattr(glances, "reduce", lambda s, e, seq: folded.append(seq) or fold(s, e, seq))
-    s = glances.glance(long_run / "runs" / "long")
+    s = glances.halt_snapshot(long_run / "runs" / "long")
     assert len(s.pods) == 24
     assert not s.ended
     assert len(folded) < 200

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.outside import real, whole
+from uvcc_engine.contract.parsing.untrusted import real, whole
 
 ERRORS: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-class OddRecord(ValueError):
+class BadRecordError(ValueError):
     """A record whose content cannot be meant: the data's fault, never the program's."""
 
 
@@ -25,10 +25,10 @@ def strict() -> bool:
 
 
 def step_of(fields: Mapping[str, Any], default: int = -1) -> int:
-    """The ``step`` of a record. Raises OddRecord where there is one that is no step."""
+    """The ``step`` of a record. Raises BadRecordError where there is one that is no step."""
     found = whole(fields.get("step", default), -1)
     if found is None:
-        raise OddRecord(f"step is {str(fields['step'])[:40]!r}")
+        raise BadRecordError(f"step is {str(fields['step'])[:40]!r}")
     return found
 
 

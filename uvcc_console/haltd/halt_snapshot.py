@@ -40,7 +40,7 @@ KINDS: Final = tuple(
 _PAGE: Final = 10_000
 
 
-def glance(run_dir: Path) -> Snapshot:
+def halt_snapshot(run_dir: Path) -> Snapshot:
     """A run's pods, its last halt and whether it has ended: what an order needs before it leaves.
 
     A day has thousands of ticks of the meter and signs of workers; none of them is read. Raises UnreadableError without

@@ -10,9 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uvcc_engine.contract.run_files.records import Malformed
-from uvcc_engine.relay import asked
+from uvcc_engine.relay import json_requests
 
-KINDS = [asked.EnqueueRequest, asked.PollRequest, asked.AckRequest, asked.RecordsRequest]
+KINDS = [
+    json_requests.EnqueueRequest,
+    json_requests.PollRequest,
+    json_requests.AckRequest,
+    json_requests.RecordsRequest,
+]
 MESSAGE = {"msg_id": "m", "receiver": 1, "payload_b64": "AAE="}
 WHOLE: dict[str, Any] = {"messages": [MESSAGE], "deliveries": [1, 2], "put": {"name": "n", "body": "b"}, "box": 4}
 JSON = st.recursive(
@@ -23,14 +28,14 @@ JSON = st.recursive(
 
 
 def test_a_message_alone_is_a_list_of_one() -> None:
-    found = asked.parse(asked.EnqueueRequest, json.dumps(MESSAGE | {"ttl_s": 5, "sender": 2}).encode())
-    message = asked.EnqueuedMessage(2, 1, b"m", b"\0\1", 5)
-    assert found == asked.EnqueueRequest(group=None, box=0, messages=(message,), alone=True)
+    found = json_requests.parse(json_requests.EnqueueRequest, json.dumps(MESSAGE | {"ttl_s": 5, "sender": 2}).encode())
+    message = json_requests.EnqueuedMessage(2, 1, b"m", b"\0\1", 5)
+    assert found == json_requests.EnqueueRequest(group=None, box=0, messages=(message,), alone=True)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
-def test_every_request_reads_its_own_fields(kind: type[asked.JsonRequest]) -> None:
-    assert isinstance(asked.parse(kind, json.dumps(WHOLE | {"group_id": "g"}).encode()), kind)
+def test_every_request_reads_its_own_fields(kind: type[json_requests.JsonRequest]) -> None:
+    assert isinstance(json_requests.parse(kind, json.dumps(WHOLE | {"group_id": "g"}).encode()), kind)
 
 
 @settings(max_examples=60, deadline=None)
@@ -39,9 +44,11 @@ def test_every_request_reads_its_own_fields(kind: type[asked.JsonRequest]) -> No
     st.sampled_from(["messages", "deliveries", "put", "box", "group_id", "receiver", "wait_s", "max_bytes", "after"]),
     JSON,
 )
-def test_whatever_a_body_holds_is_a_request_or_malformed(kind: type[asked.JsonRequest], key: str, odd: Any) -> None:
-    assert isinstance(asked.parse(kind, json.dumps(WHOLE | {key: odd}).encode()), kind | Malformed)
-    assert isinstance(asked.parse(kind, json.dumps(odd).encode()[:-1]), kind | Malformed)
+def test_whatever_a_body_holds_is_a_request_or_malformed(
+    kind: type[json_requests.JsonRequest], key: str, odd: Any
+) -> None:
+    assert isinstance(json_requests.parse(kind, json.dumps(WHOLE | {key: odd}).encode()), kind | Malformed)
+    assert isinstance(json_requests.parse(kind, json.dumps(odd).encode()[:-1]), kind | Malformed)
 
 
 @pytest.mark.parametrize("change", [
@@ -55,4 +62,6 @@ def test_whatever_a_body_holds_is_a_request_or_malformed(kind: type[asked.JsonRe
     {"sender": "0"},
 ])  # fmt: skip
 def test_a_message_out_of_bounds_is_malformed(change: dict[str, Any]) -> None:
-    assert isinstance(asked.parse(asked.EnqueueRequest, json.dumps(MESSAGE | change).encode()), Malformed)
+    assert isinstance(
+        json_requests.parse(json_requests.EnqueueRequest, json.dumps(MESSAGE | change).encode()), Malformed
+    )

@@ -8,7 +8,7 @@ from typing import Any, Final
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
-class Bucket:
+class TokenBucket:
     """``burst`` things at once, ``per_s`` per second in the long run. The caller tells the time."""
 
     __slots__ = ("_at", "_burst", "_left", "_per_s")
@@ -37,7 +37,7 @@ class _Kind:
         self.event, self.fields = "", dict[str, Any]()
 
 
-class Quiet:
+class EventLimiter:
     """Passes the first events of a kind on at once, and then one a minute with the ``count`` of those left out."""
 
     BURST: Final = 8

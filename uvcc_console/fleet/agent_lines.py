@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.agent_protocol.agent_messages import LONGEST, MOST_GPUS, WorkerChange, worker
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.parsing.outside import LATEST, real, said, tidy, whole
+from uvcc_engine.contract.parsing.untrusted import LATEST, real, said, tidy, whole
 
 ERRORS: Final = "ecc_errors_uncorrected_volatile_total"
 _URL: Final = re.compile(r"(https?)://[][A-Za-z0-9_.:-]{1,200}:([0-9]{1,5})/?")

@@ -20,10 +20,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from uvcc_console.core import (
+    bad_records,
     event_base,
     events,
     measures,
-    odd,
     reducing,
     reported,
     reported_state,
@@ -51,7 +51,7 @@ _FOLDING: Final = (
     reported_state,
     state,
     measures,
-    odd,
+    bad_records,
     series,
     snapshot,
     vitals,
