@@ -116,8 +116,9 @@ class AgentClient:
     async def request(self, command: Command, *, nonce: str = "", timeout: float = 30.0) -> dict[str, Any]:
         """Send a command and return what its acknowledgement carries.
 
-        Raises UvccError with the agent's words if it refuses, UnreachableError if no acknowledgement came: the
-        command may or may not have been obeyed. All commands may be sent again with the same ``nonce``.
+        Raises UvccError with the agent's words if it refuses, UnreachableError if no acknowledgement came within
+        ``timeout`` seconds: the command may or may not have been obeyed. All commands may be sent again with the same
+        ``nonce``.
         """
         name = nonce or secrets.token_hex(8)
         answer: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
@@ -181,7 +182,7 @@ class AgentClient:
             self._forget(nonce, answer)
 
     async def watch(self, run: str, *, timeout: float = 30.0) -> None:
-        """Have a run's files streamed, now and after every reconnect."""
+        """Have a run's files streamed, now (the answer is waited for ``timeout`` seconds) and after every reconnect."""
         if run not in self._watched:
             self._watched.append(run)
         await self.request(WatchCommand(run=run, cursors=self._cursors_of(run)), timeout=timeout)

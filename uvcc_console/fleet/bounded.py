@@ -30,7 +30,7 @@ class StalledError(Exception):
 
 
 async def output(process: asyncssh.SSHClientProcess[bytes], stdin: bytes, limit: int) -> tuple[bytes, bytes]:
-    """Feed a process and read both its streams to their ends. Raises TooMuchError once they exceed ``limit``."""
+    """Feed a process and read both its streams to their ends. Raises TooMuchError beyond ``limit`` bytes."""
     left = limit
 
     async def take(stream: asyncssh.SSHReader[bytes]) -> bytes:

@@ -54,6 +54,8 @@ class PodLink:
     in ``known``, the pins that other processes go by. A host that then shows another key is refused for good: every
     later use raises HostKeyChanged, with ``hint``. ``accept``: the fingerprint of the one new key that the operator has
     vouched for; nothing else is let pass with it.
+
+    Every ``timeout`` is in seconds; 0 takes what ``timeouts`` says of an operation.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def occupancy(listed: str, ours: Collection[int]) -> tuple[str, str]:
 
 
 async def look(link: PodLink, ours: Collection[int], timeout: float = 15.0) -> tuple[str, str]:
-    """Ask the pod. What cannot be asked is unknown, never empty."""
+    """Ask the pod, for at most ``timeout`` seconds. What cannot be asked is unknown, never empty."""
     try:
         return occupancy(await link.sh(ASK_GPUS, timeout=timeout), ours)
     except UvccError as e:

@@ -126,7 +126,7 @@ def knows(topic: str, known: Sequence[ManualPage]) -> bool:
 
 
 def search(words: str, known: Sequence[ManualPage], most: int = 60) -> list[ManualSection]:
-    """Sections that hold every word; those whose heading does come first."""
+    """At most ``most`` sections that hold every word; those whose heading does come first."""
     wanted = words.lower().split()
     if not wanted:
         return []

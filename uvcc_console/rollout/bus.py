@@ -165,7 +165,10 @@ class Bus:
         return True
 
     async def wait(self, condition: Callable[[Snapshot], T | None], timeout: float | None = None) -> T:
-        """The first truthy value of ``condition`` over the snapshots from now on. Raises TimeoutError."""
+        """The first truthy value of ``condition`` over the snapshots from now on.
+
+        Raises TimeoutError after ``timeout`` seconds, if there are any.
+        """
         async with asyncio.timeout(timeout):
             while True:
                 changed = self._changed

@@ -206,7 +206,10 @@ def _change(ctx: Rollout, event: ev.Intent) -> None:
 
 
 async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
-    """Take the rollout to its end; returns the final status. Whatever happens, teardown is the last thing done."""
+    """Take the rollout to its end; returns the final status. Whatever happens, teardown is the last thing done.
+
+    ``since``: the journal's sequence number after which intents are new.
+    """
     end_request = EndRequest()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -342,6 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_conductor(run_dir: Path, adopted: str, since: int) -> int:
+    """Conduct a run that was created. See :func:`conduct` for ``since``, a sequence number; returns the exit code."""
     busy_s = TEARDOWN_BUSY_S if adopted == "teardown" else BUSY_S
     journal = Journal(run_dir / processes.JOURNAL, source="conductor", busy_s=busy_s)
     try:

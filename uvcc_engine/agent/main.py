@@ -180,7 +180,10 @@ def _running(root: Path) -> dict[str, Any]:
 
 
 def ask(root: Path, message: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-    """Send one command to the agent of ``root`` and return its acknowledgement. Raises OSError, UnreachableError."""
+    """Send one command to the agent of ``root`` and return its acknowledgement, waited for at most ``timeout`` seconds.
+
+    Raises OSError, UnreachableError.
+    """
     with socketpath.connect(root / "agent.sock", timeout) as sock:
         sock.sendall(wire.encode(message))
         buffer = LineBuffer()

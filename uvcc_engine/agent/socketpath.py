@@ -10,7 +10,7 @@ from uvcc_engine.contract.machine.shortpath import short
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
-    """A connected socket. Raises OSError."""
+    """A connected socket, each of whose operations takes at most ``timeout`` seconds. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:

@@ -57,7 +57,7 @@ def read_queries(path: Path) -> Floats:
 
 
 def read_arrays(path: Path) -> dict[str, Floats]:
-    """All arrays of an ``.npz`` file by name, as float64. Raises UnreadableError."""
+    """All arrays of an ``.npz`` file by name, each in its own shape, as float64. Raises UnreadableError."""
 
     def read() -> dict[str, Floats]:
         with np.load(_bounded(path), allow_pickle=False) as found:

@@ -60,7 +60,10 @@ def prepare(table: CsvTable, schema: Schema) -> Prepared:
 
 
 def whole_rows(table: CsvTable, schema: Schema) -> RowMask:
-    """Which rows have a value wherever the schema drops those that have none."""
+    """Which rows ``[rows]`` have a value wherever the schema drops those that have none.
+
+    Raises ConfigError if there are none.
+    """
     kept = complete_rows(table, schema)
     if not kept.any():
         raise ConfigError(f"{table.name}: every row lacks a value that the schema drops rows for", "drop a column")
@@ -68,7 +71,7 @@ def whole_rows(table: CsvTable, schema: Schema) -> RowMask:
 
 
 def complete_rows(table: CsvTable, schema: Schema) -> RowMask:
-    """As :func:`whole_rows`, of a part of a table, in which there may be none."""
+    """As :func:`whole_rows`, ``[rows]``, of a part of a table, in which there may be none."""
     kept = np.ones(len(table), dtype=np.bool_)
     for column in schema.used:
         if column.missing == "drop":
@@ -147,6 +150,7 @@ def _draw(seed: int, one: str) -> float:
 
 
 def check_columns(table: CsvTable, schema: Schema) -> None:
+    """Raises ConfigError, naming the column, unless a table has those of the schema and no others."""
     known = {column.name for column in schema.columns} | {schema.target}
     for column in schema.columns:
         table.column(column.name)
@@ -198,7 +202,7 @@ def _may_miss(table: CsvTable, row: int, column: SchemaColumn) -> None:
 
 
 def categories(table: CsvTable, column: SchemaColumn) -> Ints:
-    """The number of every row's category, -1 where it is missing and may be."""
+    """The number of every row's category, -1 where it is missing and may be. Raises ConfigError with the place."""
     numbers = {value: at for at, value in enumerate(column.values)}
     found = np.full(len(table), -1, dtype=np.int64)
     for row, cell in enumerate(table.column(column.name)):

@@ -45,7 +45,7 @@ He chortled in his joy.
 
 
 def tokens(text: str) -> Ints:
-    """Letters as numbers: places in the alphabet, runs of other characters being one space."""
+    """Letters as numbers ``[length]``: places in the alphabet, runs of other characters being one space."""
     words = "".join(c if c in ALPHABET else " " for c in text.lower()).split()
     return np.array([ALPHABET.index(c) for c in " ".join(words)], dtype=np.int64)
 

@@ -54,13 +54,13 @@ class Dataset:
 
 
 def public_stream(label: str, seed: int, counter: int, words: int) -> NDArray[np.uint64]:
-    """``words`` public pseudo-random 64-bit words, bound to (label, seed, counter)."""
+    """``[words]`` public pseudo-random 64-bit words, bound to (label, seed, counter)."""
     material = f"UVCC_PUBLIC_STREAM_V1|{label}|{seed}|{counter}".encode()
     return np.frombuffer(hashlib.shake_256(material).digest(8 * words), dtype="<u8").astype(np.uint64)
 
 
 def permutation(label: str, seed: int, counter: int, n: int) -> Ints:
-    """A permutation of ``range(n)``: a stable sort of the public stream's words."""
+    """A permutation ``[n]`` of ``range(n)``: a stable sort of the public stream's words."""
     return np.argsort(public_stream(label, seed, counter, n), kind="stable").astype(np.int64)
 
 
@@ -93,7 +93,10 @@ def load_digits(seed: int, test_rows: int = DIGITS_TEST) -> Dataset:
 
 
 def split(x: Floats, y: Labels, seed: int, test_rows: int, classes: int) -> Dataset:
-    """Split rows by a public permutation of the seed: the first ``test_rows`` of it are the test set."""
+    """Split rows by a public permutation of the seed: the first ``test_rows`` of it are the test set.
+
+    Raises ConfigError unless rows are left for both.
+    """
     if not 0 < test_rows < len(x):
         raise ConfigError(f"test_rows is {test_rows} of {len(x)} rows", "leave rows for training and for the test")
     order = permutation("split", seed, 0, len(x))

@@ -60,7 +60,7 @@ def check_model(model: ModelSpec) -> None:
 
 
 def initial_weights(model: ModelSpec, seed: int, frac_bits: int) -> list[Floats]:
-    """Public initial weights, one array per weighted layer, on the grid of 2^-frac_bits."""
+    """Public initial weights on the grid of 2^-frac_bits: per weighted layer an array of its ``weight_shape``."""
     weighted = model.weights
     return [
         np.rint(_initial(spec, InitialContext(seed, index, index == len(weighted) - 1)) * 2.0**frac_bits)

@@ -66,7 +66,10 @@ class ProductLayer(Layer):
 
 
 class FusedActivation(Layer):
-    """An activation that takes part in the rounds of the product before it, forward as backward."""
+    """An activation that takes part in the rounds of the product before it, forward as backward.
+
+    It goes element by element: what it gives has the shape of what the product gives, and gradients likewise.
+    """
 
     @abstractmethod
     def after_protocol(self, rt: Runtime, layer: ProductLayer, x: Share) -> MpcProtocol[Share]:
@@ -91,7 +94,10 @@ if TYPE_CHECKING:
 
 
 class LayerBlock(Layer):
-    """A layer that is made of others, ``inner``; its weights are theirs."""
+    """A layer that is made of others, ``inner``; its weights are theirs.
+
+    A gradient has the shape of the block's outputs, or, once it has gone through, of its inputs.
+    """
 
     def __init__(self, inner: Sequence[Layer]) -> None:
         self.inner = inner

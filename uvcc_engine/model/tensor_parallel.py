@@ -109,7 +109,7 @@ class PartContext:
 
     @property
     def weight(self) -> Share:
-        """This rank's slice of the weight; only where the spec has one."""
+        """This rank's slice of the weight, in the shape that ``placed`` says; only where the spec has one."""
         assert self.own is not None, "the spec has no weight"
         return self.own
 

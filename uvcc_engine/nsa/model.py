@@ -40,7 +40,10 @@ class DenseAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a GELU MLP of four times the width, each behind an RMSNorm."""
+    """Attention and a GELU MLP of four times the width, each behind an RMSNorm.
+
+    ``[batch, length, dim]`` to the same.
+    """
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class Communicator:
     """One communicator: this rank and its sisters along one dimension. Alone, every operation is the identity.
 
     Operations must be called in the same order by all members. Each raises PeerLostError if a member is gone or does
-    not come within the timeout.
+    not come within the timeout. A tensor has the same shape at all members, whatever it is.
     """
 
     def __init__(self, name: str, members: Sequence[int], index: int, group: Any = None) -> None:

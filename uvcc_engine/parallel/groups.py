@@ -213,7 +213,7 @@ class PartyGroups:
     def gather(self, value: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
         """Exchange a few bytes with all ranks (or with ``ranks``) through the store: for rare and early agreements.
 
-        All members call it at the same point. ``check`` is called while it waits.
+        All members call it at the same point. ``check`` is called while it waits. Raises PeerLostError.
         """
         members = list(range(self.place.world)) if ranks is None else list(ranks)
         if self.alone or len(members) == 1:

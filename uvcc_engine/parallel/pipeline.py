@@ -73,7 +73,10 @@ class Pipe:
         return x
 
     def fetch(self, direction: str, microbatch: int, device: torch.device) -> Tensor:
-        """Receive without a note: the note belongs to the thread that has the transcript."""
+        """Receive without a note: the note belongs to the thread that has the transcript.
+
+        Raises ProtocolError where the neighbour announces another tensor than is due.
+        """
         group, source = self._end(direction, sending=False)
         shape = torch.zeros(1 + _MOST_AXES, dtype=torch.int64, device=device)
         axes, *sides = group.receive(shape, source, 2 * microbatch).tolist()
@@ -149,7 +152,10 @@ class PipelineReceiver:
             return self._answered(microbatch)
 
     def take(self, microbatch: int) -> Tensor:
-        """What came for this microbatch, once; waits for it. Raises PeerLostError or ProtocolError as receives do."""
+        """What came for this microbatch, once, in the shape that was announced; waits for it.
+
+        Raises PeerLostError or ProtocolError as receives do.
+        """
         self.arrived(microbatch)
         with self._news:
             self._news.wait_for(lambda: self._answered(microbatch))

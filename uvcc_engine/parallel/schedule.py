@@ -71,7 +71,10 @@ def program(stage: int, stages: int, microbatches: int, depth: int = 1) -> list[
 
 
 def table(stages: int, microbatches: int) -> list[list[PipelineTick]]:
-    """The schedule in time, one row a stage, forward and backward one tick each: what a Gantt chart should show."""
+    """The schedule in time, one row a stage, forward and backward one tick each: what a Gantt chart should show.
+
+    Raises UvccError for a schedule that cannot end.
+    """
     orders = [one_f_one_b(s, stages, microbatches) for s in range(stages)]
     done: dict[tuple[str, int, int], int] = {}
     rows: list[list[PipelineTick]] = [[] for _ in range(stages)]

@@ -63,7 +63,10 @@ class MemberConnection:
         self._broken: OSError | None = None
 
     def send(self, key: int, data: memoryview) -> None:
-        """Hand over a message; what the socket does not take now is copied and follows by itself."""
+        """Hand over a message; what the socket does not take now is copied and follows by itself.
+
+        Raises RuntimeError, as torch's backends do, if the member is gone.
+        """
         parts = [memoryview(HEAD.pack(key, len(data))), data]
         with self._news:
             if self._broken is not None:
@@ -114,7 +117,10 @@ class MemberConnection:
             raise RuntimeError(f"a member does not take what was sent: {self._broken}")
 
     def receive(self, key: int, into: memoryview) -> None:
-        """Fill ``into`` with the message ``key``; those before it are kept for who asks for them."""
+        """Fill ``into`` with the message ``key``; those before it are kept for who asks for them.
+
+        Raises RuntimeError, as torch's backends do, if the member is gone or does not come in time.
+        """
         with self._reading:
             if (kept := self._early.get(key)) is not None:
                 whole = kept.popleft()
@@ -155,7 +161,10 @@ class MemberConnection:
 
 
 class UnixGroup(dist.ProcessGroup):
-    """A process group of torch over :class:`MemberConnection`; made by torch through the backend's name."""
+    """A process group of torch over :class:`MemberConnection`; made by torch through the backend's name.
+
+    Tensors are contiguous and lie on the host; their shape is the same at all members, as torch asks.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the other constructor only

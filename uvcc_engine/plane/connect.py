@@ -212,7 +212,7 @@ def _ca_file(link: LinkSpec) -> Path | None:
 
 
 def health(url: str, ca_file: Path | None, timeout: float = 10.0) -> dict[str, Any]:
-    """What a relay says of itself. Raises UnreachableError."""
+    """What a relay says of itself; each wait takes at most ``timeout`` seconds. Raises UnreachableError."""
     verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
     text, end = b"", time.monotonic() + 2 * timeout
     try:

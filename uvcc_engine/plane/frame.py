@@ -157,7 +157,7 @@ def pack_part(label: int, tag: Tag, chunk: int, chunks: int, length: int, total:
 
 
 def padding(length: int) -> bytes:
-    """Zeros up to the next multiple of 8, so that int64 payloads stay aligned."""
+    """Zero bytes from ``length`` up to the next multiple of 8, so that int64 payloads stay aligned."""
     return _PAD[-length & 7]
 
 

@@ -16,7 +16,7 @@ _MOST_PARTIAL: Final = 1024  # messages of which chunks are missing
 
 
 def buffer(size: int) -> memoryview:
-    """Writable memory that is not cleared first."""
+    """``size`` bytes of writable memory that is not cleared first."""
     return np.empty(size, np.uint8).data
 
 

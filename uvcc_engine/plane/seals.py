@@ -46,7 +46,10 @@ def open_bulk(
     labeler: fr.Labeler,
     room: Callable[[Tag, int, int, int], memoryview] | None,
 ) -> tuple[bytes, list[fr.FramePart]]:
-    """(digest, the one part) of a BULK frame, opened where ``room`` says (None: aside). Errors as above."""
+    """(digest, the one part) of a BULK frame, opened where ``room`` says (None: aside).
+
+    Raises UnprovenError for a broken seal.
+    """
     stream, seq, cut = header.stream, header.seq, fr.PART_BYTES + fr.TAG_BYTES
     if len(body) < cut + fr.TAG_BYTES:
         raise fr.UnprovenError("a bulk frame is cut short", party=header.src)

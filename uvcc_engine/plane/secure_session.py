@@ -141,6 +141,7 @@ def _broken(header: fr.Header) -> fr.UnprovenError:
 
 
 def expand_key(secret: bytes, info: bytes, length: int = 32) -> bytes:
+    """``length`` bytes of HKDF-Expand (SHA-256) under this plane's label and ``info``."""
     return HKDFExpand(algorithm=hashes.SHA256(), length=length, info=b"UVCC_PLANE_V1 " + info).derive(secret)
 
 

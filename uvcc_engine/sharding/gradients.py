@@ -120,6 +120,6 @@ class Gradients:
 
 
 def padded(flat: Tensor, size: int) -> Tensor:
-    """A flat tensor with zeros behind it, up to a multiple of ``size``."""
+    """A flat tensor with zeros behind it, up to a multiple of ``size`` elements."""
     short = -len(flat) % size
     return torch.cat([flat, flat.new_zeros(short)]) if short else flat

@@ -62,10 +62,10 @@ class Learner(Protocol):
         """Open the metrics that the job lists, over all test rows, by name."""
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of this worker."""
+        """What a checkpoint holds of this worker: both components, each in the shape of its weight, by name."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Go on from what :meth:`state` gave, in the same shapes."""
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
         """Both components of this worker's weights by name."""
@@ -121,7 +121,7 @@ class ParallelTrainer:
 
     @property
     def weights(self) -> list[Share]:
-        """This worker's weights, in the order of the model."""
+        """This worker's slices of the weights, in the order of the model, each in its slice's shape."""
         return [part.weights[k] for part, k in self._slots]
 
     @property
@@ -347,7 +347,10 @@ class ParallelTrainer:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds of this worker: both components of its weights and momentum, by name."""
+        """Everything a checkpoint holds of this worker: both components of its weights and momentum, by name.
+
+        Each is int64 in the shape of its slice.
+        """
         found: dict[str, Tensor] = {}
         for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
             for number, share in zip(self._stage.numbers, shares, strict=True):
@@ -355,7 +358,7 @@ class ParallelTrainer:
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit this worker."""
+        """Go on from what :meth:`state` gave. Raises ConfigError if a name or shape does not fit."""
         wanted = {name: t.shape for name, t in self.state().items()}
         if {name: t.shape for name, t in state.items()} != wanted or any(
             t.dtype != torch.int64 for t in state.values()

@@ -37,7 +37,10 @@ class Stage:
 def build_stage(
     rt: Runtime, model: ModelSpec, starts: Sequence[Floats], f: int, *, pp: Communicator, tp: Communicator
 ) -> Stage:
-    """The parts of this rank's stage around its slices of the public initial weights ``starts``."""
+    """The parts of this rank's stage around its slices of the public initial weights ``starts``.
+
+    ``starts`` has an array per weighted layer of the whole model, in the shape that its specification says.
+    """
     placed, layout = place_layers(model, tp.size)
     mine = stage_bounds(model, pp.size)[pp.index]
     layers = [placed[at] for at in mine]

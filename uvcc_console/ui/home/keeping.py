@@ -27,7 +27,7 @@ def size_of(folder: Path) -> int:
 
 
 def size_words(size: float) -> str:
-    """``812 kB``, ``3.4 MB``, ``1.2 GB``."""
+    """A size in bytes for a reader: ``812 kB``, ``3.4 MB``, ``1.2 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"

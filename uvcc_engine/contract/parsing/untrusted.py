@@ -48,12 +48,12 @@ def moment(value: object) -> float | None:
 
 
 def word(value: object, limit: int = 256) -> str | None:
-    """Text, cleaned; None for anything else."""
+    """Text, cleaned, of at most ``limit`` characters; None for anything else."""
     return clean(value, limit) if isinstance(value, str) else None
 
 
 def said(value: object, limit: int = 256) -> str:
-    """Any scalar in words, cleaned; empty for null, lists and objects."""
+    """Any scalar in words, cleaned, of at most ``limit`` characters; empty for null, lists and objects."""
     if isinstance(value, str):
         return clean(value, limit)
     if isinstance(value, bool):
@@ -79,7 +79,7 @@ def parsed(text: str | bytes, most: int = 1 << 20) -> Any:
 
 
 def record(text: str | bytes, most: int = 1 << 20) -> dict[str, Any] | None:
-    """The JSON object of a text; None for whatever is none."""
+    """The JSON object of a text of at most ``most`` characters or bytes; None for whatever is none."""
     try:
         found = parsed(text, most)
     except ValueError:

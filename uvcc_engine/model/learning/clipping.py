@@ -29,7 +29,8 @@ _HIGHEST: Final = 8
 def clipped_protocol(rt: Runtime, x: Share, limit: float) -> MpcProtocol[Share]:
     """``x min(1, limit / |x|)`` by the norm of the whole tensor: 28 rounds, most of them on one number.
 
-    Relative error below 1e-3. Norms of less than 2^-11 are cut to about the limit if that is smaller still.
+    ``limit`` is a norm, in the units of ``x``. Relative error below 1e-3.
+    Norms of less than 2^-11 are cut to about the limit if that is smaller still.
     """
     scale = 2 * x.f - min(_WIDE, 2 * x.f - 1)
     square = yield from product_with_protocol(rt, x.with_f(2 * x.f - scale), x.with_f(scale), _dot)
@@ -41,7 +42,7 @@ def clipped_protocol(rt: Runtime, x: Share, limit: float) -> MpcProtocol[Share]:
 
 
 def clipped(x: Tensor, limit: float) -> Tensor:
-    """The same in clear. Any shape."""
+    """``x`` of any shape in plain numbers, scaled down to the norm ``limit`` if its own is larger."""
     return x * min(1.0, limit / max(float(x.norm()), 1e-30))
 
 

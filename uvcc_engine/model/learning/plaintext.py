@@ -55,7 +55,10 @@ def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, 
 
 
 def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> PlaintextResult:
-    """Train in clear float64 exactly as ``job`` says, from its own initial weights or from ``starts``."""
+    """Train in plain float64 exactly as ``job`` says, from its own initial weights or from ``starts``.
+
+    ``starts`` has an array per weighted layer, in the shape that the layer's specification says.
+    """
     model = find_model(job.model)
     first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
     weights = [torch.from_numpy(w).clone().requires_grad_() for w in first]

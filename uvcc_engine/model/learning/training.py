@@ -211,7 +211,10 @@ class PrivateTrainer:
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds of this party: both components of weights and momentum, by name."""
+        """Everything a checkpoint holds of this party: both components of weights and momentum, by name.
+
+        Each component is int64 in the shape of its weight.
+        """
         found: dict[str, Tensor] = {}
         for kind, shares in self._kept():
             for i, share in enumerate(shares):
@@ -223,7 +226,7 @@ class PrivateTrainer:
         return rings((f"weight.{i}", w) for i, w in enumerate(self.weights))
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave. Raises ConfigError if it does not fit the model."""
+        """Go on from what :meth:`state` gave. Raises ConfigError if a name or shape does not fit the model."""
         wanted = {name: t.shape for name, t in self.state().items()}
         if {name: t.shape for name, t in state.items()} != wanted or any(
             t.dtype != torch.int64 for t in state.values()

@@ -188,8 +188,10 @@ class Draws:
         return self._fresh(component, torch.int64, shape) if out is None else self._draw(component, out)
 
     def narrow(self, component: int, bits: int, *shape: int) -> Tensor:
-        """Elements uniform modulo 2^``bits`` in the narrowest type that carries them; the bits above are random,
-        too."""
+        """A tensor of that ``shape``, uniform modulo 2^``bits`` in the narrowest type that carries them.
+
+        The bits above are random, too.
+        """
         return self._fresh(component, wire_dtype(bits), shape)
 
 

@@ -29,7 +29,9 @@ class RangeWatch:
         self._waiting: dict[Place, list[Tensor]] = {}
 
     def note(self, place: Place, share: Tensor, *, parties: int, shift: int) -> None:
-        """One party's summand of the value that ``place`` truncates by ``shift`` bits; ``parties`` hold one.
+        """One party's summand, of any shape, of the value that ``place`` truncates by ``shift`` bits.
+
+        ``parties`` of the three hold one.
 
         Raises RingRangeError at the party that comes last if the value does not lie within 62 bits and a sign.
         """

@@ -176,7 +176,7 @@ class RoundInbox:
         self._ready += reversed(self._staging.bring(cut))
 
     def take(self) -> Tensor:
-        """The next part, in program order."""
+        """The next part, in program order and in the shape that was asked for."""
         return self._ready.pop()
 
 

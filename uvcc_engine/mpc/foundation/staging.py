@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Staging(Protocol):
-    """How parts leave a device, and how they come to it."""
+    """How parts leave a device, and how they come to it: each a tensor of any shape, which it keeps."""
 
     def begin(self, part: Tensor) -> Tensor:
         """The part on the host (contiguous), perhaps still on its way there."""
@@ -30,7 +30,7 @@ class Staging(Protocol):
 
 
 class HostStaging:
-    """Where shares lie on the host already."""
+    """Where shares lie on the host already; parts keep their shape."""
 
     def begin(self, part: Tensor) -> Tensor:
         return part.contiguous()

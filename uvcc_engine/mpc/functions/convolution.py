@@ -153,7 +153,7 @@ def max_pool_gradient_protocol(
 ) -> MpcProtocol[Share]:
     """Gradient of the input of ``max_pool_protocol``: the output's gradient goes to each window's winner. 1 round.
 
-    ``[batch, channels, height, width]``, as the input.
+    ``[batch, channels, height, width]``, as the input; ``size`` and ``stride`` count its elements.
     """
     spread = grad.map(lambda t: t.unsqueeze(-1).expand(*t.shape, size * size).contiguous())
     cells = yield from mul_protocol(rt, spread, one_hot, dealer=dealer)

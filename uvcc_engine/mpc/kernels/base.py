@@ -16,7 +16,10 @@ RightFactor = Callable[[Sequence[Tensor]], Tensor]
 
 
 class Kernels(Protocol):
-    """Local arithmetic of one party. Implementations differ in speed, never in the result."""
+    """Local arithmetic of one party. Implementations differ in speed, never in the result.
+
+    Where no shape is said, a function goes element by element: all its tensors have one shape, and so has the result.
+    """
 
     def mul(self, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
         """``sum_i xs[i] * ys[i]`` elementwise, broadcasting, for one or two terms."""

@@ -71,7 +71,7 @@ def to_planes(x: Ints, out: Ints) -> None:
 
 @_jit
 def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
-    """Digits of three bits."""
+    """``Kernels.deal_digits`` for digits of three bits: planes ``[3 d, w]`` into ``out`` ``[7 d, w]``."""
     digits, words = planes.shape[0] // 3, planes.shape[1]
     for d in range(digits):
         for w in range(words):
@@ -87,7 +87,10 @@ def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
 
 @_jit
 def pick_digits(table: Ints, planes: Ints, one: int, g: Ints, p: Ints) -> None:
-    """Digits of three bits: entry 7 - digit of the table, and its difference to the entry below."""
+    """Digits of three bits: entry 7 - digit of the table ``[7 d, w]``, and its difference to the entry below.
+
+    ``planes`` is ``[3 d, w]``; ``g`` and ``p`` are ``[d, w]``.
+    """
     digits, words = planes.shape[0] // 3, planes.shape[1]
     for d in range(digits):
         for w in range(words):
@@ -292,7 +295,7 @@ def truncate_close(c: Words, part: Narrow, theirs: Narrow, s: int, out: Words) -
 
 @_jit
 def pack(x: Words, size: int, out: NDArray[np.uint8]) -> None:
-    """The lowest ``size`` bytes of every number."""
+    """The lowest ``size`` bytes of every number of ``[n]``, into ``[n size]``."""
     for i in range(x.shape[0]):
         for b in range(size):
             out[i * size + b] = np.uint8(x[i] >> np.uint64(8 * b))

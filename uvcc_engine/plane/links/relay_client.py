@@ -91,7 +91,7 @@ class HttpConnection:
         self._complete = True
 
     def connect(self, timeout: float) -> None:
-        """Connect if needed. Raises OSError."""
+        """Connect if needed, within ``timeout`` seconds. Raises OSError."""
         if self._sock is not None:
             return
         sock = socket.create_connection((self._host, self._port), timeout)
@@ -99,7 +99,10 @@ class HttpConnection:
         self._sock = self._tls.wrap_socket(sock, server_hostname=self._host) if self._tls else sock
 
     def post(self, pieces: list[Buffer], timeout: float) -> bytes:
-        """Send a request and return the reply's body. Raises OSError or HttpError."""
+        """Send a request and return the reply's body; each wait takes at most ``timeout`` seconds.
+
+        Raises OSError or HttpError.
+        """
         self.connect(timeout)
         sock = self._sock
         assert sock is not None
@@ -284,6 +287,7 @@ class RelayLink(RelayBase):
         self._http = HttpConnection(url, read_token(token_file), ca_file)
 
     def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+        """See ``Link.exchange``. Raises UnreachableError once the relay refuses for good."""
         if self._resting(wait):
             return []
         items, acks = self._items[: binary.MAX_ITEMS], self._acks[: binary.MAX_ITEMS]

@@ -64,6 +64,7 @@ class RelayReplies:
         return found
 
     def split(self, found: list[binary.Reply]) -> None:
+        """Add the whole replies of the buffer to ``found``. Raises ValueError on nonsense."""
         at, view = 0, memoryview(self.buffer)
         while self.have - at >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self.buffer, at)

@@ -73,7 +73,7 @@ def read_file(path: Path, most: int = SMALL, *, named: bool = False) -> bytes:
 
 
 def read_text(path: Path, most: int = SMALL, *, named: bool = False) -> str:
-    """The same as UTF-8 text."""
+    """The text of a regular UTF-8 file of at most ``most`` bytes. Raises UnreadableError."""
     try:
         return read_file(path, most, named=named).decode()
     except UnicodeDecodeError as e:

@@ -95,7 +95,10 @@ def inclusion_proofs(leaves: Iterable[bytes], size: int, indices: Iterable[int])
 
 
 def root_from_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes | None:
-    """The root that ``proof`` leads to (RFC 9162 section 2.1.3.2); None if the proof has the wrong length."""
+    """The root of ``size`` leaves that ``proof`` leads to (RFC 9162 section 2.1.3.2).
+
+    None if the proof has the wrong length.
+    """
     if not 0 <= index < size:
         return None
     at, last, root = index, size - 1, leaf

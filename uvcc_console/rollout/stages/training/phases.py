@@ -367,7 +367,7 @@ def deserted(s: Snapshot, phase: Phase, now: float) -> Trouble | None:
 
 
 def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) -> Trouble | None:
-    """No worker gave a sign of life for too long, and nobody holds them. Pure."""
+    """No worker gave a sign of life for ``stall_s``, and nobody holds them. Pure; ``began`` is a time stamp."""
     if s.halt.nonce and not s.halt.done:
         return None
     quiet = now - max([began, *(w.beat_ts for w in _views(s, phase))])
