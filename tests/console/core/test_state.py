@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -228,7 +230,8 @@ def test_a_missing_journal_says_what_to_do(tmp_path: Path) -> None:
 def test_events_of_a_newer_version_are_skipped_not_fatal(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.sqlite")
     journal.append(CREATED)
-    journal._db.execute("INSERT INTO events(ts, source, kind, data) VALUES (1, 'x', 'from_the_future', '{}')")
+    with contextlib.closing(sqlite3.connect(tmp_path / "j.sqlite")) as db, db:
+        db.execute("INSERT INTO events(ts, source, kind, data) VALUES (1, 'x', 'from_the_future', '{}')")
     assert read_all(journal).run == "r"
 
 

@@ -215,7 +215,7 @@ async def test_one_pin_binds_every_connection_and_every_process(hosts: Hosts) ->
                 assert word in caught.value.what
         await agent.close()
         await agent.link.close()
-        assert "uvcc pod demo-1 replace" in _refusal(member)
+        assert "uvcc pod demo-1 replace" in await _refusal(member)
     with pytest.raises(UvccError, match="may be claimed already"):
         await second.provider.create(want(1))
     await second.provider.close()
@@ -227,9 +227,9 @@ async def test_one_pin_binds_every_connection_and_every_process(hosts: Hosts) ->
     await third.close()
 
 
-def _refusal(member: Member) -> str:
+async def _refusal(member: Member) -> str:
     try:
-        member.ssh._dialer.check_refused()
+        await member.ssh.connect()
     except HostKeyChanged as e:
         return e.hint
     return ""

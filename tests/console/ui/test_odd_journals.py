@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -196,8 +197,9 @@ def test_the_reading_verbs_go_on(run_dir: Path, argv: list[str], capsys: pytest.
 
 def test_a_page_of_rows_that_are_no_events_is_not_the_end(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
-    for _ in range(25):
-        journal._db.execute("INSERT INTO events(ts, source, kind, data) VALUES (1, 'x', 'from_the_future', '{}')")
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db, db:
+        for _ in range(25):
+            db.execute("INSERT INTO events(ts, source, kind, data) VALUES (1, 'x', 'from_the_future', '{}')")
     journal.append(ev.RunEnded(status="ok"))
     assert [e.kind for _, e in journal.since(0, limit=10)] == ["run_ended"]
     journal.close()

@@ -10,6 +10,7 @@ from ui_desk import FakeProcesses, desk, modes, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.ui.feed.source import JournalWriter
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 
 
@@ -124,7 +125,7 @@ async def test_the_disk_refusing_is_said_loudly_with_the_way_around(folder: Path
     async with desk(Story().full(5), folder) as d:
         (folder / "journal.sqlite").chmod(0o400)
         assert d.app.writer is not None
-        d.app.writer._path = folder / "missing" / "journal.sqlite"
+        d.app.writer = JournalWriter(folder / "missing" / "journal.sqlite", "test")
         await d.press("f9")
         assert "NOT DONE" in d.toasts
         assert f"uvcc halt {RUN}" in d.toasts

@@ -28,8 +28,8 @@ async def test_bindings_palette_and_help_offer_every_action(tmp_path: Path) -> N
         bound = {str(b.id) for b in bindings()}
         assert bound == {a.id for a in ACTIONS.values() if a.keys}
         provider = ActionProvider(d.app.screen, cast(Any, None))
-        offered = {a.id for a, _, _ in provider._entries()}
-        assert offered == set(ACTIONS) - set(BY_ITSELF)
+        offered = {hit.text async for hit in provider.discover()}
+        assert offered == {f"{a.name} ({a.label})" for a in ACTIONS.values() if a.id not in BY_ITSELF}
         await d.press("question_mark")
         assert isinstance(d.app.screen, HelpScreen)
         text = "".join(span for line in help_lines(Context(Snapshot(), replay=True), "", "", 200) for span, _ in line)

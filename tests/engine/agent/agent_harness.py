@@ -48,8 +48,11 @@ class Console:
     def post(self, op: str, nonce: str = "", **fields: Any) -> str:
         self._n += 1
         nonce = nonce or f"n{self._n}"
-        self._sock.sendall(wire.encode({"op": op, "nonce": nonce, **fields}))
+        self.send_raw(wire.encode({"op": op, "nonce": nonce, **fields}))
         return nonce
+
+    def send_raw(self, data: bytes) -> None:
+        self._sock.sendall(data)
 
     def ask(self, op: str, nonce: str = "", **fields: Any) -> dict[str, Any]:
         start = len(self.seen)

@@ -166,7 +166,7 @@ def test_launch_is_obeyed_once_per_nonce_and_checked_first(pod: Pod) -> None:
 def test_rubbish_from_a_console_ends_that_console_only(pod: Pod) -> None:
     pod.start()
     with pod.console() as good, Console(pod.root, hello=False) as bad:
-        bad._sock.sendall(b'{"op": "hello", "nonce": "x"}\nGET / HTTP/1.1\n\n')
+        bad.send_raw(b'{"op": "hello", "nonce": "x"}\nGET / HTTP/1.1\n\n')
         refused = bad.until(lambda m: m["op"] == wire.ACK and not m["ok"])
         assert "not a command" in refused["error"]
         bad.until_closed()

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from plane_kit import SID, Log, make_plane, relay_links, relay_thread, run_parties
+from plane_kit import SID, Log, kill, make_plane, relay_links, relay_thread, run_parties
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.plane import durable
@@ -41,9 +41,7 @@ def test_a_reader_that_dies_goes_on_from_its_last_commit(tmp_path: Path) -> None
                     if n != 4:  # the last one is lost with the process and read again
                         plane.commit(b" ".join(b"%d" % e for e in effect))
                 if len(effect) < COUNT:
-                    plane._closed.set()  # dies: no goodbye, no flush
-                    plane._background.join()
-                    plane._link.close()
+                    kill(plane)  # no goodbye, no flush
             assert plane.recv_control(0, 50) == b"all sent"
             plane.send_control(0, b"all read")
             plane.close()
