@@ -42,6 +42,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {said(f.get('step'))}"),
     "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
     "open_final_done": ((), lambda f: "the result is opened as the policy allows"),
+    "sample_written": (("text",), lambda f: f"the model writes: {said(f.get('text'))}"),
     "weights_taken": (
         ("folder", "sha256"),
         lambda f: f"begins with the weights {said(f.get('sha256'))[:12]} of {said(f.get('folder'))}",

@@ -80,6 +80,7 @@ class TrainConfig:
     ``nonfinite``: what follows a gradient that is not a number: ``stop``, or ``skip`` the step, five in a row at most.
     ``schedule``: after the warm-up the rate follows a cosine down to ``min_lr``, stays (``constant``), or stays and
     falls in a straight line to ``min_lr`` over the last ``decay_steps`` (``wsd``, Hu et al. 2024, section 4).
+    ``sample_tokens``: the finished model writes so many, for the result screen and ``sample.txt``.
     ``init``: a folder that ``uvcc-engine export`` made, whose weights a new training begins with.
     """
 
@@ -102,6 +103,7 @@ class TrainConfig:
     eval_batches: int = 10
     save_every: int = 0  # 0 = at the end and on halt only
     keep: int = 3  # verified checkpoints
+    sample_tokens: int = 0  # at most 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ class LMConfig:
         _one_of("train.nonfinite", self.train.nonfinite, ("stop", "skip"))
         for name in ("steps", "seq_len", "batch_size", "accumulate", "log_every", "eval_batches", "keep"):
             _at_least(f"train.{name}", getattr(self.train, name), 1)
+        if not 0 <= self.train.sample_tokens <= MOST_SAMPLED:
+            raise ConfigError(f"train.sample_tokens={self.train.sample_tokens}", f"it must be 0 to {MOST_SAMPLED}")
         for name in ("warmup", "weight_decay", "eval_every", "save_every", "seed"):
             _at_least(f"train.{name}", getattr(self.train, name), 0)
         for name in ("lr", "grad_clip"):
@@ -166,6 +170,7 @@ class LMConfig:
             raise ConfigError(f"train.decay_steps={t.decay_steps}", f"it must be 0 to train.steps ({t.steps})")
 
 
+MOST_SAMPLED: Final = 4096
 VOCAB: Final = {"byte": 256, "gpt2": 50257}
 
 

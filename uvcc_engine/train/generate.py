@@ -43,10 +43,10 @@ class Sampling:
 
 
 def drawn(logits: Tensor, how: Sampling, random: torch.Generator) -> Tensor:
-    """One token per row. logits [B, vocab] -> int64 [B]."""
+    """One token per row. logits [B, vocab] -> int64 [B] beside them; drawn on the CPU, alike on every device."""
     if how.temperature == 0.0:
         return logits.argmax(-1)
-    scores = logits.float() / how.temperature
+    scores = logits.float().cpu() / how.temperature
     if how.top_k:
         least = scores.topk(min(how.top_k, scores.shape[-1])).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
@@ -55,7 +55,7 @@ def drawn(logits: Tensor, how: Sampling, random: torch.Generator) -> Tensor:
         ranked, order = p.sort(-1, descending=True)
         beyond = ranked.cumsum(-1) - ranked >= how.top_p  # the first is never beyond
         p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
-    return torch.multinomial(p, 1, generator=random)[:, 0]
+    return torch.multinomial(p, 1, generator=random)[:, 0].to(logits.device)
 
 
 @torch.no_grad()
@@ -65,6 +65,7 @@ def tokens_after(model: LanguageModel, prompt: Tensor, most: int, how: Sampling)
     A dense model has no caches here and reads the whole row again for every token.
     """
     random = torch.Generator().manual_seed(how.seed)
+    prompt = prompt.to(model.embed.weight.device)
     if model.cfg.attention == "dense":
         row = prompt
         for _ in range(most):

@@ -21,7 +21,6 @@ from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.nsa.model import GateMetrics, gate_metrics
 from uvcc_engine.train.tensorboard import ScalarFile
 
-ENV_JSON: Final = "env.json"
 _SHOWN: Final = (
     *("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_VISIBLE", "OMP_", "RANK", "WORLD_SIZE", "MASTER_"),
     *("HF_DATASETS_", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TIKTOKEN_"),  # not all of HF_*: a token is secret
@@ -111,4 +110,4 @@ def _fetch(w: Window) -> dict[str, float]:
 def write_env(directory: Path, versions: Mapping[str, Any]) -> None:
     """env.json: versions, device and the variables that steer torch, NCCL and this trainer."""
     shown = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)}
-    files.write_json(directory / ENV_JSON, {"ts": time.time(), **versions, "env": shown})
+    files.write_json(directory / files.ENV_JSON, {"ts": time.time(), **versions, "env": shown})

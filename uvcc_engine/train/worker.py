@@ -23,9 +23,10 @@ from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
-from uvcc_engine.nsa.model import parameter_count
+from uvcc_engine.contract.text import clean
+from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train import effective, exported, lm_state, memory_plan
+from uvcc_engine.train import effective, exported, generate, lm_state, memory_plan
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
@@ -35,8 +36,10 @@ from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.sources import make_source
 from uvcc_engine.train.telemetry import write_env
-from uvcc_engine.train.tokenizer import make_tokenizer
+from uvcc_engine.train.tokenizer import Tokenizer, make_tokenizer
 from uvcc_engine.train.watchdog import Watchdog
+
+SAMPLE_SHOWN = 400  # characters of what the finished model wrote, in its event
 
 
 def train(
@@ -149,9 +152,18 @@ def _train(
         return named.exit_code
     if outcome.status == "done":
         writer.result(outcome.tensors_sha256, {"loss": outcome.loss} if math.isfinite(outcome.loss) else {})
+        if cfg.train.sample_tokens and writer.lead:
+            _write_sample(trainer.model, tokenizer, cfg.train.sample_tokens, writer)
         writer.event("run_done", step=outcome.step, tensors_sha256=outcome.tensors_sha256)
     writer.exit(outcome.status, step=outcome.step, checkpoint=outcome.checkpoint)
     return 0
+
+
+def _write_sample(model: LanguageModel, tokenizer: Tokenizer, most: int, writer: RunWriter) -> None:
+    """Let the finished model write a text: ``sample.txt``, and its beginning in an event."""
+    made = generate.continue_text(model.eval(), tokenizer, "", most, generate.Sampling(seed=writer.rank))
+    files.write_atomic(writer.directory / files.SAMPLE, made.text.encode())
+    writer.event("sample_written", text=clean(made.text, SAMPLE_SHOWN), tokens=made.tokens)
 
 
 def name_failure(error: RuntimeError | MemoryError, group: RankGroup) -> UvccError:

@@ -18,6 +18,15 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.parametrize("flag", [("--replicas", "2"), ("--data", "x.csv"), ("--model", "mlp"), ("--profile", "x")])
+def test_the_language_models_demo_takes_nothing_of_the_private_one(
+    flag: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--lm", *flag])
+    assert f"--lm takes no {flag[0]}" in capsys.readouterr().err
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = f"""
 import sys

@@ -42,6 +42,7 @@ def test_what_the_demo_cannot_do_is_said_before_anything_is_started(
 ) -> None:
     monkeypatch.setenv("UVCC_HOME", str(tmp_path / "home"))
     assert "--federated takes no --steps" in _refused(capsys, "--federated", "--steps", "3")
+    assert "--federated takes no --lm" in _refused(capsys, "--federated", "--lm")
     assert "are of --federated" in _refused(capsys, "--users")
     assert "--port '70000' is no port" in _refused(capsys, "--federated", "--headless", "--port", "70000")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

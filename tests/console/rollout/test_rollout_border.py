@@ -108,8 +108,13 @@ def test_count_size_and_sum_of_what_a_pod_gives_are_bounded(monkeypatch: pytest.
     assert found.files == {}
 
 
+def test_curves_environment_and_text_of_a_language_model_come_home() -> None:
+    names = ["tb/events.out.tfevents.1.vm.2", "env.json", "sample.txt", "val.csv", "metrics.json"]
+    assert sorted(offered.read_offer(listed(*((n, 1) for n in names)), {"p0r0s0t0"}).files) == sorted(names)
+
+
 def test_what_may_not_leave_a_pod_is_not_even_asked_for() -> None:
-    names = ["checkpoints/step-1/x", "inputs.sealed", "relay.token", "identity/ed25519", "a.key", "plane/x", "tb/e"]
+    names = ["checkpoints/step-1/x", "inputs.sealed", "relay.token", "identity/ed25519", "a.key", "plane/x", "tb/a/b"]
     names += ["transcript_p0r0s0t0/x.key", "worker_token.log", "transcript_p0r0s0t0/deep/leaves.bin", "start/c0.box"]
     found = offered.read_offer(listed(*((n, 1) for n in names), ("run.info", 1)), {"p0r0s0t0"})
     assert list(found.files) == ["run.info"]

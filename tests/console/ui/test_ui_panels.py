@@ -207,6 +207,23 @@ def test_a_late_report_changes_nothing_that_was_verified() -> None:
     assert sorted((c.pod, c.coord) for c in contradictions(told.snap)) == [("p1r0", "p0r0s0t0"), ("p1r0", "p1r0s0t0")]
 
 
+def test_what_a_language_model_wrote_is_shown_and_harmless() -> None:
+    story = Story(steps=4).finished()
+    text = "once\x1b[2J upon\u202e a\ntime " + "and again " * 200
+    event = ev.EngineEvent(ts=story.now, pod="p0r0", level="info", event="sample_written", fields={"text": text})
+    lines = result.result_lines(view_of(Story(steps=4).finished()), 80)
+    told = result.result_lines(view_of(_with(story, event)), 80)
+    assert "the model writes  once upon a time and again" in text_of(told)
+    assert len(told) == len(lines) + result.SAMPLE_LINES
+    assert "\x1b" not in text_of(told)
+    assert len(fold(story.events).sample) <= 400
+
+
+def _with(story: Story, event: ev.Event) -> Story:
+    story.events.append(event)
+    return story
+
+
 def test_numbers_are_marked_as_reported_until_they_are_verified() -> None:
     story = Story(steps=4).finished()
     story.events = [e for e in story.events if not isinstance(e, ev.PhaseVerdict)]

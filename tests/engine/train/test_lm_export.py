@@ -119,6 +119,7 @@ def test_text_comes_in_whole_characters_and_ends_with_the_document() -> None:
 
     class Fixed:
         cfg = ModelConfig(attention="dense", dim=8, n_heads=1, n_kv_groups=1, d_k=2, d_v=2)
+        embed = torch.nn.Embedding(1, 1)  # says where the model is
 
         def __call__(self, row: torch.Tensor) -> torch.Tensor:
             logits = torch.full((1, row.shape[1], 256), -10.0)
@@ -212,6 +213,21 @@ def test_a_training_begins_with_another_ones_weights(run: Path, tmp_path: Path) 
     other = LanguageModel(ModelConfig(vocab=256, dim=16, n_layers=1, n_heads=1, n_kv_groups=1, d_k=16, nsa=NSAConfig()))
     with pytest.raises(ConfigError, match=r"config\.json"):
         exported.start_from(other, tmp_path / "model")
+
+
+def test_the_finished_model_writes_a_text(tmp_path: Path) -> None:
+    config = tmp_path / "more.json"
+    config.write_text(json.dumps({**CONFIG, "train": {**CONFIG["train"], "steps": 2, "sample_tokens": 30}}))
+    assert cli([str(config), "--out", str(tmp_path / "run")]) == 0
+    text = (tmp_path / "run" / "sample.txt").read_text()
+    rows = [json.loads(x) for x in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    told = next(r for r in rows if r["event"] == "sample_written")["fields"]
+    exported.export(tmp_path / "run", tmp_path / "model")
+    model = exported.load(tmp_path / "model")
+    assert gen.continue_text(model.model, model.tokenizer, "", 30, gen.Sampling()).text == text
+    assert 0 < told["tokens"] <= 30
+    with pytest.raises(ConfigError, match=r"sample_tokens=5000"):
+        small(sample_tokens=5000)
 
 
 def test_resume_by_the_name_of_a_directory_or_of_a_checkpoint(run: Path, tmp_path: Path) -> None:

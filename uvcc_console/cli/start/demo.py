@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from uvcc_console.cli import common
+
+LM_PROFILE: Final = "local-lm-smoke"
+_NOT_OF_LM: Final = ("replicas", "link", "profile", "data", "target", "schema", "model")
 
 
 def run(argv: list[str]) -> int:
@@ -25,6 +29,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities, shares and roots")
     parser.add_argument("--link", choices=["auto", "direct", "relay", "stream"], help="how parties reach each other")
     parser.add_argument("--profile", default="demo", metavar="NAME", help="another profile than `demo`")
+    parser.add_argument("--lm", action="store_true", help="the language model's story: two ranks, and what it writes")
     parser.add_argument("--data", metavar="FILE", help="the same story on your own CSV file, instead of on digits")
     parser.add_argument("--target", default="", metavar="COLUMN", help="of FILE: the column to learn")
     parser.add_argument("--schema", default="", metavar="FILE", help="what the columns are; else read from the data")
@@ -37,6 +42,10 @@ def run(argv: list[str]) -> int:
         return _federated(parser, args)
     if args.tmux or args.users or args.port:
         parser.error("--tmux, --users and --port are of --federated")
+    if args.lm:
+        if wrong := [k for k in _NOT_OF_LM if getattr(args, k) != parser.get_default(k)]:
+            parser.error(f"--lm takes no --{wrong[0]}")
+        args.profile = LM_PROFILE
     if args.seed is not None and args.seed < 0:
         parser.error("--seed wants a number that is not negative")
     settings = list(args.set)

@@ -12,6 +12,8 @@ from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, wrap
 from uvcc_console.ui.judging.view import View, result_word
 from uvcc_console.ui.widgets.panel import Panel
 
+SAMPLE_LINES = 3
+
 
 def home_short(path: str) -> str:
     """``~`` for the home folder."""
@@ -65,6 +67,8 @@ def result_lines(view: View, width: int) -> list[Line]:
     rows += [("operated", sentence, "muted") for sentence in s.operation]
     for name, text, role in rows:
         lines.append(cut([(f"{name:<12}", "muted"), (clean(text), role)], width))
+    if s.sample:
+        lines += wrap([("the model writes  ", "muted"), (clean(s.sample), "text")], width)[:SAMPLE_LINES]
     return lines
 
 

@@ -40,6 +40,7 @@ NAMES: Final[dict[str, EventName]] = {
     "run_failed": EventName(Area.RUN, "a worker ends in an error"),
     "open_final_done": EventName(Area.RUN, "the result was opened as the policy allows"),
     "step_skipped": EventName(Area.RUN, "a gradient was not a number and was not applied"),
+    "sample_written": EventName(Area.RUN, "the finished language model wrote a text"),
     "weights_taken": EventName(Area.RUN, "the training begins with another one's weights"),
     "watchdog_dump": EventName(Area.RUN, "a worker stalled and left its stacks"),
     # links

@@ -29,6 +29,8 @@ LINK: Final = "link.json"
 CHECKPOINTS: Final = "checkpoints"
 METRICS: Final = "metrics.json"
 TENSORBOARD: Final = "tb"
+ENV_JSON: Final = "env.json"
+SAMPLE: Final = "sample.txt"
 LONGEST_DOCUMENT: Final = 64 << 20
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
