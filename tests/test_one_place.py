@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, get_type_hints
@@ -45,6 +47,40 @@ def test_names_in_a_run_directory_have_one_list() -> None:
         if text in FILES - KEYS.get(_name(path), set())
     ]
     assert found == []
+
+
+A_FILE: Final = re.compile(r"[\w.*?-]+\.(?:json|jsonl|csv|log|sqlite|txt|yaml|box|npz|safetensors|pub|sock)")
+SEVERAL: Final[dict[str, str]] = {
+    "MANIFEST.json": "a checkpoint's and a package's: two formats, each defined once",
+    "config.json": "a relay's, and a language model's as its library names it",
+    "model.safetensors": "an owner's opened weights, and a language model's as its library names it",
+    "relay.json": "what whoever starts a relay calls its settings",
+    "rows.csv": "a table made up for a story and for a benchmark",
+    "_by_*.box": "the end of a pattern that each side begins with its own coordinates",
+    "FILE.pub": "the word for a file in a usage line",
+    "*.safetensors": "patterns of what may leave a pod, and of what a log does not quote",
+}
+"""Names in several files all the same, with the reason."""
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [n.body for n in ast.walk(tree) if isinstance(n, holders) and n.body]
+    return {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
+
+
+def test_a_file_that_two_modules_know_has_its_name_from_one() -> None:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        docstrings = _docstrings(tree)
+        for node in ast.walk(tree):
+            named = isinstance(node, ast.Constant) and isinstance(node.value, str) and A_FILE.fullmatch(node.value)
+            if named and id(node) not in docstrings:
+                found[node.value].add(_name(path))
+    twice = {name: sorted(places) for name, places in found.items() if len(places) > 1}
+    assert {name: places for name, places in twice.items() if name not in SEVERAL} == {}
+    assert SEVERAL.keys() <= twice.keys()
 
 
 def test_yaml_is_read_in_one_place() -> None:

@@ -22,6 +22,7 @@ from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.benchrows import Row, row
 
@@ -36,7 +37,7 @@ def live_run(pods: int) -> Iterator[Path]:
     with scratch() as home:
         folder = home / "runs" / "bench"
         folder.mkdir(parents=True)
-        journal = Journal(folder / "journal.sqlite", source="bench")
+        journal = Journal(folder / JOURNAL, source="bench")
         journal.append(*feeder.opening(pods), *feeder.beat(pods, 0))
         journal.close()
         yield folder
@@ -44,7 +45,7 @@ def live_run(pods: int) -> Iterator[Path]:
 
 def feed(run_dir: Path, rate: float, beats: float, seconds: float) -> subprocess.Popen[bytes]:
     """Start the feeder."""
-    args = [str(run_dir / "journal.sqlite"), str(PODS), str(rate), str(beats), str(seconds)]
+    args = [str(run_dir / JOURNAL), str(PODS), str(rate), str(beats), str(seconds)]
     return subprocess.Popen(python("-m", "uvcc_console.bench.feeder", *args), stdout=subprocess.PIPE)
 
 
@@ -125,7 +126,7 @@ def halt_dispatch(presses: int = 40) -> list[Row]:
     delays: list[float] = []
     with live_run(PODS) as run_dir, console(run_dir) as (terminal, _):
         writer = feed(run_dir, 20_000, 1, presses * 0.8 + 4)
-        journal = Journal(run_dir / "journal.sqlite", readonly=True)
+        journal = Journal(run_dir / JOURNAL, readonly=True)
         seq = journal.last_seq()
         time.sleep(1.0)
         for i in range(presses):

@@ -26,10 +26,11 @@ from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import collector
 from uvcc_console.report.received import unpacked
 from uvcc_console.report.recheck import digests
-from uvcc_console.report.record import JOURNAL, RunRecord
+from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.contract.machine.benchrows import Row, row

@@ -20,6 +20,7 @@ from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.ssh import PodLink
@@ -86,7 +87,7 @@ async def _pods(folder: Path) -> None:
 
 async def _follow(folder: Path, port: int, pods: int, seconds: float) -> None:
     """Follow that many pods as the conductor does; says the share of a core and the lines per second it took."""
-    bus = Bus(Journal(folder / "journal.sqlite", source="conductor"))
+    bus = Bus(Journal(folder / JOURNAL, source="conductor"))
     following = asyncio.create_task(bus.run())
     key = asyncssh.read_private_key(str(folder / KEY))
     ingesting, clients, taken = [], [], [0]
@@ -128,7 +129,7 @@ def bench(runs: int = 3, *, pods: int = PODS, seconds: float = 8.0, least: float
 
 def _one(folder: Path, pods: int, seconds: float, least: float) -> float:
     module = "uvcc_console.bench.pods"
-    (folder / "journal.sqlite").unlink(missing_ok=True)
+    (folder / JOURNAL).unlink(missing_ok=True)
     with subprocess.Popen(
         python("-m", module, "pods", str(folder)), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:

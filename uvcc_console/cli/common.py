@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from uvcc_console.core import bad_records, paths
+from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import moment, without_nan
 from uvcc_engine.contract.text import clean, clean_block
@@ -18,8 +19,6 @@ from uvcc_engine.contract.text import clean, clean_block
 if TYPE_CHECKING:
     from uvcc_console.core.events import Event
     from uvcc_console.core.snapshot import Snapshot
-
-JOURNAL = "journal.sqlite"
 
 
 class Parser(argparse.ArgumentParser):

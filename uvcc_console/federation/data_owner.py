@@ -21,6 +21,7 @@ from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.parcels import PIECE, box_of, enqueue
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
@@ -233,9 +234,9 @@ def sealed(base: Path, request: OwnerRequest, files: Sequence[str], owner: Ident
         "owners": [o.x25519 for o in request.owners],
         "pods": pods,
     }
-    write_atomic(out / "request.json", json.dumps(told).encode(), mode=0o600)
-    command = ["--request", str(out / "request.json"), "--owner", str(base), "--out", str(out)]
-    made = _run_sealing([*command, "--progress", "--fitted", str(out / "preprocessing.yaml"), *files], tell)
+    write_atomic(out / owner_files.REQUEST, json.dumps(told).encode(), mode=0o600)
+    command = ["--request", str(out / owner_files.REQUEST), "--owner", str(base), "--out", str(out)]
+    made = _run_sealing([*command, "--progress", "--fitted", str(out / owner_files.PREPROCESSING), *files], tell)
     first, second, third = (ShareFile(bytes=f["bytes"], sha256=f["sha256"]) for f in made["files"])
     c0, c1, c2 = made["commitments"]
     share = OwnerShare(

@@ -15,6 +15,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.safepaths import Refused, safe_relative
 from uvcc_engine.transcript.formats import reading
+from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof import contributed, verifier
 from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
 from uvcc_engine.transcript.proof.verified import Certificate
@@ -85,7 +86,7 @@ def verified(folder: Path, share: OwnerShare, number: int, pins: Sequence[str]) 
             raise VerificationError("receipt", f"P{party}'s roster is not the one whose pods were sealed to")
     lines = tuple(Signer(f"P{p}", r.pod(0).identity.ed25519) for p, r in sorted(found.items()))
     signers = AllowedSigners(lines, "the rosters that were sealed to")
-    certificate, bundle = verifier.examine(folder / PHASE / "proof_bundle.json", allowed_signers=signers)
+    certificate, bundle = verifier.examine(folder / PHASE / leaf_file.BUNDLE, allowed_signers=signers)
     policy = bundle.policy
     if policy.attempt != share.attempt:
         raise VerificationError("receipt", f"the policy is of attempt {policy.attempt}, not of {share.attempt}")

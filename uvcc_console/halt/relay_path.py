@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
+from uvcc_console.core.paths import DOMAIN
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt import machine
@@ -39,6 +40,7 @@ from uvcc_engine.transcript.signing import sshsig
 
 log = logger(__name__)
 FOLDER: Final = "relay"
+SIGNERS: Final = "signers.json"  # in that folder: whose consent counts
 AT: Final = ".at.json"
 CONSENT: Final = "consent/"
 SEAL: Final = "orders.key"
@@ -200,7 +202,7 @@ class RelayHaltPath:
         self._lamps: dict[str, bool] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._taken: set[tuple[str, str]] = set()
-        self._domain = (run_dir / "domain.json").exists()
+        self._domain = (run_dir / DOMAIN).exists()
         self._roots, self._of_attempt = Published(), ("", 0)
         self._reader: X25519PrivateKey | None = None
 
@@ -279,7 +281,7 @@ class RelayHaltPath:
 
     def _signers(self) -> dict[str, str]:
         try:
-            found = json.loads((self._run_dir / FOLDER / "signers.json").read_text())
+            found = json.loads((self._run_dir / FOLDER / SIGNERS).read_text())
         except (OSError, ValueError):
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -7,10 +7,10 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 
-JOURNAL: Final = "journal.sqlite"
 ASKED: Final = tuple(
     e.kind
     for e in (

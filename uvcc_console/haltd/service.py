@@ -18,6 +18,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
+from uvcc_console.core.paths import DOMAIN
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.federation import seat
 from uvcc_console.fleet import pins, pulse
@@ -327,7 +328,7 @@ class Service:
 
     def _tell_of(self, conductor: pulse.Vital) -> None:
         """Say once when the conductor dies or stops moving, and when it is back."""
-        if (self._run_dir / processes.DOMAIN).exists():
+        if (self._run_dir / DOMAIN).exists():
             return  # it is conducted elsewhere
         was, self._conductor = self._conductor, conductor.state
         if was == conductor.state or not any(p.state not in ("planned", "gone") for p in self.snapshot.pods.values()):

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from uvcc_console.plan.schema import PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.job import owner_files
 
 LIMIT_S: Final = 300.0
 
@@ -26,7 +27,7 @@ def pin_file(run_dir: Path) -> Path:
 
 def fitted_file(run_dir: Path) -> Path:
     """The schema with the statistics of the training rows; the owner's, on no pod and in no bundle."""
-    return run_dir / "owner" / "preprocessing.yaml"
+    return run_dir / "owner" / owner_files.PREPROCESSING
 
 
 def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapping[str, str] | None]:

@@ -22,9 +22,12 @@ from uvcc_console.report.metrics import group_inits
 from uvcc_console.report.record import ARTIFACTS, RunRecord, address
 from uvcc_console.report.run_log import Translator, human, machine, stamp
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.files import log_name
+from uvcc_engine.transcript.proof import derived
 from uvcc_engine.transcript.proof.bundle import Bundle
 from uvcc_engine.transcript.proof.derived import audit_bundle, dp_matrix, dp_roots
+from uvcc_engine.transcript.proof.package import LAYOUT, RUN_EVENTS, RUN_LOG
 from uvcc_engine.transcript.signing.sshsig import write_allowed_signers
 
 log = logger(__name__)
@@ -50,15 +53,15 @@ def write_artifacts(
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             entries = list(Translator(run_dir).translate(record.events))
-            made += append_only(folder / "run_full.log", human(entries), clock)
-            made += append_only(folder / "run_full.jsonl", machine(entries), clock)
-            made.append(_json(folder / "dp_layout.json", layout(record)))
+            made += append_only(folder / RUN_LOG, human(entries), clock)
+            made += append_only(folder / RUN_EVENTS, machine(entries), clock)
+            made.append(_json(folder / LAYOUT, layout(record)))
             for phase, bundle in record.bundles.items():
                 home = folder / phase
-                made.append(_json(home / "dp_roots.json", dp_roots(bundle)))
-                made.append(_text(home / "dp_matrix.md", dp_matrix(bundle, stamp(clock()))))
-                made.append(_json(home / "roots_by_coord.json", roots_by_coord(record, phase, bundle)))
-                made.append(_json(home / "audit_bundle.json", audit_bundle(bundle)))
+                made.append(_json(home / derived.DP_ROOTS, dp_roots(bundle)))
+                made.append(_text(home / derived.DP_MATRIX, dp_matrix(bundle, stamp(clock()))))
+                made.append(_json(home / derived.BY_COORD, roots_by_coord(record, phase, bundle)))
+                made.append(_json(home / derived.AUDIT, audit_bundle(bundle)))
                 if signers := record.signers(phase):
                     write_allowed_signers(home / SIGNERS, signers, key)
                     made.append(home / SIGNERS)
@@ -164,7 +167,7 @@ def _there(home: Path, pod: PodView | None, name: str) -> str:
 
 def _exit_of(home: Path, pod: PodView | None, coord: str) -> str:
     """Which of a pod's exit documents is this worker's: the ranks of a pod have one each."""
-    for path in sorted((home / pod.pod).glob("exit*.json")) if pod else ():
+    for path in sorted((home / pod.pod).glob(files.EXITS)) if pod else ():
         try:
             found = json.loads(path.read_bytes())
         except (OSError, ValueError):

@@ -20,6 +20,7 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.transcript.leaves import leaf_file
 
 MET, NOT_MET, NOT_SHOWN = "met", "NOT MET", "not shown"
 # a rate is stable if the middle half of its values lies this close around the median
@@ -270,7 +271,7 @@ def _verified(package: Package, phase: str) -> Criterion:
     name, proof = "the proof bundle verifies", package.proof(phase)
     at = f"checked {stamp(proof.at)}"
     if proof.certificate is None:
-        absent = not (package.record.artifacts / phase / "proof_bundle.json").exists()
+        absent = not (package.record.artifacts / phase / leaf_file.BUNDLE).exists()
         return Criterion(name, NOT_SHOWN if absent else NOT_MET, f"{at}: {proof.error}")
     found = proof.certificate
     if not proof.pinned:

@@ -39,6 +39,8 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
+from uvcc_engine.transcript.proof.package import RUN_LOG
+from uvcc_engine.transcript.terms.commit_record import RECORDS
 
 __all__ = ["MET", "NOT_MET", "NOT_SHOWN", "Criterion", "Handoff", "handoff", "write_handoff"]
 OUTPUT: Final = "handoff.md"
@@ -160,9 +162,9 @@ def write_handoff(run_dir: Path, out: Path | None = None, made: Handoff | None =
 
 def _attached(package: Package, phase: str) -> tuple[list[Attached], list[str]]:
     record = package.record
-    wanted = [files.RUN_INFO, files.RUN_JSON, files.TRAINING, "worker_*.log", "run_full.log"]
+    wanted = [files.RUN_INFO, files.RUN_JSON, files.TRAINING, files.LOGS, RUN_LOG]
     if record.snapshot.proves:
-        wanted += [POLICY_FILE, NAME, "commits.jsonl"]
+        wanted += [POLICY_FILE, NAME, RECORDS]
     found, missing = [], []
     home = record.artifacts / phase
     for pattern in wanted:

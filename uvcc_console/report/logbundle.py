@@ -27,40 +27,43 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.proof import manifest
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.proof import derived, manifest
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle
+from uvcc_engine.transcript.proof.package import LAYOUT, RUN_LOG
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
+from uvcc_engine.transcript.terms.commit_record import RECORDS
 
 OUTPUT: Final = "all_logs_explained.md"
 _ANY: Final = 2**60  # read piece by piece
 # text that is quoted in full; everything else is listed with its hash only
 QUOTED: Final = (
-    "run_full.log",
-    "dp_layout.json",
-    "dp_matrix.md",
-    "audit_bundle.json",
+    RUN_LOG,
+    LAYOUT,
+    derived.DP_MATRIX,
+    derived.AUDIT,
     "*.log",
     files.EVENTS,
     files.TRAINING,
     files.VAL,
     files.RUN_INFO,
     files.RUN_JSON,
-    "exit*.json",
-    "result*.json",
+    files.EXITS,
+    files.RESULTS,
     files.METRICS,
-    "stackdump_*.txt",
+    files.STACKDUMPS,
 )
 # never opened for quoting, whatever they are called elsewhere
-UNQUOTED: Final = ("*.bin", "*.safetensors", "openings.jsonl", "peers.jsonl", "roots.jsonl", NAME)
+UNQUOTED: Final = ("*.bin", "*.safetensors", leaf_file.OPENINGS, leaf_file.PEERS, leaf_file.ROOTS, NAME)
 _AS_FETCHED: Final = (
     f"Each log is quoted without control characters, lines of more than {LONGEST} characters in parts; its SHA-256 is "
     "that of the file."
 )
 _EXPLAINED: Final = {
-    "run_full.log": "The rollout as the console saw it, one event a line: pods, stages, roots, results, verdicts.",
-    "dp_layout.json": "Which pod belongs to which party and replica; for each phase its links, relays and groups.",
-    "dp_matrix.md": "Replicas with their session ids and roots of the first epoch.",
-    "audit_bundle.json": "The last epoch's roots. Everything here follows from the signed proof bundle.",
+    RUN_LOG: "The rollout as the console saw it, one event a line: pods, stages, roots, results, verdicts.",
+    LAYOUT: "Which pod belongs to which party and replica; for each phase its links, relays and groups.",
+    derived.DP_MATRIX: "Replicas with their session ids and roots of the first epoch.",
+    derived.AUDIT: "The last epoch's roots. Everything here follows from the signed proof bundle.",
     files.EVENTS: "What a pod's workers reported: links, checkpoints, errors, the result.",
     files.TRAINING: "One row a step, as the workers wrote it.",
     files.VAL: "Evaluations.",
@@ -70,7 +73,7 @@ _EXPLAINED: Final = {
         0
     ): "The outcome as this pod reported it, with its signature; what was verified stands in part 3.",
     files.exit_name(0): "How the worker ended.",
-    "commits.jsonl": "What three parties signed about each checkpoint that all of them had on disk.",
+    RECORDS: "What three parties signed about each checkpoint that all of them had on disk.",
 }
 _WORKER: Final = "What one worker said: start, policy, links, epochs, checkpoints, result, errors."
 

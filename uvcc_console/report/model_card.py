@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from uvcc_console.core.shown import Shown
 from uvcc_console.plan.owndata import model_words
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.transcript.terms.policy import EVERYBODY, Policy
 
 _TRAINING: Final = (
@@ -17,10 +18,10 @@ _TRAINING: Final = (
     *("clip_norm", "frac_bits", "seed"),
 )
 _FILES: Final = {
-    "model.safetensors": "the weights, opened for the owner: `weight.N`, inputs (and a last row of biases) by outputs",
-    "weights.npz": "the same, for `uvcc owner predict` and for jobs of task infer",
-    "model.json": "the model's graph: layers and sizes, as the policy binds them",
-    "preprocessing.yaml": "the schema with the statistics of the training rows: keep it as you keep the data",
+    owner_files.TENSORS: "the weights, opened for the owner: `weight.N`, inputs (and a last row of biases) by outputs",
+    owner_files.WEIGHTS: "the same, for `uvcc owner predict` and for jobs of task infer",
+    owner_files.MODEL: "the model's graph: layers and sizes, as the policy binds them",
+    owner_files.PREPROCESSING: "the schema with the statistics of the training rows: keep it as you keep the data",
 }
 
 

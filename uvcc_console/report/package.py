@@ -20,6 +20,7 @@ from uvcc_console.report.run_log import Translator, human
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
+from uvcc_engine.transcript.proof.package import RUN_LOG
 from uvcc_engine.transcript.proof.verified import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.terms.commit_record import RECORDS, check_record
@@ -79,7 +80,7 @@ class Package:
         """What is wrong with a file that the package holds; "" if it is what it is said to be."""
         name = path.relative_to(self.record.artifacts).as_posix()
         phase, _, rest = name.partition("/")
-        if name == "run_full.log":
+        if name == RUN_LOG:
             return (
                 ""
                 if self._log.startswith(text_of(path))

@@ -11,6 +11,7 @@ from typing import TypeVar
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 from uvcc_console.core.log import logger
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_console.report.recheck import recheck
@@ -21,7 +22,6 @@ from uvcc_engine.transcript.terms.policy import Policy
 
 log = logger(__name__)
 
-JOURNAL = "journal.sqlite"
 ARTIFACTS = "artifacts"
 PHASES = ("smoke", "full")
 E = TypeVar("E", bound=ev.Event)

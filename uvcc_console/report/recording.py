@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import received
-from uvcc_console.report.record import ARTIFACTS, JOURNAL, RunRecord
+from uvcc_console.report.record import ARTIFACTS, RunRecord
 from uvcc_console.report.redact import checked
 from uvcc_console.report.run_log import without_secrets
 from uvcc_engine.contract.errors import UnreadableError

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import collector, received
-from uvcc_console.report.record import JOURNAL, identities, pins_of_identities
+from uvcc_console.report.record import identities, pins_of_identities
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import cli, package

@@ -15,6 +15,7 @@ from typing import Final
 
 from uvcc_engine.contract.parsing.safepaths import Parts, Refused, check_paths, matches, shown
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.transcript.terms.commit_record import RECORDS
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -26,11 +27,11 @@ WANTED: Final = (
     ("seeds_{coord}.box", 16 * MIB),
     ("roots*.jsonl", GIB),
     ("signatures*.json", 16 * MIB),
-    ("commits.jsonl", GIB),  # what three parties signed about each checkpoint; the checkpoints themselves stay
+    (RECORDS, GIB),  # what three parties signed about each checkpoint; the checkpoints themselves stay
     ("policy*.json", 16 * MIB),
     ("openings*.json*", GIB),
-    ("result*.json", 16 * MIB),
-    ("exit*.json", 16 * MIB),
+    (files.RESULTS, 16 * MIB),
+    (files.EXITS, 16 * MIB),
     (files.TRAINING, 4 * GIB),
     (files.VAL, 4 * GIB),
     (files.METRICS, 16 * MIB),
@@ -39,8 +40,8 @@ WANTED: Final = (
     (f"{files.TENSORBOARD}/*", GIB),
     (files.EVENTS, 4 * GIB),
     ("heartbeat_rank*.jsonl", 4 * GIB),
-    ("worker_*.log", 4 * GIB),
-    ("stackdump_*.txt", 64 * MIB),
+    (files.LOGS, 4 * GIB),
+    (files.STACKDUMPS, 64 * MIB),
     (files.RUN_JSON, 16 * MIB),
     (files.RUN_INFO, 16 * MIB),
 )

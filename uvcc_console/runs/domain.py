@@ -16,6 +16,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import DOMAIN
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.halt import relay_path
@@ -25,8 +26,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files.files import checked_run_id, write_atomic
 from uvcc_engine.transcript.signed import approvals, boxes
 
-SIGNERS: Final = "signers.json"
-DOMAIN: Final = processes.DOMAIN
+DOMAIN: Final = DOMAIN
 PHASES: Final = ("smoke", "full")
 MOST_RELAYS: Final = 4096
 TOLD: Final = ("job", "topology", "smoke", "consent")
@@ -38,7 +38,7 @@ def order_keys(run_dir: Path, given: str = "") -> dict[str, str]:
     found = {"operator": relay_path.order_key(run_dir, given)}
     found |= {f"P{party}": own_key(run_dir, party) for party in range(PARTIES)}
     (run_dir / relay_path.FOLDER).mkdir(exist_ok=True, mode=0o700)
-    write_atomic(run_dir / relay_path.FOLDER / SIGNERS, json.dumps(found).encode())
+    write_atomic(run_dir / relay_path.FOLDER / relay_path.SIGNERS, json.dumps(found).encode())
     return found
 
 
@@ -76,7 +76,7 @@ def order_seal(run_dir: Path) -> str:
 def signers(run_dir: Path) -> dict[str, str]:
     """The same as the rollout wrote it down; empty before there was a relay."""
     try:
-        found = json.loads((run_dir / relay_path.FOLDER / SIGNERS).read_text())
+        found = json.loads((run_dir / relay_path.FOLDER / relay_path.SIGNERS).read_text())
     except (OSError, ValueError):
         return {}
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
@@ -140,7 +140,7 @@ def _join(document: Mapping[str, Any]) -> Path:
     folder = run_dir / relay_path.FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(run_dir / KEY_FILE, str(document["order_key"]).encode(), mode=0o600)
-    write_atomic(folder / SIGNERS, json.dumps(document["signers"]).encode())
+    write_atomic(folder / relay_path.SIGNERS, json.dumps(document["signers"]).encode())
     if seal := bytes.fromhex(str(document.get("seal", ""))):
         write_atomic(folder / relay_path.SEAL, seal.hex().encode(), mode=0o600)
     for number, at in enumerate(document["relays"]):

@@ -17,6 +17,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
+from uvcc_console.core.paths import DOMAIN
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess, alive, identify
 from uvcc_console.fleet.runclock import RunClock
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 JOURNAL = paths.JOURNAL
-DOMAIN = "domain.json"  # marks the folder of one domain's console: the run is conducted elsewhere
 CONDUCTOR, HALTD = "conductor", "haltd"
 STARTING_S = 20.0
 _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}

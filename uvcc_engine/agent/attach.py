@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from uvcc_engine.agent import socketpath
+from uvcc_engine.agent.socketpath import NAME as SOCKET
 
 CHUNK = 1 << 18
 QUEUE = 1 << 20
@@ -27,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--root", default=os.path.expanduser("~/.uvcc"), help="the agent's directory")
     root = Path(parser.parse_args(argv).root)
     try:
-        sock = socketpath.connect(root / "agent.sock", 10.0)
+        sock = socketpath.connect(root / SOCKET, 10.0)
     except OSError as error:
         what = f"no agent answers in {root}: {error.strerror or error}"
         print(json.dumps({"op": "error", "error": what, "hint": "start it: uvcc-engine agent"}), file=sys.stderr)

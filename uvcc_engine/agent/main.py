@@ -19,6 +19,7 @@ from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.agent.processes.spawner import Spawner
 from uvcc_engine.agent.service import Agent
+from uvcc_engine.agent.socketpath import NAME as SOCKET
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.run_files import files
@@ -63,21 +64,21 @@ def _serve(root: Path, preload: Sequence[str], lock: int, say: Callable[[dict[st
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     seed = os.environ.pop(party.SEED_VARIABLE, "")
     try:
-        listener = socketpath.listen(root / "agent.sock")
+        listener = socketpath.listen(root / SOCKET)
     except OSError as error:
-        raise files.write_failed(root / "agent.sock", error) from error
+        raise files.write_failed(root / SOCKET, error) from error
     spawner = Spawner(root, preload, give_way)  # its imports go on while the identity is made
     identity = party.ensure_identity(root / "identity", seed)
     agent = Agent(root, listener, spawner, identity)
     assert agent.me is not None
-    sock = os.fspath(root / "agent.sock")
+    sock = os.fspath(root / SOCKET)
     facts = {**agent.me.to_json(), "sock": sock, "code_hash": party.code_hash(), "started": time.time()}
     files.write_json(root / "agent.json", facts, mode=0o600)
     say({"op": "ready", **facts})
     try:
         return agent.run()
     finally:
-        for name in ("agent.sock", "agent.json"):
+        for name in (SOCKET, "agent.json"):
             (root / name).unlink(missing_ok=True)
         listener.close()
         os.close(lock)
@@ -184,7 +185,7 @@ def ask(root: Path, message: dict[str, Any], *, timeout: float) -> dict[str, Any
 
     Raises OSError, UnreachableError.
     """
-    with socketpath.connect(root / "agent.sock", timeout) as sock:
+    with socketpath.connect(root / SOCKET, timeout) as sock:
         sock.sendall(wire.encode(message))
         buffer = LineBuffer()
         while data := sock.recv(1 << 16):

@@ -9,6 +9,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.transcript.signing.identity import PUBLIC
 
 SEED_VARIABLE = "UVCC_IDENTITY_SEED"
 
@@ -23,7 +24,7 @@ def code_hash() -> str:
 
 def ensure_identity(folder: Path, seed_hex: str = "") -> dict[str, Any]:
     """The public identity in ``folder``; it is created if there is none. A half-made one is set aside."""
-    public = folder / "public.json"
+    public = folder / PUBLIC
     if not public.exists():
         from uvcc_engine.transcript.signing.identity import Identity
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.agent import main as agent_main
+from uvcc_engine.agent.socketpath import NAME as SOCKET
 from uvcc_engine.agent.socketpath import connect
 from uvcc_engine.contract import RunWriter
 from uvcc_engine.contract.agent_protocol import wire
@@ -124,7 +125,7 @@ def _agent() -> str:
 
 
 def _launch_and_wait(root: Path, spec: Mapping[str, Any]) -> None:
-    with connect(root / "agent.sock", START_S) as sock:
+    with connect(root / SOCKET, START_S) as sock:
         launch = {"op": wire.LAUNCH, "nonce": "launch", "run": spec["run"], "workers": [spec]}
         sock.sendall(wire.encode({"op": wire.HELLO, "nonce": "hello"}) + wire.encode(launch))
         for line in sock.makefile("rb"):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Final
 
 from uvcc_engine.contract.machine.shortpath import short
+
+NAME: Final = "agent.sock"  # in the agent's folder
 
 
 def connect(path: Path, timeout: float) -> socket.socket:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import held_out
@@ -84,7 +85,7 @@ def whole_program(mib: int, folder: Path) -> tuple[float, int]:
     model = model_to_json(model_of_list([{"linear": 8}, "relu", "linear"], COLUMNS, 2))
     _request(folder, {"model": model, "steps": 1, "test_rows": int(tested.sum())})
     files = ["--owner", folder / "owner", "--data", folder / "rows.csv", "--schema", folder / "schema.yaml"]
-    command = ["seal", "--request", folder / "request.json", *files, "--out", folder / "out"]
+    command = ["seal", "--request", folder / owner_files.REQUEST, *files, "--out", folder / "out"]
     program = [sys.executable, "-c", _PROGRAM, *map(str, command)]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -99,7 +100,7 @@ def _request(folder: Path, job: dict[str, Any]) -> None:
     owner = Identity.load(folder / "owner").public.x25519
     pods = [[one.to_json() for one in pods] for pods in _PODS]
     told = {"proposal": "ab" * 32, "attempt": 0, "job": job, "reveal": [], "owners": [owner], "pods": pods}
-    (folder / "request.json").write_text(json.dumps(told))
+    (folder / owner_files.REQUEST).write_text(json.dumps(told))
 
 
 def measure(mib: int, runs: int) -> list[Row]:

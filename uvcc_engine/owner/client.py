@@ -18,6 +18,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
@@ -34,9 +35,9 @@ from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
 from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
-from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.signing.identity import PUBLIC, Identity, PublicIdentity
 
-TENSORS: Final = "model.safetensors"
+TENSORS: Final = owner_files.TENSORS
 
 
 def dataset_for(
@@ -90,7 +91,7 @@ def _by_schema(job: PrivateJob, path: Path | None, schema: Path, pin: Path | Non
 
 def load_owner(folder: Path, seed: int | None) -> Identity:
     """The owner's key pair in ``folder`` (0700, keys 0600); made there at first use, from ``seed`` if one is given."""
-    if (folder / "public.json").exists():
+    if (folder / PUBLIC).exists():
         return Identity.load(folder)
     if seed is None:
         return Identity.create(folder)
@@ -123,8 +124,8 @@ def write_shared(shared: SharedInputs, out: Path) -> list[str]:
         for party, box in enumerate(boxes):
             names.append(sealed_name(party, replica))
             files.write_atomic(out / names[-1], box, mode=0o600, durable=False)
-    files.write_json(out / "commitments.json", shared.public(), durable=False)
-    return [*names, "commitments.json"]
+    files.write_json(out / owner_files.COMMITMENTS, shared.public(), durable=False)
+    return [*names, owner_files.COMMITMENTS]
 
 
 def share(args: argparse.Namespace) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def combine_owners(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_shared(folder: Path) -> SharedInputs:
-    found: Any = files.read_json(folder / "commitments.json")
+    found: Any = files.read_json(folder / owner_files.COMMITMENTS)
     replica, boxes = 0, []
     try:
         while (folder / sealed_name(0, replica)).exists():
@@ -249,7 +250,7 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
     weights = whole_weights(slices, args.model)
     args.out.mkdir(parents=True, exist_ok=True)
     answers = weights.get(PREDICTION)
-    name = "weights.npz" if answers is None else "predictions.npz"
+    name = owner_files.WEIGHTS if answers is None else "predictions.npz"
     content = io.BytesIO()
     np.savez(content, **(weights if answers is None else {"labels": answers.argmax(1)}))
     files.write_atomic(args.out / name, content.getvalue(), mode=0o600)

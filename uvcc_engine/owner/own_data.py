@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.run_files import files
@@ -31,7 +32,7 @@ from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 
-WEIGHTS, MODEL, FITTED = "weights.npz", "model.json", "preprocessing.yaml"
+WEIGHTS, MODEL, FITTED = owner_files.WEIGHTS, owner_files.MODEL, owner_files.PREPROCESSING
 """What an owner holds after a training: opened weights, the model, and the fitted schema."""
 _SCHEMA_NAME: Final = "{stem}.schema.yaml"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
@@ -29,7 +30,7 @@ from uvcc_engine.sealing.purpose import ProposedUse, Purpose
 from uvcc_engine.sealing.streamed_inputs import share_rows
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
 
-SHARE: Final = "share.json"
+SHARE: Final = owner_files.SHARE
 _TELL_S: Final = 0.2
 
 

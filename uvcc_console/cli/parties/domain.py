@@ -14,6 +14,7 @@ from pathlib import Path
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
+from uvcc_console.core.paths import DOMAIN
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 
 CONSENTS = ("full", "terminate")
@@ -102,10 +103,9 @@ def _join(args: argparse.Namespace) -> int:
 
 def _open(args: argparse.Namespace) -> int:
     from uvcc_console.core import paths
-    from uvcc_console.runs import processes
 
     found: list[tuple[float, Path]] = []
-    for record in paths.runs_dir().glob(f"*/{processes.DOMAIN}"):
+    for record in paths.runs_dir().glob(f"*/{DOMAIN}"):
         with contextlib.suppress(OSError, ValueError):
             if json.loads(record.read_text()).get("party") == args.party and record.parent.name.startswith(args.run):
                 found.append((record.stat().st_mtime, record.parent))
@@ -130,12 +130,11 @@ def _show(run_dir: Path, headless: bool) -> int:
 
 def _consent(args: argparse.Namespace) -> int:
     from uvcc_console.halt import relay_path
-    from uvcc_console.runs import domain
 
     run_dir = common.find_run(args.run)
     what: str = args.what
     s = common.load_snapshot(run_dir)
-    if not (run_dir / domain.DOMAIN).exists():
+    if not (run_dir / DOMAIN).exists():
         raise ConfigError(f"{run_dir.name} is not a domain's console", "uvcc domain join FILE opens one")
     for box in relay_path.mailboxes(run_dir, s.engine_run):
         box.exchange(relay_path.consent(run_dir, s.engine_run, what), relay_path.CONSENT)

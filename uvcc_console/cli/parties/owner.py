@@ -24,12 +24,13 @@ from uvcc_console.plan.plan import FULL
 from uvcc_console.report.model_card import model_card
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 
-MODEL, FITTED, CARD = "model.json", "preprocessing.yaml", "MODEL_CARD.md"
+MODEL, FITTED, CARD = owner_files.MODEL, owner_files.PREPROCESSING, owner_files.CARD
 
 
 def run(argv: list[str]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK, USAGE
+from uvcc_console.core.paths import JOURNAL
 
 
 def run(argv: list[str]) -> int:
@@ -45,6 +46,6 @@ def run(argv: list[str]) -> int:
 def _print(run_dir: Path) -> int:
     from uvcc_console.core.journal import iter_events
 
-    for seq, event in iter_events(run_dir / common.JOURNAL):
+    for seq, event in iter_events(run_dir / JOURNAL):
         common.emit_line(common.event_row(seq, event))
     return OK

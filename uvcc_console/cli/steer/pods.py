@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import paths
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.fleet.provider import POD_PREFIX
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
@@ -85,7 +86,7 @@ def _end(name: str, host_key: str, as_json: bool) -> int:
 
     run = run_of(name)
     run_dir = paths.run_dir(run) if run else None
-    if run_dir is None or not (run_dir / common.JOURNAL).exists():
+    if run_dir is None or not (run_dir / JOURNAL).exists():
         raise UnreadableError(f"no run of this data folder has a pod {name}", "see: uvcc pods")
     if fate_of(name) == LIVE:
         raise ConfigError(f"pod {name} is in use by a live run", f"uvcc teardown {run} ends all of them")
@@ -141,7 +142,7 @@ def _note_gone(run_dir: Path, name: str) -> None:
     pod = s.pods.get(name.rpartition("-")[2])
     if pod is None or pod.state == "gone":
         return
-    journal = Journal(run_dir / common.JOURNAL, source="cli")
+    journal = Journal(run_dir / JOURNAL, source="cli")
     try:
         at = {"party": pod.party, "replica": pod.replica, "provider": pod.provider}
         journal.append(ev.PodChanged(pod=pod.pod, state="gone", detail="ended by uvcc pods", **at))
@@ -265,7 +266,7 @@ def _note_swept(name: str) -> None:
     from uvcc_console.runs.sweep import run_of
 
     run = run_of(name)
-    if run and (paths.run_dir(run) / common.JOURNAL).exists():
+    if run and (paths.run_dir(run) / JOURNAL).exists():
         try:
             _note_gone(paths.run_dir(run), name)
         except UvccError as e:  # it is gone, whatever can be written about it

@@ -9,6 +9,7 @@ import time
 
 from uvcc_console.cli import common
 from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import ConfigError
 
@@ -47,7 +48,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"--every {args.every:g} is no pause", "between 0.1 and 3600 seconds")
     run_dir = common.find_run(args.run)
     watched = sys.stdout.isatty() and not args.once
-    journal = Journal(run_dir / common.JOURNAL, readonly=True)
+    journal = Journal(run_dir / JOURNAL, readonly=True)
     follower = Follower(journal, common.load_snapshot(run_dir))
     try:
         while True:

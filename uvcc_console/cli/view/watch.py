@@ -8,6 +8,7 @@ import time
 from uvcc_console.cli import common
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.runs.processes import conducted
 
 POLL_S = 0.1
@@ -26,7 +27,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--no-follow", action="store_true", help="stop at the newest event")
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
-    journal = Journal(run_dir / common.JOURNAL, readonly=True)
+    journal = Journal(run_dir / JOURNAL, readonly=True)
     seq, ended = args.since, False
     try:
         while True:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from uvcc_console.federation import data_owner, site_policy
 from uvcc_console.federation.demo.people import AUDITOR, DOMAINS, MAIN, OWNERS, RELAY, WHO, Person, Scene
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
@@ -128,7 +129,7 @@ class Story:
                 key, about = str(found["key"]), str(found["fingerprint"])
             else:
                 self._run(name, "owner", "init")
-                key = (self.stage.people[name].home / "config" / "owner" / "owner.pub").read_text().strip()
+                key = (self.stage.people[name].home / "config" / "owner" / data_owner.PUBLIC).read_text().strip()
                 about = " ".join(key.split()[:2])[-16:]
             self.pub(name).write_text(f"{key}\n")
             self.pub(name).chmod(0o644)
@@ -148,7 +149,7 @@ class Story:
         }
         for name in DOMAINS:
             person = self.stage.people[name]
-            person.give(person.home / "config" / "domain" / "policy.yaml", json.dumps(rules))
+            person.give(person.home / "config" / "domain" / site_policy.FILE, json.dumps(rules))
             person.give(person.home / PROFILE, PROFILE_TEXT)
 
     def _agree(self) -> None:

@@ -36,6 +36,7 @@ from uvcc_engine.contract.errors import (
     UnreachableError,
     UnreadableError,
 )
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
@@ -50,7 +51,7 @@ from uvcc_engine.transcript.signing.identity import Identity, verify_signature
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, write_signatures
 
-SHARE_FILE: Final = "share.json"
+SHARE_FILE: Final = owner_files.SHARE
 AGAIN_S: Final = 0.5
 Act = Callable[[bool], Awaitable[str]]
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.feed.source import JOURNAL
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.suggest import nearest
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uvcc_console.core import bad_records, paths
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.core.state import fold
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Quote
     from uvcc_console.plan.plan import Plan
 
-JOURNAL = "journal.sqlite"
 # few and small: enough to say how a run stands without folding its telemetry
 _KINDS = tuple(
     e.kind for e in (ev.RunCreated, ev.StageChanged, ev.PodChanged, ev.PhaseStarted, ev.ForkDetected, ev.HaltRequested)

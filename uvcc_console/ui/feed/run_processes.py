@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from uvcc_console.core.paths import DOMAIN
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, STARTING, Lamp
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import control
@@ -34,7 +35,7 @@ class RunProcesses:
 
     def _name(self, name: str) -> str:
         """In a domain's console another console conducts the run: here its sidecar counts."""
-        return HALTD if name == CONDUCTOR and (self._run_dir / "domain.json").exists() else name
+        return HALTD if name == CONDUCTOR and (self._run_dir / DOMAIN).exists() else name
 
     def alive(self, name: str) -> bool:
         from uvcc_console.runs import processes

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.reducing import LOG_KEEP
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.core.state import reduce
@@ -24,7 +25,6 @@ from uvcc_console.ui.feed.moments import moment
 from uvcc_console.ui.feed.tape import Tape
 
 WallTime = Callable[[], float]
-JOURNAL = "journal.sqlite"
 BATCH = 256
 BEHIND_S = 2.0  # from here on it is said, and ages are those of the picture
 

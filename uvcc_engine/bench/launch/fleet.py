@@ -35,10 +35,12 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.sealing.purpose import Purpose
+from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import assemble_folder
 from uvcc_engine.transcript.proof.verified import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms import commit_record
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 
 CODE = hashlib.sha256(b"the wheel of the fleet").hexdigest()
@@ -180,8 +182,8 @@ class Fleet:
                 home.mkdir(parents=True)
                 pods[r][p].store(home / "identity")
                 (home / "inputs").write_bytes(boxes[p])
-                (home / "policy.json").write_bytes(self.policy.canonical)
-                write_signatures(home / "policy_signatures.json", signatures)
+                (home / leaf_file.POLICY).write_bytes(self.policy.canonical)
+                write_signatures(home / leaf_file.SIGNATURES, signatures)
         self.pids: dict[Coord, int] = {}
 
     def home(self, party: int, replica: int = 0) -> Path:
@@ -199,7 +201,7 @@ class Fleet:
         masters, listen = found[:3], dict(zip(self.coords, found[3:], strict=True))
         for c in self.coords:  # all of them before the first worker starts, which may end before the last one does
             self.dir(c).mkdir(exist_ok=True)
-            for stale in self.dir(c).glob("exit*.json"):
+            for stale in self.dir(c).glob(files.EXITS):
                 stale.unlink()
             (self.dir(c) / files.HALT).unlink(missing_ok=True)
         for c in self.coords:
@@ -215,8 +217,8 @@ class Fleet:
                 "job": self.job.to_json(),
                 "dir": str(self.dir(c)),
                 "identity_dir": str(home / "identity"),
-                "policy": str(home / "policy.json"),
-                "signatures": str(home / "policy_signatures.json"),
+                "policy": str(home / leaf_file.POLICY),
+                "signatures": str(home / leaf_file.SIGNATURES),
                 "inputs": str(home / "inputs"),
                 "link": link(c) if link else {"kind": "direct", "listen": f"127.0.0.1:{listen[c]}", "peers": peers},
                 "lead": self.lead(c),
@@ -244,9 +246,9 @@ class Fleet:
                 "topology": {k: getattr(self.size, k) for k in ("replicas", "stages", "tensor", "microbatches")},
                 "dir": str(home / "handover"),
                 "identity_dir": str(home / "identity"),
-                "policy": str(news / "policy.json"),
-                "signatures": str(news / "policy_signatures.json"),
-                "job": {"from": str(self.dir(c)), "policy": str(home / "policy.json"), "step": step},
+                "policy": str(news / leaf_file.POLICY),
+                "signatures": str(news / leaf_file.SIGNATURES),
+                "job": {"from": str(self.dir(c)), "policy": str(home / leaf_file.POLICY), "step": step},
             }
             started[c] = self._start(WorkerSpec.from_json(values))
         found = self._forker.ask({"wait": list(started.values()), "seconds": 60.0})
@@ -255,7 +257,7 @@ class Fleet:
             start = to.dir(target) / "start"
             start.mkdir(parents=True, exist_ok=True)
             for folder in made:
-                for name in ("policy.json", "COMMIT.json", f"c?_p{target.party}r{target.replica}_by_*.box"):
+                for name in (leaf_file.POLICY, commit_record.RECORD, f"c?_p{target.party}r{target.replica}_by_*.box"):
                     for file in folder.glob(name):
                         shutil.copy(file, start)
         return {c: int(found[str(pid)]) for c, pid in started.items()}
@@ -302,7 +304,7 @@ class Fleet:
         out.mkdir()
         for c in self.coords:
             shutil.copytree(self.dir(c) / f"transcript_{c}", out / str(c.replica) / f"transcript_{c}")
-        for name in ("policy.json", "policy_signatures.json"):
+        for name in (leaf_file.POLICY, leaf_file.SIGNATURES):
             shutil.copy(self.home(0) / name, out / name)
         return verify(assemble_folder(out))
 

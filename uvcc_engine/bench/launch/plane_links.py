@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.agent.processes.relays import READY
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 
@@ -27,7 +28,7 @@ class RelayProcess:
         self.folder = folder
         tokens = {p: os.urandom(16).hex() for p in range(PARTIES)}
         credentials = [{"party": p, "group": _GROUP, "token": t} for p, t in tokens.items()]
-        settings = {"db": "relay.db", "ready_file": "ready.json", "stream_listen": "127.0.0.1:0"}
+        settings = {"db": "relay.db", "ready_file": READY, "stream_listen": "127.0.0.1:0"}
         self._config = folder / "relay.json"
         for path, text in [
             (self._config, json.dumps(settings | {"credentials": credentials} | more)),
@@ -39,7 +40,7 @@ class RelayProcess:
         self.start()
 
     def start(self) -> None:
-        ready = self.folder / "ready.json"
+        ready = self.folder / READY
         ready.unlink(missing_ok=True)
         self.process = subprocess.Popen([sys.executable, "-m", "uvcc_engine.relay", "--config", str(self._config)])
         while not ready.exists():

@@ -75,6 +75,13 @@ def is_result(name: str) -> bool:
     return name.startswith("result") and name.endswith(".json")
 
 
+EXITS: Final = "exit*.json"
+RESULTS: Final = "result*.json"
+LOGS: Final = "worker_*.log"
+STACKDUMPS: Final = "stackdump_*.txt"
+"""Patterns of what the functions here name."""
+
+
 def log_name(coord: str) -> str:
     """Standard output and error of one worker."""
     return f"worker_{coord}.log"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.formats.reading import open_regular
 from uvcc_engine.transcript.leaves.leaf import RECORD
 
@@ -23,7 +24,7 @@ LEAVES: Final = "leaves.bin"
 OPEN_EPOCH: Final = "open.bin"
 ROOTS: Final = "roots.jsonl"
 OPENINGS: Final = "openings.jsonl"
-RESULT: Final = "result.json"
+RESULT: Final = files.result_name(0)
 PEERS: Final = "peers.jsonl"
 CONTRADICTIONS: Final = "contradictions.jsonl"
 HEADER: Final = struct.Struct("<8sIQ32s32s")

@@ -29,7 +29,10 @@ UNPINNED: Final = "IDENTITIES ARE NOT PINNED: whoever made this bundle chose the
 CODES: Final[Mapping[str, int]] = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
 _ARTIFACTS: Final = "artifacts"
 # files that only the folder of a whole run holds
-_OF_A_RUN: Final = (manifest.NAME, manifest.SIGNATURE, "run_full.jsonl", "run_full.log", "dp_layout.json")
+RUN_EVENTS: Final = "run_full.jsonl"
+RUN_LOG: Final = "run_full.log"
+LAYOUT: Final = "dp_layout.json"
+_OF_A_RUN: Final = (manifest.NAME, manifest.SIGNATURE, RUN_EVENTS, RUN_LOG, LAYOUT)
 _MOST_PHASES: Final = 10_000
 PinsOf = Callable[[str], AllowedSigners | None]
 

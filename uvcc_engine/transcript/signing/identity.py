@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cryptography.hazmat.primitives import serialization as ser
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -26,6 +26,8 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.transcript.signing import sshsig
 
 _KEYS = ("ed25519", "x25519", "seeded")
+
+PUBLIC: Final = "public.json"  # in an identity's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Identity:
                     raise UnreadableError(f"{folder / name} is readable by others", "chmod 600, or make a new identity")
             key = ser.load_ssh_private_key((folder / "ed25519").read_bytes(), None)
             agreement = (folder / "x25519").read_bytes()
-            public = PublicIdentity.from_json(json.loads((folder / "public.json").read_text()))
+            public = PublicIdentity.from_json(json.loads((folder / PUBLIC).read_text()))
         except (OSError, ValueError) as e:
             raise UnreadableError(f"cannot read the identity in {folder}: {e}", "was it created there?") from e
         if not isinstance(key, Ed25519PrivateKey) or len(agreement) != 32:
@@ -122,7 +124,7 @@ class Identity:
         pem = self._key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.OpenSSH, ser.NoEncryption())
         text = json.dumps(self.public.to_json(), indent=1) + "\n"
         # public.json comes last: a folder without it is an interrupted creation, not an identity
-        for name, content in (("ed25519", pem), ("x25519", self._dh_raw), ("public.json", text.encode())):
+        for name, content in (("ed25519", pem), ("x25519", self._dh_raw), (PUBLIC, text.encode())):
             try:
                 fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             except FileExistsError as e:

@@ -31,11 +31,11 @@ from uvcc_engine.contract.agent_protocol.agent_commands import RelayCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.job.migration import Migration, record_hash
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
+from uvcc_engine.transcript.terms.commit_record import RECORD
 from uvcc_engine.transcript.terms.migration_plan import migration_after
 from uvcc_engine.transcript.terms.policy import Policy
 
 EVENT = "succession"
-RECORD = "COMMIT.json"
 ANSWER_S = 10.0  # a pod that says nothing for so long may be lost
 VERDICT_S = 20.0  # so long the provider has to say that it is
 LOOK_S = 3.0

@@ -17,13 +17,14 @@ from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
-from uvcc_console.rollout.stages.migration.private_migration import RECORD, PhaseMigration
+from uvcc_console.rollout.stages.migration.private_migration import PhaseMigration
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, WatchCommand
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.safepaths import shown
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
+from uvcc_engine.transcript.terms.commit_record import RECORD
 
 KIND = "handover"
 HANDOVER_S = 300.0

@@ -20,6 +20,7 @@ from uvcc_console.rollout.stages.links.relay import TOKEN_FILE, relay_tokens
 from uvcc_console.runs import domain
 from uvcc_engine.contract.agent_protocol.agent_commands import PolicyCommand
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.contract.run_files.files import write_atomic
@@ -76,7 +77,7 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     folder = ctx.run_dir / "owner"
     pods = identities_of_pods(ctx, phase)
     out, parties = sealed_inputs(ctx, pods)
-    done = out / "commitments.json"
+    done = out / owner_files.COMMITMENTS
     if done.exists():
         return dict(json.loads(done.read_text()))
     job = ctx.plan.profile.job
@@ -100,7 +101,7 @@ async def seal_inputs(ctx: Rollout, request: Mapping[str, Any], out: Path) -> No
     """Have the inputs split and sealed for one attempt of one proposal: a file per party, and ``share.json``."""
     folder = ctx.run_dir / "owner"
     folder.mkdir(mode=0o700, exist_ok=True)
-    asked = folder / "request.json"
+    asked = folder / owner_files.REQUEST
     write_atomic(asked, json.dumps(request).encode(), mode=0o600)
     job = ctx.plan.profile.job
     assert isinstance(job, PrivateJobSettings)

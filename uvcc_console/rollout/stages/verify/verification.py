@@ -15,6 +15,7 @@ from uvcc_console.report.recheck import digests
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.verify.collect import fetch_phase
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import NAME, assemble_folder
 from uvcc_engine.transcript.proof.verified import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
@@ -40,7 +41,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
             global_root=certificate.global_root,
             sid_job=certificate.sid_job,
             detail=f"{certificate.epochs} epochs, {certificate.leaves} leaves",
-            bundle=str(folder / "proof_bundle.json"),
+            bundle=str(folder / leaf_file.BUNDLE),
             values=dict(certificate.values),
             result_hashes=list(certificate.result_hashes),
             run_root=certificate.run_root,
