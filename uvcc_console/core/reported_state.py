@@ -15,11 +15,10 @@ from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Sna
 from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
 from uvcc_engine.contract.parsing.untrusted import hint_of, whole
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean
 
 AGREEMENT_KEEP = 64
-
-SAMPLE_KEPT: Final = 400  # characters
 
 
 def _worker_of(s: Snapshot, coord: str) -> WorkerView:
@@ -60,7 +59,7 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
         waits = WaitView(f"p{e.fields.get('peer')}", bad_records.number_of(e.fields, "since_s"), e.ts)
         s = replace(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
     elif e.event == "sample_written":
-        s = replace(s, sample=clean(str(e.fields.get("text", "")), SAMPLE_KEPT))
+        s = replace(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
     elif e.event == "watchdog_dump":
         s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
     elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:

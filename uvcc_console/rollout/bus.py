@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -134,22 +133,22 @@ class Bus:
             s = self.snapshot
             if s.seq - kept_at < KEEP_AFTER:
                 continue
-            try:
-                await asyncio.to_thread(snapshot_cache.keep, self._journal.path.parent, s, self._journal.mark(s.seq))
-            except OSError as e:  # a full disk: readers fold the journal meanwhile
-                log.warning("no snapshot is kept beside the journal: %s", e)
-                continue
-            except Exception as e:
-                log.error("no snapshot is kept beside the journal", exc_info=e)
-                continue
-            kept_at = s.seq
+            if await asyncio.to_thread(self._kept, s, self._journal.mark(s.seq)):
+                kept_at = s.seq
 
     def _keep_last(self) -> None:
         """A run that is over is looked at many times more."""
-        s = self.snapshot
-        if s.ended:
-            with contextlib.suppress(OSError):
-                snapshot_cache.keep(self._journal.path.parent, s, self._journal.mark(s.seq))
+        if self.snapshot.ended:
+            self._kept(self.snapshot, self._journal.mark(self.snapshot.seq))
+
+    def _kept(self, s: Snapshot, mark: str) -> bool:
+        """Whether it lies beside the journal now; without it readers fold the journal, and the run goes on."""
+        try:
+            snapshot_cache.keep(self._journal.path.parent, s, mark)
+        except Exception as e:
+            log.error("no snapshot is kept beside the journal", exc_info=e)
+            return False
+        return True
 
     def _try_commit(self) -> bool:
         try:

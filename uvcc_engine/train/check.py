@@ -10,12 +10,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.nsa.model import parameter_count
+from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import memory_plan, source_probe
+from uvcc_engine.train import exported, memory_plan, source_probe
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, resolve
@@ -31,6 +34,10 @@ def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dic
     check_marks(cfg.runtime.nvtx, device)
     if device.type == "cuda":
         check_gpus(ranks)
+    if cfg.train.init:
+        with torch.device("meta"):
+            model = LanguageModel(cfg.model)
+        exported.start_from(model, Path(cfg.train.init).expanduser())
     room = memory_plan.check(cfg, ranks, device)
     found = source_probe.probe(cfg, rank=0, world=ranks, batches=1)
     return {
@@ -52,8 +59,6 @@ def tokens_per_step(cfg: LMConfig) -> int:
 
 def check_gpus(ranks: int) -> None:
     """Each rank needs a GPU of its own."""
-    import torch
-
     there = torch.cuda.device_count()
     if ranks > there:
         raise ConfigError(f"{ranks} ranks but {there} GPUs", "job.ranks is at most the number of GPUs")

@@ -218,10 +218,13 @@ def load(folder: Path) -> Exported:
 
 @torch.no_grad()
 def start_from(model: LanguageModel, folder: Path) -> str:
-    """Put an exported folder's weights into a fresh ``model``; returns their SHA-256. Raises ConfigError for others'
-    shapes, and as ``read_weights`` does."""
+    """Put an exported folder's weights into a fresh ``model``; returns their SHA-256.
+
+    A model on torch's meta device takes none: then this only tells whether it could. Raises ConfigError for weights of
+    other shapes, and as ``read_weights`` does.
+    """
     said, weights = read_weights(folder)
-    own = {n: p for n, p in model.named_parameters()}
+    own = dict(model.named_parameters())
     for name in sorted(own.keys() ^ weights.keys()):
         raise ConfigError(f"train.init={folder}: {name} is only on one side", "set model to that of its config.json")
     for name, p in own.items():

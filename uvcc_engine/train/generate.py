@@ -103,26 +103,34 @@ def continue_text(
 
     Without a prompt the first token is what follows the end of some other document, which is then forgotten.
     """
-    ids = tokenizer.encode(prompt)
-    began: list[int] = []
-    if not ids:
-        first = next(tokens_after(model, torch.tensor([[tokenizer.eos]]), 1, how))
-        ids = began = first.tolist()
-    new = list(began)
-    said = ""
-    for token in tokens_after(model, torch.tensor([ids]), most - len(began), how) if new != [tokenizer.eos] else ():
-        new.append(int(token[0]))
-        if new[-1] == tokenizer.eos:
+    pieces: list[str] = []
+    pending: list[int] = []  # ids whose text was not handed on yet
+    count, ended = 0, False
+
+    def hand_on() -> None:
+        if pending:
+            pieces.append(tokenizer.decode(pending))
+            on_text(pieces[-1])
+            pending.clear()
+
+    for token in _ids_after(model, tokenizer, prompt, most, how):
+        count += 1
+        if ended := token == tokenizer.eos:
             break
-        whole = tokenizer.decode(new)
-        if not whole.endswith("\ufffd"):  # else a character's last bytes are still to come
-            on_text(whole[len(said) :])
-            said = whole
-    ended = bool(new) and new[-1] == tokenizer.eos
-    whole = tokenizer.decode(new[:-1] if ended else new)
-    if rest := whole[len(said) :]:
-        on_text(rest)
-    return Continuation(whole, len(new), ended)
+        pending.append(token)
+        if not tokenizer.decode(pending).endswith("\ufffd"):  # else a character's last bytes are still to come
+            hand_on()
+    hand_on()
+    return Continuation("".join(pieces), count, ended)
+
+
+def _ids_after(model: LanguageModel, tokenizer: Tokenizer, prompt: str, most: int, how: Sampling) -> Iterator[int]:
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        ids = next(tokens_after(model, torch.tensor([[tokenizer.eos]]), 1, how)).tolist()
+        most -= 1
+        yield from ids
+    yield from (int(token[0]) for token in tokens_after(model, torch.tensor([ids]), most, how))
 
 
 def _prompt_of(args: argparse.Namespace) -> str:

@@ -39,8 +39,6 @@ from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.tokenizer import Tokenizer, make_tokenizer
 from uvcc_engine.train.watchdog import Watchdog
 
-SAMPLE_SHOWN = 400  # characters of what the finished model wrote, in its event
-
 
 def train(
     cfg: lm_config.LMConfig,
@@ -163,7 +161,7 @@ def _write_sample(model: LanguageModel, tokenizer: Tokenizer, most: int, writer:
     """Let the finished model write a text: ``sample.txt``, and its beginning in an event."""
     made = generate.continue_text(model.eval(), tokenizer, "", most, generate.Sampling(seed=writer.rank))
     files.write_atomic(writer.directory / files.SAMPLE, made.text.encode())
-    writer.event("sample_written", text=clean(made.text, SAMPLE_SHOWN), tokens=made.tokens)
+    writer.event("sample_written", text=clean(made.text, files.SAMPLE_SHOWN), tokens=made.tokens)
 
 
 def name_failure(error: RuntimeError | MemoryError, group: RankGroup) -> UvccError:

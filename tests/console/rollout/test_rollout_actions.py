@@ -12,13 +12,16 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import snapshot_cache
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.fleet.provider import Provider
 from uvcc_console.plan import forecast
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import actions, flight
+from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
@@ -112,6 +115,40 @@ async def test_what_cannot_be_done_is_answered_with_its_reason(world: World) -> 
     assert "holds the only checkpoints" in (await world.ask("replace", pod="p0r0")).detail
     assert world.agent.heard == []  # nothing was ended for it
     assert not world.desk.take(ev.Intent(action="resume", by="me"))
+
+
+async def test_a_defect_in_an_action_is_answered_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(command: agent_commands.Command, *, nonce: str = "") -> dict[str, Any]:
+        raise AssertionError("nobody thought of this")
+
+    monkeypatch.setattr(world.agent, "request", broken)
+    done = await world.ask("stackdump", pod="p0r0")
+    assert not done.ok
+    assert "nobody thought of this" in done.detail
+    assert "uvcc logs" in done.detail
+
+
+@pytest.mark.parametrize("error", [OSError("full"), RecursionError("deep")])
+async def test_a_snapshot_that_cannot_be_kept_is_told_and_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    tried: list[int] = []
+
+    def keep(folder: Path, s: Snapshot, mark: str) -> None:
+        tried.append(s.seq)
+        if len(tried) < 3:
+            raise error
+
+    monkeypatch.setattr(bus_module, "KEEP_S", 0.001)
+    monkeypatch.setattr(bus_module, "KEEP_AFTER", 1)
+    monkeypatch.setattr(snapshot_cache, "keep", keep)
+    following = asyncio.create_task(world.bus.run())
+    for _ in range(3):  # until it keeps
+        await asyncio.sleep(0)
+    world.bus.record([ev.Alert(level="info", name="x", text="y")])
+    await _until(lambda: len(tried) >= 3)
+    following.cancel()
+    assert caplog.text.count("no snapshot is kept beside the journal") == 2
 
 
 class Shell:

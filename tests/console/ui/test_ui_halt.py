@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from textual.widgets import Input
 from ui_desk import FakeProcesses, desk, modes, typed
 from ui_journals import RUN, Story
 
+from uvcc_console.cli.screen import attach
 from uvcc_console.core import events as ev
 from uvcc_console.ui.feed.source import JournalWriter
 from uvcc_console.ui.screens.confirm import ConfirmScreen
@@ -110,11 +112,16 @@ async def test_a_dialog_stands_beside_the_halt(folder: Path, size: tuple[int, in
         assert d.text.count("@40") >= 6
 
 
-async def test_read_only_still_halts_and_does_nothing_else(folder: Path) -> None:
+async def test_read_only_still_halts_and_does_nothing_else(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with desk(Story().halted(), folder, readonly=True) as d:
         await d.press("r")
         assert not d.asked(ev.Intent)
-        assert "read-only" in d.toasts
+        toasts = d.toasts
+    flag = re.search(r"read-only: attach without (\S+)", toasts)
+    with pytest.raises(SystemExit):
+        attach.run(["--help"])
+    assert flag
+    assert f"{flag[1]} " in capsys.readouterr().out
     other = folder.with_name("other")
     async with desk(Story().full(5), other, readonly=True) as d:
         await d.press("f9")

@@ -20,6 +20,7 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import exported
 from uvcc_engine.train import generate as gen
+from uvcc_engine.train.check import check
 from uvcc_engine.train.learning_rate import lr_at
 from uvcc_engine.train.worker import cli
 
@@ -210,6 +211,11 @@ def test_a_training_begins_with_another_ones_weights(run: Path, tmp_path: Path) 
     events = (tmp_path / "more" / "events.jsonl").read_text()
     assert "weights_taken" in events
     assert exported.read_config(tmp_path / "model").sha256 in events
+    with pytest.raises(ConfigError, match=r"config\.json"):  # told before anything is launched
+        check({**CONFIG, "train": more, "model": {**CONFIG["model"], "dim": 16}}, 1, {})
+    assert check({**CONFIG, "train": more}, 1, {})["parameters"] > 0
+    with pytest.raises(UnreadableError, match="uvcc-engine export"):
+        check({**CONFIG, "train": {**more, "init": str(tmp_path / "none")}}, 1, {})
     other = LanguageModel(ModelConfig(vocab=256, dim=16, n_layers=1, n_heads=1, n_kv_groups=1, d_k=16, nsa=NSAConfig()))
     with pytest.raises(ConfigError, match=r"config\.json"):
         exported.start_from(other, tmp_path / "model")

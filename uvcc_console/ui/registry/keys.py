@@ -76,7 +76,7 @@ def _live(c: Context) -> str:
 
 
 def _writes(c: Context) -> str:
-    return _live(c) or ("read-only: attach without --readonly" if c.readonly else "")
+    return _live(c) or ("read-only: attach without --read-only" if c.readonly else "")
 
 
 def _open(c: Context) -> str:
@@ -115,7 +115,7 @@ def _halt(c: Context) -> str:
 
 
 def _evidence(c: Context) -> str:
-    return _run(c) or ("read-only: attach without --readonly" if c.readonly else "")
+    return _run(c) or ("read-only: attach without --read-only" if c.readonly else "")
 
 
 def _shell(c: Context) -> str:

@@ -31,6 +31,7 @@ METRICS: Final = "metrics.json"
 TENSORBOARD: Final = "tb"
 ENV_JSON: Final = "env.json"
 SAMPLE: Final = "sample.txt"
+SAMPLE_SHOWN: Final = 400  # characters of it, in its event and on a screen
 LONGEST_DOCUMENT: Final = 64 << 20
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -12,9 +12,9 @@ async def replace_pod(ctx: Rollout, name: str) -> str:
     """End what is left of pod ``name``, rent another, bring its agent up; returns what there is now.
 
     The old pod is proven gone first, so that the fleet never costs more than it was quoted. The new one is another
-    machine: new address, new host key, and a new identity, which no policy names yet
-    (``succession`` sees to that). Raises ConfigError for an unknown
-    pod or one that was taken over, UvccError if the old one may still cost something or no new one can be had.
+    machine: new address, new host key, and a new identity, which no policy names yet (the migration sees to that).
+    Raises ConfigError for an unknown pod or one that was taken over, UvccError if the old one may still cost something
+    or no new one can be had.
     """
     member = ctx.members.get(name)
     if member is None:
