@@ -206,6 +206,15 @@ def test_status_says_when_nobody_conducts_a_run_that_has_not_ended(capsys: pytes
     assert document["figures"]["p0r0s0t0"] == {"loss": 1.25, "lr": 0.1}
 
 
+def test_watch_ends_where_nothing_conducts_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write("demo-20261121-0115-ab12", story("demo-20261121-0115-ab12", ended=False))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (folder / "conductor.json").write_text(json.dumps({"pid": gone.pid, "starttime": 1}))
+    assert main(["watch", "last"]) == 0
+    assert '"run_ended"' not in capsys.readouterr().out
+
+
 def test_watch_streams_events_and_can_filter(capsys: pytest.CaptureFixture[str]) -> None:
     events = story("demo-20261121-0115-ab12", ended=True)
     write("demo-20261121-0115-ab12", events)

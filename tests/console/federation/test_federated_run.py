@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -252,8 +253,11 @@ def test_a_domain_whose_conductor_is_killed_is_named_and_the_others_end_safe(dom
         assert not domains.users[n].on_pods()
         assert s.hourly == 0.0
     running[2].communicate(timeout=300)
-    ended = domains.users[2].events(domains.run_of(2).name, lambda e: e["kind"] == "run_ended")
-    assert ended[-1]["leaks"] == []  # its own sidecar ended what its conductor left
+    end = time.monotonic() + 100.0  # until its sidecar ends it, nothing conducts it that could be followed
+    while not (left := domains.seen(2)).ended:
+        assert time.monotonic() < end, left.detail
+        time.sleep(0.1)
+    assert left.leaks == ()  # its own sidecar ended what its conductor left
     assert not domains.users[2].on_pods()
 
 

@@ -17,8 +17,8 @@ POLL_S = 0.1
 def run(argv: list[str]) -> int:
     parser = common.Parser(
         "watch",
-        "A run's events as JSON lines: {seq, ts, kind, ...}. Ends with the run. A result that a pod streams is marked "
-        "as reported; the verified one is in the event of kind verdict.",
+        "A run's events as JSON lines: {seq, ts, kind, ...}. Ends with the run, and where nothing conducts it any "
+        "more. A result that a pod streams is marked as reported; the verified one is in the event of kind verdict.",
     )
     parser.add_run()
     parser.add_json()
