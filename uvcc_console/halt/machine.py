@@ -237,7 +237,9 @@ class Ladder:
         records: list[LadderAction] = []
         for name, p in self._pods.items():
             rung = self._command(p, now)
-            if not p.up or p.acked == rung or self._satisfied(p) or p.hopeless or now - p.sent_at < again:
+            if p.acked == rung or self._satisfied(p) or p.hopeless or now - p.sent_at < again:
+                continue
+            if not p.up and rung != TERMINATE:  # a termination goes to the provider, not over the pod's link
                 continue
             p.sent_at = now
             sends.append(Send(name, rung, self.hold_deadline()))
@@ -349,8 +351,8 @@ class Ladder:
 
     def _mark_unknown(self, pod: str, why: str) -> list[LadderAction]:
         p = self._pods[pod]
-        if p.unknown:
-            return []
+        if p.unknown or p.stage == "gone":
+            return []  # the link to a pod whose end is proven goes down with it
         p.unknown = True
         p.recorded = "unknown"
         return [Journalled(self._ack(pod, "unknown", why)), *self._vouch()]

@@ -63,7 +63,7 @@ class Halter:
         self._clock = clock
         self._run = ""
         self._nonces: set[str] = set()
-        self._busy: set[asyncio.Future[Any]] = set()
+        self._ending: dict[str, asyncio.Task[None]] = {}
 
     @property
     def active(self) -> bool:
@@ -99,6 +99,13 @@ class Halter:
             if channel is None or not channel.up:
                 ladder.link(pod, False, now)
         self._act(ladder.start(mode, now))
+
+    async def close(self) -> None:
+        """Nothing is journalled after this: a termination under way is left to whoever looks at the run next."""
+        tasks = list(self._ending.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def forget(self) -> None:
         """The workers that the last halt stopped were started again: nothing of it may reach the new ones."""
@@ -200,7 +207,8 @@ class Halter:
             self._act(self.ladder.refused(pod, rung, now, ack.code, ack.error))
 
     def _terminate_pod(self, pod: str) -> None:
-        if self._terminate is None or self.ladder is None:
+        """The ladder asks again until it is proven gone; one deletion a pod is under way at a time."""
+        if self._terminate is None or self.ladder is None or pod in self._ending:
             return
         nonce = self.ladder.nonce
 
@@ -215,6 +223,6 @@ class Halter:
                 lacks, at = wire.Lacks.NO_EXIT, self._clock()
                 self._act(self.ladder.report(pod, "gone", at, path="api", detail="the pod is gone", lacks=lacks))
 
-        task = asyncio.ensure_future(end())
-        self._busy.add(task)
-        task.add_done_callback(self._busy.discard)
+        task = asyncio.create_task(end())
+        self._ending[pod] = task
+        task.add_done_callback(lambda _: self._ending.pop(pod, None))

@@ -256,6 +256,7 @@ class Service:
                 await asyncio.wait(self._looking, timeout=LOOK_S)
             for task in self._looking:
                 task.cancel()
+            await self._halter.close()
             self._relay.close()
             self._front.close()
             await self._channels.close()

@@ -1,4 +1,4 @@
-"""A frozen pod and a dead link, real ones: each is UNKNOWN in time, then the armed policy ends the pod, with proof."""
+"""A frozen pod, a dead link, a server that is gone: each is UNKNOWN in time, then the armed policy ends the pod."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ARMED = ["hold", "halt", "term", "kill", "terminate"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frozen", ["pod", "link"])
-async def test_unknown_then_terminated_by_policy(frozen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", ["pod", "link", "server"])
+async def test_unknown_then_terminated_by_policy(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(halts.PROFILE, "halt", {"lease": 0.0, "auto": ARMED})
     monkeypatch.setitem(halts.PROFILE, "fleet", {"provider": "local"})
     async with halts.fleet(3) as found:
@@ -34,8 +34,8 @@ async def test_unknown_then_terminated_by_policy(frozen: str, monkeypatch: pytes
             pod = next(p for p in found.pods if p.name == "uvcc-halts-p1r0")
             for pid in procs.marked(pod.provider_id):
                 carries = "uvcc_console.fleet.localpod" in psutil.Process(pid).cmdline()
-                if frozen == "pod" or carries:  # the link is what carries it: the SSH server alone
-                    os.kill(pid, signal.SIGSTOP)
+                if lost == "pod" or carries:  # the link is what carries it: the SSH server alone
+                    os.kill(pid, signal.SIGKILL if lost == "server" else signal.SIGSTOP)
                     stopped.append(pid)
             assert stopped
             nonce, _ = await found.ask("halt")

@@ -168,6 +168,29 @@ def test_silence_is_unknown_and_then_the_armed_rungs_are_climbed() -> None:
     assert again.verified == 3
 
 
+def test_a_pod_whose_link_is_down_is_terminated_at_its_provider() -> None:
+    ladder = Ladder("n", {"p0r0": 1, "p1r0": 1}, auto=(HOLD, HALT, TERM, KILL, TERMINATE))
+    ladder.link("p1r0", False, 0.0)
+    assert stages(ladder.start(HALT, 0.0))["p1r0"] == "unknown"
+    ladder.report("p0r0", "gone", 1.0, step=7, checkpoint="ab")
+    for now in (60.0, 75.0):
+        assert sends(ladder.tick(now)) == []  # nothing reaches it by its agent
+    assert sends(ladder.tick(80.0)) == [("p1r0", TERMINATE)]
+    out = ladder.report("p1r0", "gone", 90.0, path="api", detail="the pod is gone", lacks=Lacks.NO_EXIT)
+    assert events(out, ev.HaltDone)
+
+
+def test_a_pod_that_is_proven_gone_stays_so_when_its_link_goes_down_with_it() -> None:
+    ladder = Ladder("n", {"p0r0": 1, "p1r0": 1}, auto=(HOLD, HALT, TERM, KILL, TERMINATE))
+    ladder.start(HALT, 0.0)
+    out = ladder.report("p1r0", "gone", 1.0, path="api", detail="the pod is gone", lacks=Lacks.NO_EXIT)
+    assert stages(out) == {"p1r0": "gone"}
+    later = ladder.link("p1r0", False, 2.0)
+    for now in (60.0, 75.0, 80.0):
+        later += ladder.tick(now)
+    assert "p1r0" not in stages(later)
+
+
 def test_a_pod_that_was_out_of_reach_is_asked_to_halt_before_it_is_terminated() -> None:
     ladder = Ladder("n", {"p0r0": 1})
     ladder.start(HALT, 0.0)
@@ -320,17 +343,21 @@ class AnyStory(RuleBasedStateMachine):
         self.dones: list[ev.HaltDone] = []
         self.up = dict.fromkeys(self.workers, True)
         self.rungs: list[str] = []
+        self.ended: set[str] = set()
         self.take(self.ladder.start(HOLD if drill else mode, 0.0))
 
     def take(self, actions: list[LadderAction]) -> None:
         for a in actions:
             if isinstance(a, Send):
                 assert a.pod in self.workers
-                assert self.up[a.pod], "sent over a dead link"
+                assert self.up[a.pod] or a.rung == TERMINATE, "sent over a dead link"
                 if a.rung in (TERM, KILL, TERMINATE):
                     assert a.rung in self.auto | self.asked, f"{a.rung} was neither armed nor asked for"
             elif isinstance(a.event, ev.HaltDone):
                 self.dones.append(a.event)
+            elif isinstance(a.event, ev.HaltAck):
+                assert not (a.event.pod in self.ended and a.event.stage == "unknown"), "a proven end became unknown"
+                self.ended |= {a.event.pod} if a.event.stage == "gone" else set()
         self.rungs.append(self.ladder.rung)
 
     @rule(seconds=st.floats(0.0, 70.0))

@@ -130,6 +130,30 @@ async def test_a_provider_that_does_not_answer_leaves_the_pod_unknown() -> None:
     assert [e for e in scene.events if isinstance(e, ev.HaltAck)][-1].stage == "unknown"
 
 
+async def test_a_termination_under_way_is_not_begun_again_and_ends_with_the_halter() -> None:
+    begun: list[str] = []
+    ended: list[str] = []
+
+    async def terminate(pod: str) -> None:
+        begun.append(pod)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(pod)
+            raise
+
+    scene = Scene(auto=("hold", "halt", "term", "kill", "terminate"), terminate=terminate)
+    await scene.ask("halt")
+    scene.say("p0r0", "gone", step=4, checkpoint="ab")
+    for now in (10.0, 15.0, 20.0, 21.0, 22.0, 39.0):
+        await scene.at(now)
+    assert begun == ["p1r0"]
+    told = len(scene.events)
+    await scene.halter.close()
+    assert ended == ["p1r0"]
+    assert len(scene.events) == told
+
+
 async def test_words_about_another_run_or_nonce_do_not_count() -> None:
     scene = Scene()
     await scene.ask("halt")
