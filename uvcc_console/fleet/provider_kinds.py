@@ -44,6 +44,7 @@ OWN_KINDS: Final = {
     "vast": "uvcc_console.fleet.vendors.vast:KIND",
     "slurm": "uvcc_console.fleet.vendors.slurm:KIND",
     "kubernetes": "uvcc_console.fleet.vendors.kubernetes:KIND",
+    "skypilot": "uvcc_console.fleet.vendors.skypilot:KIND",
     PARTIES_KIND: "uvcc_console.fleet.by_party:KIND",
 }
 

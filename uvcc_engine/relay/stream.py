@@ -182,10 +182,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if self._have < end:
             return 0
         token = self._buffer[_HELLO.size : end].decode("utf-8", "replace")
-        who = self._front.credential(token, self._visitor)
-        if not who.scope.mail:
-            raise RefusedConnectionError(Refusal.NO_MAILBOX)
-        self._who = who
+        self._who = self._front.credential(token, self._visitor)
         self._write([MAGIC])
         return end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from cloudfake import KEY, CloudFake, LambdaFake, RunPodFake, VastFake
 from kubefake import NAMESPACE, KubernetesFake
 from primefake import PrimeFake
 from primerecords import FakePod
+from skyfake import SkyFake
 from virtualtime import VirtualClock
 
 from uvcc_console.fleet.cloud.ready import Readiness
@@ -26,6 +27,7 @@ from uvcc_console.fleet.vendors.kubeconfig import Cluster, Who
 from uvcc_console.fleet.vendors.kubernetes import KubernetesClient, KubernetesFleet
 from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
 from uvcc_console.fleet.vendors.runpod import RunPodClient
+from uvcc_console.fleet.vendors.skypilot import SkyClient
 from uvcc_console.fleet.vendors.vast import VastClient
 
 RUN = "uvcc-demo-20261121-0115-ab12"
@@ -84,23 +86,40 @@ def _kubernetes(**at: Any) -> KubernetesClient:
     return KubernetesClient(Cluster("http://127.0.0.1:1", NAMESPACE, Who(KEY), None, "lab"), fleet, **at)
 
 
+async def _at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def _skypilot(transport: Any, clock: VirtualClock, infra: Sequence[str] = ()) -> SkyClient:
+    return SkyClient(infra, clock=clock, sky=transport, call=_at_once)
+
+
 Vendors: dict[str, tuple[type[Any], str, Callable[..., Cloud]]] = {
     "prime": (PrimeSide, "H100_80GB", lambda **at: PrimeClient(Account(KEY, "http://prime.test"), **at)),
     "runpod": (RunPodFake, "H100", lambda **at: RunPodClient("http://runpod.test/api/v2", KEY, **at)),
     "lambda": (LambdaFake, "H100", lambda **at: LambdaClient("http://lambda.test/api/v1", KEY, **at)),
     "vast": (VastFake, "H100", lambda **at: VastClient("http://vast.test/api/v0", KEY, **at)),
     "kubernetes": (KubernetesFake, "H100", _kubernetes),
+    "skypilot": (SkyFake, "H100", _skypilot),
 }
 # how each says what the scenarios need it to say
 FAILED = {"prime": "failed", "runpod": "ERROR", "lambda": "terminating", "vast": "exited"}
-FAILED["kubernetes"] = "Failed"
+FAILED |= {"kubernetes": "Failed", "skypilot": "STOPPED"}
 UNCLEAR = {"prime": "unclear", "lambda": "unhealthy", "vast": "offline", "kubernetes": "Unknown"}
+UNCLEAR["skypilot"] = "unhealthy"
 # what cannot happen at a vendor, and why
 NEVER = {
     ("a_pod_in_an_unknown_state_for_long_is_given_up", "runpod"): "it has no such state",
     ("stock_that_is_gone_after_the_quote", "kubernetes"): "a pod without a node is made, and waits for one",
     ("a_pod_that_is_dearer_than_quoted_is_not_kept", "kubernetes"): "a cluster names no prices",
     ("a_vendor_that_obeys_twice", "kubernetes"): "a name is taken once in a namespace",
+    ("no_stock_is_said_by_the_quote", "skypilot"): "its catalogue knows prices; stock is known by a launch",
+    ("a_market_that_asks_to_wait", "skypilot"): "its API server is the user's own and has no such answer",
+    ("an_answer_that_leads_to_another_host", "skypilot"): "SkyPilot's own client follows its own server",
+    ("a_quota_that_is_used_up", "skypilot"): "a quota is one region's, and the next offer is tried",
+    ("a_pod_that_vanishes_at_boot_is_replaced", "skypilot"): "its launch ends when the machine is up",
+    ("a_pod_that_is_dearer_than_quoted_is_not_kept", "skypilot"): "it names no price of what runs; it takes the cap",
+    ("a_vendor_that_obeys_twice", "skypilot"): "a name is taken once at an API server",
 }
 
 
@@ -122,13 +141,13 @@ class CloudWorld:
     async def login(self, at: SshTarget, gpu: bool) -> str:
         return self.logins.get(at.host, self.logins.get("*", ""))
 
-    def client(self) -> Cloud:
+    def client(self, **own: Any) -> Cloud:
         over = self.fake.transport if isinstance(self.fake, CloudFake) else httpx.ASGITransport(self.fake.app)
-        return Vendors[self.vendor][2](transport=over, clock=self.clock)
+        return Vendors[self.vendor][2](transport=over, clock=self.clock, **own)
 
     def console(self, **fleet: Any) -> CloudProvider:
         """A console process: all it knows beyond the account is in the run's folder."""
-        client = self.client()
+        client = self.client(**{k: v for k, v in fleet.items() if k == "infra"})
         ready = Readiness(client, self.run_dir, "", self.login)
         return CloudProvider(client, self.fleet | fleet, self.run_dir, readiness=ready)
 

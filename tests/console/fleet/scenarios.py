@@ -264,7 +264,7 @@ async def a_disk_that_takes_no_intent_makes_no_pod(w: CloudWorld) -> None:
 async def the_run_s_key_comes_first_and_leaves_last(w: CloudWorld) -> None:
     (pod,) = await w.up()
     body = json.dumps(w.fake.asked("create"))
-    assert "ssh-ed25519" in body if w.vendor in ("runpod", "kubernetes") else w.fake.keys
+    assert "ssh-ed25519" in body if w.vendor in ("runpod", "kubernetes", "skypilot") else w.fake.keys
     await w.provider.delete(pod)
     assert w.fake.keys == {}
 

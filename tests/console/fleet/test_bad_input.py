@@ -25,6 +25,7 @@ NEEDS = {
     "vast": "VAST_API_KEY.*600",
     "slurm": "sinfo|sbatch|squeue|scontrol",
     "kubernetes": r"\.kube/config|KUBECONFIG",
+    "skypilot": r"uvcc\[skypilot\]",
 }
 FIELDS: list[tuple[str, Any, str]] = [
     ("gpus", -1, "fleet.gpus"),

@@ -16,7 +16,7 @@ from uvcc_engine.contract.errors import ConfigError
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "providers.md"
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
 RENTED = {"runpod": runpod.VENDOR, "lambda": lambda_cloud.VENDOR, "vast": vast.VENDOR}
-SPOT = {"prime", "vast"}
+SPOT = {"prime", "vast", "skypilot"}
 
 
 def test_every_provider_has_its_section_and_nothing_else_has() -> None:

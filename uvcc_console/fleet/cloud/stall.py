@@ -28,15 +28,16 @@ class Stall:
         *,
         force: bool = False,
     ) -> market.OfferChoice:
-        """The market, at most a minute old. Raises ConfigError naming what leaves nothing.
+        """The market, at most a minute old, with every party. Raises ConfigError naming what leaves nothing.
 
         ``want`` says what is looked for, and for which parties, at the moment of asking: another rent may have settled
         more of it while this one waited.
         """
         async with self._looking:
             clock = self.client.clock
-            if self._found is None or force or clock.now() - self._at >= FRESH_S:
-                wanted, _ = want()
+            wanted, parties = want()
+            stale = force or clock.now() - self._at >= FRESH_S
+            if self._found is None or stale or not parties <= set(self._found.domains):
                 rows = await self.client.offers_for(wanted)
                 self._found = self.client.choose(rows, *want(), domains)
                 self._at = clock.now()

@@ -41,7 +41,7 @@ def make(section: Mapping[str, Any], run_dir: Path, ttl_s: float) -> FailoverPro
             raise ConfigError(f"fleet.fallbacks, {label(one)}: {e.what}", e.hint) from e
         if not isinstance(provider, CloudProvider):
             what = f"fleet.fallbacks: {label(one)} does not write down what it is about to rent"
-            raise ConfigError(what, "take a provider that rents: prime, runpod, lambda, vast, slurm, kubernetes")
+            raise ConfigError(what, "take one that rents: prime, runpod, lambda, vast, slurm, kubernetes, skypilot")
         made.append((one, provider))
     return FailoverProvider(made, run_dir, int(section.get("party", -1)))
 
