@@ -16,6 +16,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "console" / "haltd"))
 from relaykit import TOKENS, relay_of
 
+from uvcc_engine.relay.relay_roles import SCOPES, Role
+
 DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "specifications" / "relay-openapi.json"
 MESSAGE: Final = {"msg_id": "m-1", "receiver": 1, "payload_b64": base64.b64encode(b"sealed").decode()}
 EXCHANGES: Final[tuple[tuple[int, str, Any], ...]] = (
@@ -75,3 +77,21 @@ def test_the_document_refuses_what_the_relay_refuses(path: str) -> None:
     bad = {"/enqueue": {"msg_id": "m"}, "/records": {"put": {"name": "a b", "body": ""}}}[path]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(bad, schema)
+
+
+def test_the_page_says_what_each_role_may_do() -> None:
+    page = (DOCUMENT.parent / "relay-api.md").read_text(encoding="utf-8")
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    told = {row[0]: dict(zip(Role, row[1:], strict=True)) for row in rows if len(row) == 1 + len(Role)}
+
+    def listed(prefixes: tuple[str, ...]) -> str:
+        return "all" if prefixes == ("",) else ", ".join(f"`{p}`" for p in prefixes) or "none"
+
+    for role, scope in SCOPES.items():
+        assert told["number in its group"][role] == f"{scope.first} to {scope.first + scope.count - 1}"
+        assert (told["takes and acknowledges messages"][role] == "to its number") == scope.mail
+        assert (told["sends messages to"][role] != "nobody") == scope.mail
+        but = f" but {listed(scope.not_writes)}" if scope.not_writes else ""
+        assert told["leaves records named"][role] == listed(scope.writes) + but
+        assert told["reads records named"][role] == listed(scope.reads)
+        assert told["reads `/metrics`"][role] == ("yes" if scope.metrics else "no")

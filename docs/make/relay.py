@@ -22,7 +22,7 @@ _MESSAGE: Final = _object(
     receiver={"type": "integer", "minimum": 0, "maximum": 255},
     payload_b64={"type": "string", "contentEncoding": "base64"},
     ttl_s={"type": "integer", "minimum": 0, "description": "seconds until it expires; 0 takes the relay's own"},
-    sender={"type": "integer", "description": "if given, it must be the credential's own party"},
+    sender={"type": "integer", "description": "if given, it must be the credential's own number"},
 )
 _RECORD: Final = _object(
     ["name", "body"],

@@ -136,7 +136,7 @@ def statements() -> str:
             ShareFile(bytes=1200, sha256=_raw("f", "2").hex()),
         ),
         rows={"test": 4, "train": 16},
-        mailbox=0,
+        mailbox=16,
     )
     parts = [OwnerPart(share.owners[0], share.commitments), OwnerPart(share.owners[1], share.commitments)]
     made = {

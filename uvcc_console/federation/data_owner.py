@@ -23,6 +23,7 @@ from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.peer_protocol.record_names import OWNER_KEYS, OWNER_SHARES, ROSTERS
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import owner_shares
@@ -39,8 +40,6 @@ PUBLIC: Final = "owner.pub"
 PINS: Final = "domains.pub"
 RECEIPT: Final = "receipt.json"
 SENT: Final = "sent.json"
-OWNER_KEYS: Final = "owner-key/"
-OWNER_SHARES: Final = "owner-share/"
 LOOK_S: Final = 1.0
 Tell = Callable[[str, int, int], None]
 """Of a progress bar: what is done, how much of it, of how much."""
@@ -146,7 +145,7 @@ def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[s
         raise ConfigError("this proposal does not name this owner", "uvcc owner requests lists those that do")
     rendezvous.check_no_equivocation(standing.signed, twice)
     approved(standing, pins, time.time())
-    bodies = there.look_bodies(f"{rendezvous.ROSTERS}{p.id}/")
+    bodies = there.look_bodies(f"{ROSTERS}{p.id}/")
     attempts = sorted({when for of, when, _ in map(rosters.says, bodies) if of == p.id and when >= 0}, reverse=True)
     wanted = [attempt] if attempt >= 0 else attempts
     whole = next((n for n in wanted if len(rosters.gathered(p, n, bodies)) == PARTIES), None)

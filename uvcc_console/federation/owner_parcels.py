@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from uvcc_console.federation.data_owner import OWNER_SHARES
 from uvcc_console.federation.parcels import Parcels, box_of
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.landing import Landing
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.peer_protocol.record_names import OWNER_SHARES
 from uvcc_engine.transcript.signed import owner_shares
 from uvcc_engine.transcript.signed.owner_shares import OwnerPart, OwnerShare
 from uvcc_engine.transcript.signed.roster import Roster
@@ -41,7 +40,8 @@ class OwnerParcels:
         shares = self._shares()
         for number in set(shares) - self._landed:
             box = box_of(self.proposal.id, self.attempt, f"owner/{number}")
-            coming = self._parcels.setdefault(number, Parcels(self.there, box, self.folder / "incoming" / str(number)))
+            at, sender = self.folder / "incoming" / str(number), shares[number].mailbox
+            coming = self._parcels.setdefault(number, Parcels(self.there, box, at, (sender,)))
             while coming.poll():
                 pass
             self._land(number, coming, shares[number])
@@ -73,18 +73,16 @@ class OwnerParcels:
 
     def _land(self, number: int, coming: Parcels, share: OwnerShare) -> None:
         name, file = f"sealed-p{self.party}.bin", share.files[self.party]
-        for sender in range(PARTIES):
-            found = coming.arrived(sender).get(name)
-            if found is None:
-                continue
-            if found != (file.bytes, file.sha256):
-                what = f"the file that came as owner {number}'s is not the one that it signed"
-                raise ProtocolError(what, "whoever has that token at the relay sent it; have the owner share again")
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with Landing(self.folder) as landing:
-                coming.land(sender, name, landing, (self._box(number).name,))
-            self._landed.add(number)
+        found = coming.arrived(share.mailbox).get(name)
+        if found is None:
             return
+        if found != (file.bytes, file.sha256):
+            what = f"the file that came as owner {number}'s is not the one that it signed"
+            raise ProtocolError(what, "whoever has that token at the relay sent it; have the owner share again")
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with Landing(self.folder) as landing:
+            coming.land(share.mailbox, name, landing, (self._box(number).name,))
+        self._landed.add(number)
 
     def _box(self, number: int) -> Path:
         return self.folder / f"owner-{number}.box"

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -90,7 +90,8 @@ class _Coming:
 
 @dataclass(slots=True)
 class Parcels:
-    """What arrives in one box, by sender, written below ``folder``/``P<n>`` under names of our own.
+    """What arrives in one box, by sender, written below ``folder``/``P<n>`` under names of our own. ``senders``: whose
+    numbers at the relay count; what anybody else put there is dropped.
 
     What was taken is noted there before the relay is told to forget it, so that whoever was interrupted goes on.
     """
@@ -98,11 +99,12 @@ class Parcels:
     there: Rendezvous
     box: int
     folder: Path
+    senders: Sequence[int] = range(PARTIES)
     _coming: dict[tuple[int, str], _Coming] = field(default_factory=dict)
     _changed: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for sender in range(PARTIES):
+        for sender in self.senders:
             for note in sorted((self.folder / f"P{sender}").glob(f"*{_NOTE}")):
                 self._recall(sender, note)
 
@@ -121,7 +123,7 @@ class Parcels:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         sender = message.get("sender")
-        if not isinstance(sender, int) or sender not in range(PARTIES):
+        if not isinstance(sender, int) or sender not in self.senders:
             return
         try:
             body = base64.b64decode(str(message.get("payload_b64")), validate=True)
@@ -137,7 +139,7 @@ class Parcels:
                 f"P{sender} sent a parcel that cannot be read", "its domain runs other code", party=sender
             )
         known = self._coming.setdefault((sender, name), _Coming(size, digest))
-        if (known.size, known.sha256) != (size, digest) or len(self._coming) > PARTIES * MOST_FILES:
+        if (known.size, known.sha256) != (size, digest) or len(self._coming) > len(self.senders) * MOST_FILES:
             raise ProtocolError(f"P{sender} sent two files as {name[:80]!r}", "its domain lies", party=sender)
         if at in known.have:
             return

@@ -15,7 +15,7 @@ from uvcc_console.core import paths
 from uvcc_console.federation import domain_key
 from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
-from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.peer_protocol.record_names import APPROVALS, BARRIERS, PROPOSALS, REPORTS, SIGNATURES
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import barriers, reports
@@ -23,12 +23,6 @@ from uvcc_engine.transcript.signed.barriers import Barrier
 from uvcc_engine.transcript.signed.proposals import Equivocation, SignedProposal, Standing, standings
 from uvcc_engine.transcript.signed.reports import DomainReport
 
-PROPOSALS: Final = "proposal/"
-APPROVALS: Final = "approval/"
-ROSTERS: Final = "roster/"
-BARRIERS: Final = "barrier/"
-REPORTS: Final = "report/"
-SIGNATURES: Final = "policy/"
 KEPT: Final = "proposals"
 EVIDENCE: Final = "equivocations"
 _MOST: Final = 64
@@ -68,11 +62,11 @@ class Rendezvous:
         return list(self._bodies(f"{SIGNATURES}{at}/"))
 
     def leave_as(self, name: str, body: str) -> int:
-        """Put a record there; as which party this credential wrote it, by what the relay says. Raises UvccError."""
+        """Put a record there; which number this credential has, by what the relay says. Raises UvccError."""
         self.leave(name, body)
         self._box.after = -1
         for one in self._box.exchange(None, name):
-            if one.body == body and one.party in range(PARTIES):
+            if one.body == body and one.party >= 0:
                 return one.party
         raise UnreadableError("the relay did not keep what was put there", "is it up?")
 

@@ -35,6 +35,7 @@ from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder
 from uvcc_engine.contract.run_files.control import checked_mode
 from uvcc_engine.contract.run_files.records import Malformed
+from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.signed import boxes, orders
 from uvcc_engine.transcript.signing import sshsig
 
@@ -49,6 +50,8 @@ AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 MAIL_S: Final = 60.0
 FRESH_S: Final = 15.0
+_MOST_WHY: Final = 4096  # bytes of a refusal
+_LONGEST_WHY: Final = 200  # characters of it that are told
 Report = Callable[[str, str, str, int, str], None]
 
 
@@ -111,8 +114,15 @@ class RelayMailbox:
         finally:
             connection.close()
         if reply.status != http.client.OK:
-            raise ValueError(f"HTTP {reply.status}")
+            raise ValueError(f"HTTP {reply.status}{_why(found)}")
         return found
+
+
+def _why(body: bytes) -> str:
+    """What a relay says of its refusal; nothing if it says nothing that can be read."""
+    found = record(body, _MOST_WHY)
+    what = found.get("error") if found is not None else None
+    return f": {clean(what)[:_LONGEST_WHY]}" if isinstance(what, str) else ""
 
 
 def mailboxes(run_dir: Path, engine_run: str) -> list[RelayMailbox]:

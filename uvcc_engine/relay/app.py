@@ -3,6 +3,7 @@
 ``POST /exchange`` carries everything of a round in one request (see ``wire``). ``POST /enqueue``, ``/poll`` and
 ``/ack`` do the same in JSON with base64 payloads, ``POST /records`` serves small signed records. Every request but
 ``GET /healthz`` carries ``Authorization: Bearer``; it decides who the sender or receiver is, never the body.
+``relay_roles`` says what each may do.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ class Fault(Exception):
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
         self.status, self.error = status, error
+
+
+def check_mailbox(who: Credential) -> None:
+    """Raises Fault 403 for somebody who has no mailbox."""
+    if not who.scope.mail:
+        raise Fault(403, f"{who.role} tokens have no mailbox")
 
 
 class _LongPoll:
@@ -109,7 +116,8 @@ class RelayFront:
             hub.stop_awaiting(who, box, poll)
 
     async def exchange(self, who: Credential, body: bytes) -> list[binary.Buffer]:
-        """Serve one combined request. Raises Fault 400."""
+        """Serve one combined request. Raises Fault 400, 403."""
+        check_mailbox(who)
         try:
             request = binary.read_request(body)
         except ValueError as error:
@@ -201,7 +209,9 @@ class RelayApp:
 
     async def _metrics_page(self, request: HttpRequest) -> Response:
         try:
-            self._authorize(request.scope)  # type: ignore[arg-type]
+            who = self._authorize(request.scope)  # type: ignore[arg-type]
+            if not who.scope.metrics:
+                raise Fault(403, f"{who.role} tokens see no counters")
         except Fault as fault:
             return _refusal(fault.status, fault.error)
         return PlainTextResponse(self._metrics())
@@ -230,8 +240,9 @@ class RelayApp:
         return endpoint
 
     async def _enqueue(self, who: Credential, request: json_requests.EnqueueRequest) -> tuple[int, dict[str, Any]]:
-        if any(m.sender not in (None, who.party) for m in request.messages):
-            raise Fault(403, "this credential is of another party")
+        check_mailbox(who)
+        if any(m.sender not in (None, who.number) for m in request.messages):
+            raise Fault(403, "this credential has another number")
         items = [binary.Item(m.receiver, binary.STORE, m.ttl_s, m.msg_id, m.payload) for m in request.messages]
         fates = await self._front.enqueue(who, request.box, items)
         statuses = [binary.FATES[f] for f in fates]
@@ -243,8 +254,9 @@ class RelayApp:
         return codes[worst], answer | {"error": binary.FATES[worst]}
 
     async def _poll(self, who: Credential, request: json_requests.PollRequest) -> tuple[int, dict[str, Any]]:
-        if request.receiver not in (None, who.party):
-            raise Fault(403, "this credential is of another party")
+        check_mailbox(who)
+        if request.receiver not in (None, who.number):
+            raise Fault(403, "this credential has another number")
         self._front.hub.enter(who, request.box)
         await self._front.wait(who, request.box, request.wait_s)
         found = self._front.take(who, request.box, request.max_bytes)
@@ -261,6 +273,7 @@ class RelayApp:
         }
 
     async def _ack(self, who: Credential, request: json_requests.AckRequest) -> tuple[int, dict[str, Any]]:
+        check_mailbox(who)
         self._front.hub.enter(who, request.box)
         fates = self._front.hub.acknowledge(who, request.box, request.deliveries)
         return (200 if all(fates) else 409), {"acked": fates}
@@ -268,15 +281,17 @@ class RelayApp:
     async def _exchange_records(
         self, who: Credential, request: json_requests.RecordsRequest
     ) -> tuple[int, dict[str, Any]]:
-        after = request.after
+        after, scope = request.after, who.scope
         if request.put is not None:
-            self._records.put(who.group, who.party, *request.put)
+            if not scope.may_write(request.put[0]):
+                raise Fault(403, f"{who.role} tokens leave no record of such a name")
+            self._records.put(who.group, who.number, *request.put)
         wait = 0.0 if self._front.hub.draining else request.wait_s
-        found = await self._records.wait(who.group, after, request.want, wait)
+        found = await self._records.wait(who.group, after, request.want, wait, scope.reads)
         newest = found[-1].seq if found else max(after, self._records.newest if after < 0 else after)
         return 200, {
             "seq": newest,
-            "records": [{"party": r.party, "name": r.name, "seq": r.seq, "body": r.body} for r in found],
+            "records": [{"party": r.writer, "name": r.name, "seq": r.seq, "body": r.body} for r in found],
         }
 
 

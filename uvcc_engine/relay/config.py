@@ -12,22 +12,29 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
+from uvcc_engine.relay.relay_roles import SCOPES, Role, RoleScope, called, may_send_to, number_of
 
 _MIN_TOKEN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Who a bearer token speaks for: it writes as ``party``, to ``send_to``, and reads what is for ``party``."""
+    """Who a bearer token speaks for: it writes as ``number``, to ``send_to``, and reads what is for ``number``."""
 
-    party: int
+    number: int
     group: str
     send_to: frozenset[int]
+    role: Role = Role.PARTY
+
+    @property
+    def scope(self) -> RoleScope:
+        """What it may do."""
+        return SCOPES[self.role]
 
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """Seconds and bytes. Everything from ``quota_messages`` to ``arriving_bytes`` bounds one credential (group, party):
+    """Seconds and bytes. From ``quota_messages`` to ``arriving_bytes`` all bound one credential (group, number):
     what it may have queued (``waiting_bytes``: not yet on disk), in how many boxes, which ids are remembered, how many
     connections it may have, and how much of requests that are still arriving."""
 
@@ -96,24 +103,60 @@ def from_json(data: Mapping[str, Any], base: Path) -> RelayConfig:
 def _credentials(entries: Any) -> dict[bytes, Credential]:
     if not isinstance(entries, list) or not entries:
         raise ConfigError("relay key 'credentials' is missing", "one {party, group, token} per party and group")
-    found: dict[bytes, Credential] = {}
-    for n, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not {"party", "group", "token"} <= set(entry) <= {
-            "party",
-            "group",
-            "token",
-            "send_to",
-        }:
-            raise ConfigError(f"credential {n} is not {{party, group, token}}")
-        party, group, token = entry["party"], entry["group"], entry["token"]
-        if party not in range(PARTIES) or not isinstance(group, str) or not group or len(group) > 128:
-            raise ConfigError(f"credential {n} names party {party!r} of group {group!r}")
-        if not isinstance(token, str) or len(token) < _MIN_TOKEN:
-            raise ConfigError(f"the token of credential {n} is too short", f"at least {_MIN_TOKEN} characters")
-        send_to = frozenset(entry.get("send_to", set(range(PARTIES)) - {party}))
-        if not send_to <= set(range(PARTIES)):
-            raise ConfigError(f"credential {n} may send to {sorted(send_to)}")
+    found: dict[bytes, _Entry] = {}
+    taken: set[tuple[str, int]] = set()
+    for n, given in enumerate(entries):
+        token, entry = _entry(n, given)
         if token_key(token) in found:
             raise ConfigError(f"credential {n} has the token of another one", "every party and group has its own")
-        found[token_key(token)] = Credential(int(party), group, send_to)
-    return found
+        if (entry.group, entry.number) in taken:
+            raise ConfigError(
+                f"credential {n} is {entry.role} {called(entry.number)} of group {entry.group!r} once more",
+                "who shares a number reads and deletes the other's mail; a data owner has {owner: 0, group, token}",
+            )
+        taken.add((entry.group, entry.number))
+        found[token_key(token)] = entry
+    return {key: _credential(entry, [n for group, n in taken if group == entry.group]) for key, entry in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    role: Role
+    number: int
+    group: str
+    send_to: tuple[int, ...] | None
+
+
+def _entry(n: int, entry: Any) -> tuple[str, _Entry]:
+    """The token of a credential, and who it is for. Raises ConfigError."""
+    roles = [role for role in Role if role.value in entry] if isinstance(entry, dict) else []
+    if len(roles) != 1 or not {roles[0].value, "group", "token"} <= set(entry) <= {
+        roles[0].value,
+        "group",
+        "token",
+        "send_to",
+    }:
+        raise ConfigError(f"credential {n} is not {{party, group, token}}", "or owner, coordinator, auditor for party")
+    role, which, group, token = roles[0], entry[roles[0].value], entry["group"], entry["token"]
+    if type(which) is not int or which not in range(SCOPES[role].count):
+        raise ConfigError(f"credential {n} names {role} {which!r} of group {group!r}", _numbers(role))
+    if not isinstance(group, str) or not group or len(group) > 128:
+        raise ConfigError(f"credential {n} names {role} {which!r} of group {group!r}", "1 to 128 characters")
+    if not isinstance(token, str) or len(token) < _MIN_TOKEN:
+        raise ConfigError(f"the token of credential {n} is too short", f"at least {_MIN_TOKEN} characters")
+    send_to = entry.get("send_to")
+    if send_to is not None:
+        good = SCOPES[role].mail and isinstance(send_to, list) and all(type(to) is int for to in send_to)
+        if not good or not set(send_to) <= set(range(PARTIES)):
+            raise ConfigError(f"credential {n} may send to {send_to!r}", "a list of parties; for a party or an owner")
+        send_to = tuple(send_to)
+    return token, _Entry(role, number_of(role, which), group, send_to)
+
+
+def _numbers(role: Role) -> str:
+    return f"0 to {SCOPES[role].count - 1}"
+
+
+def _credential(entry: _Entry, group: list[int]) -> Credential:
+    send_to = may_send_to(entry.role, entry.send_to, entry.number, group)
+    return Credential(entry.number, entry.group, send_to, entry.role)

@@ -2,7 +2,7 @@
 
 A connection belongs to nobody until its first token was known. Such ones have ``login_s`` seconds and little room, in
 which the oldest of the busiest address makes way: a stranger cannot fill it for who comes with a token. What belongs to
-a credential (group and party) is bounded per credential, so none can fill the relay for the others.
+a credential (group and number) is bounded per credential, so none can fill the relay for the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.lobby import Lobby, Rejections
 from uvcc_engine.relay.refusals import Refusal
+from uvcc_engine.relay.relay_roles import called
 
 log = logging.getLogger("uvcc.relay")
 STALLED: Final = 8  # connections of one credential that do not read what they asked for
@@ -154,9 +155,9 @@ class Gate:
         return visitor
 
     def login(self, visitor: Visitor, who: Credential) -> bool:
-        key = who.group, who.party
+        key = who.group, who.number
         if self._connections[key] >= self._config.connections:
-            detail = f": {self._config.connections} of party {who.party}"
+            detail = f": {self._config.connections} of {who.role} {called(who.number)}"
             self.refused(visitor.address, Refusal.CONNECTIONS, detail=detail)
             return False
         self._strangers.leave(visitor)
@@ -169,7 +170,7 @@ class Gate:
     def hold(self, visitor: Visitor, count: int) -> bool:
         if visitor.who is None:
             return count <= 0
-        key = visitor.who.group, visitor.who.party
+        key = visitor.who.group, visitor.who.number
         if self._held[key] + count > self._config.arriving_bytes:
             return False
         self._held[key] += count
@@ -178,18 +179,18 @@ class Gate:
 
     def stalls(self, visitor: Visitor, change: int) -> None:
         if visitor.who is not None:
-            self._stalled[visitor.who.group, visitor.who.party] += change
+            self._stalled[visitor.who.group, visitor.who.number] += change
 
     def may_take(self, who: Credential) -> bool:
         """False while too many connections of this credential do not read what they were sent."""
-        return self._stalled[who.group, who.party] < STALLED
+        return self._stalled[who.group, who.number] < STALLED
 
     def left(self, visitor: Visitor) -> None:
         visitor.resumed()
         visitor.release()
         self._strangers.leave(visitor)
         if visitor.who is not None:
-            self._connections[visitor.who.group, visitor.who.party] -= 1
+            self._connections[visitor.who.group, visitor.who.number] -= 1
             visitor.who = None
 
     def refused(self, address: str, why: Refusal, *, detail: str = "") -> None:

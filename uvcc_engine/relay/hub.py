@@ -21,7 +21,7 @@ from uvcc_engine.relay.store import MessageRow, SeenRow, Store, Write
 PASSING_S: Final = 10.0  # life of a message in a slot
 NOTICE_TTL_S: Final = 86_400
 MAX_SLOT: Final = 256 << 10  # bytes of one message in a slot
-MAX_PASSING: Final = 64 << 20  # bytes of all that one (group, party) has in slots
+MAX_PASSING: Final = 64 << 20  # bytes of all that one person of a group has in slots
 _SEEN_LEAST: Final = 64  # ids that every queue may remember, however many there are in all
 GONE_KEPT: Final = 4096
 _ID_BITS: Final = 40
@@ -73,7 +73,7 @@ class Hub:
                 if not stored:
                     fates[n] = self._pass_on(who, box, item, now)
                     continue
-                queue = self._book.queue(who.group, who.party, item.receiver, box)
+                queue = self._book.queue(who.group, who.number, item.receiver, box)
             except NoRoomError:
                 self.totals.refused += 1
                 fates[n] = binary.QUOTA
@@ -169,12 +169,12 @@ class Hub:
 
     def _pass_on(self, who: Credential, box: int, item: binary.Item, now: float) -> int:
         """Put a message into its slot; returns its fate. Raises NoRoomError."""
-        mailbox = self._book.mailbox(who.group, item.receiver, box, who.party)
-        usage, size = self._book.used(who.group, who.party), len(item.payload)
-        self._empty_slot(mailbox, (who.party, item.slot))
+        mailbox = self._book.mailbox(who.group, item.receiver, box, who.number)
+        usage, size = self._book.used(who.group, who.number), len(item.payload)
+        self._empty_slot(mailbox, (who.number, item.slot))
         if size > MAX_SLOT or usage.passing + size > MAX_PASSING:
             raise NoRoomError("too much in slots")
-        mailbox.slots[who.party, item.slot] = (now + PASSING_S, bytes(item.payload))
+        mailbox.slots[who.number, item.slot] = (now + PASSING_S, bytes(item.payload))
         usage.passing += size
         if mailbox.waiter is not None:
             mailbox.waiter.wake()
@@ -186,13 +186,13 @@ class Hub:
 
     def enter(self, who: Credential, box: int) -> None:
         """``who`` reads this box from now on. Raises NoRoomError for one box too many."""
-        self._book.mailbox(who.group, who.party, box, who.party)
+        self._book.mailbox(who.group, who.number, box, who.number)
 
     # -- take and acknowledge ----------------------------------------------------------------------------------------
 
     def take(self, who: Credential, box: int, max_bytes: int, *, consumer: int = 0) -> list[binary.Message]:
         """Lease what is there for ``who``, oldest first: at least one message, further ones up to ``max_bytes``."""
-        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
+        mailbox = self._book.mailbox(who.group, who.number, box, who.number)
         now = self._clock()
         self._end_leases(mailbox, now, everything=consumer != mailbox.consumer)
         mailbox.consumer = consumer
@@ -218,13 +218,13 @@ class Hub:
 
     def has_for(self, who: Credential, box: int) -> bool:
         """True if :meth:`take` would find something."""
-        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
+        mailbox = self._book.mailbox(who.group, who.number, box, who.number)
         self._end_leases(mailbox, self._clock(), everything=False)
         return bool(mailbox.ready or mailbox.slots)
 
     def release_leases(self, who: Credential, box: int) -> None:
         """What was leased did not reach its consumer: it can be taken again."""
-        mailbox = self._book.known(who.group, who.party, box)
+        mailbox = self._book.known(who.group, who.number, box)
         if mailbox is not None:
             self._end_leases(mailbox, self._clock(), everything=True)
 
@@ -242,7 +242,7 @@ class Hub:
 
     def acknowledge(self, who: Credential, box: int, deliveries: Sequence[int]) -> list[bool]:
         """Forget delivered messages; False for an id that is not leased to ``who`` (any more)."""
-        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
+        mailbox = self._book.mailbox(who.group, who.number, box, who.number)
         now = self._clock()
         fates = []
         for ident in deliveries:
@@ -365,20 +365,20 @@ class Hub:
 
     def await_mail(self, who: Credential, box: int, waiter: Waiter) -> None:
         """Wake ``waiter`` when there is something for ``who``; whoever waited before does no longer."""
-        mailbox = self._book.mailbox(who.group, who.party, box, who.party)
+        mailbox = self._book.mailbox(who.group, who.number, box, who.number)
         before, mailbox.waiter = mailbox.waiter, waiter
         if before is not None and before is not waiter:
             before.superseded()
 
     def stop_awaiting(self, who: Credential, box: int, waiter: Waiter) -> None:
         """Undo :meth:`await_mail`, also of a reader that was refused its box."""
-        mailbox = self._book.known(who.group, who.party, box)
+        mailbox = self._book.known(who.group, who.number, box)
         if mailbox is not None and mailbox.waiter is waiter:
             mailbox.waiter = None
 
     @property
     def usage(self) -> dict[tuple[str, int], Usage]:
-        """What each (group, party) has queued."""
+        """What each person of a group has queued."""
         return self._book.usage
 
     def state(self) -> dict[str, Any]:

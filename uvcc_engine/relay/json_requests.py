@@ -1,7 +1,7 @@
 """What a JSON request may ask: one frozen record per address, its fields read totally, refused by name.
 
 :func:`parse` answers for every body there is. Who asks is no matter of a body: what it claims of itself (``group``,
-``party``) is held against its credential by whoever serves it. Standard library only.
+``sender``) is held against its credential by whoever serves it. Standard library only.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def group_of(data: Mapping[str, Any]) -> str | None:
 
 
 def claimed(data: Mapping[str, Any], name: str) -> int | None:
-    """The party that a request claims. Raises ValueError."""
+    """The number that a request claims. Raises ValueError."""
     return None if name not in data else whole(data, name, None, 0, 255)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from uvcc_engine.relay import binary
+from uvcc_engine.relay.relay_roles import called
 from uvcc_engine.relay.store import QueueRow
 
 
@@ -72,7 +73,7 @@ class Mailbox:
 
 @dataclass(slots=True)
 class Usage:
-    """What one (group, party) has here. ``waiting``: bytes that are not durable yet; ``passing``: bytes in slots."""
+    """What one person of a group has here. ``waiting``: bytes that are not durable yet; ``passing``: bytes in slots."""
 
     messages: int = 0
     bytes: int = 0
@@ -102,10 +103,10 @@ class Totals:
 
 
 class Book:
-    """Every mailbox and queue of a relay, and what each (group, party) has in them."""
+    """Every mailbox and queue of a relay, and what each person of a group has in them."""
 
     def __init__(self, boxes: int = 1 << 30) -> None:
-        """``boxes``: mailboxes and queues that one (group, party) may bring about."""
+        """``boxes``: mailboxes and queues that one person of a group may bring about."""
         self._boxes = boxes
         self.usage: dict[tuple[str, int], Usage] = {}
         self.mailboxes: dict[tuple[str, int, int], Mailbox] = {}
@@ -114,7 +115,7 @@ class Book:
         self._queues: dict[tuple[str, int, int, int], Queue] = {}
 
     def mailbox(self, group: str, receiver: int, box: int, maker: int) -> Mailbox:
-        """The mailbox, made on account of party ``maker`` if it is new. Raises NoRoomError."""
+        """The mailbox, made on account of number ``maker`` if it is new. Raises NoRoomError."""
         found = self.mailboxes.get((group, receiver, box))
         if found is None:
             self._count(group, maker)
@@ -129,10 +130,10 @@ class Book:
         found = self.mailboxes[group, receiver, box] = Mailbox(group, receiver, box)
         return found
 
-    def _count(self, group: str, party: int) -> None:
-        usage = self.used(group, party)
+    def _count(self, group: str, number: int) -> None:
+        usage = self.used(group, number)
         if usage.boxes >= self._boxes:
-            raise NoRoomError(f"party {party} has used {self._boxes} boxes")
+            raise NoRoomError(f"{called(number)} has used {self._boxes} boxes")
         usage.boxes += 1
 
     def queue(self, group: str, sender: int, receiver: int, box: int) -> Queue:
@@ -153,10 +154,10 @@ class Book:
         self._queues[group, sender, receiver, box] = self.by_number[number] = queue
         return queue
 
-    def used(self, group: str, party: int) -> Usage:
-        found = self.usage.get((group, party))
+    def used(self, group: str, number: int) -> Usage:
+        found = self.usage.get((group, number))
         if found is None:
-            found = self.usage[group, party] = Usage()
+            found = self.usage[group, number] = Usage()
         return found
 
     def hold(self, message: Held) -> None:

@@ -23,6 +23,7 @@ class Refusal(StrEnum):
     SLOW = "too slow a request"
     STALLED = "stopped within a request"
     MALFORMED = "a malformed request"
+    NO_MAILBOX = "a token that has no mailbox"
     NO_ROOM = "more than a credential may have"
 
 

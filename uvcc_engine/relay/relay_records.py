@@ -1,4 +1,4 @@
-"""Small records beside the mail: orders and signs of life, one per (group, party, name), the newest counts.
+"""Small records beside the mail: orders and signs of life, one per (group, writer, name), the newest counts.
 
 The relay keeps them in memory and understands none of them: what they say is signed, and whoever reads them checks
 that. Each write gets a number above all earlier ones, also of a relay that ran before, so a reader asks for what is
@@ -17,15 +17,15 @@ from typing import Final
 MAX_BODY: Final = 32 << 10
 MAX_NAME: Final = 160
 NAME: Final = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_NAME}}}", re.ASCII)
-PER_PARTY: Final = 512
+PER_WRITER: Final = 512
 GROUPS_SHARE: Final = 256  # records in one answer
 
 
 @dataclass(frozen=True, slots=True)
 class RelayRecord:
-    """What ``party`` said under ``name``. ``seq`` orders all records of a relay."""
+    """What the person of this number said under ``name``. ``seq`` orders all records of a relay."""
 
-    party: int
+    writer: int
     name: str
     seq: int
     body: str
@@ -40,26 +40,29 @@ class Records:
     _kept: dict[str, dict[tuple[int, str], RelayRecord]] = field(default_factory=dict)
     _waiting: dict[str, dict[asyncio.Future[None], str]] = field(default_factory=dict)  # reader -> prefix
 
-    def put(self, group: str, party: int, name: str, body: str) -> int:
+    def put(self, group: str, writer: int, name: str, body: str) -> int:
         """Keep a record and wake its readers; returns its number. Raises ValueError for one that is not allowed."""
         if not NAME.fullmatch(name) or len(body) > MAX_BODY:
             what = f"a record's name has 1 to {MAX_NAME} letters, digits or ._:/-"
             raise ValueError(f"{what}, its body {MAX_BODY} characters at most")
         self._last = max(self._last + 1, int(self.clock() * 1e6))
         kept = self._kept.setdefault(group, {})
-        kept.pop((party, name), None)  # so that the order of the mapping is the order of writing
-        kept[party, name] = RelayRecord(party, name, self._last, body)
-        mine = [key for key in kept if key[0] == party]
-        for key in mine[: max(0, len(mine) - PER_PARTY)]:
+        kept.pop((writer, name), None)  # so that the order of the mapping is the order of writing
+        kept[writer, name] = RelayRecord(writer, name, self._last, body)
+        mine = [key for key in kept if key[0] == writer]
+        for key in mine[: max(0, len(mine) - PER_WRITER)]:
             del kept[key]
         for reader, prefix in self._waiting.get(group, {}).items():
             if name.startswith(prefix) and not reader.done():
                 reader.set_result(None)
         return self._last
 
-    def since(self, group: str, after: int, prefix: str = "") -> list[RelayRecord]:
-        """Records newer than ``after`` whose name begins with ``prefix``, oldest first."""
-        found = [r for r in self._kept.get(group, {}).values() if r.seq > after and r.name.startswith(prefix)]
+    def since(self, group: str, after: int, prefix: str = "", readable: tuple[str, ...] = ("",)) -> list[RelayRecord]:
+        """Records newer than ``after`` whose name begins with ``prefix``, oldest first; ``readable``: how the names
+        begin of those that whoever asks may read.
+        """
+        kept = self._kept.get(group, {}).values()
+        found = [r for r in kept if r.seq > after and r.name.startswith(prefix) and r.name.startswith(readable)]
         return found[:GROUPS_SHARE]
 
     @property
@@ -67,10 +70,12 @@ class Records:
         """The number of the last write."""
         return self._last
 
-    async def wait(self, group: str, after: int, prefix: str, seconds: float) -> list[RelayRecord]:
+    async def wait(
+        self, group: str, after: int, prefix: str, seconds: float, readable: tuple[str, ...] = ("",)
+    ) -> list[RelayRecord]:
         """The same as ``since``, but waits up to ``seconds`` for the first."""
         end = asyncio.get_running_loop().time() + seconds
-        while not (found := self.since(group, after, prefix)):
+        while not (found := self.since(group, after, prefix, readable)):
             left = end - asyncio.get_running_loop().time()
             if left <= 0:
                 return []
@@ -81,7 +86,7 @@ class Records:
                 async with asyncio.timeout(left):
                     await woken
             except TimeoutError:
-                return self.since(group, after, prefix)
+                return self.since(group, after, prefix, readable)
             finally:
                 waiting.pop(woken, None)
         return found

@@ -26,6 +26,7 @@ from uvcc_engine.relay.db import SqliteStore
 from uvcc_engine.relay.gate import Gate, Visitor, admit
 from uvcc_engine.relay.http import GuardedHttp, guarded
 from uvcc_engine.relay.hub import Hub
+from uvcc_engine.relay.relay_roles import called
 from uvcc_engine.relay.store import Store
 from uvcc_engine.relay.stream import StreamProtocol
 
@@ -76,8 +77,8 @@ def metrics_text(hub: Hub, store: Store, gate: Gate) -> str:
     figures: dict[str, Any] = {f"{name}_total": getattr(hub.totals, name) for name in hub.totals.__slots__}
     figures |= hub.state() | gate.state() | {"commits_total": store.commits, "rows_total": store.rows}
     lines = [f"uvcc_relay_{name} {value}" for name, value in figures.items()]
-    for (group, party), usage in sorted(hub.usage.items()):
-        labels = f'{{group={json.dumps(group)},party="{party}"}}'
+    for (group, number), usage in sorted(hub.usage.items()):
+        labels = f'{{group={json.dumps(group)},party="{called(number)}"}}'
         lines.append(f"uvcc_relay_queued_messages{labels} {usage.messages}")
         lines.append(f"uvcc_relay_queued_bytes{labels} {usage.bytes}")
     return "\n".join(lines) + "\n"

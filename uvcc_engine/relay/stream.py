@@ -182,7 +182,10 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if self._have < end:
             return 0
         token = self._buffer[_HELLO.size : end].decode("utf-8", "replace")
-        self._who = self._front.credential(token, self._visitor)
+        who = self._front.credential(token, self._visitor)
+        if not who.scope.mail:
+            raise RefusedConnectionError(Refusal.NO_MAILBOX)
+        self._who = who
         self._write([MAGIC])
         return end
 

@@ -21,10 +21,11 @@ from uvcc_console.cli.main import main
 from uvcc_console.federation import data_owner, parcels
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.owner_parcels import OwnerParcels
-from uvcc_console.federation.rendezvous import APPROVALS, PROPOSALS, Rendezvous
+from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.peer_protocol.record_names import APPROVALS, OWNER_SHARES, PROPOSALS
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing import joint
 from uvcc_engine.sealing.purpose import ProposedUse
@@ -161,7 +162,7 @@ def gathering(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Gathering]:
     people = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
-    people += [{"party": 0, "group": "g", "token": t, "send_to": [0, 1, 2]} for t in OWNER_TOKENS]
+    people += [{"owner": n, "group": "g", "token": t} for n, t in enumerate(OWNER_TOKENS)]
     with relay_of(tmp_path, people) as url:
         yield Gathering(tmp_path, url, monkeypatch, capsys)
 
@@ -291,7 +292,7 @@ def statement(g: Gathering, listed: dict[int, Roster], owner: int = 0, **changes
         commitments=("11" * 32,) * 3,
         files=(file, file, file),
         rows={},
-        mailbox=0,
+        mailbox=16 + owner,
     )
     made = replace(share, **changes)
     return owner_shares.share_signed(made, lambda payload: g.owners[owner].sign(OWNER_NAMESPACE, payload))
@@ -324,10 +325,15 @@ def test_a_statement_holds_for_its_attempt_its_pods_and_its_owners_alone(gatheri
 def test_a_file_that_the_owner_did_not_sign_is_refused(gathering: Gathering) -> None:
     g = gathering
     rosters = g.rosters()
-    g.there[0].leave(f"{data_owner.OWNER_SHARES}{g.proposal.id}/0/0", statement(g, rosters))
+    owner = Rendezvous(g.url, OWNER_TOKENS[0])
+    owner.leave(f"{OWNER_SHARES}{g.proposal.id}/0/0", statement(g, rosters))
     (g.root / "sealed-p1.bin").write_bytes(b"abc")
     box = parcels.box_of(g.proposal.id, 0, "owner/0")
-    parcels.send(g.there[2], box, 1, {"sealed-p1.bin": g.root / "sealed-p1.bin"})
+    files = {"sealed-p1.bin": g.root / "sealed-p1.bin"}
+    for other in (g.there[2], Rendezvous(g.url, OWNER_TOKENS[1])):  # what is not of the owner's own number is dropped
+        parcels.send(other, box, 1, files)
+    assert g.parcels(1, rosters).poll() == [0, 1]
+    parcels.send(owner, box, 1, files)
     with pytest.raises(ProtocolError, match="came as owner 0's is not the one that it signed"):
         g.parcels(1, rosters).poll()
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,8 +83,8 @@ class Domains:
 @pytest.fixture
 def strangers(tmp_path: Path) -> Iterator[Domains]:
     """Three domains with homes of their own, at a relay that lets a data owner in, too."""
-    people = [{"party": p, "group": "g", "token": t, "send_to": [0, 1, 2]} for p, t in enumerate(TOKENS)]
-    people.append({"party": 0, "group": "g", "token": OWNER_TOKEN, "send_to": [0, 1, 2]})
+    people: list[dict[str, Any]] = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
+    people.append({"owner": 0, "group": "g", "token": OWNER_TOKEN})
     with ExitStack() as stack:
         url = stack.enter_context(relay_of(tmp_path, people))
         homes = [tmp_path / f"p{n}" for n in range(3)]

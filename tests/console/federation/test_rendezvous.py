@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
-from relaykit import TOKENS, relay  # noqa: F401
+from relaykit import COORDINATOR, TOKENS, relay  # noqa: F401
 
 from uvcc_console.cli.main import main
 from uvcc_console.federation import domain_key, rendezvous
 from uvcc_console.rollout.stages.training import agree
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.peer_protocol.record_names import PROPOSALS
 from uvcc_engine.transcript.signed import approvals, proposals
 from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal, Standing
 from uvcc_engine.transcript.signing import sshsig
@@ -34,7 +35,7 @@ class People:
         self.out = self.err = ""
         for n, name in enumerate(("p0", "p1", "p2", "coordinator")):
             (root / name).mkdir()
-            (root / name / "token").write_text(TOKENS[n % 3])
+            (root / name / "token").write_text((*TOKENS, COORDINATOR)[n])
             assert self.at(name, "domain", "init") == 0
 
     def be(self, who: str) -> None:
@@ -158,7 +159,7 @@ def test_a_coordinator_who_shows_two_texts_is_named_and_both_are_kept(people: Pe
     altered = replace(first.proposal, job={**first.proposal.job, "batch": 16})
     second = SignedProposal.make(altered, lambda payload: ours.sign(PROPOSAL_NAMESPACE, payload))
     there = rendezvous.Rendezvous(people.url, TOKENS[1])
-    there.leave(f"{rendezvous.PROPOSALS}{altered.id}", second.body)
+    there.leave(f"{PROPOSALS}{altered.id}", second.body)
     who = domain_key.fingerprint(ours.public)
     for n, shown in enumerate((wanted, altered.id)):
         assert people.at(f"p{n}", "join", shown, "--refuse", "x") == 1

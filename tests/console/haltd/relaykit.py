@@ -21,18 +21,19 @@ from uvcc_engine.relay.config import from_json
 from uvcc_engine.relay.server import serving
 
 TOKENS = [f"token-of-party-{p}-0123456789" for p in range(3)]
+COORDINATOR = "token-of-coordinator-0123456789"
 QUICK = Times(commit=60.0, hold=60.0, halt=60.0)
 RUN = "relay-path.full"
 COORD = "p0r0s0t0"
 
 
 @contextlib.contextmanager
-def relay_of(folder: Path, credentials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A relay in a thread of this process; its URL."""
+def relay_of(folder: Path, credentials: Sequence[Mapping[str, Any]], **more: Any) -> Iterator[str]:
+    """A relay in a thread of this process; its URL. ``more``: further keys of its configuration."""
     up, url, ending = threading.Event(), [""], []
 
     async def serve() -> None:
-        async with serving(from_json({"db": "relay.db", "credentials": credentials}, folder)) as running:
+        async with serving(from_json({"db": "relay.db", "credentials": credentials} | more, folder)) as running:
             url[0] = running.url
             ending.append((asyncio.get_running_loop(), running.stop))
             up.set()
@@ -49,8 +50,10 @@ def relay_of(folder: Path, credentials: Sequence[Mapping[str, Any]]) -> Iterator
 
 @pytest.fixture
 def relay(tmp_path: Path) -> Iterator[str]:
-    """A relay with a credential for each party; its URL."""
-    with relay_of(tmp_path, [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]) as url:
+    """A relay with a credential for each party and for a coordinator; its URL."""
+    people: list[dict[str, Any]] = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
+    people.append({"coordinator": 0, "group": "g", "token": COORDINATOR})
+    with relay_of(tmp_path, people) as url:
         yield url
 
 

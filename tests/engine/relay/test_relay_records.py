@@ -20,7 +20,7 @@ from uvcc_engine.contract.run_files import control
 from uvcc_engine.contract.run_files.control import HaltRequest, read_halt, write_halt
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.relay.config import from_json
-from uvcc_engine.relay.relay_records import MAX_BODY, PER_PARTY, Records, RelayRecord
+from uvcc_engine.relay.relay_records import MAX_BODY, PER_WRITER, Records, RelayRecord
 from uvcc_engine.relay.server import serving
 from uvcc_engine.transcript.signed import boxes, orders
 from uvcc_engine.transcript.signing import sshsig
@@ -51,21 +51,21 @@ def test_the_newest_of_a_name_counts_and_numbers_only_grow() -> None:
     now[0] = 4.0  # a clock that goes back, or a relay that was started again
     second = records.put("g", 0, "beat/a", "2")
     assert second > first
-    assert [(r.party, r.body) for r in records.since("g", -1)] == [(0, "2")]
+    assert [(r.writer, r.body) for r in records.since("g", -1)] == [(0, "2")]
     assert records.since("g", second) == records.since("h", -1) == records.since("g", -1, "order/") == []
 
 
 def test_a_party_that_floods_pushes_out_only_its_own() -> None:
     records = Records(lambda: 1.0)
     records.put("g", 0, "order/n", "stop")
-    for k in range(PER_PARTY + 10):
+    for k in range(PER_WRITER + 10):
         records.put("g", 1, f"x{k}", "")
     found: list[RelayRecord] = []
     while page := records.since("g", found[-1].seq if found else -1):
         found += page
-    kept = [(r.party, r.name) for r in found]
+    kept = [(r.writer, r.name) for r in found]
     assert (0, "order/n") in kept
-    assert sum(party == 1 for party, _ in kept) == PER_PARTY
+    assert sum(party == 1 for party, _ in kept) == PER_WRITER
     with pytest.raises(ValueError, match="at most"):
         records.put("g", 1, "big", "x" * (MAX_BODY + 1))
 

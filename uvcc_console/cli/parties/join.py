@@ -23,6 +23,7 @@ def run(argv: list[str]) -> int:
     add_relay(parser)
     args = parser.parse_args(argv)
     from uvcc_console.federation import domain_key, proposing, rendezvous, site_policy
+    from uvcc_engine.contract.peer_protocol.record_names import APPROVALS, PROPOSALS
     from uvcc_engine.transcript.signed import approvals
 
     ours, there = domain_key.load(), meeting(args)
@@ -46,7 +47,7 @@ def run(argv: list[str]) -> int:
     )
     body = approvals.signed(word, lambda payload: ours.sign(approvals.APPROVAL_NAMESPACE, payload))
     rendezvous.keep(standing.hearing(body))  # here first: a domain never forgets what it signed
-    there.leave(f"{rendezvous.PROPOSALS}{p.id}", standing.signed.body)  # the very text that was shown here
-    there.leave(f"{rendezvous.APPROVALS}{p.id}/{party}", body)
+    there.leave(f"{PROPOSALS}{p.id}", standing.signed.body)  # the very text that was shown here
+    there.leave(f"{APPROVALS}{p.id}/{party}", body)
     common.say(f"signed as P{party}: {decision}" + (f" ({reason})" if reason else ""))
     return FAILED if reason else OK

@@ -28,7 +28,8 @@ def run(argv: list[str]) -> int:
     parser.add_json()
     args = parser.parse_args(argv)
     from uvcc_console.federation import domain_key, proposing
-    from uvcc_console.federation.rendezvous import PROPOSALS, keep
+    from uvcc_console.federation.rendezvous import keep
+    from uvcc_engine.contract.peer_protocol.record_names import PROPOSALS
     from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal, Standing
 
     ours, there = domain_key.load(), meeting(args)

@@ -105,8 +105,8 @@ class Story:
         for number, name in enumerate((*DOMAINS, *OWNERS)):
             token = secrets.token_hex(16)
             self.stage.people[name].give(self.stage.people[name].home / "token", token)
-            party = number if number < len(DOMAINS) else number - len(DOMAINS)
-            tokens.append({"party": party, "group": "demo", "token": token, "send_to": [0, 1, 2]})
+            who = {"party": number} if number < len(DOMAINS) else {"owner": number - len(DOMAINS)}
+            tokens.append({**who, "group": "demo", "token": token})
         ready = person.home / "ready"
         config = {"db": "relay.db", "listen": f"127.0.0.1:{self.listen}", "ready_file": "ready", "credentials": tokens}
         person.give(person.home / "relay.json", json.dumps(config))

@@ -14,7 +14,6 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.federation.owner_parcels import OwnerParcels
 from uvcc_console.federation.parcels import Parcels, box_of, send
-from uvcc_console.federation.rendezvous import ROSTERS
 from uvcc_console.federation.seat import Seat
 from uvcc_console.fleet import pins
 from uvcc_console.fleet.landing import Landing
@@ -40,6 +39,7 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.peer_protocol.record_names import ROSTERS
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE

@@ -17,12 +17,13 @@ from typing import Any, Final, TypeVar
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.federation import seat as seats
-from uvcc_console.federation.rendezvous import BARRIERS, REPORTS, barrier_name
+from uvcc_console.federation.rendezvous import barrier_name
 from uvcc_console.federation.seat import Seat
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.peer_protocol.record_names import BARRIERS, REPORTS
 from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.signed import barriers, reports
 from uvcc_engine.transcript.signed.barriers import (

@@ -26,6 +26,7 @@ from uvcc_engine.transcript.terms.proposal import Proposal
 OWNER_NAMESPACE: Final = "uvcc-owner"
 SET_MAGIC: Final = b"UVCCSET1"
 VERSION: Final = 1
+MAILBOXES: Final = 256  # numbers that a relay's frames can tell apart
 _KEY: Final = "owner-key"
 _SHARE: Final = "owner-share"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -64,8 +65,8 @@ class OwnerShare:
             raise ConfigError("the statement of shares has a hash or an attempt that is none", "64 hex digits each")
         if min((*(f.bytes for f in self.files), *self.rows.values())) < 0:
             raise ConfigError("the statement of shares has a negative size")
-        if self.mailbox not in range(PARTIES):
-            raise ConfigError(f"the statement of shares names the mailbox {self.mailbox}", "0, 1 or 2")
+        if self.mailbox not in range(MAILBOXES):
+            raise ConfigError(f"the statement of shares names the mailbox {self.mailbox}", f"0 to {MAILBOXES - 1}")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
