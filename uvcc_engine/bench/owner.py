@@ -1,7 +1,8 @@
-"""``bench owner``: how fast a data owner splits and seals, and how much memory a long CSV file takes on the way.
+"""``bench owner``: how fast a data owner splits and seals, and how much memory a long file takes on the way.
 
 ``owner_seal`` counts megabytes of doubles per CPU second: encoding, splitting, committing, sealing and hashing, to
-files. ``owner_share`` is the whole program over a CSV file with a schema, which it reads twice.
+files. ``owner_share`` is the whole program over a CSV file with a schema, which it reads twice; ``owner_share_npz`` is
+the same over arrays of doubles in an ``.npz`` file.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.lib import format as npy
 
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job import owner_files
@@ -76,6 +79,20 @@ def write_csv(path: Path, mib: int) -> int:
     return rows
 
 
+def write_npz(path: Path, mib: int) -> int:
+    """Features ``(rows, COLUMNS)`` and labels ``(rows,)``, written block by block; returns how many rows they have."""
+    random, blocks = np.random.default_rng(3), max(1, mib * _MIB // (8 * COLUMNS * _BLOCK_ROWS))
+    rows = blocks * _BLOCK_ROWS
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, dtype, shape in (("x", "<f8", (rows, COLUMNS)), ("y", "<i8", (rows,))):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                npy.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+                for _ in range(blocks):
+                    block = random.normal(size=(_BLOCK_ROWS, *shape[1:]))
+                    file.write((block if name == "x" else block > 0).astype(dtype).tobytes())
+    return rows
+
+
 def whole_program(mib: int, folder: Path) -> tuple[float, int]:
     """(CPU seconds per 10^9 bytes of CSV, greatest resident bytes) of ``uvcc-engine seal``. Raises UvccError."""
     rows = write_csv(folder / "rows.csv", mib)
@@ -84,14 +101,29 @@ def whole_program(mib: int, folder: Path) -> tuple[float, int]:
     tested = held_out(CsvTable("rows.csv", {}, tuple(range(rows)), ""), load_schema(folder / "schema.yaml"))
     model = model_to_json(model_of_list([{"linear": 8}, "relu", "linear"], COLUMNS, 2))
     _request(folder, {"model": model, "steps": 1, "test_rows": int(tested.sum())})
-    files = ["--owner", folder / "owner", "--data", folder / "rows.csv", "--schema", folder / "schema.yaml"]
+    seconds, peak = _sealed(folder, ["--data", folder / "rows.csv", "--schema", folder / "schema.yaml"])
+    return seconds * 1e9 / (folder / "rows.csv").stat().st_size, peak
+
+
+def whole_program_npz(mib: int, folder: Path) -> tuple[float, int]:
+    """(10^6 bytes of doubles per CPU second, greatest resident bytes) of ``uvcc-engine seal``. Raises UvccError."""
+    rows = write_npz(folder / "rows.npz", mib)
+    model = model_to_json(model_of_list([{"linear": 8}, "relu", "linear"], COLUMNS, 2))
+    _request(folder, {"model": model, "steps": 1, "test_rows": rows // 10})
+    seconds, peak = _sealed(folder, ["--data", folder / "rows.npz"])
+    return rows * COLUMNS * 8 / 1e6 / seconds, peak
+
+
+def _sealed(folder: Path, data: Sequence[str | Path]) -> tuple[float, int]:
+    """(CPU seconds, greatest resident bytes) of the program over these files."""
+    files = ["--owner", folder / "owner", *data]
     command = ["seal", "--request", folder / owner_files.REQUEST, *files, "--out", folder / "out"]
     program = [sys.executable, "-c", _PROGRAM, *map(str, command)]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UvccError(f"uvcc-engine seal failed: {done.stderr.strip()[-200:]}")
     seconds, kib = done.stderr.split()
-    return float(seconds) * 1e9 / (folder / "rows.csv").stat().st_size, int(kib) * 1024
+    return float(seconds), int(kib) * 1024
 
 
 def _request(folder: Path, job: dict[str, Any]) -> None:
@@ -109,16 +141,20 @@ def measure(mib: int, runs: int) -> list[Row]:
         folder = Path(name)
         rate = row("owner_seal", "rate", "MB/s", [sealing_rate(min(mib, 256), folder) for _ in range(runs)])
         seconds, peak = whole_program(mib, folder)
+        (folder / "rows.csv").unlink()
+        npz_rate, npz_peak = whole_program_npz(mib, folder)
     return [
         held(rate, 100.0, at_least=True),
         row("owner_share", "seconds", "s/GB", [seconds]),
         held(row("owner_share", "bytes", "MiB", [peak / _MIB]), 300.0),
+        row("owner_share_npz", "rate", "MB/s", [npz_rate]),
+        held(row("owner_share_npz", "bytes", "MiB", [npz_peak / _MIB]), 300.0),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="uvcc-engine bench owner", description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("--mib", type=int, default=1024, help="size of the CSV file (1024)")
+    parser.add_argument("--mib", type=int, default=1024, help="size of each data file (1024)")
     parser.add_argument("--runs", type=int, default=3, help="of the sealing alone (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     args = parser.parse_args(argv)

@@ -8,7 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ _IDX_TYPES: Final = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">
 
 MOST_BYTES: Final = 16 << 30
 """What a data file may unpack to: more than anything that fits a pod's memory as shares."""
-_DAMAGED: Final = (
+DAMAGED: Final = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, NotImplementedError),
     *(MemoryError, OverflowError, RecursionError, struct.error, zlib.error, tokenize.TokenError),
 )
@@ -91,7 +91,7 @@ def _kind(path: Path) -> str:
 def _readable(path: Path, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (*_DAMAGED, zipfile.BadZipFile) as error:
+    except (*DAMAGED, zipfile.BadZipFile) as error:
         raise UnreadableError(f"cannot read {path}: {error}", "check the file and its format") from error
 
 
@@ -103,7 +103,8 @@ def _bounded(path: Path) -> Path:
     return path
 
 
-def _named(path: Path, found: Any) -> tuple[Any, Any]:
+def features_and_labels(path: Path, found: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The two arrays of a file that holds both by name. Raises ConfigError."""
     pair = [next((n for n in names if n in found), None) for names in (_FEATURE_NAMES, _LABEL_NAMES)]
     if pair[0] is None or pair[1] is None:
         raise ConfigError(f"{path.name} holds {sorted(found)}", "name the arrays x and y")
@@ -113,7 +114,7 @@ def _named(path: Path, found: Any) -> tuple[Any, Any]:
 def _read_npz(path: Path) -> tuple[Any, Any]:
     def read() -> tuple[Any, Any]:
         with np.load(_bounded(path), allow_pickle=False) as found:
-            return _named(path, dict(found))
+            return features_and_labels(path, dict(found))
 
     x, y = _readable(path, read)
     return x, y
@@ -134,7 +135,7 @@ def _read_pt(path: Path) -> tuple[Any, Any]:
         raise UnreadableError(f"cannot read {path}: {error}", "save a dict of two tensors, x and y") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path.name} holds a {type(found).__name__}", "save a dict of two tensors, x and y")
-    x, y = _named(path, found)
+    x, y = features_and_labels(path, found)
     return x.numpy(), y.numpy()
 
 

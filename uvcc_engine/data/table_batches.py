@@ -1,33 +1,31 @@
-"""A table in parts, for files larger than memory: CSV and Parquet are read some thousand rows at a time."""
+"""A table in parts, for files larger than memory: CSV, Parquet and ``.npz`` are read some thousand rows at a time."""
 
 from __future__ import annotations
 
 import csv
 import itertools
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
+from uvcc_engine.data.array_files import RowReader, rows_in_step, stored_arrays
 from uvcc_engine.data.csv_table import DELIMITERS, CsvTable, header_names
-from uvcc_engine.data.table_files import read_table, text_columns
+from uvcc_engine.data.table_files import array_columns, text_columns
 
 MOST_CELLS: Final = 1 << 15
 """Cells of one part: as text they take some 3 MiB."""
 
 
 def table_batches(path: Path) -> Iterator[CsvTable]:
-    """The rows of a table in their order. ``.npz`` comes in one part. Raises UnreadableError, ConfigError.
+    """The rows of a table in their order. Raises UnreadableError, ConfigError.
 
     Parts have no digest: it would be that of other bytes.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
-        yield read_table(path)
-        return
-    found = False
-    for part in _parquet(path) if suffix == ".parquet" else _csv(path):
+    found, read = False, {".npz": _npz, ".parquet": _parquet}.get(path.suffix.lower(), _csv)
+    for part in read(path):
         found = True
         yield part
     if not found:
@@ -65,6 +63,19 @@ def _part(name: str, names: list[str], rows: list[tuple[list[str], int]], first:
     cells = zip(*(row for row, _ in rows), strict=True)
     columns = {one: list(map(str.strip, column)) for one, column in zip(names, cells, strict=True)}
     return CsvTable(name, columns, tuple(line for _, line in rows), "", first)
+
+
+def _npz(path: Path) -> Iterator[CsvTable]:
+    arrays = stored_arrays(path)
+    rows, wide = rows_in_step(arrays), sum(array.shape[1] if array.ndim == 2 else 1 for array in arrays.values())
+    with ExitStack() as stack:
+        readers = {name: stack.enter_context(RowReader(array)) for name, array in arrays.items()}
+        for first in range(0, rows, at_once := max(1, MOST_CELLS // max(1, wide))):
+            columns: dict[str, list[str]] = {}
+            for name, reader in readers.items():
+                columns |= array_columns(path.name, name, reader.take(at_once))
+            last = min(rows, first + at_once)
+            yield CsvTable(path.name, columns, tuple(range(first + 1, last + 1)), "", first)
 
 
 def _parquet(path: Path) -> Iterator[CsvTable]:

@@ -72,15 +72,21 @@ def _npz(path: Path, raw: bytes) -> dict[str, list[str]]:
         ) from error
     columns: dict[str, list[str]] = {}
     for name, array in arrays.items():
-        if array.ndim not in (1, 2) or array.dtype.kind not in "iufbU":
-            raise ConfigError(
-                f"{path.name}: {name} has shape {array.shape} and type {array.dtype}", "give columns of numbers or text"
-            )
-        if array.ndim == 1:
-            columns[name] = [_cell(value) for value in array.tolist()]
-        else:
-            columns |= {f"{name}.{k}": [_cell(v) for v in array[:, k].tolist()] for k in range(array.shape[1])}
+        columns |= array_columns(path.name, name, array)
     return columns
+
+
+def array_columns(file: str, name: str, array: np.ndarray[Any, Any]) -> dict[str, list[str]]:
+    """The columns of an array (rows,) or (rows, columns) as text cells: ``name``, or ``name.0`` and so on.
+
+    Raises ConfigError for another shape, or a type that is neither number nor text.
+    """
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iufbU":
+        what = f"{file}: {name} has shape {array.shape} and type {array.dtype}"
+        raise ConfigError(what, "give columns of numbers or text")
+    if array.ndim == 1:
+        return {name: [_cell(value) for value in array.tolist()]}
+    return {f"{name}.{k}": [_cell(v) for v in array[:, k].tolist()] for k in range(array.shape[1])}
 
 
 def _cell(value: Any) -> str:

@@ -1,12 +1,13 @@
 """What a data owner contributes, as named blocks of rows in fixed point: read in parts where the file's format lets it.
 
-CSV, and Parquet with a schema, are read twice, to count and fit, then to share, so memory stays bounded however long
-the file is. Whatever else there is (arrays, queries, a model's weights) is held whole.
+CSV, and any table with a schema, are read twice, to count and fit, then to share, arrays in ``.npz`` and ``.npy`` once:
+memory stays bounded however long the file is. Whatever else there is (IDX, queries, a model's weights) is held whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.data.array_files import RowReader, StoredArray, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable
+from uvcc_engine.data.data_files import features_and_labels
 from uvcc_engine.data.features import complete_rows, held_out, transform
 from uvcc_engine.data.fitting_pass import FittingPass, targets
 from uvcc_engine.data.schema import Schema, load_schema
@@ -51,6 +54,8 @@ def rows_of(job: PrivateJob, args: argparse.Namespace) -> OwnerRows:
         if args.labels is not None:
             raise ConfigError(f"{path.name} holds its labels itself", "leave the labels file out")
         return _numeric_csv(job, path)
+    if job.task == "train" and path is not None and _by_rows(path, args.labels):
+        return _arrays(job, path, args.labels)
     tensors = input_tensors(job, args)
 
     def blocks() -> Blocks:
@@ -104,17 +109,67 @@ def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
     def blocks() -> Blocks:
         first = 0
         for table in _numbers(path, header, width):
-            x, y = table[:, :-1], table[:, -1]
-            whole = y.astype(np.int64)
-            if model.classes > 1 and (not np.array_equal(whole, y) or whole.min() < 0 or whole.max() >= model.classes):
-                raise ConfigError(
-                    f"{path.name}: a label in rows {first + 1} to {first + len(y)} is no class of {model.classes}",
-                    "labels are classes 0, 1, 2, ...",
-                )
-            yield from _encoded(job, x, target_rows(whole, model.classes), test[first : first + len(y)])
+            x, y = table[:, :-1], _targets(path, job, model, first, table[:, -1])
+            yield from _encoded(job, x, y, test[first : first + len(y)])
             first += len(y)
 
     return OwnerRows(shapes, blocks)
+
+
+def _targets(path: Path, job: PrivateJob, model: ModelSpec, first: int, labels: Floats) -> Floats:
+    """What is shared of the labels of the rows from ``first`` on. Raises ConfigError for one that is no class."""
+    classes = 2 if job.objective == "binary" else model.classes
+    if classes == 1:
+        return target_rows(labels, 1)
+    with np.errstate(invalid="ignore"):
+        whole = labels.astype(np.int64)
+    if not np.array_equal(whole, labels) or whole.min() < 0 or whole.max() >= classes:
+        raise ConfigError(
+            f"{path.name}: a label in rows {first + 1} to {first + len(labels)} is no class of {classes}",
+            "labels are classes 0, 1, 2, ...",
+        )
+    return target_rows(whole, model.classes)
+
+
+def _by_rows(path: Path, labels: Path | None) -> bool:
+    kinds = [one.suffix.lower() for one in (path, labels) if one is not None]
+    return kinds[0] == ".npz" or kinds in ([".npy"], [".npy", ".npy"])
+
+
+def _arrays(job: PrivateJob, path: Path, labels: Path | None) -> OwnerRows:
+    """Features (rows, ...) and labels (rows,) in arrays of one ``.npz``, or of two ``.npy``; rows as in a CSV file."""
+    x, y = _two_arrays(path, labels)
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not len(x):
+        raise ConfigError(f"{path.name}: features {x.shape} and labels {y.shape} do not fit", "one label per row")
+    for name, array in (("features", x), ("labels", y)):
+        if array.dtype.kind not in "iufb":
+            raise ConfigError(f"{path.name}: {name} are of type {array.dtype}", "use numbers")
+    model, count, width = fit_model(job), len(x), math.prod(x.shape[1:])
+    if not 0 < job.test_rows < count:
+        raise ConfigError(f"test_rows is {job.test_rows} of {count} rows", "leave rows for training and for the test")
+    shapes = _shapes(job, count - job.test_rows, job.test_rows, width, model.classes, path)
+    test, at_once = public_test_rows(job.seed, count, job.test_rows), max(1, AT_ONCE // max(1, width))
+
+    def blocks() -> Blocks:
+        with RowReader(x) as features, RowReader(y) as classes:
+            for first in range(0, count, at_once):
+                some = features.take(at_once)
+                targets_ = _targets(path, job, model, first, classes.take(at_once).astype(np.float64))
+                rows = some.reshape(len(some), -1).astype(np.float64)
+                yield from _encoded(job, rows, targets_, test[first : first + len(some)])
+
+    return OwnerRows(shapes, blocks)
+
+
+def _two_arrays(path: Path, labels: Path | None) -> tuple[StoredArray, StoredArray]:
+    if path.suffix.lower() == ".npz":
+        if labels is not None:
+            raise ConfigError(f"{path.name} holds its labels itself", "leave the labels file out")
+        x, y = features_and_labels(path, stored_arrays(path))
+        return x, y
+    if labels is None:
+        raise ConfigError(f"{path.name} holds one array only", "name the labels file as well")
+    return stored_arrays(path)[""], stored_arrays(labels)[""]
 
 
 def public_test_rows(seed: int, rows: int, test_rows: int) -> np.ndarray:

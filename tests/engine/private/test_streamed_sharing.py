@@ -17,7 +17,7 @@ import pytest
 from uvcc_engine.bench import owner as bench
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.data import table_batches
+from uvcc_engine.data import array_files, table_batches
 from uvcc_engine.data.features import prepare
 from uvcc_engine.data.schema import load_schema, schema_text
 from uvcc_engine.data.table_files import read_table
@@ -241,7 +241,7 @@ def job_of(features: int, test_rows: int) -> PrivateJob:
     return PrivateJob.from_json({"model": model, "test_rows": test_rows})
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
 def test_a_table_in_parts_gives_what_it_gives_as_a_whole(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +251,9 @@ def test_a_table_in_parts_gives_what_it_gives_as_a_whole(
     if kind == "parquet":
         pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pa.table(read_table(path).columns), path := tmp_path / "t.parquet")
+    if kind == "npz":
+        columns = {name: np.array(cells) for name, cells in read_table(path).columns.items()}
+        np.savez(path := tmp_path / "t.npz", **columns)
     monkeypatch.setattr(table_batches, "MOST_CELLS", 6 * 32)  # thirteen parts
     job = job_of(whole.schema.features, len(whole.data.test_x))
     found = rows_of(job, arguments(data=path, schema=tmp_path / "s.yaml"))
@@ -306,6 +309,102 @@ def test_a_csv_file_of_numbers_needs_no_schema(tmp_path: Path) -> None:
         collected(rows_of(job_of(5, 60), arguments(data=tmp_path / "n.csv")))
 
 
+def saved(folder: Path, how: str, x: np.ndarray, y: np.ndarray) -> dict[str, Path]:
+    """Features and labels as an owner may have written them: what the options name."""
+    by_columns = np.asfortranarray(x)
+    if how == "npy":
+        np.save(folder / "x.npy", x)
+        np.save(folder / "y.npy", y)
+        return {"data": folder / "x.npy", "labels": folder / "y.npy"}
+    if how == "npy by columns":
+        np.save(folder / "x.npy", by_columns)
+        np.save(folder / "y.npy", y)
+        return {"data": folder / "x.npy", "labels": folder / "y.npy"}
+    save = np.savez_compressed if "compressed" in how else np.savez
+    save(folder / "t.npz", more=np.zeros(3), y=y, x=by_columns if "columns" in how else x)
+    return {"data": folder / "t.npz"}
+
+
+HOWS = ["npz", "npz by columns", "npz compressed", "npz compressed by columns", "npy", "npy by columns"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_arrays_are_read_by_rows_and_are_the_rows_that_were_saved(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "AT_ONCE", 5 * 37)  # nine blocks
+    x = np.random.default_rng(1).normal(size=(300, 5)).astype("f4" if "npy" in how else "f8")
+    y = (np.arange(300) % 2).astype("u1")
+    found = collected(rows_of(job_of(5, 60), arguments(**saved(tmp_path, how, x, y))))
+    test = public_test_rows(7, 300, 60)
+    assert np.array_equal(found["test_x"], np.rint(x[test].astype(np.float64) * 65536))
+    assert np.array_equal(found["train_x"], np.rint(x[~test].astype(np.float64) * 65536))
+    assert np.array_equal(found["train_y"].argmax(1), y[~test])
+    assert np.array_equal(found["test_y"].argmax(1), y[test])
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_arrays_that_do_not_fit_or_are_damaged_are_refused_by_name(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "AT_ONCE", 5 * 37)
+    random, y = np.random.default_rng(1), np.arange(300) % 2
+    x = random.normal(size=(300, 5))
+    for bad_x, bad_y, words in (
+        (x, np.where(np.arange(300) == 290, 7, y), "a label in rows 260 to 296 is no class of 2"),
+        (x, y[:299], "do not fit"),
+        (x[:, 0], y, "do not fit"),
+        (x.astype("U4"), y, "of type <U4"),
+        (x[:, :4], y, "4 features"),
+        (x[:60], y[:60], "leave rows"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            collected(rows_of(job_of(5, 60), arguments(**saved(tmp_path, how, bad_x, bad_y))))
+    given = saved(tmp_path, how, x, y)
+    whole = given["data"].read_bytes()
+    for damaged in (
+        whole[: len(whole) // 2],
+        b"",
+        whole[:40] + bytes(len(whole) - 40),
+        b"\x93NUMPY\x09\x00" + whole[8:],
+    ):
+        given["data"].write_bytes(damaged)
+        with pytest.raises(UnreadableError, match="cannot read"):
+            collected(rows_of(job_of(5, 60), arguments(**given)))
+    given["data"].unlink()
+    with pytest.raises(UnreadableError, match="cannot read"):
+        rows_of(job_of(5, 60), arguments(**given))
+
+
+def test_arrays_of_objects_are_never_unpickled(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=np.array([[print, 1]] * 9, dtype=object), y=np.zeros(9))
+    with pytest.raises(UnreadableError, match="of type object"):
+        rows_of(job_of(5, 3), arguments(data=tmp_path / "t.npz"))
+
+
+def test_what_cannot_be_read_by_rows_is_held_whole_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_files, "MOST_WHOLE", 999)
+    given = saved(tmp_path, "npz compressed by columns", np.ones((300, 5)), np.zeros(300))
+    with pytest.raises(ConfigError, match="compressed, and stored column by column"):
+        collected(rows_of(job_of(5, 60), arguments(**given)))
+
+
+@pytest.mark.parametrize("how", ["csv", "npz"])
+def test_numbers_to_predict_are_shared_as_they_are(tmp_path: Path, how: str) -> None:
+    x, y = np.ones((40, 3)), np.arange(40) / 8
+    given = saved(tmp_path, how, x, y) if how == "npz" else {"data": tmp_path / "n.csv"}
+    (tmp_path / "n.csv").write_text("".join(f"1,1,1,{label}\n" for label in y))
+    model = model_to_json(model_of_list([{"linear": 4}, "relu", "linear"], 3, 1))
+    job = PrivateJob.from_json({"model": model, "test_rows": 10, "objective": "huber", "reveal": ["rmse"]})
+    found, test = collected(rows_of(job, arguments(**given))), public_test_rows(7, 40, 10)
+    assert np.array_equal(found["train_y"][:, 0], np.rint(y[~test] * 65536))
+    binary = replace(job, objective="binary", reveal=("accuracy",))
+    with pytest.raises(ConfigError, match="is no class of 2"):
+        collected(rows_of(binary, arguments(**given)))
+
+
 def test_which_rows_are_tested_is_public_and_found_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "AT_ONCE", 64)
     found = public_test_rows(7, 1000, 77)
@@ -328,6 +427,7 @@ def test_the_owners_program_refuses_what_does_not_name_it(tmp_path: Path, capsys
 
 def test_a_long_file_is_shared_in_bounded_memory() -> None:
     short, long = ({(r.name, r.metric): r.value for r in bench.measure(mib, 1)} for mib in (1, 12))
-    more = long["owner_share", "bytes"] - short["owner_share", "bytes"]
-    assert more < 8, "MiB: rows that are held take at least what the file has of them"
+    for name in ("owner_share", "owner_share_npz"):
+        more = long[name, "bytes"] - short[name, "bytes"]
+        assert more < 8, "MiB: rows that are held take at least what the file has of them"
     assert long["owner_seal", "rate"] > 0
