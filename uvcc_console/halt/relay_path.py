@@ -168,7 +168,8 @@ def seal_key(run_dir: Path) -> bytes:
     return found if len(found) == 32 else b""
 
 
-def _under_seal(run_dir: Path, text: str) -> str:
+def under_seal(run_dir: Path, text: str) -> str:
+    """A record as it goes to the relay: under the run's seal where it has one."""
     key = seal_key(run_dir)
     return boxes.seal_with(text, key) if key else text
 
@@ -181,7 +182,7 @@ def order_key(run_dir: Path, given: str = "") -> str:
 def consent(run_dir: Path, engine_run: str, what: str) -> dict[str, str]:
     """The record by which the holder of this folder's order key signs for something."""
     content = DomainConsent(run=engine_run, what=what)
-    body = _under_seal(run_dir, orders.sealed(content.to_json(), signer(run_dir)))
+    body = under_seal(run_dir, orders.sealed(content.to_json(), signer(run_dir)))
     return {"name": f"{CONSENT}{boxes.label(seal_key(run_dir), what)}", "body": body}
 
 
@@ -255,7 +256,7 @@ class RelayHaltPath:
             if order is not None:
                 fleet = s.profile.get("fleet", {})
                 body = orders.sealed(order.to_json(), signer(self._run_dir, str(fleet.get("ssh_key", ""))))
-                put = {"name": f"{orders.ORDER}{order.nonce}", "body": _under_seal(self._run_dir, body)}
+                put = {"name": f"{orders.ORDER}{order.nonce}", "body": under_seal(self._run_dir, body)}
             first = box.after < 0
             found = await asyncio.to_thread(box.exchange, put, "")
         except UvccError as e:

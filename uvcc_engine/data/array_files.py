@@ -56,16 +56,20 @@ def stored_arrays(path: Path) -> dict[str, StoredArray]:
             with path.open("rb") as file:
                 return {"": _described(file, path, "")}
         with zipfile.ZipFile(path) as archive:
-            entries = [one for one in archive.infolist() if one.filename.endswith(".npy")]
-            if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
-                raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
             found = {}
-            for entry in entries:
+            for entry in _entries(archive):
                 with archive.open(entry) as file:
                     found[entry.filename.removesuffix(".npy")] = _described(file, path, entry.filename)
             return found
     except _DAMAGED as error:
         raise UnreadableError(f"cannot read {path}: {error}", "save it with numpy.save or numpy.savez") from error
+
+
+def _entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Raises ValueError for an archive that unpacks to more than any pod has memory for."""
+    if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {MOST_BYTES >> 30} GiB")
+    return [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
 
 
 def _described(file: IO[bytes], path: Path, member: str) -> StoredArray:

@@ -61,7 +61,7 @@ class Court:
         return self.run_dir / "domains" / who.lower() if who.startswith("P") else self.run_dir
 
     def signed(self, word: dict[str, str], sign: Sign, run: str = RUN) -> str:
-        return relay_path._under_seal(self.run_dir, orders.sealed(word | {"run": run}, sign))
+        return relay_path.under_seal(self.run_dir, orders.sealed(word | {"run": run}, sign))
 
     async def hear(self, body: str, name: str) -> tuple[list[str], list[str]]:
         """What the worker obeyed, and what the console took, of a record that lies at the relay."""
@@ -124,7 +124,7 @@ FORGERIES: dict[str, Callable[[Court, dict[str, str]], str]] = {
         w, relay_path.signer(c.key("P1"), namespace=approvals.APPROVAL_NAMESPACE)
     ),
     "a domain's word for another run": lambda c, w: c.signed(w, relay_path.signer(c.key("P1")), run="other.full"),
-    "a domain's word, then changed": lambda c, w: relay_path._under_seal(
+    "a domain's word, then changed": lambda c, w: relay_path.under_seal(
         c.run_dir,
         orders.sealed(w | {"run": RUN}, relay_path.signer(c.key("P1"))).replace('"run"', '"also":"x","run"'),
     ),
