@@ -27,12 +27,14 @@ from uvcc_console.fleet.provider import (
     Remembers,
     Rents,
     Several,
+    TellsEnds,
 )
 from uvcc_console.fleet.provider_kinds import (
     PARTIES_KIND,
     PARTY_NAMES,
     FleetSettings,
     ProviderKind,
+    SpotPolicy,
     Strict,
     kind_of,
     place_of,
@@ -92,6 +94,14 @@ class PartiesFleet(FleetSettings):
     def where(self) -> str:
         named = (getattr(self.parties, name) for name in PARTY_NAMES)
         return ", ".join(label(n, p.model_dump()) for n, p in zip(PARTY_NAMES, named, strict=True))
+
+    @property
+    def replacements(self) -> int:
+        """What the parties' policies allow together, and ``replace_lost`` where any goes on after that."""
+        policies = [getattr(self.parties, name).spot or self.spot for name in PARTY_NAMES]
+        stops = [isinstance(p, SpotPolicy) and p.then == "stop" for p in policies]
+        spot = sum(p.replace for p in policies if isinstance(p, SpotPolicy))
+        return spot + (0 if all(stops) else self.replace_lost)
 
     def of(self, party: int) -> FleetSettings:
         part = sections(self.model_dump(mode="json"))[party]
@@ -199,6 +209,11 @@ class PartyProviders:
             if isinstance(provider, Remembers):
                 found |= {name for name in provider.begun(prefix) if place_of(name)[0] == party}
         return found
+
+    def taken(self, name: str) -> str:
+        """Why a pod is gone, as its party's provider tells."""
+        provider = self._providers[min(place_of(name)[0], len(self._providers) - 1)]
+        return provider.taken(name) if isinstance(provider, TellsEnds) else ""
 
     @property
     def caps(self) -> Caps | None:

@@ -39,7 +39,8 @@ class Pod:
 
     ``stray``: its run is known, by ids, to use another pod in its place; it shall go. ``host_key``: the one key that
     any connection to it may accept, empty where nobody has met it yet. ``doubt``: why nobody can tell whether it is
-    still there; empty for one that was seen.
+    still there; empty for one that was seen. ``ending``: what the provider says of one that goes without having been
+    asked to.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Pod:
     stray: bool = False
     host_key: str = ""
     doubt: str = ""
+    ending: str = ""
 
     @property
     def address(self) -> str:
@@ -190,6 +192,15 @@ class Remembers(Protocol):
 
     def begun(self, prefix: str) -> set[str]:
         """Names with this prefix under which something may exist; whatever is not among them was never made."""
+        ...
+
+
+@runtime_checkable
+class TellsEnds(Protocol):
+    """What a provider does beside that can tell why a pod is gone which nobody asked it to end."""
+
+    def taken(self, name: str) -> str:
+        """In words; empty for a pod that was not taken away."""
         ...
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -55,11 +55,20 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class SpotPolicy(Strict):
+    """Spot machines, ``replace`` of which may be taken away and replaced by others of their kind; ``then`` further ones
+    come on demand, as many as ``replace_lost`` says, or the run stops and can be resumed."""
+
+    replace: int = Field(default=1, ge=0, le=1000)
+    then: Literal["on_demand", "stop"] = "on_demand"
+
+
 class FleetSettings(Strict):
     """Where pods come from: what every provider understands. ``per_party`` names the domain of each of the parties.
 
     ``replace_lost``: how many pods that their provider took away in mid-run are replaced without being asked; the run
     goes on from the last checkpoint that all parties committed, or, of a language model, from the last that came home.
+    ``spot``: whether machines that may be taken away are rented, or how often and what then.
     ``fallbacks``: providers, regions or GPUs to go to, in order, where the ones before cannot be had.
     ``wait_for_stock``: hours that a run waits for offers that fit, before anything is rented.
     ``reserve``: rent the full run's pods before the smoke, although it leaves some idle: where stock would be lost.
@@ -73,7 +82,7 @@ class FleetSettings(Strict):
     image: str = ""
     regions: list[str] = []
     country: str = ""
-    spot: bool = False
+    spot: bool | SpotPolicy = False
     disk: int = Field(default=0, ge=0)
     max_price: float = Field(default=0.0, ge=0)
     ssh_key: str = ""
@@ -109,6 +118,13 @@ class FleetSettings(Strict):
             except ConfigError as e:
                 raise ValueError(f"{where}: {e}") from e
         return self
+
+    @property
+    def replacements(self) -> int:
+        """How many pods that were taken away may be replaced in all."""
+        if not isinstance(self.spot, SpotPolicy):
+            return self.replace_lost
+        return self.spot.replace + (self.replace_lost if self.spot.then == "on_demand" else 0)
 
     @property
     def kind(self) -> str:

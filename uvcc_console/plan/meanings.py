@@ -75,7 +75,7 @@ MEANINGS: Final[dict[str, str]] = {
     "fleet.image": "The image that pods start from, by the provider's name.",
     "fleet.regions": "Regions that may be taken; empty for any.",
     "fleet.country": "Country that pods must be in; empty for any.",
-    "fleet.spot": "Take offers that may be taken away again.",
+    "fleet.spot": "Machines that may be taken away: no, yes, or {replace: N, then: on_demand | stop}.",
     "fleet.disk": "GiB of disk of a pod; 0 takes what the offer includes.",
     "fleet.max_price": "US dollars an hour that one pod may cost; 0 for no cap of its own.",
     "fleet.fallbacks": "Where to go, in order, without stock, quota or answer: what differs, as in fleet.",

@@ -176,7 +176,7 @@ def _requests(run: str, profile: Profile, full: Phase) -> dict[str, PodRequest]:
             region=fleet.regions[0] if fleet.regions else "",
             want_provider=fleet.per_party[coord.party] if fleet.per_party else "",
             max_price_hr=fleet.max_price or None,
-            spot=fleet.spot,
+            spot=bool(fleet.spot),
             disk_gib=fleet.disk,
         )
     return found

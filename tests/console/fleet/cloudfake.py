@@ -404,7 +404,8 @@ class VastFake(CloudFake):
         if self.stock <= 0 or number in {p.offer for p in self.rented.values()}:
             return self.no(400, "capacity", "error 404/3603: no_such_ask, it is not available")
         pod = self.born(body["label"], body, number)
-        pod.price = (self.PRICE + number / 1000) * self.price_factor
+        whole = (self.PRICE + number / 1000) * self.price_factor
+        pod.price = min(whole, body.get("price", whole))  # interruptible: it costs what is bid
         return said({"success": True, "new_contract": int(pod.id)})
 
     def _record(self, p: Rented) -> dict[str, Any]:

@@ -68,3 +68,13 @@ def test_no_shipped_profile_names_an_image_whose_torch_is_too_old(name: str) -> 
 
 def test_no_image_that_is_chosen_by_itself_has_too_old_a_torch() -> None:
     assert not [image for image in IMAGES if floor.image_is_old(image)]
+
+
+def test_every_party_s_image_and_every_fallback_s_is_held_to_it() -> None:
+    old, fine = {"provider": "prime", "image": "cuda_12_4_pytorch_2_4"}, {"provider": "prime", "gpu": "H100_80GB"}
+    images.check_all({"parties": {"P0": fine, "P1": fine, "P2": fine}}, {"prime": IMAGES})
+    with pytest.raises(ConfigError, match="cuda_12_4_pytorch_2_4") as error:
+        images.check_all({"parties": {"P0": fine, "P1": old, "P2": fine}}, {"prime": IMAGES})
+    assert "pytorch" in error.value.hint  # the market's own images that fit
+    with pytest.raises(ConfigError, match="cuda_12_4_pytorch_2_4"):
+        images.check_all({"provider": "runpod", "fallbacks": [old]}, {"prime": IMAGES})

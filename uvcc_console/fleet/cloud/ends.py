@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uvcc_console.core import paths
+from uvcc_console.core.log import logger
 from uvcc_console.fleet.cloud.calls import CloudRefused
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.intents import Intents, Try, base_of
@@ -20,6 +21,9 @@ from uvcc_console.fleet.cloud.vendor import Cloud, CloudPod, EndedPod, PastPod, 
 from uvcc_console.fleet.provider import POD_PREFIX, Pod
 from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.text import clean
+
+log = logger(__name__)
 
 SETTLE_S = 45.0  # so long a create without an answer is waited for before anything else is tried
 LAG_S = 600.0  # so late list, look-up and history may show what there is
@@ -168,11 +172,14 @@ class Ends:
             chosen = held.get(base) or _likeliest(those)
             for pod, t in those:
                 given_up = bool(t and (t.outcome or t.rejected))
+                going = clean(pod.stage)[:200] or "it ends" if pod.dying and t and t.held and not t.ending else ""
+                if going and t is not None and not t.taken:
+                    self._told(t, taken=True, how=going)
                 stray = (given_up or (pod.id != chosen and base in held)) and pod.name not in self.asking
                 name = base if pod.id == chosen and not given_up else pod.name
                 price = max(pod.price_hr or 0.0, t.price_hr if t else 0.0)
                 provider = pod.provider_type or (t.provider if t else "") or self.client.name
-                found.append(Pod(name, *place(base), provider, pod.id, price_hr=price, stray=stray))
+                found.append(Pod(name, *place(base), provider, pod.id, price_hr=price, stray=stray, ending=going))
         return found
 
     async def _hidden(self, prefix: str, listed: set[str]) -> list[tuple[CloudPod, Try]]:
@@ -266,7 +273,7 @@ class Ends:
         try:
             while self.clock.now() < began + GONE_S:
                 try:
-                    item = await self._look(pod_id, seen, asked_for)
+                    item = await self._look(pod_id, seen, asked_for, t)
                     if item is not None:
                         return self._gone(t or Try(name, began, began), pod_id, item)
                 except _Trouble as e:
@@ -276,12 +283,14 @@ class Ends:
             self.ending.discard(pod_id)
         raise UnreachableError(f"pod {name} ({pod_id}) is not proven gone: {seen.trouble}", "uvcc pods --sweep goes on")
 
-    async def _look(self, pod_id: str, seen: _End, asked_for: float) -> PastPod | None:
+    async def _look(self, pod_id: str, seen: _End, asked_for: float, t: Try | None) -> PastPod | None:
         """Ask for the end if it is due, look everywhere; what proves the end (an empty item: that nobody knows it)."""
         now = self.clock.now()
         if seen.absent == 0 and now - seen.asked >= AGAIN_S:
             seen.asked = now
-            await self.client.delete(pod_id)
+            known = await self.client.delete(pod_id)
+            if not seen.answered and t is not None and t.id:
+                self._told(t, **({"ending": True} if known or not t.held else {"taken": True}))
             seen.answered = True
         if any(p.id == pod_id and not p.over for p in await self.client.pods()):
             seen.absent, seen.since, seen.seen, seen.trouble = 0, now, True, "it is still listed"
@@ -306,7 +315,17 @@ class Ends:
 
     def _gone(self, t: Try, pod_id: str, item: PastPod | None) -> None:
         billed = {"billed": item.total_billed_price} if item is not None and item.total_billed_price else {}
-        self.book(t.name).note(self.clock.now(), name=t.name, id=pod_id, gone=True, **billed)
+        by_itself = {}
+        if t.held and not t.ending and item is not None:
+            by_itself = {"taken": True, "how": clean(item.how)[:200]}
+        self.book(t.name).note(self.clock.now(), name=t.name, id=pod_id, gone=True, **billed, **by_itself)
+
+    def _told(self, t: Try, **how: object) -> None:
+        """Write down how an end came about; a full disk keeps no pod from being ended."""
+        try:
+            self.book(t.name).note(self.clock.now(), name=t.name, **how)
+        except UvccError as e:
+            log.warning("how %s ends is not written down: %s", t.name, e)
 
     # what is still open?
 

@@ -42,7 +42,8 @@ class Try:
 
     ``outcome``: "" (it may have a pod), refused, absent (proven never to have been) or gone (proven gone). ``held``:
     the run uses this pod. ``rejected``: it is not what was asked for. ``seen``: the market has shown it. ``billed``:
-    US dollars by the provider's books.
+    US dollars by the provider's books. ``spot``: it may be taken away. ``ending``: we asked for its end; ``taken``: it
+    ended without that, and ``how`` is what the provider says of it.
     """
 
     name: str
@@ -58,6 +59,10 @@ class Try:
     outcome: str = ""
     ended: float = 0.0
     billed: float | None = None
+    spot: bool = False
+    ending: bool = False
+    taken: bool = False
+    how: str = ""
 
     @property
     def base(self) -> str:
@@ -137,6 +142,10 @@ def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
         held=(t.held or bool(row.get("held"))) and not row.get("released"),
         rejected=t.rejected or bool(row.get("rejected")),
         billed=_number(row["billed"]) if row.get("billed") is not None else t.billed,
+        spot=t.spot or bool(row.get("spot")),
+        ending=t.ending or bool(row.get("ending")),
+        taken=t.taken or (bool(row.get("taken")) and not t.ending),
+        how=t.how or str(row.get("how") or ""),
         outcome=outcome,
         ended=ts if outcome and not t.outcome else t.ended,
     )

@@ -101,7 +101,13 @@ class CloudProvider:
         return Quote(tuple(lines), self._clock.now(), funnel, await self._client.wallet())
 
     def _wanted(self, request: PodRequest) -> market.OfferFilter:
-        return market.OfferFilter.of(self._fleet, request)
+        """What this request asks for. Spot machines only while the policy has replacements left."""
+        wanted = market.OfferFilter.of(self._fleet, request)
+        policy = self._fleet.get("spot")
+        if not isinstance(policy, Mapping) or not wanted.spot or policy.get("then") == "stop":
+            return wanted
+        lost = sum(t.spot and t.taken for t in self.ends.tries().values())
+        return replace(wanted, spot=lost <= int(policy.get("replace", 1)))
 
     async def _look(self, request: PodRequest, *, force: bool = False) -> market.OfferChoice:
         def want() -> tuple[market.OfferFilter, set[int]]:
@@ -295,7 +301,9 @@ class CloudProvider:
         self._guard.refuse_over_cap(price)  # asked and written down without anything in between
         self._asking.add(name)
         try:
-            self._intents.note(self._clock.now(), name=name, offer=offer.label, provider=offer.provider, price_hr=price)
+            spot = {"spot": True} if wanted.spot else {}
+            told = {"offer": offer.label, "provider": offer.provider, "price_hr": price, **spot}
+            self._intents.note(self._clock.now(), name=name, **told)
             made = await self._client.rent(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
             if not made.id:
                 raise UnreachableError("the create was answered without an id", "its outcome is unknown")
@@ -398,6 +406,15 @@ class CloudProvider:
     def begun(self, prefix: str) -> set[str]:
         """Pods that may exist: nothing is asked for that is not on disk, and what is proven over is told there."""
         return {t.base for t in self.ends.tries(prefix).values() if t.open and t.base}
+
+    def taken(self, name: str) -> str:
+        """Why a pod of this name is gone; see ``TellsEnds``."""
+        tries = sorted((t for t in self.ends.tries(name).values() if t.base == name and t.taken), key=lambda t: t.asked)
+        if not tries:
+            return ""
+        last = tries[-1]
+        kind = "a spot machine, was taken away" if last.spot else "ended without having been asked to"
+        return f"{kind} by {last.provider or self.name}" + (f" ({last.how})" if last.how else "")
 
     def books(self) -> Books:
         """What the run has cost until now."""

@@ -18,6 +18,7 @@ class Stall:
 
     client: Cloud
     _found: market.OfferChoice | None = None
+    _spot: bool = False
     _at: float = 0.0
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -36,9 +37,9 @@ class Stall:
         async with self._looking:
             clock = self.client.clock
             wanted, parties = want()
-            stale = force or clock.now() - self._at >= FRESH_S
+            stale = force or clock.now() - self._at >= FRESH_S or wanted.spot != self._spot
             if self._found is None or stale or not parties <= set(self._found.domains):
                 rows = await self.client.offers_for(wanted)
                 self._found = self.client.choose(rows, *want(), domains)
-                self._at = clock.now()
+                self._at, self._spot = clock.now(), wanted.spot
             return self._found

@@ -66,6 +66,8 @@ class PastPod(Protocol):
     def terminated_at(self) -> str: ...
     @property
     def total_billed_price(self) -> float | None: ...
+    @property
+    def how(self) -> str: ...  # why it ended, where the vendor says
 
 
 class CloudOffer(Protocol):
@@ -189,13 +191,14 @@ class RentedPod:
 
 @dataclass(frozen=True, slots=True)
 class EndedPod:
-    """A pod of the past."""
+    """A pod of the past. ``how``: what the vendor says of why, like PREEMPTED."""
 
     id: str
     name: str = ""
     user_id: str = ""
     terminated_at: str = ""
     total_billed_price: float | None = None
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,10 @@ class FailoverProvider:
         """Names under which something may exist."""
         return self.current.begun(prefix)
 
+    def taken(self, name: str) -> str:
+        """Why a pod is gone; see ``TellsEnds``."""
+        return self.current.taken(name)
+
     @property
     def caps(self) -> Caps | None:
         return self.current.caps

@@ -181,6 +181,11 @@ class HistoryItem(Tolerant):
     terminated_at: Text = ""
     total_billed_price: Number = None
 
+    @property
+    def how(self) -> str:
+        """The market does not say why."""
+        return ""
+
 
 class SshKey(Tolerant):
     id: Text = ""

@@ -203,7 +203,7 @@ class SlurmClient(PlainVendor):
 
     async def history(self) -> Sequence[PastPod]:
         """Slurm remembers ended jobs for some minutes."""
-        return [EndedPod(j.id, j.name, terminated_at=j.stage) for j in await self._jobs("--me") if j.over]
+        return [EndedPod(j.id, j.name, terminated_at=j.stage, how=j.stage) for j in await self._jobs("--me") if j.over]
 
     async def delete(self, pod_id: str) -> bool:
         code, _, _ = await self._run("scancel", _number(pod_id))

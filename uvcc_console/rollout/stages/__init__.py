@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet.prime.offers import IMAGES
+from uvcc_console.fleet.provider import TellsEnds
 from uvcc_console.plan import images, measurable
 from uvcc_console.plan.plan import FULL, SMOKE, Phase, operation_of
 from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
@@ -28,7 +29,7 @@ async def _plan(ctx: Rollout) -> str:
     job, smoke = ctx.plan.profile.job, ctx.plan.phases.get(SMOKE)
     fleet = ctx.plan.profile.fleet
     if isinstance(job, LmJobSettings | PrivateJobSettings):
-        images.check(fleet.image, fleet.packages, IMAGES if fleet.provider == "prime" else ())
+        images.check_all(fleet.model_dump(mode="json"), {"prime": IMAGES})
     if isinstance(job, LmJobSettings) and smoke is not None:
         measurable.check(job, smoke.steps, ctx.plan.profile.gates)
     await agree.check_job(ctx)
@@ -69,16 +70,24 @@ async def _with_replacements(act: StageFunction, ctx: Rollout, resumed: bool) ->
         except UvccError as e:
             job = ctx.plan.profile.job
             before = sum(len(one.lost) for one in private_migration.all_of(ctx)) + lm_migration.count(ctx)
-            allowed = ctx.plan.profile.fleet.replace_lost - before
+            allowed = ctx.plan.profile.fleet.replacements - before
             begun = ctx.bus.snapshot.engine_run and isinstance(job, PrivateJobSettings | LmJobSettings)
             lost = await private_migration.lost_pods(ctx) if allowed > 0 and begun else []
             if not lost or len(lost) > allowed:
                 raise
-            text = f"{', '.join(lost)} is lost, its provider does not have it any more: {e.what}"
+            text = f"{', '.join(lost)} is lost, {_why_lost(ctx, lost)}: {e.what}"
             ctx.say(ev.Alert(level="warn", name="pod_lost", text=text, subject=lost[0]))
             said = await (lm_migration if isinstance(job, LmJobSettings) else private_migration).go_on(ctx, lost)
             ctx.say(ev.Alert(level="info", name="pod_replaced", text=said, subject=lost[0]))
             resumed = True
+
+
+def _why_lost(ctx: Rollout, lost: Sequence[str]) -> str:
+    """What the providers say of it, else that they do not have them."""
+    tells = ctx.provider
+    names = [ctx.members[n].request.name for n in lost if n in ctx.members]
+    said = [tells.taken(name) for name in names] if isinstance(tells, TellsEnds) else []
+    return "; ".join(filter(None, said)) or "its provider does not have it any more"
 
 
 def _idempotent(stage: RolloutStep, ctx: Rollout) -> StageFunction:

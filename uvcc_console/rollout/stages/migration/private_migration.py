@@ -111,7 +111,8 @@ def _hash_in(folder: Any) -> str:
 
 
 async def lost_pods(ctx: Rollout) -> list[str]:
-    """Pods that do not answer and that their provider does not have any more. A lost link alone proves nothing.
+    """Pods that do not answer and that their provider does not have any more, or says are ending without having been
+    asked to, as a spot machine does that was outbid. A lost link alone proves nothing.
 
     So is one whose replacement did not come up to its agent.
     """
@@ -121,7 +122,7 @@ async def lost_pods(ctx: Rollout) -> list[str]:
         return absent
     for _ in range(int(VERDICT_S / LOOK_S)):
         try:
-            there = {p.name for p in await ctx.provider.list(ctx.plan.prefix)}
+            there = {p.name for p in await ctx.provider.list(ctx.plan.prefix) if not p.ending}
         except UnreachableError:
             there = set(m.request.name for m in silent)
         if all(m.request.name not in there for m in silent):
@@ -147,7 +148,7 @@ async def taken_away(ctx: Rollout, now: float) -> list[str]:
         return []
     try:
         async with asyncio.timeout(ANSWER_S):
-            there = {p.name for p in await ctx.provider.list(ctx.plan.prefix)}
+            there = {p.name for p in await ctx.provider.list(ctx.plan.prefix) if not p.ending}
     except (UnreachableError, TimeoutError):
         return []
     return [m.name for m in quiet if m.request.name not in there]
