@@ -244,6 +244,8 @@ class RelayHaltPath:
     def _settled(self, group: str, task: asyncio.Task[None]) -> None:
         if self._busy.get(group) is task:
             del self._busy[group]
+        if not task.cancelled() and (error := task.exception()) is not None:  # the next look is another task
+            log.error("the exchange with the relay of %s failed", group, exc_info=error)
 
     def _of(self, engine_run: str) -> list[RelayMailbox]:
         if not self._boxes.get(engine_run):

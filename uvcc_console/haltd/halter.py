@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.halt import machine
 from uvcc_console.halt.machine import PodEvidence
 from uvcc_engine.contract.agent_protocol import wire
@@ -63,6 +64,7 @@ class Halter:
         self._clock = clock
         self._run = ""
         self._nonces: set[str] = set()
+        self._beside = SideTasks(None, lambda event: append([event]))
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -223,6 +225,6 @@ class Halter:
                 lacks, at = wire.Lacks.NO_EXIT, self._clock()
                 self._act(self.ladder.report(pod, "gone", at, path="api", detail="the pod is gone", lacks=lacks))
 
-        task = asyncio.create_task(end())
+        task = self._beside.start(f"the termination of {pod}", end)
         self._ending[pod] = task
         task.add_done_callback(lambda _: self._ending.pop(pod, None))

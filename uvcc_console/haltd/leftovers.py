@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
@@ -64,8 +65,9 @@ async def keep(
             if not needed(s, run_dir):
                 return ended
             left, trouble = await _round(run_dir, s, make, now(), ended), ""
-        except UvccError as e:
-            log.warning("what the run left: %s", e)
+        except Exception as error:  # whatever it is, what costs money is looked at again
+            e = describe(error)
+            log.warning("what the run left: %s", e, exc_info=None if isinstance(error, UvccError) else error)
             left, trouble = True, e.what
         if not left:
             return ended

@@ -12,28 +12,26 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.paths import DOMAIN
-from uvcc_console.core.snapshot import PodView, Snapshot
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.federation import seat
-from uvcc_console.fleet import pins, pulse
-from uvcc_console.fleet.agent_client import AgentClient
+from uvcc_console.fleet import pulse
 from uvcc_console.fleet.cloud.intents import Intents, books_of
-from uvcc_console.fleet.inventory import jump_to
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.spend_ledger import Ledger
-from uvcc_console.fleet.ssh import PodLink, Timeouts
-from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.halt import certificate, machine
 from uvcc_console.halt.relay_path import RelayHaltPath
 from uvcc_console.haltd import gpus
+from uvcc_console.haltd.channels import ATTACHABLE, Channels
 from uvcc_console.haltd.deferred import BUSY_S, Deferred
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.journal_view import JournalView
@@ -41,10 +39,7 @@ from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
-from uvcc_engine.contract.agent_protocol.agent_commands import LeaseCommand
-from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage
-from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
-from uvcc_engine.contract.run_files.records import Malformed
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
 
 log = logger(__name__)
 POLL_S = 0.005  # while a halt is on its way
@@ -53,101 +48,6 @@ WARM_S = 5.0
 REAP_EVERY_S = 2.0
 REAP_HALT_S = 120.0
 LOOK_S = 5.0
-_ATTACHABLE = ("agent", "lost")
-_TIMEOUTS = Timeouts(connect=5.0, login=5.0, operation=10.0, keepalive_s=2.0, keepalive_count=2, backoff_last=2.0)
-
-
-class Channels:
-    """One agent channel per pod, opened as pods appear in the journal and closed as they go."""
-
-    def __init__(self, run_dir: Path, holder: str) -> None:
-        self.clients: dict[str, AgentClient] = {}
-        self.on_link: Callable[[str, bool], None] = lambda pod, up: None
-        self.on_message: Callable[[str, AgentMessage | Malformed], None] = lambda pod, message: None
-        self._run_dir = run_dir
-        self._holder = holder
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-
-    def sync(self, snapshot: Snapshot, lease_s: float) -> None:
-        """Open and close channels so that they match the pods."""
-        for name, pod in snapshot.pods.items():
-            client = self.clients.get(name)
-            if client is not None and (pod.state in ("gone", "failed") or _elsewhere(client, pod)):
-                self._drop(name)
-            if pod.state in _ATTACHABLE and pod.address and name not in self.clients:
-                try:
-                    self._open(pod, lease_s, snapshot.profile.get("fleet", {}))
-                except UvccError as e:
-                    log.error("no channel to it: %s", e, pod=name)
-
-    def _drop(self, name: str) -> None:
-        """Let go of a pod at once: the next one of its name is another machine, and has a channel of its own."""
-        del self.clients[name]
-        task = self._tasks.pop(name)
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        task.cancel()
-        self.on_link(name, False)
-
-    def _open(self, pod: PodView, lease_s: float, fleet: Mapping[str, Any]) -> None:
-        key = operator_key(self._run_dir, str(fleet.get("ssh_key", "")))
-        jump = jump_to(fleet, pod.address)
-        if (
-            not pod.host_key
-        ):  # whoever opened its agent's channel knows it; a first contact from here would be a second pin
-            raise UnreachableError(f"no host key is pinned for pod {pod.pod}", "the conductor pins it")
-        link = PodLink(pod.pod, pod.address, key, host_key=pod.host_key, jump=jump, timeouts=_TIMEOUTS)
-
-        def changed(up: bool, detail: str) -> None:
-            if self.clients.get(pod.pod) is client:  # what is said of an earlier pod is not said of this one
-                self.on_link(pod.pod, up)
-
-        client = AgentClient(link, holder=self._holder, lease_s=lease_s, on_link=changed)
-        self.clients[pod.pod] = client
-        self._tasks[pod.pod] = asyncio.create_task(self._serve(pod.pod, client, lease_s))
-
-    async def _serve(self, name: str, client: AgentClient, lease_s: float) -> None:
-        """Read what the agent says, and renew the lease, until cancelled."""
-        renewing = asyncio.create_task(self._renew(client, lease_s))
-        try:
-            client.begin()
-            async for message in client.messages():
-                try:
-                    self.on_message(name, message)
-                except Exception:  # no message of a pod may end the channel that would halt it
-                    log.exception("a message of it could not be used", pod=name)
-        finally:
-            renewing.cancel()
-            if self.clients.get(name) is client:
-                del self.clients[name]
-            await client.close()
-            await client.link.close()
-
-    async def _renew(self, client: AgentClient, lease_s: float) -> None:
-        while lease_s > 0:
-            await asyncio.sleep(lease_s / 4)
-            try:
-                await client.request(LeaseCommand(ttl_s=lease_s), timeout=lease_s / 4)
-            except UvccError as e:
-                log.warning("its lease was not renewed: %s", e, pod=client.link.name)
-
-    async def warm(self, limit_s: float) -> None:
-        """Wait until every channel is up, at most ``limit_s``; those that are not come later."""
-        starting = [asyncio.ensure_future(c.start(patience_s=limit_s)) for c in self.clients.values()]
-        await asyncio.gather(*starting, return_exceptions=True)
-
-    async def close(self) -> None:
-        tasks = [*self._tasks.values(), *self._ending]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _elsewhere(client: AgentClient, pod: PodView) -> bool:
-    """Whether the journal knows another machine under this pod's name by now, however fast the change went."""
-    link, key = client.link, pins.plain(pod.host_key)
-    return bool(pod.address and pod.address != link.address) or bool(key and key != link.host_key)
 
 
 class Service:
@@ -173,8 +73,10 @@ class Service:
         self._ended = False
         self._clock = RunClock(run_dir)
         self._reaper = Reaper(Ledger(clock=self._clock.now), resumable=not (run_dir / seat.FILE).exists())
+        self._watching: asyncio.Task[None] | None = None
         self._reaping: asyncio.Task[None] | None = None
-        self._looking: set[asyncio.Future[None]] = set()
+        self._gone = False  # the run's folder
+        self._looking: set[asyncio.Task[None]] = set()
         self._beat = pulse.Beat(run_dir, processes.HALTD) if not only else None
         self._conductor = pulse.MOVING  # how it was when it was looked at last
         self._refused = False  # that domains have not signed for a termination was told
@@ -184,7 +86,8 @@ class Service:
         self._pen = Deferred(self._journal, hear or self._front.publish)
         self._direct: set[tuple[str, str]] = set()  # (nonce, mode) that came by the front door, not by the journal
         self._view = JournalView(self._journal)
-        self._channels = Channels(run_dir, "halt" if only else "haltd")
+        self._beside = SideTasks(None, lambda event: self._append([event]))
+        self._channels = Channels(run_dir, "halt" if only else "haltd", self._beside)
         self._halter = Halter(
             self._channels.clients, self._append, times=times, terminate=self._terminate, certify=self._certify
         )
@@ -203,7 +106,7 @@ class Service:
         for event in events:
             ended = isinstance(event, ev.HaltAck) and event.stage == "gone" and event.path != "api"  # that pod is gone
             if isinstance(event, ev.HaltAck) and ended and event.pod in self._channels.clients:
-                task = asyncio.ensure_future(self._gpus(event))
+                task = self._beside.start(f"the look at the GPUs of {event.pod}", partial(self._gpus, event))
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
 
@@ -233,7 +136,8 @@ class Service:
             if self._given is not None:
                 self.asked(self._given)
             await self._open_front()
-            looked = time.monotonic()
+            if not self._only:
+                self._watching = self._beside.start("the watch over the run", self._look_on)
             while not self._over():
                 for event in self._view.poll():
                     self._handle(event)
@@ -242,16 +146,14 @@ class Service:
                 if self._beat is not None:
                     self._beat.beat()
                 self._relay.follow(self._halter.ladder, self.snapshot, time.monotonic())
-                if not self._only and time.monotonic() - looked >= REAP_EVERY_S:
-                    looked = time.monotonic()
-                    if not self._run_dir.is_dir():
-                        log.error("the run's folder is gone: there is nothing left to look after")
-                        return
-                    self._look_after()
+                if self._gone:
+                    log.error("the run's folder is gone: there is nothing left to look after")
+                    return
                 await asyncio.sleep(POLL_S if self._halter.active else IDLE_POLL_S)
         finally:
-            if self._reaping is not None:
-                self._reaping.cancel()
+            for task in (self._watching, self._reaping):
+                if task is not None:
+                    task.cancel()
             if self._looking:
                 await asyncio.wait(self._looking, timeout=LOOK_S)
             for task in self._looking:
@@ -296,7 +198,7 @@ class Service:
         if isinstance(event, ev.RunEnded):
             self._ended = True
             self._front.publish([event])
-        elif isinstance(event, ev.PhaseStarted) or (isinstance(event, ev.PodChanged) and event.state in _ATTACHABLE):
+        elif isinstance(event, ev.PhaseStarted) or (isinstance(event, ev.PodChanged) and event.state in ATTACHABLE):
             self._ended = False
 
     def _handle(self, event: ev.Event) -> None:
@@ -309,6 +211,14 @@ class Service:
             pass  # it was acted on before it was written
         elif isinstance(event, ev.HaltRequested) and (not self._only or event.nonce == self._only):
             self._request(event)
+
+    async def _look_on(self) -> None:
+        """Look after the run every now and then; an error in that must not take the halts with it."""
+        while not self._gone:
+            await asyncio.sleep(REAP_EVERY_S)
+            self._gone = not self._run_dir.is_dir()
+            if not self._gone:
+                self._look_after()
 
     def _look_after(self) -> None:
         """A run that nobody conducts any more is halted and handed to a new conductor, which tears it down."""
@@ -325,7 +235,7 @@ class Service:
         if self.snapshot.engine_run and self.snapshot.status == "running" and not self._halter.active:
             # by the front door: whoever is frozen in the middle of a commit keeps the journal shut
             self.asked(ev.HaltRequested(nonce=secrets.token_hex(8), mode="halt", by="reaper", reason=why))
-        self._reaping = asyncio.create_task(self._tear_down())
+        self._reaping = self._beside.start("the teardown without a conductor", self._tear_down)
 
     def _tell_of(self, conductor: pulse.Vital) -> None:
         """Say once when the conductor dies or stops moving, and when it is back."""

@@ -11,13 +11,13 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
+from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.landing import Arriving, Landing
 from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
 from uvcc_console.rollout import flight, offered
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration

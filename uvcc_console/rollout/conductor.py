@@ -23,9 +23,11 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.log import logger, within
 from uvcc_console.core.reported_state import disagreement
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.federation import seat as seats
 from uvcc_console.fleet.failover import failover_provider
 from uvcc_console.fleet.provider_kinds import provider_for
@@ -38,7 +40,6 @@ from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import actions, finish, side_tasks
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.federated.own_party import FederatedParty
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.results import compare_results
@@ -47,7 +48,6 @@ from uvcc_console.rollout.stage_runner import BACK, StageRunner
 from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
-from uvcc_console.rollout.supervision import SideTasks
 from uvcc_console.runs import domain, logfile, processes, sweep
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord

@@ -13,7 +13,9 @@ from typing import Any, Protocol, TypeVar
 import asyncssh
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import Bootstrapped
 from uvcc_console.fleet.provider import Pod, PodRequest, Provider
@@ -22,8 +24,6 @@ from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_console.rollout.failures import describe
-from uvcc_console.rollout.supervision import SideTasks
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.transcript.terms.policy import Policy

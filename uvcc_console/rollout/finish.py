@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger, within
 from uvcc_console.fleet.provider import Rents
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Rollout
-from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stages.fleet.provision import teardown
 from uvcc_console.rollout.stages.training.phases import stop_workers

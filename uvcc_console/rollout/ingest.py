@@ -7,11 +7,11 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_console.rollout.supervision import SideTasks
 from uvcc_engine.contract.agent_protocol.agent_messages import Ack, AgentMessage, Telemetry, Unknown
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger, within
 from uvcc_console.plan.plan import JUDGED
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
-from uvcc_console.rollout.failures import describe
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 log = logger(__name__)

@@ -24,6 +24,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.fleet import procs, ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap_all
@@ -33,7 +34,8 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd import order_socket
-from uvcc_console.haltd.service import Channels, Service, run_halt
+from uvcc_console.haltd.channels import Channels
+from uvcc_console.haltd.service import Service, run_halt
 from uvcc_console.runs import processes
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand
 from uvcc_engine.contract.agent_protocol.agent_messages import Lines
@@ -394,7 +396,7 @@ def spawn_record() -> dict[str, int]:
 
 async def test_another_machine_under_a_pods_name_gets_a_channel_at_once(run: Run, fleet: Fleet) -> None:
     """A pod may be gone and replaced between two looks at the journal: the state says "agent" before and after."""
-    channels, told = Channels(run.dir, "test"), list[tuple[str, bool]]()
+    channels, told = Channels(run.dir, "test", SideTasks(None, run.journal.append)), list[tuple[str, bool]]()
     channels.on_link = lambda pod, up: told.append((pod, up))
 
     async def up(address: str) -> None:

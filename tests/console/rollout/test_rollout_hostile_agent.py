@@ -12,13 +12,13 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member
 from uvcc_console.rollout.decoder import MOST_FILES, MOST_NAMES, Decoder
-from uvcc_console.rollout.supervision import SideTasks
 from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage, Lines, Unknown, parse, to_json
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.run_files.records import Malformed

@@ -12,11 +12,12 @@ import pytest
 from test_rollout_pods import ctx, provider_of
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import supervision
 from uvcc_console.core.journal import iter_events
-from uvcc_console.rollout import conductor, ingest, side_tasks, supervision
+from uvcc_console.core.supervision import FIRST_S, LONGEST_S, SideTasks
+from uvcc_console.rollout import conductor, ingest, side_tasks
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.migration import checkpoint_copies
-from uvcc_console.rollout.supervision import FIRST_S, LONGEST_S, SideTasks
 from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage
 from uvcc_engine.contract.run_files.records import Malformed
 

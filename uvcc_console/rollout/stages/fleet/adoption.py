@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.rollout.context import Member, Rollout, readdress
-from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import provision
 from uvcc_console.runs import processes

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap
@@ -19,7 +20,6 @@ from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, each, readdress
-from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stages.fleet import stock
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand

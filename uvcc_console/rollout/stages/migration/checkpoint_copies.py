@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.failures import describe
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.checkpoints.tensors import check_tensors
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import iter_events
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Rollout
-from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import iter_events
 from uvcc_console.plan.plan import Phase
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.failures import describe
 from uvcc_console.rollout.stages.fleet import preflight, replacing
 from uvcc_console.rollout.stages.training import agree
 from uvcc_console.rollout.stages.verify import collect

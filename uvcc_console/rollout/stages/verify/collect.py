@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.fleet.landing import Landing
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.plan.plan import Phase
@@ -14,7 +15,6 @@ from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import offered
 from uvcc_console.rollout.context import Member, Rollout, each
-from uvcc_console.rollout.failures import describe
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 SUMS = "SHA256SUMS"

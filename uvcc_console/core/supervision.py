@@ -1,8 +1,8 @@
-"""What runs beside the stages of a rollout: whatever dies there is told and started again.
+"""What runs beside the main work of a conductor or of a halt sidecar: whatever dies there is told and started again.
 
-A detector, the sweep, the ingest of a pod or the guard of the sidecar may fail and come back. Without its spend guard,
-its journal or its beat a run must not go on: it is ended in good order, and they are started again meanwhile, for the
-end needs them too.
+A detector, the sweep, the ingest of a pod, a channel of the sidecar or the guard of the sidecar may fail and come back.
+Without its spend guard, its journal or its beat a run must not go on: it is ended in good order, and they are started
+again meanwhile, for the end needs them too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
-from uvcc_console.rollout.failures import describe
 from uvcc_engine.contract.text import clean
 
 log = logger(__name__)
@@ -27,14 +27,15 @@ Sleep = Callable[[float], Awaitable[None]]
 class SideTasks:
     """Tasks of one task group. ``tell`` takes events for the journal, ``end`` the reason why the run must end.
 
-    Without a group, where single stages are tried without a conductor, they are plain tasks: kept alive and told alike.
+    Without a group, in the sidecar and where single stages are tried without a conductor, they are plain tasks: kept
+    alive and told alike; whoever starts one cancels it.
     """
 
     def __init__(
         self,
         group: asyncio.TaskGroup | None,
         tell: Callable[[ev.Event], None],
-        end: Callable[[str], None],
+        end: Callable[[str], None] = lambda why: None,
         *,
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
