@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, get_type_hints
 
+from uvcc_console.core import pod_states
 from uvcc_console.plan.schema import PrivateJobSettings
+from uvcc_engine.contract.job import phases, topology
 from uvcc_engine.contract.job.private_job import BOUNDS, CHOICES, PrivateJob
-from uvcc_engine.contract.run_files import control, files
+from uvcc_engine.contract.run_files import control, eventlog, files
 
 ROOT: Final = Path(__file__).parents[1]
 ALONE: Final = "standalone_verify.py"  # a program that shares nothing with ours, on purpose
@@ -162,3 +164,26 @@ def test_the_modes_and_rungs_of_a_halt_have_one_list() -> None:
 
 def test_words_are_compared_in_one_place() -> None:
     assert [_name(p) for p in SOURCES if "difflib" in p.read_text()] == ["uvcc_engine/contract/parsing/suggest.py"]
+
+
+LISTS: Final = (
+    (pod_states.__file__, pod_states.STATES, 2),
+    (phases.__file__, phases.PHASES, 2),
+    (topology.__file__, topology.AXES, 3),
+    (files.__file__, files.VAL_COLUMNS, 3),
+    (eventlog.__file__, eventlog.LEVELS, 4),
+)
+"""Lists of words, the module that has each, and from how many of its words on a literal is a second one."""
+
+
+def test_a_list_of_words_that_decides_is_written_once() -> None:
+    second = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Tuple | ast.List | ast.Set):
+                continue
+            found = {e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)}
+            for home, words, least in LISTS if len(found) == len(node.elts) else ():
+                if str(path) != home and len(found) >= least and found <= set(words):
+                    second.append((_name(path), node.lineno, found))
+    assert second == []

@@ -32,7 +32,7 @@ from uvcc_console.report.received import unpacked
 from uvcc_console.report.recheck import digests
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.job.topology import AXES, PARTIES, Coord, Topology
 from uvcc_engine.contract.machine.benchrows import Row, row
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle, read_bundle
@@ -91,7 +91,7 @@ def _workers_words(size: Topology, steps: int) -> Iterator[ev.EngineEvent]:
 
     for coord in size.coords():
         yield said(_START, "party_start", party=coord.party, step=0, attempt=0)
-        for group in ("tp", "pp", "dp"):
+        for group in reversed(AXES):
             yield said(_START + 1, "uid_wait", group=group)
             yield said(_START + 2, "group_ready", group=group, backend="unix", seconds=0.2 + coord.stage / 8)
         yield said(_START + 3, "dp_ready")

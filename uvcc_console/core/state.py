@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from uvcc_console.core import bad_records, reported_state
+from uvcc_console.core import bad_records, pod_states, reported_state
 from uvcc_console.core import events as ev
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.series import Series
@@ -105,7 +105,7 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
     s = replace(s, pods=put(s.pods, e.pod, view))
     if e.state == "gone":  # also one that was left behind, and ended later
         s = replace(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
-    level = "error" if e.state in ("failed", "lost") else "info"
+    level = "error" if e.state in pod_states.BROKEN else "info"
     return logged(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.fleet.provider import Books
 
 # states in which a provider does not bill: nothing was asked for yet, or it is proven gone
-_FREE = ("planned", "gone")
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Ledger:
         when = event.ts + self._shift if at is None else at
         known = self._meters.get(event.pod, [])
         running = known[-1] if known and known[-1].until is None else None
-        if event.state in _FREE:
+        if event.state in pod_states.ABSENT:
             if running is not None:
                 running.until = when
         elif running is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.core import pod_states
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.supervision import SideTasks
@@ -21,7 +22,6 @@ from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.run_files.records import Malformed
 
 log = logger(__name__)
-ATTACHABLE = ("agent", "lost")
 _TIMEOUTS = Timeouts(connect=5.0, login=5.0, operation=10.0, keepalive_s=2.0, keepalive_count=2, backoff_last=2.0)
 
 
@@ -45,9 +45,9 @@ class Channels:
         """Open and close channels so that they match the pods."""
         for name, pod in snapshot.pods.items():
             client = self.clients.get(name)
-            if client is not None and (pod.state in ("gone", "failed") or _elsewhere(client, pod)):
+            if client is not None and (pod.state in pod_states.OVER or _elsewhere(client, pod)):
                 self._drop(name)
-            if pod.state in ATTACHABLE and pod.address and name not in self.clients:
+            if pod.state in pod_states.ATTACHABLE and pod.address and name not in self.clients:
                 try:
                     self._open(pod, lease_s, snapshot.profile.get("fleet", {}))
                 except UvccError as e:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
@@ -54,7 +55,7 @@ class JournalView:
         found: dict[str, int] = {}
         for pod, workers in self._planned_pods(s).items():
             view = s.pods.get(pod)
-            if view is not None and view.state not in ("gone", "planned", "creating"):
+            if view is not None and view.state not in (*pod_states.ABSENT, pod_states.CREATING):
                 found[pod] = max(workers, sum(w.pod == pod for w in s.workers.values()))
         return found
 

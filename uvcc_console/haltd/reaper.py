@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.plan.schema import LimitsPart
@@ -33,7 +34,7 @@ class Reaper:
         Without a conductor the caps and the time to live hold at once, and ``limits.wait`` is how long one may be away;
         ``ALONE_S`` where no other could go on with the run.
         """
-        left = [p for p in s.pods.values() if p.state not in ("planned", "gone")]
+        left = [p for p in s.pods.values() if p.state not in pod_states.ABSENT]
         if conducted or not left:
             self._alone_since = -1.0
             return ""

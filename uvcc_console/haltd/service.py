@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.paths import DOMAIN
@@ -31,7 +32,7 @@ from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.halt import certificate, machine
 from uvcc_console.halt.relay_path import RelayHaltPath
 from uvcc_console.haltd import gpus
-from uvcc_console.haltd.channels import ATTACHABLE, Channels
+from uvcc_console.haltd.channels import Channels
 from uvcc_console.haltd.deferred import BUSY_S, Deferred
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.journal_view import JournalView
@@ -198,7 +199,9 @@ class Service:
         if isinstance(event, ev.RunEnded):
             self._ended = True
             self._front.publish([event])
-        elif isinstance(event, ev.PhaseStarted) or (isinstance(event, ev.PodChanged) and event.state in ATTACHABLE):
+        elif isinstance(event, ev.PhaseStarted) or (
+            isinstance(event, ev.PodChanged) and event.state in pod_states.ATTACHABLE
+        ):
             self._ended = False
 
     def _handle(self, event: ev.Event) -> None:
@@ -242,7 +245,7 @@ class Service:
         if (self._run_dir / DOMAIN).exists():
             return  # it is conducted elsewhere
         was, self._conductor = self._conductor, conductor.state
-        if was == conductor.state or not any(p.state not in ("planned", "gone") for p in self.snapshot.pods.values()):
+        if was == conductor.state or not any(p.state not in pod_states.ABSENT for p in self.snapshot.pods.values()):
             return
         if conductor.moving:
             self._append([ev.Alert(level="warn", name="conductor", text="the conductor moves again")])

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import Snapshot
 
 LEAST_ERROR = 0.10  # of the value: two steps of a smoke know nothing of the next hour's network
@@ -71,7 +72,7 @@ def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Fore
         return None
     volume, volume_error = _extrapolate(volumes(s), steps)
     workers = workers or max(1, len(s.workers))
-    paid = sum(p.state not in ("planned", "gone") for p in s.pods.values())
+    paid = sum(p.state not in pod_states.ABSENT for p in s.pods.values())
     an_hour = s.hourly / 3600.0 * (pods / paid if pods and paid else 1.0)
     return ev.Forecast(
         steps=steps,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.shown import NOT_VERIFIED, shown
 from uvcc_console.report import collector
 from uvcc_console.report.criteria import (
@@ -295,7 +296,7 @@ def _deviation(e: ev.Event) -> str:
         return f"stage {e.name} {e.status}: {e.detail}".rstrip(": ")
     if isinstance(e, ev.GateMeasured) and not e.ok:
         return f"gate {e.name} not passed: wanted {e.wanted}, measured {e.measured}"
-    if isinstance(e, ev.PodChanged) and e.state in ("lost", "failed"):
+    if isinstance(e, ev.PodChanged) and e.state in pod_states.BROKEN:
         return f"pod {e.pod} {e.state}: {e.detail}".rstrip(": ")
     if isinstance(e, ev.PhaseStarted) and e.attempt:
         return f"{e.phase} resumed, attempt {e.attempt}"

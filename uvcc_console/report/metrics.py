@@ -11,10 +11,10 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
 from uvcc_console.report.record import RunRecord, parse
-from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.job.topology import AXES, PARTIES
 from uvcc_engine.contract.parsing.untrusted import real, said, whole
 
-GROUPS: Final = ("tp", "pp", "dp")
+GROUPS: Final = AXES[::-1]  # as they are formed
 TIMEOUT, ABORT, RETRANSMIT, REJECTED = "timeout", "abort", "retransmit", "rejected frame"
 # events that the table counts: the row's name, and what counts for it
 _COUNTED: Final = {

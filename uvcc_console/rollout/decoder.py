@@ -195,7 +195,7 @@ class Decoder:
                 elif self._known(cells):
                     self._columns[src] = cells
                 continue
-            columns = self._columns.get(src, COLUMNS if split == "train" else ("step", "loss", "ppl"))
+            columns = self._columns.get(src, COLUMNS if split == "train" else files.VAL_COLUMNS)
             try:
                 row = {k: float(v) for k, v in zip(columns, cells, strict=False) if v != ""}
                 step = whole(row.pop("step"), 0, STEPS)

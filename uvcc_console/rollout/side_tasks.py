@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from uvcc_console.core import alerts
+from uvcc_console.core import alerts, pod_states
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import pulse
@@ -56,7 +56,7 @@ async def guard_sidecar(ctx: Rollout) -> None:
     while True:
         await asyncio.sleep(pause)
         s = ctx.bus.snapshot
-        if s.ended or all(p.state in ("planned", "gone") for p in s.pods.values()):
+        if s.ended or all(p.state in pod_states.ABSENT for p in s.pods.values()):
             continue
         starting = ctx.sidecar is not None and ctx.sidecar.poll() is None
         sidecar = processes.vital(ctx.run_dir, processes.HALTD)

@@ -22,12 +22,12 @@ from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.halt import relay_path
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.job.phases import PHASES as PHASES
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files.files import checked_run_id, write_atomic
 from uvcc_engine.transcript.signed import approvals, boxes
 
 DOMAIN: Final = DOMAIN
-PHASES: Final = ("smoke", "full")
 MOST_RELAYS: Final = 4096
 TOLD: Final = ("job", "topology", "smoke", "consent")
 HALT: Final = {"lease": 0.0, "auto": ["hold", "halt"]}
@@ -175,7 +175,7 @@ def _created(name: str, document: Mapping[str, Any]) -> ev.Event:
         replicas=int(replicas),
         pipeline_stages=int(stages),
         tensor=int(tensor),
-        stages=["smoke", "full"],
+        stages=list(PHASES),
         profile=dict(document["profile"]),
     )
 

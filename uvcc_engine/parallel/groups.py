@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.device_mesh import DeviceMesh
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract.job.topology import AXES
 from uvcc_engine.contract.run_files import flight
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import unix_group
@@ -29,7 +30,6 @@ from uvcc_engine.parallel.group import TIMEOUT_S, Communicator, OnEvent, lost
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import LOOK_S, Presence, post_withdrawal, read_withdrawal, serve_withdrawal
 
-DIMENSIONS: Final = ("dp", "pp", "tp")
 TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
 BACKEND_VARIABLE: Final = "UVCC_GROUP_BACKEND"
 _POLL_S: Final = (0.001, 0.05)
@@ -57,7 +57,7 @@ class PartyGroups:
         self._presence: Presence | None = None  # until all have met
         self._next_look = 0.0
         self._labels = 0
-        self.tp, self.pp, self.dp = (Communicator(name, [place.rank], 0) for name in ("tp", "pp", "dp"))
+        self.dp, self.pp, self.tp = (Communicator(name, [place.rank], 0) for name in AXES)
         self.pp_back = self.pp  # gradients travel on a communicator of their own
         self.dp_started = place.topology.replicas == 1
 
@@ -201,7 +201,7 @@ class PartyGroups:
             raise ConfigError("the mesh is there once all groups are", "a party of one rank has none")
         t = self.place.topology
         ranks = torch.arange(self.place.world).reshape(t.replicas, t.stages, t.tensor)
-        kept = [name for name in DIMENSIONS if groups[name] is not None]
+        kept = [name for name in AXES if groups[name] is not None]
         flat = ranks.squeeze() if len(kept) > 1 else ranks.reshape(-1)
         return DeviceMesh.from_group(
             [groups[name] for name in kept] if len(kept) > 1 else groups[kept[0]],

@@ -12,6 +12,7 @@ from typing import Any
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK, USAGE
+from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import PodView
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
@@ -28,7 +29,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
-    pods = {name: p for name, p in s.pods.items() if p.address and p.state not in ("gone", "failed", "deleting")}
+    pods = {name: p for name, p in s.pods.items() if p.address and p.state not in pod_states.LEAVING}
     name = args.pod or next(iter(pods), "")
     if name not in pods:
         common.say(f"uvcc: {run_dir.name} has no live pod {name or 'at all'}\n  pods: {', '.join(pods) or 'none'}")

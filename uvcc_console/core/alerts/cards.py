@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from uvcc_console.core import pod_states
 from uvcc_console.core.alerts.finding import Finding, training
 from uvcc_console.core.snapshot import GpuView, PodView, Snapshot
 
@@ -12,7 +13,7 @@ HOT_C, TOO_HOT_C = 87.0, 93.0  # data-centre cards begin to slow down between th
 FULL: Final = 0.98
 IDLE: Final = 5.0
 IDLE_LOOKS: Final = 4
-_OVER: Final = ("gone", "failed", "deleting", "lost")
+_OVER: Final = (*pod_states.LEAVING, pod_states.LOST)
 
 
 def _cards(s: Snapshot) -> Iterator[tuple[PodView, GpuView]]:

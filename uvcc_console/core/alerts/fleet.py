@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from uvcc_console.core import pod_states
 from uvcc_console.core.alerts.finding import ENOUGH, Finding, line, middle, training
 from uvcc_console.core.snapshot import Snapshot
 
@@ -34,7 +35,7 @@ def disk_filling(s: Snapshot, now: float) -> Iterator[Finding]:
     gates = s.profile.get("gates")
     least = float(gates.get("disk_free_mib", 512)) if isinstance(gates, Mapping) else 512.0
     for pod in s.pods.values():
-        if pod.disk.last is None or pod.state in ("gone", "failed"):
+        if pod.disk.last is None or pod.state in pod_states.OVER:
             continue
         at, free = pod.disk.last
         first_at, first = next(iter(pod.disk))
@@ -60,7 +61,7 @@ def spend_above_plan(s: Snapshot, now: float) -> Iterator[Finding]:
 def path_dead(s: Snapshot, now: float) -> Iterator[Finding]:
     """A way to a pod has been down for a while: a halt would not go that way."""
     for pod in s.pods.values():
-        if pod.state in ("gone", "failed", "deleting"):
+        if pod.state in pod_states.LEAVING:
             continue
         for path, (up, since) in pod.paths.items():
             if not up and now - since > PATH_DEAD_S:

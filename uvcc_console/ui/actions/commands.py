@@ -12,6 +12,7 @@ from typing import Any
 from textual.screen import Screen
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.ui.actions import saved_screens, typing_offers
 from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.notices import Note
@@ -222,7 +223,7 @@ class Commands(ViewActions, LogActions):
         from uvcc_console.ui.screens.confirm import ConfirmScreen
 
         s = self.app.snap
-        pods = [p for p in s.pods.values() if p.state not in ("gone", "planned")]
+        pods = [p for p in s.pods.values() if p.state not in pod_states.ABSENT]
         lines = [f"This deletes {len(pods)} pods of {s.run}:"]
         lines += [f"  {p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods[:12]]
         if len(pods) > 12:

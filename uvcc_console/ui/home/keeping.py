@@ -7,7 +7,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from uvcc_console.core import paths
+from uvcc_console.core import paths, pod_states
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import UvccError
 
@@ -39,7 +39,7 @@ def cannot_go(s: Snapshot, live: bool) -> str:
     """Why a run must stay; empty where it may go."""
     if live:
         return "somebody conducts it: tear it down first"
-    left = [p.pod for p in s.pods.values() if p.state not in ("planned", "gone")]
+    left = [p.pod for p in s.pods.values() if p.state not in pod_states.ABSENT]
     if left and s.status != "unreadable":
         return f"{len(left)} of its pods are not proven gone: uvcc teardown first"
     if s.leaks:

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from uvcc_console.core import pod_states
 from uvcc_console.core.shown import final
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.drawing.format import duration
@@ -120,8 +121,8 @@ def health_spans(view: View) -> list[Span]:
         return []
     if not total:
         pods = [p for p in s.pods.values() if p.state != "gone"]
-        up = sum(p.state in ("ready", "agent") for p in pods)
-        broken = sum(p.state in ("failed", "lost") for p in pods)
+        up = sum(p.state in pod_states.REACHED for p in pods)
+        broken = sum(p.state in pod_states.BROKEN for p in pods)
         out: list[Span] = [(f"{up}/{len(pods)} pods", "ok" if pods and up == len(pods) else "muted")] if pods else []
         return [*out, (f" {broken} failed", "bad")] if broken else out
     bad: list[Span] = [(f" {kinds[kind]} {kind}", "bad") for kind in _BAD if kinds[kind]]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.run_files.eventlog import LEVELS as SHOWN_LEVELS
 
-LEVELS = {"debug": 10, "info": 20, "warn": 30, "warning": 30, "error": 40}
+LEVELS = {**{name: 10 * i for i, name in enumerate(SHOWN_LEVELS, 1)}, "warning": 30}
 _COMPARE = re.compile(r"([a-z_]+)(<=|>=|!=|=|<|>|~)(.+)", re.IGNORECASE)
 Fields = Mapping[str, str | float]
 Test = Callable[[Fields, str], bool]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import Snapshot
 
 MOVING, STARTING, FROZEN, DEAD = "moving", "starting", "frozen", "dead"
 START_LOOKS: Final = 20
-_UNREACHABLE: Final = ("planned", "creating", "booting", "gone", "failed", "deleting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Watchman:
 
 def needs_sidecar(s: Snapshot) -> bool:
     """Whether there is anything that the sidecar would halt."""
-    return not s.ended and any(p.state not in ("planned", "gone") for p in s.pods.values())
+    return not s.ended and any(p.state not in pod_states.ABSENT for p in s.pods.values())
 
 
 def halt_paths(s: Snapshot) -> Mapping[str, tuple[int, int]]:
     """By path of a halt: over how many pods it is up, and how many have it."""
     out: dict[str, tuple[int, int]] = {}
     for pod in s.pods.values():
-        if pod.state in _UNREACHABLE:
+        if pod.state in pod_states.UNREACHABLE:
             continue
         for name, (up, _) in pod.paths.items():
             ups, known = out.get(name, (0, 0))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from uvcc_console.core import vitals
+from uvcc_console.core import pod_states, vitals
 from uvcc_console.core.series import Series
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.phases import PHASES
+from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files.waiting import Waiting
 
 LATE_S = 6.0  # a heartbeat is due at least every 5 s
@@ -21,7 +23,6 @@ SILENT_S = 15.0
 LOST_S = 60.0
 NEWS_S = 5.9  # the conductor writes something every 5 s: when it does not, silence says nothing about workers
 HOLD_S = 3.0  # a hold becomes a halt after this long
-_COORD = re.compile(r"p([0-9]{1,9})r([0-9]{1,9})s([0-9]{1,9})t([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,11 @@ def _vitals(pod: PodView | None, series: Mapping[str, Series] | None = None) -> 
 
 def coord_parts(coord: str) -> tuple[int, int, int, int]:
     """(party, replica, stage, tensor) of ``p0r1s0t0``; -1 where the text is not a coordinate."""
-    found = _COORD.fullmatch(coord)
-    if not found:
+    try:
+        read = Coord.parse(coord)
+    except ConfigError:
         return -1, -1, -1, -1
-    p, r, s, t = (int(g) for g in found.groups())
-    return p, r, s, t
+    return read.party, read.replica, read.stage, read.tensor
 
 
 def party_role(party: int) -> str:
@@ -188,11 +189,11 @@ def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behin
 
 def pod_health(pod: PodView, g: Glyphs) -> Health:
     """Judge a pod that runs no worker."""
-    if pod.state in ("failed", "lost"):
+    if pod.state in pod_states.BROKEN:
         return Health(0, "bad", g.fail, pod.state)
-    if pod.state in ("creating", "booting", "deleting"):
+    if pod.state in pod_states.CHANGING:
         return Health(4, "warn", g.late, pod.state)
-    if pod.state in ("ready", "agent"):
+    if pod.state in pod_states.REACHED:
         return Health(7, "ok", g.live, pod.state)
     return Health(8, "muted", g.todo, pod.state or "planned")
 
@@ -202,7 +203,7 @@ def cause(snap: Snapshot) -> str:
     killed = [w for w in snap.workers.values() if w.state == "exited" and w.signal]
     if killed:
         return min(killed, key=lambda w: w.exited).pod
-    lost = [w.pod for w in snap.workers.values() if (p := snap.pods.get(w.pod)) and p.state in ("lost", "failed")]
+    lost = [w.pod for w in snap.workers.values() if (p := snap.pods.get(w.pod)) and p.state in pod_states.BROKEN]
     return lost[0] if lost else ""
 
 
@@ -215,7 +216,7 @@ def fleet_rows(view: View) -> list[FleetRow]:
     for w in snap.workers.values():
         p, r, s, t = coord_parts(w.coord)
         pod = snap.pods.get(w.pod)
-        gone = pod is not None and pod.state in ("lost", "failed")
+        gone = pod is not None and pod.state in pod_states.BROKEN
         health = worker_health(w, snap, view.heard, g, behind=bool(view.behind_s))
         if gone and pod:
             health = Health(-2 if w.pod == first else -1, "bad", g.fail, f"pod {pod.state}", "lost")
@@ -245,7 +246,7 @@ def stakes(view: View) -> str:
         return "replay"
     if view.snap.ended or not view.snap.phase:
         return "plain"
-    return view.snap.phase if view.snap.phase in ("full", "smoke") else "plain"
+    return view.snap.phase if view.snap.phase in PHASES else "plain"
 
 
 def holding(snap: Snapshot, now: float) -> float | None:

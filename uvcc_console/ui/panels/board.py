@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.ui.drawing.format import duration
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit
 from uvcc_console.ui.drawing.spark import part_bar
 from uvcc_console.ui.judging.view import View, fleet_rows, party_role, pod_health
-
-_RENTED = ("booting", "ready", "agent", "lost", "deleting")
-_REACHED = ("ready", "agent")
 
 
 def expected(s: Snapshot) -> int:
@@ -27,8 +25,8 @@ def progress(view: View) -> list[tuple[str, int, int, str]]:
     n = len(pods)
     if not n:
         return []
-    rented = sum(p.state in _RENTED for p in pods)
-    reached = sum(p.state in _REACHED for p in pods)
+    rented = sum(p.state in pod_states.RENTED for p in pods)
+    reached = sum(p.state in pod_states.REACHED for p in pods)
     agents = sum(p.state == "agent" for p in pods)
     wired = sum(bool(p.paths) and all(up for up, _ in p.paths.values()) for p in pods)
     found = [

@@ -18,6 +18,7 @@ from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.list_panel import ListPanel, ListRow
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.job.phases import PHASES
 
 
 def run_view(summary: RunSummary, view: View) -> View:
@@ -56,7 +57,7 @@ def fields_of(summary: RunSummary) -> dict[str, str | float]:
         "created": s.created,
     }
     reported = [beat for w in s.workers.values() if isinstance(beat := w.beat.get("loss"), float)]
-    for phase in ("full", "smoke"):
+    for phase in reversed(PHASES):
         values = summary_values(summary, phase)
         found.update({name: value for name, value in values.items() if name not in found})
     if reported and "loss" not in found:

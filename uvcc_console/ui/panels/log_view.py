@@ -28,8 +28,8 @@ from uvcc_console.ui.widgets.log_lines import (
 )
 from uvcc_console.ui.widgets.panel import HasPalette
 from uvcc_console.ui.widgets.ring import RingLog
+from uvcc_engine.contract.run_files.eventlog import LEVELS as SHOWN_LEVELS
 
-LEAST: Final = ("debug", "info", "warn", "error")
 WINDOWS: Final = (0, 60, 300, 3600)
 COPIED: Final = 5000
 _BUCKETS: Final = 30
@@ -299,7 +299,7 @@ class LogView(ScrollView, can_focus=True):
 
     def action_level(self) -> None:
         """The next least level."""
-        least = LEAST[(LEAST.index(self.ring.least) + 1) % len(LEAST)]
+        least = SHOWN_LEVELS[(SHOWN_LEVELS.index(self.ring.least) + 1) % len(SHOWN_LEVELS)]
         self.ring.set_filter(self.view.filter, least)
         self._window()
 

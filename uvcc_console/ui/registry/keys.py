@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from textual.binding import Binding
 
-from uvcc_console.core import triage
+from uvcc_console.core import pod_states, triage
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.judging.condition import Judgement, judge, undecided
 from uvcc_console.ui.judging.lamps import DEAD, Lamp
@@ -121,7 +121,7 @@ def _evidence(c: Context) -> str:
 def _shell(c: Context) -> str:
     if why := _writes(c):
         return why
-    return "" if any(p.address and p.state not in ("gone", "failed") for p in c.snap.pods.values()) else "no pod lives"
+    return "" if any(p.address and p.state not in pod_states.OVER for p in c.snap.pods.values()) else "no pod lives"
 
 
 def _pods(c: Context) -> str:

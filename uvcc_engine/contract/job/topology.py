@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from uvcc_engine.contract.errors import ConfigError
 
 PARTIES = 3
+AXES = ("dp", "pp", "tp")  # of a party's mesh: replicas, stages, tensor ranks
 # what the ids of sessions can carry
 MOST = {"replicas": 65_536, "stages": 255, "tensor": 65_535, "microbatches": 65_536}
 # what a profile may ask for: a typing error beyond it would rent hundreds of pods

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.job.topology import AXES, Coord
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.untrusted import real, said, whole
 from uvcc_engine.contract.peer_protocol.peer_messages import PairFigures
@@ -18,7 +18,6 @@ from uvcc_engine.contract.run_files.records import Malformed
 
 PATTERN: Final = "preflight_*.json"
 DEVICES: Final = ("cpu", "cuda", "auto")
-GROUPS: Final = ("dp", "pp", "tp")
 MOST_MIB: Final = 4096.0
 MOST_S: Final = 86_400.0
 _MOST_TROUBLE: Final = 16  # parts that may fail
@@ -113,7 +112,7 @@ class PreflightReport:
             return Malformed("a report of no rank")
         measured = {name: _group(found) for name, found in groups.items()}
         between = {peer: PairFigures.of(found) for peer, found in pairs.items()}
-        if not set(groups) <= set(GROUPS) or any(isinstance(f, Malformed) for f in measured.values()):
+        if not set(groups) <= set(AXES) or any(isinstance(f, Malformed) for f in measured.values()):
             return Malformed("a report with malformed figures of its groups")
         if not set(pairs) <= set("012") or any(isinstance(f, Malformed) for f in between.values()):
             return Malformed("a report with malformed figures of its peers")

@@ -23,6 +23,7 @@ RUN_JSON: Final = "run.json"
 RUN_INFO: Final = "run.info"
 TRAINING: Final = "training.csv"
 VAL: Final = "val.csv"
+VAL_COLUMNS: Final = ("step", "loss", "ppl")
 EVENTS: Final = "events.jsonl"
 HALT: Final = ".HALT"
 LINK: Final = "link.json"

@@ -143,7 +143,7 @@ class RunWriter:
     def val(self, step: int, loss: float, ppl: float) -> None:
         """One row of ``val.csv``."""
         with self._lock:
-            self._table(files.VAL, ("step", "loss", "ppl")).append(step, (loss, ppl))
+            self._table(files.VAL, files.VAL_COLUMNS).append(step, (loss, ppl))
 
     def heartbeat(self, step: int, phase: str, msg: str = "", **extra: Any) -> bool:
         """Say that this rank lives. Call it as often as convenient, at least once a step and every 5 s.

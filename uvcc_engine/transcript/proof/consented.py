@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
+from uvcc_engine.contract.job.phases import PHASES
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import contributed
@@ -124,7 +125,7 @@ def _driven(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
     bodies = _bodies(target.root / barriers.FILE)
     try:
         found = barriers.gathered(proposal, rosters[0].attempt, bodies)
-        barriers.in_order(found, barriers.stages_of(name for name in ("smoke", "full") if found.of(name)))
+        barriers.in_order(found, barriers.stages_of(name for name in PHASES if found.of(name)))
     except ProtocolError as e:
         raise VerificationError("barriers", e.what, e.hint) from e
     for stage in (f"policy-{target.decides}", target.decides):

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.pins import split_address
@@ -95,7 +96,7 @@ def _bootstrap_of(ctx: Rollout, member: Member) -> str:
 def _unlisted(ctx: Rollout, member: Member, unlisted: dict[str, float] | None) -> UvccError | None:
     """A list that lacks a pod once proves nothing; one that does so for a while means that it is lost."""
     known = ctx.bus.snapshot.pods.get(member.name)
-    if member.agent is not None or (known is not None and known.state in ("gone", "lost")):
+    if member.agent is not None or (known is not None and known.state in (pod_states.GONE, pod_states.LOST)):
         return None
     since = unlisted.setdefault(member.name, time.monotonic()) if unlisted is not None else 0.0
     if time.monotonic() - since < LISTED_S:
