@@ -14,10 +14,10 @@ from uvcc_console.fleet.provider import POD_PREFIX, PodRequest
 from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.phases import FULL as FULL
-from uvcc_engine.contract.job.phases import SMOKE as SMOKE
 from uvcc_engine.contract.job.private_job import where_it_says_something
 from uvcc_engine.contract.job.proof_mode import OFF
+from uvcc_engine.contract.job.rollout_phases import FULL as FULL
+from uvcc_engine.contract.job.rollout_phases import SMOKE as SMOKE
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.terms.operation import Operation
 

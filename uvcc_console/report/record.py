@@ -16,7 +16,7 @@ from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.job.phases import PHASES as PHASES
+from uvcc_engine.contract.job.rollout_phases import PHASES as PHASES
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle, read_bundle
 from uvcc_engine.transcript.terms.policy import Policy

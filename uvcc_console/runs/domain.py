@@ -22,7 +22,7 @@ from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.halt import relay_path
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.job.phases import PHASES as PHASES
+from uvcc_engine.contract.job.rollout_phases import PHASES as PHASES
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files.files import checked_run_id, write_atomic
 from uvcc_engine.transcript.signed import approvals, boxes

@@ -162,6 +162,7 @@ def test_a_wait_is_not_ended_by_what_one_may_not_read(url: str) -> None:
 
 
 def test_only_parties_see_the_counters(url: str) -> None:
+    assert send(url, ("owner", 0), 0, "something to count")[0] == 200
     for who in PEOPLE:
         assert ask(url, who, "/metrics", None)[0] == (200 if who[0] == "party" else 403)
     assert b'party="owner-0"' in ask(url, ("party", 0), "/metrics", None)[1]

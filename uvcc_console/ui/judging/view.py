@@ -14,7 +14,7 @@ from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.phases import PHASES
+from uvcc_engine.contract.job.rollout_phases import PHASES
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files.waiting import Waiting
 

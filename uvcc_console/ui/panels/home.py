@@ -18,7 +18,7 @@ from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.list_panel import ListPanel, ListRow
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_engine.contract.job.phases import PHASES
+from uvcc_engine.contract.job.rollout_phases import PHASES
 
 
 def run_view(summary: RunSummary, view: View) -> View:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.contract.job.phases import PHASES
+from uvcc_engine.contract.job.rollout_phases import PHASES
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import contributed
