@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from uvcc_console.cli.steer import halt
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal, read_all
@@ -386,6 +388,18 @@ async def test_a_frozen_sidecar_delays_no_halt(run: Run, when: str) -> None:
         code, out, err = await _uvcc("halt", run.name, "--now")
         assert (code, "HALT 3/3 verified at step 5" in out) == (0, True), err
         assert "this process halts by itself" in err
+
+
+async def test_a_sidecar_frozen_before_it_listens_is_told_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its door is there and nobody opens: the command says that it halts by itself."""
+    with order_socket.short(run.dir / order_socket.SOCKET) as path, socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        (run.dir / "haltd.json").write_text(json.dumps(spawn_record()))
+        monkeypatch.setattr(halt, "START_S", 0.05)
+        said: list[str] = []
+        monkeypatch.setattr(halt.common, "say", said.append)
+        halt.open_route(run.dir).close()
+    assert said == ["uvcc: no halt sidecar listens; this process halts by itself"]
 
 
 def spawn_record() -> dict[str, int]:

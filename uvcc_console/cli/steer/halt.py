@@ -88,6 +88,7 @@ def open_route(run_dir: Path) -> HaltRoute:
                 if not processes.running(run_dir, processes.HALTD) and (run_dir / f"{processes.HALTD}.json").exists():
                     break  # it ended at once
                 time.sleep(POLL_S)
+        common.say("uvcc: no halt sidecar listens; this process halts by itself")
     except (UvccError, OSError) as e:
         common.say(f"uvcc: no halt sidecar could be started ({e}); this process halts by itself")
     return _Alone(run_dir)
