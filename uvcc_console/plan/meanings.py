@@ -120,7 +120,7 @@ MEANINGS: Final[dict[str, str]] = {
     "halt": "How a halt goes.",
     "halt.lease": "The pods halt by themselves when nobody renewed for so long.",
     "halt.patience": "How long a pod may take to show that it holds; a halt may take six times that.",
-    "halt.auto": "Rungs of the halt ladder that need no typed run id.",
+    "halt.auto": "Rungs of the halt ladder that are climbed; beyond them a tear-down ends the pods.",
     "consent": "How many of the three domains must sign.",
     "consent.full": "Signatures before the full run.",
     "consent.terminate": "Signatures before pods are terminated on request.",

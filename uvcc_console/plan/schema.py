@@ -208,7 +208,7 @@ class LimitsPart(Strict):
 
 
 class HaltPart(Strict):
-    """``lease``: the pods halt by themselves when nobody renewed for so long. ``auto``: rungs that need no typed id.
+    """``lease``: the pods halt by themselves when nobody renewed for so long. ``auto``: rungs that are climbed.
 
     ``patience``: how long a pod may take to show that it holds, which is a step; a halt may take six times that.
     """
