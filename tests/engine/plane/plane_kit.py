@@ -9,7 +9,6 @@ import hashlib
 import ipaddress
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
@@ -74,14 +74,12 @@ def kill(plane: LivePlane) -> None:
 
 
 def free_port() -> int:
-    with contextlib.closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    return ports(1)[0]
 
 
 def direct_links() -> list[dict[str, Any]]:
     """Link settings of three parties on this host."""
-    peers = {str(p): f"127.0.0.1:{free_port()}" for p in range(3)}
+    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(3))}
     return [{"kind": "direct", "listen": peers[str(p)], "peers": peers} for p in range(3)]
 
 

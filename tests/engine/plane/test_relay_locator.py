@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plane_kit import Log, direct_links, free_port, make_plane, relay_links, relay_thread, run_parties
+from plane_kit import (
+    Log,
+    direct_links,
+    free_port,
+    make_plane,
+    relay_links,
+    relay_thread,
+    run_parties,
+    write_private,
+)
 
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.run_files import files
@@ -79,6 +89,62 @@ def test_a_conversation_goes_on_over_a_relay_that_moved(tmp_path: Path, kind: st
         assert len(log.named("relay_moved")) == 1
         assert not log.named("peer_lost")
         assert len({(r[0], r[1], r[2]) for r in log.records}) == len(log.records)  # nothing came twice
+
+
+@pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
+def test_a_stranger_at_the_old_address_of_a_relay_ends_nothing(tmp_path: Path, kind: str) -> None:
+    for name in ("ours", "strangers", "new"):
+        (tmp_path / name).mkdir()
+    logs, place = [Log() for _ in range(3)], tmp_path / files.LINK
+    strangers = [{"party": p, "group": "another", "token": f"a-token-that-is-not-ours-{p}"} for p in range(3)]
+    listen, stream = (f"127.0.0.1:{port}" for port in ports(2))
+    with relay_thread(tmp_path / "ours", listen=listen, stream_listen=stream) as url:
+        links = relay_links(tmp_path / "ours", url, kind)
+        planes = [make_plane(p, links[p], logs[p], moves=place) for p in range(3)]
+        run_parties(*(lambda p=p: greet(planes[p]) for p in range(3)))
+    turned_away = threading.Barrier(4)
+
+    def body(party: int) -> None:
+        others = [p for p in range(3) if p != party]
+        for p in others:
+            planes[party].send(p, Tag(0, 0, 1, 1), payload(party, 1))
+        log = logs[party]
+        while log.seen.clear() or not any("refuses this party" in f["why"] for f in log.named("relay_down")):
+            assert log.seen.wait(20), "no word of a relay that does not know us"
+        turned_away.wait(60)
+        for p in others:
+            assert bytes(planes[party].recv(p, Tag(0, 0, 1, 1))) == payload(p, 1)
+        planes[party].close()
+
+    def mover() -> None:
+        with relay_thread(tmp_path / "strangers", listen=listen, stream_listen=stream, credentials=strangers):
+            turned_away.wait(60)
+        with relay_thread(tmp_path / "new", stream_listen="127.0.0.1:0") as url:
+            files.write_json(place, {"relay_url": url})
+            done.wait(120)
+
+    done = threading.Event()
+    thread = threading.Thread(target=mover)
+    thread.start()
+    try:
+        run_parties(*(lambda p=p: body(p) for p in range(3)))
+    finally:
+        done.set()
+        turned_away.abort()
+        thread.join()
+    assert all(len(log.named("relay_moved")) == 1 for log in logs)
+
+
+@pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
+def test_a_relay_that_never_knew_the_token_says_so_at_once(tmp_path: Path, kind: str) -> None:
+    with relay_thread(tmp_path, stream_listen="127.0.0.1:0") as url:
+        link = relay_links(tmp_path, url, kind)[0]
+        write_private(Path(link["token_file"]), "a-token-that-is-not-ours")
+        plane = make_plane(0, link, Log())
+        with pytest.raises(UnreachableError, match="refuses this party") as refused:
+            plane.recv(1, Tag(0, 0, 0, 1))
+        assert refused.value.hint == "check its token file"
+        plane.close(graceful=False)
 
 
 def test_nobody_is_lost_while_the_relay_is_away_but_there_is_an_end(tmp_path: Path) -> None:

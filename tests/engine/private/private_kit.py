@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import uvcc_engine
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
@@ -44,9 +44,7 @@ def opened_digits(job: PrivateJob) -> list[PartyInputs]:
 
 
 def free_port() -> int:
-    with contextlib.closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    return ports(1)[0]
 
 
 def until(found: Callable[[], Any], seconds: float, what: str) -> Any:

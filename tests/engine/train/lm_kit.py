@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 from uvcc_engine.contract.run_files.writer import RunWriter
@@ -103,9 +103,7 @@ def start_ranks(
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    return ports(1)[0]
 
 
 def wait_for_step(directory: Path, step: int, processes: list[subprocess.Popen[str]]) -> None:

@@ -14,6 +14,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -41,6 +42,7 @@ _MAX_REPLY: Final = 16 << 20
 _MOST_REPLY: Final = 128 << 20  # bytes; a relay may be hostile, and one message may be larger than what was asked for
 _SLACK_S: Final = 10.0  # a reply may come this much later than the wait that was asked for
 _BACKOFF_S: Final = (0.05, 2.0)
+_TURNED_AWAY: Final = "refuses this party; check its token file"
 _IOV: Final = 64
 _KEY = struct.Struct(">QIQH")  # big-endian, so that ids of one session sort by sequence number
 
@@ -151,6 +153,13 @@ def _send_all(sock: socket.socket, pieces: list[Buffer]) -> None:
             sock.sendall(memoryview(b"".join(some))[sent:])
 
 
+@dataclass(slots=True)
+class Standing:
+    """Whether the relay has taken this party's token before, at any of its fronts and wherever it was."""
+
+    accepted: bool = False
+
+
 class RelayBase:
     """What the links through a relay have in common: frames as stored messages, and what their fates mean."""
 
@@ -159,9 +168,18 @@ class RelayBase:
     batch_bytes = 2 << 20
 
     def __init__(
-        self, *, url: str, box: int, ttl_s: int = 0, clock: Callable[[], float] = time.monotonic, policy: LinkTiming
+        self,
+        *,
+        url: str,
+        box: int,
+        policy: LinkTiming,
+        standing: Standing | None = None,
+        ttl_s: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``standing``: shared with the other fronts of the same relay, and with what follows it when it moves."""
         self.policy = policy
+        self._standing = standing or Standing()
         self._url = url
         self._box = box
         self._ttl_s = ttl_s
@@ -172,6 +190,7 @@ class RelayBase:
         self._acks: list[int] = []
         self._notices: list[Notice] = []
         self._down_since: float | None = None
+        self._down_why = ""
         self._retry_at = 0.0
         self._backoff = _BACKOFF_S[0]
         self._jitter = random.Random(self._consumer)
@@ -240,16 +259,31 @@ class RelayBase:
         return None
 
     def _up(self) -> None:
+        self._standing.accepted = True
         if self._down_since is not None:
             down = round(self._clock() - self._down_since, 1)
             self._notices.append(Notice("relay_up", {"url": self._url, "down_s": down}))
-            self._down_since, self._backoff = None, _BACKOFF_S[0]
+            self._down_since, self._down_why, self._backoff = None, "", _BACKOFF_S[0]
 
-    def _down(self, error: Exception) -> None:
+    def _down(self, why: str) -> None:
         if self._down_since is None:
             self._down_since = self._clock()
-            self._notices.append(Notice("relay_down", {"url": self._url, "why": str(error)}))
+        elif why != _TURNED_AWAY or why == self._down_why:  # one line an outage, and one more if it turns us away
+            self._hold_off()
+            return
+        self._down_why = why
+        self._notices.append(Notice("relay_down", {"url": self._url, "why": why}))
         self._hold_off()
+
+    def _turned_away(self, told: str) -> None:
+        """A relay that does not know this party's token. Raises UnreachableError unless it was taken before.
+
+        If it was, the relay has been restarted without it, or has moved and a stranger has its address: the run may
+        still be told where it is now, within the time that a relay may be away.
+        """
+        if not self._standing.accepted:
+            raise UnreachableError(f"the relay {self._url} refuses this party{told}", "check its token file")
+        self._down(_TURNED_AWAY)
 
     def _hold_off(self) -> None:
         self._retry_at = self._clock() + self._backoff * self._jitter.uniform(0.5, 1.0)
@@ -281,13 +315,20 @@ class RelayLink(RelayBase):
     """Implements ``links.Link`` over a relay's HTTP API."""
 
     def __init__(
-        self, *, url: str, token_file: Path, ca_file: Path | None, box: int, policy: LinkTiming = RELAY_POLICY
+        self,
+        *,
+        url: str,
+        token_file: Path,
+        ca_file: Path | None,
+        box: int,
+        policy: LinkTiming = RELAY_POLICY,
+        standing: Standing | None = None,
     ) -> None:
-        super().__init__(url=url, box=box, policy=policy)
+        super().__init__(url=url, box=box, policy=policy, standing=standing)
         self._http = HttpConnection(url, read_token(token_file), ca_file)
 
     def exchange(self, wait: float, src: int | None) -> list[Arrival]:
-        """See ``Link.exchange``. Raises UnreachableError once the relay refuses for good."""
+        """See ``Link.exchange``. Raises UnreachableError if the relay refuses from the beginning."""
         if self._resting(wait):
             return []
         items, acks = self._items[: binary.MAX_ITEMS], self._acks[: binary.MAX_ITEMS]
@@ -298,12 +339,12 @@ class RelayLink(RelayBase):
             again = self._refused(items, reply.fates)
         except HttpError as error:
             if error.status in (401, 403):
-                hint = "check its token file"
-                raise UnreachableError(f"the relay {self._url} refuses this party: {error}", hint) from error
-            self._down(error)
+                self._turned_away(f": {error}")
+                return []
+            self._down(str(error))
             return []
         except (OSError, ValueError) as error:
-            self._down(error)
+            self._down(str(error))
             return []
         self._up()
         self._acks = self._acks[len(acks) :]

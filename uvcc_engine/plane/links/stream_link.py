@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from uvcc_engine.contract.errors import ConfigError, UnreachableError
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links.direct import parse_address
 from uvcc_engine.plane.links.link import Arrival
-from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase, read_token
+from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase, Standing, read_token
 from uvcc_engine.plane.links.sockets import OutQueue
 from uvcc_engine.plane.timing import LinkTiming
 from uvcc_engine.relay import binary
@@ -91,10 +91,17 @@ class StreamLink(RelayBase):
     kind = "stream"
 
     def __init__(
-        self, *, address: str, token_file: Path, tls: ssl.SSLContext | None, box: int, policy: LinkTiming = RELAY_POLICY
+        self,
+        *,
+        address: str,
+        token_file: Path,
+        tls: ssl.SSLContext | None,
+        box: int,
+        policy: LinkTiming = RELAY_POLICY,
+        standing: Standing | None = None,
     ) -> None:
         """``address``: ``host:port`` of the stream front."""
-        super().__init__(url=address, box=box, policy=policy)
+        super().__init__(url=address, box=box, policy=policy, standing=standing)
         self._address = parse_address(address)
         self._token = read_token(token_file)
         self._tls = tls
@@ -191,13 +198,14 @@ class StreamLink(RelayBase):
             sock.sendall(hello(self._token))
             answer = sock.recv(len(MAGIC))
         except OSError as error:
-            self._down(error)
+            self._down(str(error))
             return False
         if answer != MAGIC:
             sock.close()
             if answer == REFUSED:
-                raise UnreachableError(f"the relay {self._url} refuses this party", "check its token file")
-            self._down(ConnectionError("not a stream front" if answer else "closed while it was greeted"))
+                self._turned_away("")
+            else:
+                self._down("not a stream front" if answer else "closed while it was greeted")
             return False
         sock.setblocking(False)
         self._sock = sock
@@ -220,7 +228,7 @@ class StreamLink(RelayBase):
                 self._poll.unregister(self._sock.fileno())
             self._sock.close()
             self._sock = None
-        self._down(error)
+        self._down(str(error))
 
     def unconfirmed(self) -> bool:
         return bool(self._items or self._unconfirmed)
