@@ -25,7 +25,7 @@ from uvcc_engine.plane.links.faults import FaultPlan, FaultyLink
 from uvcc_engine.plane.links.knocking import KnockAuthenticator
 from uvcc_engine.plane.links.link import Link
 from uvcc_engine.plane.links.nats_link import NatsLink
-from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayLink, Standing
+from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayLink, RelayStanding
 from uvcc_engine.plane.links.relay_locator import RelayLocator, RelocatingLink
 from uvcc_engine.plane.links.stream_link import StreamLink, stream_address
 from uvcc_engine.plane.live import LivePlane, Waits
@@ -119,9 +119,9 @@ def open_link(
     if kind == "direct":
         return _direct(party, link, door)
     if kind == "relay":
-        return _moving(_relay, link, box, peers, moves, Standing())
+        return _moving(_relay, link, box, peers, moves, RelayStanding())
     if kind == "stream":
-        return _moving(_stream, link, box, peers, moves, Standing())
+        return _moving(_stream, link, box, peers, moves, RelayStanding())
     if kind == "nats":
         token_file = Path(link.token_file) if link.token_file else None
         url = _given(link, "nats_url")
@@ -147,19 +147,19 @@ def _direct(party: int, link: LinkSpec, door: KnockAuthenticator | None) -> Dire
     return DirectLink(party, link.listen, addresses, policy=policy, spins=spins, door=door)
 
 
-def _relay(link: LinkSpec, box: int, standing: Standing) -> RelayLink:
+def _relay(link: LinkSpec, box: int, standing: RelayStanding) -> RelayLink:
     url, token_file = _given(link, "relay_url"), Path(_given(link, "token_file"))
     policy, ca_file = _policy(link, RELAY_POLICY), _ca_file(link)
     return RelayLink(url=url, token_file=token_file, ca_file=ca_file, box=box, policy=policy, standing=standing)
 
 
 def _moving(
-    make: Callable[[LinkSpec, int, Standing], RelayPath],
+    make: Callable[[LinkSpec, int, RelayStanding], RelayPath],
     link: LinkSpec,
     box: int,
     peers: Sequence[int],
     moves: Path | None,
-    standing: Standing,
+    standing: RelayStanding,
 ) -> RelayPath:
     """A link through a relay that may move; it may have done so before this worker started."""
     if moves is None:
@@ -169,7 +169,7 @@ def _moving(
     return RelocatingLink(lambda there: make(there, box, standing), make(at.link, box, standing), at, peers)
 
 
-def _stream(link: LinkSpec, box: int, standing: Standing) -> StreamLink:
+def _stream(link: LinkSpec, box: int, standing: RelayStanding) -> StreamLink:
     url, ca_file = _given(link, "relay_url"), _ca_file(link)
     tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
     announced = link.stream or health(url, ca_file)["stream"]
@@ -192,7 +192,7 @@ def _auto(
         if direct is None:
             raise ConfigError("link auto has neither addresses nor a relay", "give listen and peers, or relay_url")
         return direct
-    standing = Standing()
+    standing = RelayStanding()
     relays = [_moving(_relay, link, box, peers, moves, standing)]
     try:
         announced = link.stream or health(link.relay_url, _ca_file(link), 3.0)["stream"]

@@ -154,7 +154,7 @@ def _send_all(sock: socket.socket, pieces: list[Buffer]) -> None:
 
 
 @dataclass(slots=True)
-class Standing:
+class RelayStanding:
     """Whether the relay has taken this party's token before, at any of its fronts and wherever it was."""
 
     accepted: bool = False
@@ -173,13 +173,13 @@ class RelayBase:
         url: str,
         box: int,
         policy: LinkTiming,
-        standing: Standing | None = None,
+        standing: RelayStanding | None = None,
         ttl_s: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``standing``: shared with the other fronts of the same relay, and with what follows it when it moves."""
         self.policy = policy
-        self._standing = standing or Standing()
+        self._standing = standing or RelayStanding()
         self._url = url
         self._box = box
         self._ttl_s = ttl_s
@@ -322,7 +322,7 @@ class RelayLink(RelayBase):
         ca_file: Path | None,
         box: int,
         policy: LinkTiming = RELAY_POLICY,
-        standing: Standing | None = None,
+        standing: RelayStanding | None = None,
     ) -> None:
         super().__init__(url=url, box=box, policy=policy, standing=standing)
         self._http = HttpConnection(url, read_token(token_file), ca_file)

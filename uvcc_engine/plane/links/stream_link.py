@@ -18,7 +18,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links.direct import parse_address
 from uvcc_engine.plane.links.link import Arrival
-from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase, Standing, read_token
+from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase, RelayStanding, read_token
 from uvcc_engine.plane.links.sockets import OutQueue
 from uvcc_engine.plane.timing import LinkTiming
 from uvcc_engine.relay import binary
@@ -98,7 +98,7 @@ class StreamLink(RelayBase):
         tls: ssl.SSLContext | None,
         box: int,
         policy: LinkTiming = RELAY_POLICY,
-        standing: Standing | None = None,
+        standing: RelayStanding | None = None,
     ) -> None:
         """``address``: ``host:port`` of the stream front."""
         super().__init__(url=address, box=box, policy=policy, standing=standing)
