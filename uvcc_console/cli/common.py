@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uvcc_console.core import bad_records, paths
 from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.parsing.untrusted import moment, without_nan
+from uvcc_engine.contract.parsing.untrusted import as_timestamp, without_nan
 from uvcc_engine.contract.text import clean, clean_block
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _created(run_dir: Path) -> float:
             db.close()
     except sqlite3.Error:
         return 0.0
-    return (moment(row[0]) or 0.0) if row else 0.0
+    return (as_timestamp(row[0]) or 0.0) if row else 0.0
 
 
 def find_run(name: str) -> Path:

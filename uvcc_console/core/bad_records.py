@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.untrusted import real, whole
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int
 
 ERRORS: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -26,7 +26,7 @@ def strict() -> bool:
 
 def step_of(fields: Mapping[str, Any], default: int = -1) -> int:
     """The ``step`` of a record. Raises BadRecordError where there is one that is no step."""
-    found = whole(fields.get("step", default), -1)
+    found = as_int(fields.get("step", default), -1)
     if found is None:
         raise BadRecordError(f"step is {str(fields['step'])[:40]!r}")
     return found
@@ -34,5 +34,5 @@ def step_of(fields: Mapping[str, Any], default: int = -1) -> int:
 
 def number_of(fields: Mapping[str, Any], name: str, default: float = 0.0) -> float:
     """A number of a record; ``default`` where there is none that is finite."""
-    found = real(fields.get(name))
+    found = as_float(fields.get(name))
     return default if found is None else found

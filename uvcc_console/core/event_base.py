@@ -9,7 +9,7 @@ from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from uvcc_engine.contract.parsing.untrusted import WIDE, moment
+from uvcc_engine.contract.parsing.untrusted import WIDE, as_timestamp
 from uvcc_engine.contract.text import clean
 
 _REGISTRY: dict[str, type[Event]] = {}
@@ -64,7 +64,7 @@ def from_json(kind: str, ts: object, data: object) -> Event | None:
     cls = _REGISTRY.get(kind)
     if cls is None:
         return None
-    at = moment(ts)
+    at = as_timestamp(ts)
     if isinstance(data, Mapping) and (former := _FORMER.get(kind)):
         data = {former.get(str(name), name): value for name, value in data.items()}
     if at is None or not isinstance(data, Mapping):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.untrusted import moment, said, whole
+from uvcc_engine.contract.parsing.untrusted import as_int, as_timestamp, scalar_text
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.contract.text import clean
 
@@ -31,16 +31,16 @@ def entries(answer: Mapping[str, Any], table: str) -> list[Entry]:
 
 
 def _ts(entry: Mapping[str, Any]) -> float:
-    return moment(entry.get("ts")) or 0.0
+    return as_timestamp(entry.get("ts")) or 0.0
 
 
 def _seq(entry: Entry) -> int:
-    found = whole(entry.get("seq"))
+    found = as_int(entry.get("seq"))
     return -1 if found is None else found
 
 
 def _op(entry: Entry) -> str:
-    return said(entry.get("op"), 64)
+    return scalar_text(entry.get("op"), 64)
 
 
 def newest(answer: Mapping[str, Any]) -> str:
@@ -51,7 +51,7 @@ def newest(answer: Mapping[str, Any]) -> str:
         waiting = Waiting.of(answer)
         return f"waits for {waiting}" if waiting is not None else "no collective yet"
     age = max(0.0, _ts(answer) - _ts(last))
-    return f"{_name(last)} #{_seq(last)} {_op(last)}, {said(last.get('state'), 32)}, {age:.1f} s old"
+    return f"{_name(last)} #{_seq(last)} {_op(last)}, {scalar_text(last.get('state'), 32)}, {age:.1f} s old"
 
 
 def diagnose(answers: Answers) -> list[str]:
@@ -84,7 +84,7 @@ def _sizes(entry: Entry) -> str:
 
 
 def _name(entry: Entry) -> str:
-    group, about = said(entry.get("group"), 64), said(entry.get("about"), 64)
+    group, about = scalar_text(entry.get("group"), 64), scalar_text(entry.get("about"), 64)
     return f"{about} {group}" if about and about != group else group
 
 

@@ -19,7 +19,7 @@ from uvcc_console.core import snapshot_cache
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
-from uvcc_engine.contract.parsing.untrusted import moment
+from uvcc_engine.contract.parsing.untrusted import as_timestamp
 
 BUSY_S = 10.0
 KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot pays
@@ -120,7 +120,7 @@ class Journal:
             row = self._db.execute("SELECT seq, ts FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         except sqlite3.DatabaseError as e:
             raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
-        return (int(row[0]), moment(row[1]) or 0.0) if row else (0, 0.0)
+        return (int(row[0]), as_timestamp(row[1]) or 0.0) if row else (0, 0.0)
 
     def mark(self, seq: int) -> str:
         """What tells this journal at this row from another: the first row's time and that row's; empty without them."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import WorkerView
-from uvcc_engine.contract.parsing.untrusted import moment, real, whole
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int, as_timestamp
 
 AT = "at"
 """The series of the console's time at each step: what turns an axis of steps into one of time."""
@@ -17,7 +17,7 @@ BEAT_SERIES = ("mem_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s
 
 def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, float]:
     """The numbers of a heartbeat ``r`` that are worth a series; ``old``: the worker as the last one left it."""
-    found = {name: value for name in BEAT_SERIES if (value := real(r.get(name))) is not None}
+    found = {name: value for name in BEAT_SERIES if (value := as_float(r.get(name))) is not None}
     for name, value in (("step_s", _step_time(old, r, step)), ("bytes", _moved(old, r, step))):
         if value is not None:
             found[name] = value
@@ -26,7 +26,7 @@ def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, floa
 
 def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
     """Seconds a step by the pod's own clock, between two heartbeats of training."""
-    now, before = moment(r.get("ts")), moment(old.beat.get("ts"))
+    now, before = as_timestamp(r.get("ts")), as_timestamp(old.beat.get("ts"))
     if step <= old.step or r.get("phase") != old.beat.get("phase") or now is None:
         return None
     return (now - before) / (step - old.step) if before is not None and now > before else None
@@ -34,7 +34,7 @@ def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None
 
 def _moved(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
     """Bytes a step between two heartbeats that count them; a worker that was started again counts from nothing."""
-    now, before = whole(r.get("sent_bytes")), whole(old.beat.get("sent_bytes"))
+    now, before = as_int(r.get("sent_bytes")), as_int(old.beat.get("sent_bytes"))
     if step <= old.step or now is None or before is None or now < before:
         return None
     return (now - before) / (step - old.step)

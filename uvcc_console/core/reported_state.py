@@ -14,7 +14,7 @@ from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
-from uvcc_engine.contract.parsing.untrusted import hint_of, whole
+from uvcc_engine.contract.parsing.untrusted import as_int, hint_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean
 
@@ -116,7 +116,7 @@ def _replicas(s: Snapshot) -> int:
     smoke = s.profile.get("smoke")
     if s.phase != "smoke" or not isinstance(smoke, Mapping):
         return s.replicas
-    return min(s.replicas, whole(smoke.get("replicas"), 1) or s.replicas)
+    return min(s.replicas, as_int(smoke.get("replicas"), 1) or s.replicas)
 
 
 def disagreement(a: EpochAgreement) -> tuple[str, str] | None:

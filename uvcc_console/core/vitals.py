@@ -8,7 +8,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.reducing import changed
 from uvcc_console.core.snapshot import GpuView, PodView
-from uvcc_engine.contract.parsing.untrusted import real, whole
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int
 
 _MOST_C, _MOST_W = 200.0, 5000.0
 _FIGURES: Final = {"celsius": "temperature_gpu", "watts": "power_draw", "most_watts": "power_limit"}
@@ -18,15 +18,15 @@ def card(record: Mapping[str, Any], index: int) -> GpuView:
     """One card's record as the agent sends it; what it does not say, or cannot mean, is None."""
     name = record.get("name")
     return GpuView(
-        index=whole(record.get("index"), 0, 1 << 16) or index,
+        index=as_int(record.get("index"), 0, 1 << 16) or index,
         name=name[:64] if isinstance(name, str) else "",
-        used=real(record.get("utilization_gpu"), 0.0, 100.0),
-        memory_used=real(record.get("memory_used"), 0.0, 1e9),
-        memory=real(record.get("memory_total"), 0.0, 1e9),
-        celsius=real(record.get(_FIGURES["celsius"]), -50.0, _MOST_C),
-        watts=real(record.get(_FIGURES["watts"]), 0.0, _MOST_W),
-        most_watts=real(record.get(_FIGURES["most_watts"]), 0.0, _MOST_W),
-        errors=whole(record.get("ecc_errors_uncorrected_volatile_total")) or 0,
+        used=as_float(record.get("utilization_gpu"), 0.0, 100.0),
+        memory_used=as_float(record.get("memory_used"), 0.0, 1e9),
+        memory=as_float(record.get("memory_total"), 0.0, 1e9),
+        celsius=as_float(record.get(_FIGURES["celsius"]), -50.0, _MOST_C),
+        watts=as_float(record.get(_FIGURES["watts"]), 0.0, _MOST_W),
+        most_watts=as_float(record.get(_FIGURES["most_watts"]), 0.0, _MOST_W),
+        errors=as_int(record.get("ecc_errors_uncorrected_volatile_total")) or 0,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.untrusted import real, said
+from uvcc_engine.contract.parsing.untrusted import as_float, scalar_text
 
 _DIGEST: Final = 12
 _OWN: Final = frozenset(
@@ -19,17 +19,17 @@ Fields = Mapping[str, Any]
 
 
 def _peer(f: Fields) -> str:
-    peer = said(f.get("peer", f.get("party")))
+    peer = scalar_text(f.get("peer", f.get("party")))
     return f"P{peer}" if peer.isdecimal() else peer or "a peer"
 
 
 def _at(f: Fields) -> str:
-    step = said(f.get("step"))
+    step = scalar_text(f.get("step"))
     return f" at step {step}" if step else ""
 
 
 def _seconds(f: Fields, name: str) -> str:
-    value = real(f.get(name))
+    value = as_float(f.get(name))
     return f" for {value:.1f} s" if value is not None else ""
 
 
@@ -39,18 +39,18 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "policy_accepted": ((), lambda f: "the signed policy is accepted"),
     "worker_start": ((), lambda f: "worker process started"),
     "environment_proven": ((), lambda f: "what the environment sets was read back where it acts"),
-    "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {said(f.get('step'))}"),
+    "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {scalar_text(f.get('step'))}"),
     "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
     "open_final_done": ((), lambda f: "the result is opened as the policy allows"),
-    "sample_written": (("text",), lambda f: f"the model writes: {said(f.get('text'))}"),
+    "sample_written": (("text",), lambda f: f"the model writes: {scalar_text(f.get('text'))}"),
     "weights_taken": (
         ("folder", "sha256"),
-        lambda f: f"begins with the weights {said(f.get('sha256'))[:12]} of {said(f.get('folder'))}",
+        lambda f: f"begins with the weights {scalar_text(f.get('sha256'))[:12]} of {scalar_text(f.get('folder'))}",
     ),
     "step_skipped": (("step",), lambda f: f"update skipped, the gradient was not a number{_at(f)}"),
     "watchdog_dump": ((), lambda f: "stalled: the watchdog wrote the stacks"),
-    "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({said(f.get('kind')) or 'direct'})"),
-    "link_down": (("peer", "kind"), lambda f: f"link to {_peer(f)} down ({said(f.get('kind')) or 'direct'})"),
+    "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({scalar_text(f.get('kind')) or 'direct'})"),
+    "link_down": (("peer", "kind"), lambda f: f"link to {_peer(f)} down ({scalar_text(f.get('kind')) or 'direct'})"),
     "waiting": (("peer", "since_s"), lambda f: f"waits for {_peer(f)}{_seconds(f, 'since_s')}"),
     "peer_lost": (("peer", "party", "since_s"), lambda f: f"peer {_peer(f)} lost, silent{_seconds(f, 'since_s')}"),
     "relay_up": ((), lambda f: "relay reachable again"),
@@ -64,7 +64,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "held": (("step",), lambda f: f"paused between steps{_at(f)}"),
     "released": ((), lambda f: "continues after the hold"),
     "halted": (("step",), lambda f: f"halted with a checkpoint{_at(f)}"),
-    "order_obeyed": (("mode",), lambda f: f"follows a signed {said(f.get('mode')) or 'halt'} order (relay)"),
+    "order_obeyed": (("mode",), lambda f: f"follows a signed {scalar_text(f.get('mode')) or 'halt'} order (relay)"),
     "lease_expired": ((), lambda f: "console lease expired: the pod halts by itself"),
     "worker_died": ((), lambda f: "worker process died"),
 }

@@ -23,7 +23,7 @@ from uvcc_engine.contract.agent_protocol import agent_commands, agent_messages, 
 from uvcc_engine.contract.agent_protocol.agent_commands import Command, HelloCommand, UnwatchCommand, WatchCommand
 from uvcc_engine.contract.agent_protocol.agent_messages import Ack, AgentMessage, Lines, Telemetry
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
-from uvcc_engine.contract.parsing.untrusted import moment, record, said
+from uvcc_engine.contract.parsing.untrusted import as_object, as_timestamp, scalar_text
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
@@ -278,7 +278,7 @@ class AgentClient:
         )
         sent = time.time()
         self.hello = await self._command_ack(hello)
-        theirs = moment(self.hello.get("ts"))
+        theirs = as_timestamp(self.hello.get("ts"))
         self.clock_skew = theirs - (sent + time.time()) / 2 if theirs is not None else 0.0
         self._paused.clear()
         self._going_on.clear()
@@ -287,7 +287,7 @@ class AgentClient:
 
     def rebooted(self) -> str:
         """Whether the pod is not the one it was at the last hello: then its processes and /tmp are gone."""
-        now, before = said(self.hello.get("boot_id"), 64), self.boot_id
+        now, before = scalar_text(self.hello.get("boot_id"), 64), self.boot_id
         self.boot_id = now or before
         return "the pod was rebooted: what ran there is gone" if before and now and now != before else ""
 
@@ -381,5 +381,5 @@ async def _last_words(process: asyncssh.SSHClientProcess[bytes]) -> str:
     lines = bytes(spoken).decode(errors="replace").strip().splitlines()
     if not lines:
         return ""
-    error = record(lines[-1]) or {}
-    return said(error.get("error"), 500) or clean(lines[-1], 500)
+    error = as_object(lines[-1]) or {}
+    return scalar_text(error.get("error"), 500) or clean(lines[-1], 500)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.agent_protocol.agent_messages import LONGEST, MOST_GPUS, WorkerChange, worker
 from uvcc_engine.contract.errors import ProtocolError
-from uvcc_engine.contract.parsing.untrusted import LATEST, real, said, tidy, whole
+from uvcc_engine.contract.parsing.untrusted import LATEST, as_float, as_int, bounded_copy, scalar_text
 
 ERRORS: Final = "ecc_errors_uncorrected_volatile_total"
 _URL: Final = re.compile(r"(https?)://[][A-Za-z0-9_.:-]{1,200}:([0-9]{1,5})/?")
@@ -89,31 +89,33 @@ def probed(ack: Mapping[str, Any], pod: str) -> dict[str, Any]:
         found = ack.get(name, {})
         if not isinstance(found, Mapping):
             raise wrong(name)
-        return tidy(found)
+        return bounded_copy(found)
 
     clock, disk, memory, gpus = part("clock"), part("disk"), part("memory"), ack.get("gpus") or []
     sizes = ("available_mib", "total_mib", "cgroup_limit_mib", "cgroup_used_mib")
-    if real(clock.get("ts"), 0.0, LATEST) is None:
+    if as_float(clock.get("ts"), 0.0, LATEST) is None:
         raise wrong("clock")
-    if real(disk.get("free_mib"), 0.0) is None:
+    if as_float(disk.get("free_mib"), 0.0) is None:
         raise wrong("disk")
-    if any(name in memory and real(memory[name]) is None for name in sizes):
+    if any(name in memory and as_float(memory[name]) is None for name in sizes):
         raise wrong("memory")
     if not isinstance(gpus, list) or len(gpus) > MOST_GPUS or not all(isinstance(g, Mapping) for g in gpus):
         raise wrong("gpus")
     for gpu in gpus:
-        if any(gpu.get(n) is not None and real(gpu[n]) is None for n in ("memory_used", "memory_total", ERRORS)):
+        if any(gpu.get(n) is not None and as_float(gpu[n]) is None for n in ("memory_used", "memory_total", ERRORS)):
             raise wrong("gpus")
     imports = ack.get("imports") or {}
     if not isinstance(imports, Mapping):
         raise wrong("imports")
-    rest = {name: said(ack.get(name), 500) for name in ("python", "platform", "hostname", "gpu_error") if name in ack}
+    rest = {
+        name: scalar_text(ack.get(name), 500) for name in ("python", "platform", "hostname", "gpu_error") if name in ack
+    }
     return rest | {
         "clock": clock,
         "disk": disk,
         "memory": memory,
-        "versions": {name: said(v, 100) for name, v in part("versions").items()},
-        "cpus": whole(ack.get("cpus")),
-        "gpus": [tidy(g) for g in gpus],
-        "imports": tidy(imports),
+        "versions": {name: scalar_text(v, 100) for name, v in part("versions").items()},
+        "cpus": as_int(ack.get("cpus")),
+        "gpus": [bounded_copy(g) for g in gpus],
+        "imports": bounded_copy(imports),
     }

@@ -16,7 +16,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, engine_requirements
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.machine import torch_floor
-from uvcc_engine.contract.parsing.untrusted import record, whole
+from uvcc_engine.contract.parsing.untrusted import as_int, as_object
 from uvcc_engine.contract.run_files.files import DOMAIN_KEY
 
 log = logger(__name__)
@@ -227,8 +227,8 @@ async def _start_keeper(link: PodLink, python: str, life_s: float) -> None:
     await link.put(pod.source("keeper.py"), f"{ROOT}/keeper.py")
     mark = f'export UVCC_ROOT="$HOME/{ROOT}"'
     said = await link.sh(f'{mark}\n{shlex.quote(python)} -S {ROOT}/keeper.py "$UVCC_ROOT" {life_s:.0f} </dev/null')
-    found = record(said.rpartition("\n")[2])
-    if found is None or not whole(found.get("keeper"), 1):
+    found = as_object(said.rpartition("\n")[2])
+    if found is None or not as_int(found.get("keeper"), 1):
         raise UvccError(f"pod {link.name}: nobody stays to end it in time", f"see {ROOT}/keeper.log there")
 
 

@@ -30,7 +30,7 @@ from uvcc_console.halt import machine
 from uvcc_console.halt.published_roots import Published
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.untrusted import record
+from uvcc_engine.contract.parsing.untrusted import as_object
 from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder
 from uvcc_engine.contract.run_files.control import checked_mode
@@ -84,7 +84,7 @@ class RelayMailbox:
     def request(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One JSON request to this relay under the first credential. Raises UvccError, also for a refusal."""
         try:
-            found = record(self._ask(self.tokens[0], path, json.dumps(asked), MAIL_S), relay_words.MOST_BYTES)
+            found = as_object(self._ask(self.tokens[0], path, json.dumps(asked), MAIL_S), relay_words.MOST_BYTES)
             if found is None:
                 raise ValueError("it answers in another form")
             return found
@@ -120,7 +120,7 @@ class RelayMailbox:
 
 def _why(body: bytes) -> str:
     """What a relay says of its refusal; nothing if it says nothing that can be read."""
-    found = record(body, _MOST_WHY)
+    found = as_object(body, _MOST_WHY)
     what = found.get("error") if found is not None else None
     return f": {clean(what)[:_LONGEST_WHY]}" if isinstance(what, str) else ""
 

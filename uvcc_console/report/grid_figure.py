@@ -12,7 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.report import metrics
 from uvcc_console.report.record import RunRecord, parse
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
-from uvcc_engine.contract.parsing.untrusted import said
+from uvcc_engine.contract.parsing.untrusted import scalar_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def rows(record: RunRecord) -> list[GridRow]:
     for init in metrics.group_inits(record):
         ready.setdefault(init.coord, set()).add(init.group)
     for event in record.engine_events("dp_ready", "dp_ok"):
-        ready.setdefault(said(event.fields.get("coord")), set()).add("dp")
+        ready.setdefault(scalar_text(event.fields.get("coord")), set()).add("dp")
     return [
         (
             *(str(c), c.party, c.replica, c.stage, c.tensor),

@@ -12,7 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
 from uvcc_console.report.record import RunRecord, parse
 from uvcc_engine.contract.job.topology import AXES, PARTIES
-from uvcc_engine.contract.parsing.untrusted import real, said, whole
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int, scalar_text
 
 GROUPS: Final = AXES[::-1]  # as they are formed
 TIMEOUT, ABORT, RETRANSMIT, REJECTED = "timeout", "abort", "retransmit", "rejected frame"
@@ -52,7 +52,7 @@ class GroupInit:
 
 def _amount(event: ev.EngineEvent) -> int:
     """Events may stand for several of their kind (``count``)."""
-    return whole(event.fields.get("count"), 1) or 1
+    return as_int(event.fields.get("count"), 1) or 1
 
 
 def aborted(event: ev.EngineEvent) -> bool:
@@ -115,11 +115,11 @@ def group_inits(record: RunRecord) -> list[GroupInit]:
     """Initialisation times that workers reported (``group_ready``, ``nccl_init_done``, ``dp_init_done``)."""
     found = []
     for event in record.engine_events("group_ready", "group_init_done", "nccl_init_done", "dp_init_done"):
-        group = said(event.fields.get("group") or event.fields.get("kind") or "dp").lower()
-        seconds = real(next((event.fields[k] for k in ("seconds", "t_s", "init_s") if k in event.fields), None))
+        group = scalar_text(event.fields.get("group") or event.fields.get("kind") or "dp").lower()
+        seconds = as_float(next((event.fields[k] for k in ("seconds", "t_s", "init_s") if k in event.fields), None))
         if group in GROUPS and seconds is not None:
-            backend = said(event.fields.get("backend"))
-            found.append(GroupInit(said(event.fields.get("coord", event.pod)), group, seconds, backend))
+            backend = scalar_text(event.fields.get("backend"))
+            found.append(GroupInit(scalar_text(event.fields.get("coord", event.pod)), group, seconds, backend))
     return found
 
 
@@ -171,7 +171,7 @@ def errors_by_group(record: RunRecord) -> dict[tuple[str, str], int]:
     for event in record.of(ev.EngineEvent):
         kind = TIMEOUT if event.event in _TIMEOUTS else ABORT if aborted(event) else ""
         if kind:
-            group = said(event.fields.get("group", "plane")).lower()
+            group = scalar_text(event.fields.get("group", "plane")).lower()
             found[(group if group in GROUPS else "plane", kind)] += _amount(event)
     plane = plane_totals(record)
     for name in (RETRANSMIT, REJECTED):
@@ -185,7 +185,7 @@ def dp_map(record: RunRecord) -> dict[tuple[int, int], tuple[int, int, float | N
     ready: dict[tuple[int, int], set[str]] = {}
     seconds: dict[tuple[int, int], list[float]] = {}
     for event in record.engine_events("dp_ready", "dp_ok"):
-        if (c := parse(said(event.fields.get("coord")))) is not None:
+        if (c := parse(scalar_text(event.fields.get("coord")))) is not None:
             ready.setdefault((c.stage, c.tensor), set()).add(str(c))
     for init in group_inits(record):
         if init.group == "dp" and (c := parse(init.coord)) is not None:
@@ -215,8 +215,8 @@ def schedule(record: RunRecord) -> list[MicrobatchTime]:
     raw: list[tuple[float, ev.EngineEvent]] = []
     for event in record.engine_events("pipeline_tick"):
         f: dict[str, Any] = event.fields
-        wholes = all(whole(f.get(k)) is not None for k in ("step", "microbatch"))
-        if wholes and all(real(f.get(k)) is not None for k in ("start", "end")):
+        wholes = all(as_int(f.get(k)) is not None for k in ("step", "microbatch"))
+        if wholes and all(as_float(f.get(k)) is not None for k in ("start", "end")):
             raw.append((float(f["start"]), event))
     if not raw:
         return []
@@ -226,9 +226,9 @@ def schedule(record: RunRecord) -> list[MicrobatchTime]:
     return sorted(
         (
             MicrobatchTime(
-                said(f.get("coord")),
+                scalar_text(f.get("coord")),
                 first,
-                said(f.get("phase", "F")),
+                scalar_text(f.get("phase", "F")),
                 int(f["microbatch"]),
                 start - zero,
                 float(f["end"]) - zero,

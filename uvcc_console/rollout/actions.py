@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.migration import lm_migration, private_migratio
 from uvcc_engine.contract.agent_protocol.agent_commands import SignalCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import Topology
-from uvcc_engine.contract.parsing.untrusted import said
+from uvcc_engine.contract.parsing.untrusted import scalar_text
 
 log = logger(__name__)
 
@@ -51,7 +51,7 @@ async def stackdump(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) 
     """SIGUSR1 to one pod's workers: their stacks arrive in the log as ``stackdump_*.txt``."""
     run, member = _phase(ctx).engine_run, _member(ctx, args)
     ack = await member.channel.request(SignalCommand(run=run, signal="USR1"))
-    sent = [said(c, 32) for c in ack["sent"]] if isinstance(ack.get("sent"), list) else []
+    sent = [scalar_text(c, 32) for c in ack["sent"]] if isinstance(ack.get("sent"), list) else []
     if not sent:
         raise UvccError(f"no worker of {run} lives on {member.name}", "start it first")
     return f"{', '.join(sent)} write their stacks; see the log, panel 3"
@@ -76,8 +76,8 @@ async def fetch(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> s
             left = await _different(member, remote, again)
     if left:
         raise UvccError(f"{', '.join(left)} of {member.name} changed while they were fetched", "fetch again")
-    said = offer.complaint()
-    return f"{len(sums)} files in {home.relative_to(ctx.run_dir)}" + (f"; {said}" if said else "")
+    complaint = offer.complaint()
+    return f"{len(sums)} files in {home.relative_to(ctx.run_dir)}" + (f"; {complaint}" if complaint else "")
 
 
 async def bring_files(
@@ -136,9 +136,9 @@ async def replace_pod(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]
         except UnreachableError as e:  # a pod out of reach ends the stage by its silence
             log.warning("its workers could not be ended: %s", e, pod=member.name)
         await _stopped(ctx)
-    said = await (lm_migration.go_on if model else private_migration.go_on)(ctx, [member.name])
+    told = await (lm_migration.go_on if model else private_migration.go_on)(ctx, [member.name])
     stages.decide("resume")
-    return said
+    return told
 
 
 async def try_next(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:

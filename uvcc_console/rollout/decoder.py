@@ -20,7 +20,7 @@ from uvcc_engine.contract.agent_protocol.agent_messages import (
     Telemetry,
     WorkerChange,
 )
-from uvcc_engine.contract.parsing.untrusted import STEPS, record, said, tidy, whole
+from uvcc_engine.contract.parsing.untrusted import STEPS, as_int, as_object, bounded_copy, scalar_text
 from uvcc_engine.contract.run_files import files, records
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
@@ -198,7 +198,7 @@ class Decoder:
             columns = self._columns.get(src, COLUMNS if split == "train" else files.VAL_COLUMNS)
             try:
                 row = {k: float(v) for k, v in zip(columns, cells, strict=False) if v != ""}
-                step = whole(row.pop("step"), 0, STEPS)
+                step = as_int(row.pop("step"), 0, STEPS)
             except (ValueError, KeyError):
                 step = None
             if step is None:
@@ -218,7 +218,7 @@ class Decoder:
     def _document(self, src: str, lines: list[str]) -> dict[str, Any] | None:
         """A document of this run. It may arrive in pieces; it is read once it is whole."""
         text = self._partial.get(src, "") + "\n".join(lines)
-        read = record(text, DOCUMENT)
+        read = as_object(text, DOCUMENT)
         if read is None and len(text) > DOCUMENT:
             self._refuse(src, "a document without end")
             text = ""
@@ -233,11 +233,13 @@ class Decoder:
         found = records.facts(read)
         coord = self._mine(found.coord) if isinstance(found, records.Facts) else None
         if coord is None:
-            return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
+            return self._refuse(src, f"of {scalar_text(read.get('coord'), 40)!r}")
         config = read.get("config")
         parts = [read, read.get("job"), *(config.values() if isinstance(config, Mapping) else ())]
         facts = {k: p[k] for p in reversed(parts) if isinstance(p, Mapping) for k in FACTS if k in p}
-        return [ev.EngineEvent(pod=self.pod, level="info", event="run_facts", fields=tidy(facts) | {"coord": coord})]
+        return [
+            ev.EngineEvent(pod=self.pod, level="info", event="run_facts", fields=bounded_copy(facts) | {"coord": coord})
+        ]
 
     def _exit(self, src: str, lines: list[str]) -> list[ev.Event]:
         read = self._document(src, lines)
@@ -246,7 +248,7 @@ class Decoder:
         found = records.exit_record(read)
         coord = self._mine(found.coord) if isinstance(found, records.Exit) else None
         if isinstance(found, records.Malformed) or coord is None:
-            return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
+            return self._refuse(src, f"of {scalar_text(read.get('coord'), 40)!r}")
         level = "error" if found.status == "failed" else "info"
         fields = {**found.fields, "coord": coord}
         return [ev.EngineEvent(pod=self.pod, level=level, event="exit", fields=fields)]
@@ -258,6 +260,6 @@ class Decoder:
         found = records.result(read)
         coord = self._mine(found.coord) if isinstance(found, records.Result) else None
         if isinstance(found, records.Malformed) or coord is None:
-            return self._refuse(src, f"of {said(read.get('coord'), 40)!r}")
+            return self._refuse(src, f"of {scalar_text(read.get('coord'), 40)!r}")
         values, digest = dict(found.values), found.result_hash
         return [ev.ResultReported(pod=self.pod, coord=coord, phase=self.phase, result_hash=digest, values=values)]

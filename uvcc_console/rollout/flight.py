@@ -18,7 +18,7 @@ from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_engine.contract.agent_protocol.agent_commands import FlightCommand
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.topology import Coord
-from uvcc_engine.contract.parsing.untrusted import record
+from uvcc_engine.contract.parsing.untrusted import as_object
 from uvcc_engine.contract.run_files.flight import name_of
 
 ANSWER_S: Final = 10.0
@@ -81,6 +81,6 @@ async def _answers(member: Member, run: str, coords: Sequence[str], nonce: str) 
 async def _read(member: Member, path: str) -> Answer:
     """A worker's answer; empty before its first."""
     try:
-        return record(await member.ssh.read(path), LONGEST) or {}
+        return as_object(await member.ssh.read(path), LONGEST) or {}
     except UvccError:
         return {}

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from uvcc_console.core import log
 from uvcc_console.runs.processes import CONDUCTOR, HALTD
-from uvcc_engine.contract.parsing.untrusted import moment, record, said
+from uvcc_engine.contract.parsing.untrusted import as_object, as_timestamp, scalar_text
 from uvcc_engine.contract.text import clean, clean_block, complain
 
 PROCESSES: Final = (CONDUCTOR, HALTD)
@@ -92,22 +92,22 @@ class LogLine:
 
 def entry(line: bytes, process: str) -> LogLine | None:
     """A line of a ``.jsonl`` file; None for whatever is none, such as one that a full disk cut short."""
-    row = record(line, LINE)
-    ts = moment(row.get("ts")) if row is not None else None
+    row = as_object(line, LINE)
+    ts = as_timestamp(row.get("ts")) if row is not None else None
     if row is None or ts is None:
         return None
-    level = said(row.get("level"), 16)
-    about = {name: text for name in log.CONTEXT if (text := said(row.get(name)))}
+    level = scalar_text(row.get("level"), 16)
+    about = {name: text for name in log.CONTEXT if (text := scalar_text(row.get(name)))}
     trace = row.get("trace")
     return LogLine(
         ts,
         level if level in log.LEVELS else "info",
         process,
-        said(row.get("message"), log.TEXT),
-        said(row.get("logger")),
+        scalar_text(row.get("message"), log.TEXT),
+        scalar_text(row.get("logger")),
         about,
-        said(row.get("error")),
-        said(row.get("hint"), log.TEXT),
+        scalar_text(row.get("error")),
+        scalar_text(row.get("hint"), log.TEXT),
         clean_block(trace[: log.TRACE]) if isinstance(trace, str) else "",
     )
 

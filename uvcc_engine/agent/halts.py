@@ -19,7 +19,7 @@ from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage, to_jso
 from uvcc_engine.contract.agent_protocol.wire import Lacks
 from uvcc_engine.contract.checkpoints import checkpoint as checkpoints
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.contract.parsing.untrusted import real, said
+from uvcc_engine.contract.parsing.untrusted import as_float, scalar_text
 from uvcc_engine.contract.run_files import files, records
 from uvcc_engine.contract.run_files.control import HOLD, RELEASE, HaltRequest, HaltVerdict
 
@@ -90,13 +90,13 @@ class HaltWatch:
             return
         phase, step = beat.phase, beat.step
         echoed = beat.fields.get("halt_nonce") == self.request.nonce
-        seen.checkpoint = said(beat.fields.get("checkpoint"), 128) or seen.checkpoint
+        seen.checkpoint = scalar_text(beat.fields.get("checkpoint"), 128) or seen.checkpoint
         if echoed and phase == "halted":
             self._reach(worker, seen, "halted", step)
         elif echoed and phase in ("hold", "held") and self.request.mode != RELEASE:
             self._reach(worker, seen, "held", step)
         elif self.request.mode == RELEASE and phase not in ("hold", "held", "halted"):
-            after = (real(beat.fields.get("ts")) or 0.0) >= self.since
+            after = (as_float(beat.fields.get("ts")) or 0.0) >= self.since
             self._reach(worker, seen, "released" if after else "", step)
 
     def _evidence(self, worker: Worker, seen: _Seen) -> bool:

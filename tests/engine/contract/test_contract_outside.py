@@ -78,31 +78,31 @@ def test_errors_say_nothing_that_a_terminal_obeys() -> None:
 
 @given(ANY)
 def test_no_value_makes_a_reader_raise(value: object) -> None:
-    n, x = untrusted.whole(value), untrusted.real(value)
+    n, x = untrusted.as_int(value), untrusted.as_float(value)
     assert n is None or (type(n) is int and 0 <= n <= untrusted.WIDE)
     assert x is None or (type(x) is float and math.isfinite(x))
-    assert untrusted.word(value, 5) is None or len(untrusted.word(value, 5) or "") <= 5
-    assert isinstance(untrusted.said(value), str)
-    kept = untrusted.tidy({"k": value}, nodes=20, depth=3)
+    assert untrusted.as_text(value, 5) is None or len(untrusted.as_text(value, 5) or "") <= 5
+    assert isinstance(untrusted.scalar_text(value), str)
+    kept = untrusted.bounded_copy({"k": value}, nodes=20, depth=3)
     assert len(json.dumps(kept)) < 200_000
     json.dumps(untrusted.without_nan(value), allow_nan=False)
 
 
 @pytest.mark.parametrize("value", [True, "3", None, [3], {"a": 3}, math.nan, math.inf, 1.5, -1, 1 << 70, 1e300])
 def test_what_is_no_whole_number(value: object) -> None:
-    assert untrusted.whole(value) is None
+    assert untrusted.as_int(value) is None
 
 
 @pytest.mark.parametrize("value", [False, "1.0", None, [], math.nan, -math.inf, 10**400])
 def test_what_is_no_number(value: object) -> None:
-    assert untrusted.real(value) is None
+    assert untrusted.as_float(value) is None
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "9" * 5000, "{", "", '"\\', b"\xff\xfe\x00", "{" * 1_100_000])
 def test_texts_that_are_no_json(text: str | bytes) -> None:
-    assert untrusted.record(text) is None
+    assert untrusted.as_object(text) is None
     with pytest.raises(ValueError):
-        untrusted.parsed(text)
+        untrusted.load_json(text)
 
 
 def test_a_copy_is_bounded_in_depth_width_and_text() -> None:
@@ -111,6 +111,10 @@ def test_a_copy_is_bounded_in_depth_width_and_text() -> None:
     for _ in range(500):
         inner["in"] = inner = {}
     wide = {f"k{i}": ["x" * 1000] * 1000 for i in range(1000)}
-    assert len(json.dumps(untrusted.tidy(deep))) < 100
-    assert len(json.dumps(untrusted.tidy(wide))) < 40_000
-    assert untrusted.tidy({"a\x1b[1m": "b\n", "n": 10**30, "f": math.inf}) == {"a": "b ", "n": None, "f": math.inf}
+    assert len(json.dumps(untrusted.bounded_copy(deep))) < 100
+    assert len(json.dumps(untrusted.bounded_copy(wide))) < 40_000
+    assert untrusted.bounded_copy({"a\x1b[1m": "b\n", "n": 10**30, "f": math.inf}) == {
+        "a": "b ",
+        "n": None,
+        "f": math.inf,
+    }

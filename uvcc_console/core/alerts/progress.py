@@ -8,7 +8,7 @@ from typing import Any
 
 from uvcc_console.core.alerts.finding import Finding, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot, WorkerView
-from uvcc_engine.contract.parsing.untrusted import said, whole
+from uvcc_engine.contract.parsing.untrusted import as_int, scalar_text
 from uvcc_engine.contract.run_files.waiting import Waiting
 
 SILENT_S = 15.0  # a heartbeat is due every 5 s
@@ -46,8 +46,8 @@ def collective(beat: Mapping[str, Any]) -> tuple[str, int]:
     """
     last: Any = beat.get("last_collective")
     if isinstance(last, Mapping):
-        return " ".join(said(last[k]) for k in ("group", "op") if k in last), _number(last.get("seq"))
-    text = said(last)
+        return " ".join(scalar_text(last[k]) for k in ("group", "op") if k in last), _number(last.get("seq"))
+    text = scalar_text(last)
     what, mark, number = text.rpartition(" #")
     if mark and number.isascii() and number.isdigit() and len(number) < 19:
         return what, int(number)
@@ -55,13 +55,13 @@ def collective(beat: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _number(value: object) -> int:
-    found = whole(value)
+    found = as_int(value)
     return -1 if found is None else found
 
 
 def first_that_differs(workers: list[WorkerView]) -> str:
     """The first rank whose last collective is not the one that most are in; empty where all agree."""
-    told = [(w, collective(w.beat)) for w in sorted(workers, key=lambda w: (whole(w.beat.get("rank")) or 0, w.coord))]
+    told = [(w, collective(w.beat)) for w in sorted(workers, key=lambda w: (as_int(w.beat.get("rank")) or 0, w.coord))]
     told = [(w, c) for w, c in told if c != ("", -1)]
     if not told:
         return ""

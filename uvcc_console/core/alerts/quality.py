@@ -8,7 +8,7 @@ from typing import Any
 
 from uvcc_console.core.alerts.finding import Finding, line, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract.parsing.untrusted import real
+from uvcc_engine.contract.parsing.untrusted import as_float
 
 WINDOW = 50
 FLAT = 1e-4
@@ -72,7 +72,7 @@ def gate_collapse(s: Snapshot, now: float) -> Iterator[Finding]:
     """The attention gates have chosen one branch for good."""
     floor = float(_gates(s).get("gate_entropy") or 0.0) or ENTROPY_FLOOR
     for w in training(s):
-        share, entropy = real(w.beat.get("gate_collapse_frac")), real(w.beat.get("gate_entropy_mean"))
+        share, entropy = as_float(w.beat.get("gate_collapse_frac")), as_float(w.beat.get("gate_entropy_mean"))
         if (share is not None and share > COLLAPSED) or (entropy is not None and 0 <= entropy < floor):
             text = f"gate entropy {entropy}, {share} of the gates collapsed (floor {floor:g})"
             yield Finding("gate_collapse", text, "lower the learning rate or warm up longer", w.coord)
@@ -82,7 +82,7 @@ def slow_data(s: Snapshot, now: float) -> Iterator[Finding]:
     """A large part of a step goes into fetching its data."""
     usual = step_time(s)
     for w in training(s):
-        fetch = real(w.beat.get("dt_fetch_s"))
+        fetch = as_float(w.beat.get("dt_fetch_s"))
         if fetch is not None and usual > 0 and fetch > FETCH_SHARE * usual:
             text = f"fetching takes {fetch:.3f} s of a step of {usual:.3f} s"
             yield Finding("slow_data", text, "more loader workers, or the data nearer to the pod", w.coord)

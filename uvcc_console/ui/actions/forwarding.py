@@ -7,7 +7,7 @@ import contextlib
 import sys
 
 from uvcc_console.ui.run_base import RunConsole
-from uvcc_engine.contract.parsing.untrusted import record, said
+from uvcc_engine.contract.parsing.untrusted import as_object, scalar_text
 
 CODE = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
 LAST = 300
@@ -34,7 +34,7 @@ async def forward(app: RunConsole, pod: str) -> None:
     words, url = asyncio.create_task(process.stderr.read(MOST)), ""
     try:
         while line := await process.stdout.readline():
-            if found := said((record(line) or {}).get("url"), LAST):
+            if found := scalar_text((as_object(line) or {}).get("url"), LAST):
                 url = found
                 app.say(f"TensorBoard of {pod}: {url}")
         if not url:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from uvcc_console.core import events as ev
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.parsing.untrusted import whole
+from uvcc_engine.contract.parsing.untrusted import as_int
 
 Recorded = Sequence[tuple[int, ev.Event]]
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
@@ -35,7 +35,7 @@ def moment(text: str, recorded: Recorded, start: float, end: float, at: float, *
     }
     if word in ("step", "event") and rest.strip().isdecimal() and len(rest) < 12:
         n = int(rest)
-        tests["step"] = lambda seq, e: isinstance(e, ev.HeartbeatRead) and (whole(e.record.get("step")) or 0) >= n
+        tests["step"] = lambda seq, e: isinstance(e, ev.HeartbeatRead) and (as_int(e.record.get("step")) or 0) >= n
         tests["event"] = lambda seq, e: seq >= n
     test = tests.get(word)
     if test is None:

@@ -14,7 +14,7 @@ from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.judging.view import View, coord_parts, party_role
 from uvcc_console.ui.widgets.canvas import Band, Curve, Numbers
-from uvcc_engine.contract.parsing.untrusted import whole
+from uvcc_engine.contract.parsing.untrusted import as_int
 
 TITLES: Final = {
     "loss": "loss",
@@ -174,8 +174,8 @@ def per_step(s: Snapshot) -> tuple[int, str]:
         return 0, ""
     plan = job.get("plan")
     plan = plan if isinstance(plan, Mapping) else {}
-    batch = whole(job.get("batch"), 1) or whole(plan.get("batch"), 1) or whole(plan.get("batch_size"), 1)
-    length = whole(job.get("seq_len"), 1) or whole(plan.get("seq_len"), 1) or whole(plan.get("block_size"), 1)
+    batch = as_int(job.get("batch"), 1) or as_int(plan.get("batch"), 1) or as_int(plan.get("batch_size"), 1)
+    length = as_int(job.get("seq_len"), 1) or as_int(plan.get("seq_len"), 1) or as_int(plan.get("block_size"), 1)
     if not batch:
         return 0, ""
     return (batch * length, "tokens") if length else (batch, "samples")

@@ -15,7 +15,7 @@ from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.parsing import strict
-from uvcc_engine.contract.parsing.untrusted import record
+from uvcc_engine.contract.parsing.untrusted import as_object
 from uvcc_engine.contract.run_files.records import Malformed
 
 MOST_BYTES: Final = 1 << 24  # of a line: a spec carries its job
@@ -97,7 +97,7 @@ def encode(message: ForkRequest | ZygoteReport) -> bytes:
 
 def parse_request(line: bytes) -> ForkRequest | Malformed:
     """What an agent asks for. Total."""
-    found = record(line, MOST_BYTES)
+    found = as_object(line, MOST_BYTES)
     if found is None or set(found) != {"spec", "log"} or not isinstance(found["log"], str):
         return Malformed("a malformed request to fork")
     try:
@@ -108,7 +108,7 @@ def parse_request(line: bytes) -> ForkRequest | Malformed:
 
 def parse_report(line: bytes) -> ZygoteReport | Malformed:
     """What a zygote reports. Total."""
-    found = record(line, MOST_BYTES)
+    found = as_object(line, MOST_BYTES)
     kind = found.pop("kind", None) if found is not None else None
     if not isinstance(kind, str) or kind not in _KINDS:
         return Malformed("a zygote's report of no known kind")

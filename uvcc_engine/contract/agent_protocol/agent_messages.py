@@ -14,7 +14,16 @@ from typing import Any, Final, Literal
 
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.agent_protocol.wire import AckCode, Lacks
-from uvcc_engine.contract.parsing.untrusted import LATEST, hint_of, real, record, said, tidy, whole, word
+from uvcc_engine.contract.parsing.untrusted import (
+    LATEST,
+    as_float,
+    as_int,
+    as_object,
+    as_text,
+    bounded_copy,
+    hint_of,
+    scalar_text,
+)
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
@@ -131,7 +140,7 @@ AgentMessage = Told | Ack | Unknown
 
 def parse(line: bytes | str) -> AgentMessage | Malformed:
     """Read one line of an agent. Never raises."""
-    found = record(line, LONGEST)
+    found = as_object(line, LONGEST)
     op = found.get("op") if found is not None else None
     if found is None or not isinstance(op, str):
         return Malformed("not a message of an agent")
@@ -152,7 +161,7 @@ def _ack(m: Mapping[str, Any]) -> Ack | None:
         return None
     if ok:
         return Ack(nonce=nonce, ok=True, fields=m)
-    error = said(m.get("error"), 1000) or "refused"
+    error = scalar_text(m.get("error"), 1000) or "refused"
     return Ack(nonce=nonce, ok=False, code=wire.code_of(m), error=error, hint=hint_of(m), fields=m)
 
 
@@ -164,7 +173,7 @@ def _name(value: object) -> str | None:
 
 def _lines(m: Mapping[str, Any]) -> Lines | None:
     run, src, listed = _name(m.get("run")), _name(m.get("src")), m.get("lines")
-    ino, off = whole(m.get("ino")), whole(m.get("off"))
+    ino, off = as_int(m.get("ino")), as_int(m.get("off"))
     if run is None or src is None or ino is None or off is None or not isinstance(listed, list):
         return None
     if len(listed) > MOST_LINES or not all(isinstance(x, str) for x in listed):
@@ -176,12 +185,12 @@ def _rewind(m: Mapping[str, Any]) -> Rewind | None:
     run, src = _name(m.get("run")), _name(m.get("src"))
     if run is None or src is None:
         return None
-    return Rewind(run=run, src=src, reason=said(m.get("reason"), 32))
+    return Rewind(run=run, src=src, reason=scalar_text(m.get("reason"), 32))
 
 
 def _dropped(m: Mapping[str, Any]) -> Dropped | None:
-    n, run = whole(m.get("n"), 0), _name(m.get("run"))
-    return None if n is None or run is None else Dropped(run=run, n=n, src=said(m.get("src"), MOST_NAME))
+    n, run = as_int(m.get("n"), 0), _name(m.get("run"))
+    return None if n is None or run is None else Dropped(run=run, n=n, src=scalar_text(m.get("src"), MOST_NAME))
 
 
 def _change(m: Mapping[str, Any]) -> WorkerChange | None:
@@ -189,14 +198,14 @@ def _change(m: Mapping[str, Any]) -> WorkerChange | None:
     signal = m.get("signal")
     if run is None or found is None or not (signal is None or isinstance(signal, str)):
         return None
-    return dataclasses.replace(found, run=run, signal=said(signal, 16))
+    return dataclasses.replace(found, run=run, signal=scalar_text(signal, 16))
 
 
 def worker(m: object) -> WorkerChange | None:
     """A worker as a change and an acknowledgement describe it; None for anything else."""
     given = m if isinstance(m, Mapping) else {}
-    coord, state, rc = word(given.get("coord"), 32), given.get("state"), given.get("rc")
-    pid, code = whole(given.get("pid") or 0), whole(given.get("rc"), -_CODE, _CODE)
+    coord, state, rc = as_text(given.get("coord"), 32), given.get("state"), given.get("rc")
+    pid, code = as_int(given.get("pid") or 0), as_int(given.get("rc"), -_CODE, _CODE)
     if coord is None or pid is None or (rc is not None and code is None):
         return None
     if state not in ("started", "exited"):
@@ -205,14 +214,14 @@ def worker(m: object) -> WorkerChange | None:
 
 
 def _stage(m: Mapping[str, Any]) -> HaltStage | None:
-    run, nonce, stage = _name(m.get("run")), word(m.get("nonce"), MOST_NAME), word(m.get("stage"), 16)
-    step = whole(-1 if m.get("step") is None else m["step"], -1)
+    run, nonce, stage = _name(m.get("run")), as_text(m.get("nonce"), MOST_NAME), as_text(m.get("stage"), 16)
+    step = as_int(-1 if m.get("step") is None else m["step"], -1)
     texts = [m.get(name) for name in ("coord", "checkpoint", "detail", "mode")]
     if run is None or nonce is None or stage is None or step is None:
         return None
     if not all(v is None or isinstance(v, str) for v in texts):
         return None
-    coord, checkpoint, mode = (said(m.get(name), 128) for name in ("coord", "checkpoint", "mode"))
+    coord, checkpoint, mode = (scalar_text(m.get(name), 128) for name in ("coord", "checkpoint", "mode"))
     return HaltStage(
         run=run,
         nonce=nonce,
@@ -221,17 +230,17 @@ def _stage(m: Mapping[str, Any]) -> HaltStage | None:
         coord=coord,
         step=step,
         checkpoint=checkpoint,
-        detail=said(m.get("detail"), 500),
+        detail=scalar_text(m.get("detail"), 500),
         lacks=wire.lacks_of(m),
     )
 
 
 def _telemetry(m: Mapping[str, Any]) -> Telemetry | None:
-    at, listed = real(m.get("ts", 0.0), 0.0, LATEST), m.get("gpus") or []
-    cpu, mem, disk = (real(m.get(name) or 0.0, 0.0) for name in ("cpu", "mem_mib", "disk_free_mib"))
+    at, listed = as_float(m.get("ts", 0.0), 0.0, LATEST), m.get("gpus") or []
+    cpu, mem, disk = (as_float(m.get(name) or 0.0, 0.0) for name in ("cpu", "mem_mib", "disk_free_mib"))
     if at is None or cpu is None or mem is None or disk is None or not isinstance(listed, list):
         return None
-    gpus = [tidy(g, nodes=32, depth=2) for g in listed[:MOST_GPUS] if isinstance(g, Mapping)]
+    gpus = [bounded_copy(g, nodes=32, depth=2) for g in listed[:MOST_GPUS] if isinstance(g, Mapping)]
     return Telemetry(ts=at, cpu=cpu, mem_mib=mem, disk_free_mib=disk, gpus=gpus)
 
 

@@ -20,7 +20,7 @@ NODES: Final = 512
 TEXT: Final = 16_384
 
 
-def whole(value: object, low: int = 0, high: int = WIDE) -> int | None:
+def as_int(value: object, low: int = 0, high: int = WIDE) -> int | None:
     """An integer in [low, high]; a float without a fraction counts, a bool does not."""
     if isinstance(value, bool):
         return None
@@ -31,7 +31,7 @@ def whole(value: object, low: int = 0, high: int = WIDE) -> int | None:
     return value if isinstance(value, int) and low <= value <= high else None
 
 
-def real(value: object, low: float = -1e300, high: float = 1e300) -> float | None:
+def as_float(value: object, low: float = -1e300, high: float = 1e300) -> float | None:
     """A finite number in [low, high]; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -42,17 +42,17 @@ def real(value: object, low: float = -1e300, high: float = 1e300) -> float | Non
     return number if math.isfinite(number) and low <= number <= high else None
 
 
-def moment(value: object) -> float | None:
+def as_timestamp(value: object) -> float | None:
     """A time stamp that a calendar can print."""
-    return real(value, 0.0, LATEST)
+    return as_float(value, 0.0, LATEST)
 
 
-def word(value: object, limit: int = 256) -> str | None:
+def as_text(value: object, limit: int = 256) -> str | None:
     """Text, cleaned, of at most ``limit`` characters; None for anything else."""
     return clean(value, limit) if isinstance(value, str) else None
 
 
-def said(value: object, limit: int = 256) -> str:
+def scalar_text(value: object, limit: int = 256) -> str:
     """Any scalar in words, cleaned, of at most ``limit`` characters; empty for null, lists and objects."""
     if isinstance(value, str):
         return clean(value, limit)
@@ -65,10 +65,10 @@ def said(value: object, limit: int = 256) -> str:
 
 def hint_of(found: Mapping[str, Any]) -> str:
     """What an operator is told to do about an error; records of earlier versions call it ``cure``."""
-    return said(found.get("hint", found.get("cure")), 500)
+    return scalar_text(found.get("hint", found.get("cure")), 500)
 
 
-def parsed(text: str | bytes, most: int = 1 << 20) -> Any:
+def load_json(text: str | bytes, most: int = 1 << 20) -> Any:
     """The JSON value of a text; raises ValueError, and nothing else, for whatever is none or is too long."""
     if len(text) > most:
         raise ValueError(f"longer than {most}")
@@ -78,16 +78,16 @@ def parsed(text: str | bytes, most: int = 1 << 20) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def record(text: str | bytes, most: int = 1 << 20) -> dict[str, Any] | None:
+def as_object(text: str | bytes, most: int = 1 << 20) -> dict[str, Any] | None:
     """The JSON object of a text of at most ``most`` characters or bytes; None for whatever is none."""
     try:
-        found = parsed(text, most)
+        found = load_json(text, most)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
-def tidy(value: Mapping[str, Any], *, nodes: int = NODES, depth: int = DEPTH) -> dict[str, Any]:
+def bounded_copy(value: Mapping[str, Any], *, nodes: int = NODES, depth: int = DEPTH) -> dict[str, Any]:
     """A bounded copy of an object: text cleaned, what is nested too deeply or beyond ``nodes`` values left out.
 
     Numbers stay as they are (a loss may be NaN) unless they are too large for anything to print.

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
-from uvcc_engine.contract.parsing.untrusted import real, record
+from uvcc_engine.contract.parsing.untrusted import as_float, as_object
 from uvcc_engine.contract.run_files.control import MODES, HaltRequest
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -178,7 +178,7 @@ class PairFigures:
     @classmethod
     def parse(cls, body: bytes) -> PairFigures | Malformed:
         """What the other end measured. Total."""
-        return cls.of(record(body, 4096))
+        return cls.of(as_object(body, 4096))
 
     @classmethod
     def of(cls, found: object) -> PairFigures | Malformed:
@@ -186,7 +186,7 @@ class PairFigures:
         names = ("rtt_ms", "out_mib_s", "in_mib_s")
         if not isinstance(found, Mapping) or set(found) != set(names):
             return Malformed("malformed measurements")
-        good = [value for name in names if (value := real(found[name], 0.0, 1e12)) is not None]
+        good = [value for name in names if (value := as_float(found[name], 0.0, 1e12)) is not None]
         return cls(*good) if len(good) == len(names) else Malformed("malformed measurements")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import AXES, Coord
 from uvcc_engine.contract.parsing import strict
-from uvcc_engine.contract.parsing.untrusted import real, said, whole
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int, scalar_text
 from uvcc_engine.contract.peer_protocol.peer_messages import PairFigures
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -117,13 +117,15 @@ class PreflightReport:
         if not set(pairs) <= set("012") or any(isinstance(f, Malformed) for f in between.values()):
             return Malformed("a report with malformed figures of its peers")
         return cls(
-            run=said(data.get("run")),
+            run=scalar_text(data.get("run")),
             coord=where,
-            backend=said(data.get("backend"), 32),
+            backend=scalar_text(data.get("backend"), 32),
             groups={n: f for n, f in measured.items() if isinstance(f, GroupFigures)},
             pairs={int(p): f for p, f in between.items() if isinstance(f, PairFigures)},
             trouble=tuple(
-                PreflightTrouble(said(t.get("part"), 64), said(t.get("what"), 500), said(t.get("hint"), 500))
+                PreflightTrouble(
+                    scalar_text(t.get("part"), 64), scalar_text(t.get("what"), 500), scalar_text(t.get("hint"), 500)
+                )
                 for t in trouble
             ),
         )
@@ -131,7 +133,11 @@ class PreflightReport:
 
 def _group(found: object) -> GroupFigures | Malformed:
     told = found if isinstance(found, Mapping) else {}
-    size, ms, mib_s = whole(told.get("size"), 2), real(told.get("ms"), 0.0, _MOST), real(told.get("mib_s"), 0.0, _MOST)
+    size, ms, mib_s = (
+        as_int(told.get("size"), 2),
+        as_float(told.get("ms"), 0.0, _MOST),
+        as_float(told.get("mib_s"), 0.0, _MOST),
+    )
     if size is None or ms is None or mib_s is None:
         return Malformed("malformed figures of a group")
     return GroupFigures(size, ms, mib_s)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.parsing.untrusted import parsed, record, said, whole
+from uvcc_engine.contract.parsing.untrusted import as_int, as_object, load_json, scalar_text
 from uvcc_engine.contract.run_files import records
 from uvcc_engine.contract.run_files.control import HALT, Mode, checked_mode
 from uvcc_engine.contract.run_files.records import Heartbeat, Malformed, ReportedRoot
@@ -88,12 +88,14 @@ def order(content: Mapping[str, Any]) -> HaltOrder | DomainConsent | Malformed:
     if not isinstance(run, str):
         return Malformed("an order that names no run")
     if kind == "consent":
-        return DomainConsent(run=run, what=said(content.get("what"), 32))
+        return DomainConsent(run=run, what=scalar_text(content.get("what"), 32))
     nonce, after = content.get("nonce", ""), _seconds(content.get("deadline_s"))
     if kind != "order" or not isinstance(nonce, str) or after is None:
         return Malformed("an order in another form")
     try:
-        return HaltOrder(run=run, nonce=said(nonce), mode=checked_mode(said(content.get("mode"))), deadline_s=after)
+        return HaltOrder(
+            run=run, nonce=scalar_text(nonce), mode=checked_mode(scalar_text(content.get("mode"))), deadline_s=after
+        )
     except ConfigError:
         return Malformed("an order of another mode")
 
@@ -120,8 +122,8 @@ def sign_of_life(content: Mapping[str, Any]) -> SignOfLife | Malformed:
         run=run,
         coord=coord,
         beat=beat,
-        halt_nonce=said(content.get("halt_nonce")),
-        checkpoint=said(content.get("checkpoint"), 128),
+        halt_nonce=scalar_text(content.get("halt_nonce")),
+        checkpoint=scalar_text(content.get("checkpoint"), 128),
         roots=roots(content.get("roots")),
     )
 
@@ -129,7 +131,7 @@ def sign_of_life(content: Mapping[str, Any]) -> SignOfLife | Malformed:
 def roots(listed: object) -> Sequence[ReportedRoot]:
     """The roots of a list in JSON, by epoch; nothing of a list that is damaged."""
     try:
-        found = parsed(listed) if isinstance(listed, str) and listed else []
+        found = load_json(listed) if isinstance(listed, str) and listed else []
     except ValueError:
         return ()
     read = [records.epoch_root(r) for r in found if isinstance(r, Mapping)] if isinstance(found, list) else []
@@ -139,15 +141,15 @@ def roots(listed: object) -> Sequence[ReportedRoot]:
 
 def answer(text: bytes) -> RelayAnswer | Malformed:
     """What the relay answered to a look for records; of a record that is none, nothing."""
-    found = record(text, MOST_BYTES)
-    seq, listed = (whole(found.get("seq"), -1), found.get("records")) if found is not None else (None, None)
+    found = as_object(text, MOST_BYTES)
+    seq, listed = (as_int(found.get("seq"), -1), found.get("records")) if found is not None else (None, None)
     if seq is None or not isinstance(listed, list):
         return Malformed("the relay answers in another form")
     kept = []
     for one in listed:
         name, body = (one.get("name"), one.get("body")) if isinstance(one, dict) else (None, None)
         if isinstance(name, str) and isinstance(body, str):
-            party = whole(one.get("party"), 0)
+            party = as_int(one.get("party"), 0)
             kept.append(FetchedRecord(name=name, body=body, party=-1 if party is None else party))
     return RelayAnswer(seq=seq, records=kept)
 

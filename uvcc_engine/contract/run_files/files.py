@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.contract.parsing.untrusted import parsed
+from uvcc_engine.contract.parsing.untrusted import load_json
 
 RUN_JSON: Final = "run.json"
 RUN_INFO: Final = "run.info"
@@ -182,7 +182,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644, durab
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON document. Raises UnreadableError if it is missing, cut short or not an object."""
     try:
-        found = parsed(path.read_bytes(), LONGEST_DOCUMENT)
+        found = load_json(path.read_bytes(), LONGEST_DOCUMENT)
     except OSError as error:
         raise UnreadableError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.untrusted import LATEST, STEPS, hint_of, real, record, said, tidy, whole, word
+from uvcc_engine.contract.parsing.untrusted import (
+    LATEST,
+    STEPS,
+    as_float,
+    as_int,
+    as_object,
+    as_text,
+    bounded_copy,
+    hint_of,
+    scalar_text,
+)
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.eventlog import LEVELS
 from uvcc_engine.contract.text import clean
@@ -128,7 +138,7 @@ def parse(src: str, text: str) -> Record | Malformed:
     read = _reader(src)
     if read is None:
         return Malformed(f"{clean(src, 80)} holds no records")
-    found = record(text, LONGEST_DOCUMENT if src.endswith(".json") else LONGEST_LINE)
+    found = as_object(text, LONGEST_DOCUMENT if src.endswith(".json") else LONGEST_LINE)
     return Malformed("not a JSON object") if found is None else read(found)
 
 
@@ -145,19 +155,19 @@ def _reader(src: str) -> Callable[[Mapping[str, Any]], Record | Malformed] | Non
 
 def heartbeat(found: Mapping[str, Any]) -> Heartbeat | Malformed:
     """A heartbeat, if its step, its phase and the worker that it names are such."""
-    step, phase = whole(found.get("step", -1), -1, STEPS), word(found.get("phase", ""), 32)
+    step, phase = as_int(found.get("step", -1), -1, STEPS), as_text(found.get("phase", ""), 32)
     coord = _coord(found)
     if step is None or phase is None or coord is None:
         return Malformed("a heartbeat without a step, phase or worker that can be read")
-    kept = tidy(found, nodes=BEAT_NODES, depth=3) | {"step": step}
+    kept = bounded_copy(found, nodes=BEAT_NODES, depth=3) | {"step": step}
     if "phase" in found:
         kept["phase"] = phase
-    _drop(kept, _WHOLE, lambda v: whole(v) is not None)
-    _drop(kept, _REAL, lambda v: real(v) is not None)
+    _drop(kept, _WHOLE, lambda v: as_int(v) is not None)
+    _drop(kept, _REAL, lambda v: as_float(v) is not None)
     _drop(kept, _MEASURED, lambda v: isinstance(v, int | float) and not isinstance(v, bool))
     for name in _WORDS:
         if name in kept:
-            kept[name] = said(kept[name], 200)
+            kept[name] = scalar_text(kept[name], 200)
     return Heartbeat(coord=coord, step=step, phase=phase, fields=kept)
 
 
@@ -171,17 +181,17 @@ def engine_record(found: Mapping[str, Any]) -> EngineRecord | ReportedRoot | Mal
         return Malformed("an event of no worker")
     if name == "epoch_root":
         return epoch_root(fields)
-    at = real(found.get("ts", 0.0), 0.0, LATEST)
-    if at is None or ("step" in fields and whole(fields["step"], -1, STEPS) is None):
+    at = as_float(found.get("ts", 0.0), 0.0, LATEST)
+    if at is None or ("step" in fields and as_int(fields["step"], -1, STEPS) is None):
         return Malformed("an event whose time or step is none")
     level = found.get("level", "info")
     level = level if level in LEVELS else "info"
-    return EngineRecord(name=name, level=level, coord=coord, ts=at, fields=tidy(fields))
+    return EngineRecord(name=name, level=level, coord=coord, ts=at, fields=bounded_copy(fields))
 
 
 def epoch_root(fields: Mapping[str, Any], most: int = STEPS) -> ReportedRoot | Malformed:
     """The root of one finalised epoch, at most number ``most``."""
-    epoch, digest, pairs = whole(fields.get("epoch"), 0, most), fields.get("root"), fields.get("pairs", {})
+    epoch, digest, pairs = as_int(fields.get("epoch"), 0, most), fields.get("root"), fields.get("pairs", {})
     coord = _coord(fields)
     if epoch is None or coord is None or not is_digest(digest) or not isinstance(pairs, Mapping) or len(pairs) > 64:
         return Malformed("an epoch root without epoch or digest")
@@ -192,19 +202,19 @@ def epoch_root(fields: Mapping[str, Any], most: int = STEPS) -> ReportedRoot | M
 
 def exit_record(found: Mapping[str, Any]) -> Exit | Malformed:
     """How a rank ended."""
-    coord, step = _coord(found), whole(found.get("step", -1), -1, STEPS)
+    coord, step = _coord(found), as_int(found.get("step", -1), -1, STEPS)
     if coord is None or step is None:
-        return Malformed(f"an exit of {said(found.get('coord'), 40)!r}")
-    fields = tidy({k: v for k, v in found.items() if k not in ("run", "ts") and v not in ("", None)})
+        return Malformed(f"an exit of {scalar_text(found.get('coord'), 40)!r}")
+    fields = bounded_copy({k: v for k, v in found.items() if k not in ("run", "ts") and v not in ("", None)})
     return Exit(
-        run=said(found.get("run"), 128),
+        run=scalar_text(found.get("run"), 128),
         coord=coord,
-        status=said(found.get("status"), 32),
+        status=scalar_text(found.get("status"), 32),
         step=step,
-        checkpoint=said(found.get("checkpoint"), 128),
-        error=said(found.get("error"), 2000),
+        checkpoint=scalar_text(found.get("checkpoint"), 128),
+        error=scalar_text(found.get("error"), 2000),
         hint=hint_of(found),
-        ts=real(found.get("ts"), 0.0, LATEST) or 0.0,
+        ts=as_float(found.get("ts"), 0.0, LATEST) or 0.0,
         fields=fields,
     )
 
@@ -213,18 +223,20 @@ def result(found: Mapping[str, Any]) -> Result | Malformed:
     """What a rank reports of the result; what was signed counts, and only that."""
     coord, given, digest = _coord(found), found.get("values") or {}, found.get("result_hash", "")
     if coord is None or not isinstance(given, Mapping) or not (digest == "" or is_digest(digest)):
-        return Malformed(f"a result of {said(found.get('coord'), 40)!r}")
-    named = {clean(str(k), 48): real(v) for k, v in list(given.items())[:MOST_NAMES]}
+        return Malformed(f"a result of {scalar_text(found.get('coord'), 40)!r}")
+    named = {clean(str(k), 48): as_float(v) for k, v in list(given.items())[:MOST_NAMES]}
     values = {k: v for k, v in named.items() if v is not None}
-    return Result(run=said(found.get("run"), 128), coord=coord, result_hash=clean(str(digest), 128), values=values)
+    return Result(
+        run=scalar_text(found.get("run"), 128), coord=coord, result_hash=clean(str(digest), 128), values=values
+    )
 
 
 def facts(found: Mapping[str, Any]) -> Facts | Malformed:
     """The resolved configuration of a run."""
     coord = _coord(found)
     if coord is None:
-        return Malformed(f"facts of {said(found.get('coord'), 40)!r}")
-    return Facts(run=said(found.get("run"), 128), coord=coord, fields=tidy(found))
+        return Malformed(f"facts of {scalar_text(found.get('coord'), 40)!r}")
+    return Facts(run=scalar_text(found.get("run"), 128), coord=coord, fields=bounded_copy(found))
 
 
 def is_digest(value: object) -> bool:

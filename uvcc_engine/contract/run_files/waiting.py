@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from uvcc_engine.contract.parsing.untrusted import real, said
+from uvcc_engine.contract.parsing.untrusted import as_float, scalar_text
 
 
 class Waiting(NamedTuple):
@@ -21,8 +21,8 @@ class Waiting(NamedTuple):
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Waiting | None:
         """Read it back, totally; None where nobody is waited for."""
-        whom = said(fields.get("waiting_on"), 200)
-        return cls(whom, real(fields.get("waiting_s"), 0.0)) if whom else None
+        whom = scalar_text(fields.get("waiting_on"), 200)
+        return cls(whom, as_float(fields.get("waiting_s"), 0.0)) if whom else None
 
     def __str__(self) -> str:
         return self.whom if self.since_s is None else f"{self.whom} for {self.since_s:.1f} s"

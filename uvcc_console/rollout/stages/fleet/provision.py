@@ -24,7 +24,7 @@ from uvcc_console.rollout.stages.fleet import stock
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.contract.parsing.untrusted import said, tidy
+from uvcc_engine.contract.parsing.untrusted import bounded_copy, scalar_text
 
 log = logger(__name__)
 
@@ -55,10 +55,10 @@ async def quote(ctx: Rollout) -> str:
             what = f"{whose}{': ' if whose else ''}the wallet holds {part.wallet:.2f} $, the run may cost {share:.2f}"
             raise ConfigError(what, "top it up, or lower limits.total or limits.ttl")
     ctx.say(ev.CostTick(hourly=0.0, spent=0.0, forecast=most, runway_h=found.runway_h))
-    said = f", {most:.2f} $ at most" if hourly else ""
+    at_most = f", {most:.2f} $ at most" if hourly else ""
     lasts = f", the wallet lasts {found.runway_h:.1f} h" if found.runway_h is not None else ""
     each = "".join(f", {whose} {part.hourly:.2f} $/h" for whose, part in found.parts.items())
-    return f"{len(found.lines)} pods, {hourly:.2f} $/h{each}{_for_the_smoke(ctx, first, hourly)}{said}{lasts}"
+    return f"{len(found.lines)} pods, {hourly:.2f} $/h{each}{_for_the_smoke(ctx, first, hourly)}{at_most}{lasts}"
 
 
 def _for_the_smoke(ctx: Rollout, first: float, hourly: float) -> str:
@@ -213,9 +213,9 @@ async def attach(ctx: Rollout, member: Member) -> None:
     member.ingesting = ingest.start(ctx.beside, ctx.bus, member)
     hello = await member.agent.start()
     shown = hello.get("identity")
-    member.identity = tidy(shown) if isinstance(shown, Mapping) else {}
+    member.identity = bounded_copy(shown) if isinstance(shown, Mapping) else {}
     member.probe = await member.agent.request(ProbeCommand())
-    ctx.say(ctx.pod_event(member, "agent", identity=said(member.identity.get("ed25519"), 500)))
+    ctx.say(ctx.pod_event(member, "agent", identity=scalar_text(member.identity.get("ed25519"), 500)))
 
 
 async def detach(member: Member) -> None:

@@ -28,7 +28,7 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
-from uvcc_engine.contract.parsing.untrusted import parsed
+from uvcc_engine.contract.parsing.untrusted import load_json
 from uvcc_engine.contract.peer_protocol.preflight_job import PATTERN, PreflightJob, PreflightReport
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -167,7 +167,7 @@ async def stop_relays(ctx: Rollout, phase: Phase) -> None:
 def reports_of(text: str) -> list[PreflightReport | Malformed]:
     """What a pod's ranks left, as its shell printed it. Total."""
     try:
-        listed = parsed(text)
+        listed = load_json(text)
     except ValueError:
         listed = None
     return [PreflightReport.parse(one) for one in listed] if isinstance(listed, list) else [Malformed("no list")]

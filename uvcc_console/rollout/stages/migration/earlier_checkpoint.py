@@ -19,7 +19,7 @@ from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.parsing.untrusted import record, whole
+from uvcc_engine.contract.parsing.untrusted import as_int, as_object
 
 _LIST: Final = (
     'cd .uvcc/runs/{run}/checkpoints 2>/dev/null || exit 0; for d in step-*; do [ -d "$d" ] && echo "$d"; done; :'
@@ -94,8 +94,8 @@ async def masks(ctx: Rollout, phase: Phase, start: int) -> int:
 async def demanded(member: Member, phase: Phase) -> int:
     """The least attempt that the workers of a pod have asked for; 0 if none did."""
     listed = (await member.ssh.sh(_DEMANDS.format(run=phase.engine_run))).splitlines()
-    told = (record(line, 256) or {} for line in listed)
-    return max((whole(found.get("least"), 0, MOST) or 0 for found in told), default=0)
+    told = (as_object(line, 256) or {} for line in listed)
+    return max((as_int(found.get("least"), 0, MOST) or 0 for found in told), default=0)
 
 
 def _masks_before(ctx: Rollout, phase: Phase) -> int:
