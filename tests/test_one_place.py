@@ -12,7 +12,7 @@ from typing import Final, get_type_hints
 
 from uvcc_console.core import pod_states
 from uvcc_console.plan.schema import PrivateJobSettings
-from uvcc_engine.contract.job import rollout_phases, topology
+from uvcc_engine.contract.job import link_spec, rollout_phases, topology
 from uvcc_engine.contract.job.private_job import BOUNDS, CHOICES, PrivateJob
 from uvcc_engine.contract.run_files import control, eventlog, files
 
@@ -172,6 +172,7 @@ LISTS: Final = (
     ("uvcc_engine/contract/job/topology.py", topology.AXES, 3),
     ("uvcc_engine/contract/run_files/files.py", files.VAL_COLUMNS, 3),
     ("uvcc_engine/contract/run_files/eventlog.py", eventlog.LEVELS, 4),
+    ("uvcc_engine/contract/job/link_spec.py", link_spec.FAULT_KINDS, 3),
 )
 """Lists of words, the module that has each, and from how many of its words on a literal is a second one."""
 

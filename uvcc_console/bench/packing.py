@@ -36,7 +36,7 @@ from uvcc_engine.contract.job.topology import AXES, PARTIES, Coord, Topology
 from uvcc_engine.contract.machine.benchrows import Row, row
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle, read_bundle
-from uvcc_engine.transcript.proof.derived import signed_losses
+from uvcc_engine.transcript.proof.derived_files import signed_losses
 from uvcc_engine.transcript.signing.sshsig import write_allowed_signers
 
 WORKERS: Final = 192

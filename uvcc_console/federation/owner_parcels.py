@@ -13,7 +13,7 @@ from typing import Any
 
 from uvcc_console.federation.parcels import Parcels, box_of
 from uvcc_console.federation.rendezvous import Rendezvous
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.peer_protocol.record_names import OWNER_SHARES
 from uvcc_engine.transcript.signed import owner_shares
@@ -80,8 +80,8 @@ class OwnerParcels:
             what = f"the file that came as owner {number}'s is not the one that it signed"
             raise ProtocolError(what, "whoever has that token at the relay sent it; have the owner share again")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with Landing(self.folder) as landing:
-            coming.land(share.mailbox, name, landing, (self._box(number).name,))
+        with DownloadFolder(self.folder) as downloads:
+            coming.store(share.mailbox, name, downloads, (self._box(number).name,))
         self._landed.add(number)
 
     def _box(self, number: int) -> Path:

@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from uvcc_console.federation.parcels import Parcels, box_of
 from uvcc_console.federation.rendezvous import Rendezvous
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.safepaths import Refused, safe_relative
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
-from uvcc_engine.transcript.proof import contributed, verifier
-from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
-from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof import input_attribution, verifier
+from uvcc_engine.transcript.proof.input_attribution import OWNERS_FILE
+from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.signed import barriers, roster
 from uvcc_engine.transcript.signed.owner_shares import OwnerShare
 from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE
@@ -52,14 +52,14 @@ def fetch(there: Rendezvous, share: OwnerShare, number: int, folder: Path) -> li
     while parcels.poll():
         pass
     names: list[str] = []
-    with Landing(folder) as landing:
+    with DownloadFolder(folder) as downloads:
         for sender in range(PARTIES):
             for name in sorted(parcels.arrived(sender)):
                 parts = safe_relative(name)
                 own = isinstance(parts, tuple) and parts[-1].startswith(f"result_p{sender}r")
                 if isinstance(parts, Refused) or (name.endswith(".box") and not own) or name in names:
                     continue  # a domain speaks for its own pods; a document that another sent is checked all the same
-                parcels.land(sender, name, landing, parts)
+                parcels.store(sender, name, downloads, parts)
                 names.append(name)
     if not names and not (folder / PROPOSAL_FILE).exists():
         raise ConfigError(
@@ -97,7 +97,7 @@ def verified(folder: Path, share: OwnerShare, number: int, pins: Sequence[str]) 
             if policy.public(party, replica) != listed.pod(replica).identity:
                 what = f"the policy names another pod as p{party}r{replica} than that domain's roster"
                 raise VerificationError("receipt", what, f"P{party}'s domain did not vouch for it")
-    shares = contributed.check(_texts(folder / OWNERS_FILE), proposal, found, policy)
+    shares = input_attribution.check(_texts(folder / OWNERS_FILE), proposal, found, policy)
     if shares[number] != share:
         raise VerificationError("receipt", "the run's inputs are not what this owner's receipt says that it shared")
     return OwnerResults(policy, certificate)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.federation.rendezvous import Rendezvous
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files.files import write_atomic
@@ -179,16 +179,16 @@ class Parcels:
             if who == sender and len(c.have) == max(1, -(-c.size // PIECE))
         }
 
-    def land(self, sender: int, name: str, landing: Landing, parts: tuple[str, ...]) -> None:
+    def store(self, sender: int, name: str, downloads: DownloadFolder, parts: tuple[str, ...]) -> None:
         """Give a whole file its place. Raises ProtocolError if it is not what was announced."""
         size, digest = self.arrived(sender)[name]
         path = self._path(sender, name)
-        with landing.file(parts, limit=size) as arriving:
+        with downloads.file(parts, limit=size) as download:
             for piece in _pieces(path):
-                arriving.write(piece)
-            if arriving.sha256 != digest:
+                download.write(piece)
+            if download.sha256 != digest:
                 raise ProtocolError(f"P{sender} sent {name[:80]!r} with another digest", "it lies", party=sender)
-            arriving.keep()
+            download.keep()
         path.unlink()
         path.with_suffix(_NOTE).unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ import asyncssh
 from uvcc_console.fleet import bounded, ssherrors
 from uvcc_console.fleet.dialer import Dialer
 from uvcc_console.fleet.dialer import Timeouts as Timeouts
-from uvcc_console.fleet.landing import Arriving, Landing
+from uvcc_console.fleet.download_folder import DownloadFolder, PartialDownload
 from uvcc_console.fleet.pins import HostKeyPins
 from uvcc_console.fleet.sessions import FullError, Sessions
 from uvcc_console.fleet.ssherrors import classify
@@ -283,14 +283,14 @@ class PodLink:
     async def get(
         self,
         remote: str,
-        into: Landing,
+        into: DownloadFolder,
         parts: Parts,
         *,
         limit: int,
         sha256: str = "",
         growing: bool = False,
         timeout: float = 6 * 3600.0,
-    ) -> Arriving:
+    ) -> PartialDownload:
         """Fetch one regular file of at most ``limit`` bytes; the pod decides over its content and nothing else.
 
         A file that has more is refused while it comes, unless it is ``growing``: then its beginning is taken. Raises
@@ -298,13 +298,13 @@ class PodLink:
         UnreachableError for one that gives nothing for long.
         """
         async with self._streaming(timeout) as sftp:
-            with into.file(parts, limit=limit) as arriving:
-                await bounded.read_into(sftp, remote, arriving.write, limit, growing=growing, stall=self.timeouts.stall)
-                if sha256 and arriving.sha256 != sha256:
-                    told = f"{'/'.join(parts)} of pod {self.name} arrived as {arriving.sha256[:12]}"
+            with into.file(parts, limit=limit) as download:
+                await bounded.read_into(sftp, remote, download.write, limit, growing=growing, stall=self.timeouts.stall)
+                if sha256 and download.sha256 != sha256:
+                    told = f"{'/'.join(parts)} of pod {self.name} arrived as {download.sha256[:12]}"
                     raise VerificationError("fetch", f"{told}, there it is {sha256[:12]}")
-                arriving.keep()
-        return arriving
+                download.keep()
+        return download
 
     async def read(self, remote: str, *, limit: int = bounded.OUTPUT, timeout: float = 0.0) -> bytes:
         """The content of a small file of the pod. Raises as :meth:`get` does."""

@@ -2,6 +2,7 @@
 
 Works without any SSH connection: where a link is dead, the pod's workers still ask the relay every two seconds.
 Everything is sealed on its way: the relay sees the records' names, sizes and times (``transcript.boxes``).
+The standard library's HTTP client in a thread, not httpx: a halt depends on no package and on no free event loop.
 """
 
 from __future__ import annotations

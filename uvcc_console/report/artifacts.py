@@ -24,9 +24,9 @@ from uvcc_console.report.run_log import Translator, human, machine, stamp
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.files import log_name
-from uvcc_engine.transcript.proof import derived
+from uvcc_engine.transcript.proof import derived_files
 from uvcc_engine.transcript.proof.bundle import Bundle
-from uvcc_engine.transcript.proof.derived import audit_bundle, dp_matrix, dp_roots
+from uvcc_engine.transcript.proof.derived_files import audit_bundle, dp_matrix, dp_roots
 from uvcc_engine.transcript.proof.package import LAYOUT, RUN_EVENTS, RUN_LOG
 from uvcc_engine.transcript.signing.sshsig import write_allowed_signers
 
@@ -58,10 +58,10 @@ def write_artifacts(
             made.append(_json(folder / LAYOUT, layout(record)))
             for phase, bundle in record.bundles.items():
                 home = folder / phase
-                made.append(_json(home / derived.DP_ROOTS, dp_roots(bundle)))
-                made.append(_text(home / derived.DP_MATRIX, dp_matrix(bundle, stamp(clock()))))
-                made.append(_json(home / derived.BY_COORD, roots_by_coord(record, phase, bundle)))
-                made.append(_json(home / derived.AUDIT, audit_bundle(bundle)))
+                made.append(_json(home / derived_files.DP_ROOTS, dp_roots(bundle)))
+                made.append(_text(home / derived_files.DP_MATRIX, dp_matrix(bundle, stamp(clock()))))
+                made.append(_json(home / derived_files.BY_COORD, roots_by_coord(record, phase, bundle)))
+                made.append(_json(home / derived_files.AUDIT, audit_bundle(bundle)))
                 if signers := record.signers(phase):
                     write_allowed_signers(home / SIGNERS, signers, key)
                     made.append(home / SIGNERS)

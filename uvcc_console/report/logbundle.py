@@ -28,7 +28,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
-from uvcc_engine.transcript.proof import derived, manifest
+from uvcc_engine.transcript.proof import derived_files, manifest
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle
 from uvcc_engine.transcript.proof.package import LAYOUT, RUN_LOG
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE, RESULT_NAMESPACE, ROOT_NAMESPACE
@@ -40,8 +40,8 @@ _ANY: Final = 2**60  # read piece by piece
 QUOTED: Final = (
     RUN_LOG,
     LAYOUT,
-    derived.DP_MATRIX,
-    derived.AUDIT,
+    derived_files.DP_MATRIX,
+    derived_files.AUDIT,
     "*.log",
     files.EVENTS,
     files.TRAINING,
@@ -62,8 +62,8 @@ _AS_FETCHED: Final = (
 _EXPLAINED: Final = {
     RUN_LOG: "The rollout as the console saw it, one event a line: pods, stages, roots, results, verdicts.",
     LAYOUT: "Which pod belongs to which party and replica; for each phase its links, relays and groups.",
-    derived.DP_MATRIX: "Replicas with their session ids and roots of the first epoch.",
-    derived.AUDIT: "The last epoch's roots. Everything here follows from the signed proof bundle.",
+    derived_files.DP_MATRIX: "Replicas with their session ids and roots of the first epoch.",
+    derived_files.AUDIT: "The last epoch's roots. Everything here follows from the signed proof bundle.",
     files.EVENTS: "What a pod's workers reported: links, checkpoints, errors, the result.",
     files.TRAINING: "One row a step, as the workers wrote it.",
     files.VAL: "Evaluations.",

@@ -11,6 +11,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
 from uvcc_console.report.record import RunRecord, parse
+from uvcc_engine.contract.job.link_spec import FAULT_KINDS
 from uvcc_engine.contract.job.topology import AXES, PARTIES
 from uvcc_engine.contract.parsing.untrusted import as_float, as_int, scalar_text
 
@@ -37,7 +38,6 @@ _PLANE: Final = {
     "frames rejected": "rejected",
     "stale frames": "stale",
 }
-_FAULTS: Final = ("drop", "duplicate", "reorder", "corrupt", "delay", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def faults_injected(record: RunRecord) -> dict[str, int]:
     """How often each fault was put into what arrived; empty for a run without rehearsed faults."""
     total: Counter[str] = Counter()
     for fields in _last_words(record, "faults_injected", ("coord", "began")):
-        total.update({k: fields[k] for k in _FAULTS if _is_count(fields.get(k))})
+        total.update({k: fields[k] for k in FAULT_KINDS if _is_count(fields.get(k))})
     return dict(total)
 
 

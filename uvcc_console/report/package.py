@@ -21,7 +21,7 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.proof.package import RUN_LOG
-from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.terms.commit_record import RECORDS, check_record
 from uvcc_engine.transcript.terms.policy import Policy

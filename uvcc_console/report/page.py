@@ -21,7 +21,7 @@ from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.proof import public_log
 from uvcc_engine.transcript.proof.bundle import Bundle
-from uvcc_engine.transcript.proof.derived import signed_losses
+from uvcc_engine.transcript.proof.derived_files import signed_losses
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --good: #16803c; --bad: #b42318; --dim: #667; }

@@ -13,10 +13,10 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import triage
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
-from uvcc_console.fleet.landing import Arriving, Landing
+from uvcc_console.fleet.download_folder import DownloadFolder, PartialDownload
 from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
-from uvcc_console.rollout import flight, offered
+from uvcc_console.rollout import file_listing, flight
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
@@ -68,11 +68,11 @@ async def fetch(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> s
     remote, home = f".uvcc/runs/{phase.engine_run}", ctx.artifacts / "fetched" / f"{phase.name}-{member.name}"
     coords = {str(c) for c in phase.coords(member.name)}
     await asyncio.to_thread(collector.reopen, ctx.run_dir)  # the run lives: its manifest is signed again at its end
-    with Landing(home) as landing:
-        offer, sums = await bring_files(member, remote, landing, coords)
+    with DownloadFolder(home) as downloads:
+        offer, sums = await bring_files(member, remote, downloads, coords)
         left = await _different(member, remote, sums)
         if left:  # replaced meanwhile, where others only grow
-            offer, again = await bring_files(member, remote, landing, coords, left)
+            offer, again = await bring_files(member, remote, downloads, coords, left)
             left = await _different(member, remote, again)
     if left:
         raise UvccError(f"{', '.join(left)} of {member.name} changed while they were fetched", "fetch again")
@@ -81,19 +81,19 @@ async def fetch(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> s
 
 
 async def bring_files(
-    member: Member, remote: str, landing: Landing, coords: Collection[str], only: Collection[str] = ()
-) -> tuple[offered.Listing, dict[str, Arriving]]:
+    member: Member, remote: str, downloads: DownloadFolder, coords: Collection[str], only: Collection[str] = ()
+) -> tuple[file_listing.Listing, dict[str, PartialDownload]]:
     """Fetch what is offered now, or ``only`` these: of each file as much as it has at this moment."""
-    listed = await member.ssh.sh(offered.SIZES.format(folder=remote), timeout=120.0, limit=offered.LISTING)
-    offer = offered.read_offer(listed, coords, hashed=False)
+    listed = await member.ssh.sh(file_listing.SIZES.format(folder=remote), timeout=120.0, limit=file_listing.LISTING)
+    offer = file_listing.read_offer(listed, coords, hashed=False)
     return offer, {
-        name: await member.ssh.get(f"{remote}/{name}", landing, file.parts, limit=file.size, growing=True)
+        name: await member.ssh.get(f"{remote}/{name}", downloads, file.parts, limit=file.size, growing=True)
         for name, file in sorted(offer.files.items())
         if not only or name in only
     }
 
 
-async def _different(member: Member, remote: str, arrived: Mapping[str, Arriving]) -> list[str]:
+async def _different(member: Member, remote: str, arrived: Mapping[str, PartialDownload]) -> list[str]:
     """Files whose beginning on the pod is not what arrived; what was appended since does not count."""
     script = "".join(f"head -c {a.size} {shlex.quote(name)} | sha256sum\n" for name, a in arrived.items())
     sums = (await member.ssh.sh(f"cd {remote}\n{script}", timeout=120.0)).splitlines() if arrived else []

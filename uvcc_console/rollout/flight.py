@@ -12,7 +12,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core import flight
 from uvcc_console.fleet import agent_lines
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_engine.contract.agent_protocol.agent_commands import FlightCommand
@@ -44,9 +44,9 @@ async def read(ctx: Rollout, phase: Phase) -> str:
     if not answers:
         raise UvccError(f"no flight recorder answered in {ANSWER_S:g} s", "D has the pod's workers write their stacks")
     home = ctx.artifacts / "flight" / f"{phase.name}-{nonce}"
-    with Landing(home) as landing:
+    with DownloadFolder(home) as downloads:
         for coord, answer in answers.items():
-            landing.write((name_of(coord),), json.dumps(answer, indent=1).encode())
+            downloads.write((name_of(coord),), json.dumps(answer, indent=1).encode())
     findings = flight.diagnose(answers)
     silent = sorted(set(asked) - set(answers))
     where = str(home.relative_to(ctx.run_dir))

@@ -24,7 +24,7 @@ from uvcc_engine.contract.machine.calibration import BenchBar
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.store import TranscriptStore
-from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signing.identity import Identity
 

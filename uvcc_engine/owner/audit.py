@@ -35,7 +35,7 @@ from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
-from uvcc_engine.transcript.leaves.payload_digests import pieces
+from uvcc_engine.transcript.leaves.payload_digests import chunks
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.leaves.write_ahead_log import open_records
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, find_folders
@@ -79,7 +79,7 @@ class _Notes:
 
     def _note(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         src, dst = (peer, self.party) if direction else (self.party, peer)
-        for chunk, piece in pieces(payload):
+        for chunk, piece in chunks(payload):
             key = (tag.stream, tag.op, chunk, direction, src, dst, tag.kind)
             self.records.append(make_record(self._states[peer], key, piece)[0])
 

@@ -31,7 +31,7 @@ from uvcc_engine.sealing.seeds import Seeds
 from uvcc_engine.sharding.sharded_training import ParallelTrainer
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.leaves.leaf import RECEIVED, RECORD, SENT, blind_state, make_record
-from uvcc_engine.transcript.leaves.payload_digests import pieces
+from uvcc_engine.transcript.leaves.payload_digests import chunks
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -78,7 +78,7 @@ class ReplayPlane:
     def _note(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         src, dst = (peer, self.party) if direction else (self.party, peer)
         now = time.monotonic_ns()
-        for chunk, piece in pieces(payload):
+        for chunk, piece in chunks(payload):
             key = (tag.stream, tag.op, chunk, direction, src, dst, tag.kind)
             self.records.append((now, make_record(self._states[peer], key, piece)[0]))
 

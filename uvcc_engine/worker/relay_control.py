@@ -5,6 +5,9 @@ control file ``.HALT``, exactly as the agent writes it, so everything after it i
 
 A sign of life is sealed to the consoles that may read it, and padded: the relay sees that there is one, from which
 worker and when. Without readers nothing of it leaves this process. An order that is signed counts, sealed or not.
+
+The standard library's HTTP client, not httpx: one thread with one connection needs no pool, it may be used right after
+a fork, and a halt depends on no package.
 """
 
 from __future__ import annotations

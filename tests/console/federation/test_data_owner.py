@@ -29,7 +29,7 @@ from uvcc_engine.contract.peer_protocol.record_names import APPROVALS, OWNER_SHA
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing import joint
 from uvcc_engine.sealing.purpose import ProposedUse
-from uvcc_engine.transcript.proof import contributed
+from uvcc_engine.transcript.proof import input_attribution
 from uvcc_engine.transcript.signed import approvals, owner_shares, roster
 from uvcc_engine.transcript.signed.owner_shares import OWNER_NAMESPACE, OwnerShare
 from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal
@@ -379,7 +379,7 @@ def test_a_run_that_computed_on_other_inputs_than_the_owners_signed_is_refused(g
     assert not g.proposal.differs(policy())
     assert "inputs.proposal" in g.proposal.differs(policy(proposal="ee" * 32))
     assert Policy.from_bytes(policy(attempt=3).canonical).attempt == 3
-    assert set(contributed.check(bodies, g.proposal, listed, policy())) == {0, 1}
+    assert set(input_attribution.check(bodies, g.proposal, listed, policy())) == {0, 1}
     alone = owner_shares.set_commitments(parts[:1])
     for found, made, words in (
         (bodies, policy(proposal="", attempt=0), "inputs are of no proposal"),
@@ -394,7 +394,7 @@ def test_a_run_that_computed_on_other_inputs_than_the_owners_signed_is_refused(g
         (bodies, policy(commitments=owner_shares.set_commitments(parts[::-1])), "commits to other inputs"),
     ):
         with pytest.raises(VerificationError, match=words):
-            contributed.check(found, g.proposal, listed, made)
+            input_attribution.check(found, g.proposal, listed, made)
 
 
 def test_an_audit_needs_what_was_sealed(gathering: Gathering) -> None:

@@ -24,7 +24,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.federation import domain_key, parcels
 from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
 from uvcc_console.federation.seat import Seat, SeatTerms, begin_attempt
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.own_party import FederatedParty
@@ -284,11 +284,11 @@ def test_parcels_arrive_whole_under_names_of_ours_and_a_liar_is_named(table: Tab
         pass
     assert set(incoming.arrived(0)) == set(made)
     assert incoming.arrived(2) == {}
-    with Landing(tmp_path / "landed") as landing:
-        incoming.land(0, "a.bin", landing, ("a.bin",))
+    with DownloadFolder(tmp_path / "landed") as downloads:
+        incoming.store(0, "a.bin", downloads, ("a.bin",))
         assert (tmp_path / "landed" / "a.bin").read_bytes() == made["a.bin"]
         with pytest.raises(UvccError):
-            incoming.land(0, "../up", landing, ("..", "up"))
+            incoming.store(0, "../up", downloads, ("..", "up"))
     assert incoming.read(0, "../up", 10) == b"up"
     assert not (tmp_path / "up").exists()
     files["a.bin"].write_bytes(b"another")
@@ -318,8 +318,8 @@ def test_whoever_is_interrupted_while_a_file_comes_goes_on_with_what_was_taken(t
     assert again.arrived(0) == {"weights.box": whole}
     assert parcels.Parcels(receiver, box, tmp_path / "in").arrived(0) == {"weights.box": whole}
     assert parcels.Parcels(receiver, box + 1, tmp_path / "in").arrived(0) == {}  # of another purpose
-    with Landing(tmp_path / "landed") as landing:
-        again.land(0, "weights.box", landing, ("weights.box",))
+    with DownloadFolder(tmp_path / "landed") as downloads:
+        again.store(0, "weights.box", downloads, ("weights.box",))
     assert (tmp_path / "landed" / "weights.box").read_bytes() == data
     assert parcels.Parcels(receiver, box, tmp_path / "in").arrived(0) == {}
 

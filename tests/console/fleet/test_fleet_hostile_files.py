@@ -148,9 +148,9 @@ async def test_a_server_that_gives_little_at_a_time_is_read_all_the_same(pod: Ho
 
 
 def _landing(world: World):  # type: ignore[no-untyped-def]
-    from uvcc_console.fleet.landing import Landing
+    from uvcc_console.fleet.download_folder import DownloadFolder
 
-    return Landing(world.home)
+    return DownloadFolder(world.home)
 
 
 async def test_pipes_devices_links_and_folders_are_no_evidence(pod: HostilePod, world: World) -> None:

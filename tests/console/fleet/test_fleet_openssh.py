@@ -11,7 +11,7 @@ import asyncssh
 import pytest
 from opensshd import Sshd, why_not
 
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import UnreachableError, VerificationError
 
@@ -104,7 +104,7 @@ async def test_only_regular_files_of_the_announced_size_are_fetched(link: PodLin
     (there / "log").write_bytes(noise)
     os.mkfifo(there / "pipe")
     (there / "link").symlink_to("/dev/zero")
-    with Landing(tmp_path / "here") as here:
+    with DownloadFolder(tmp_path / "here") as here:
         assert (await link.get(str(there / "log"), here, ("log",), limit=len(noise))).size == len(noise)
         assert (await link.get(str(there / "log"), here, ("head",), limit=1000, growing=True)).size == 1000
         for name in ("pipe", "link", "../there", "log"):

@@ -9,7 +9,7 @@ import pytest
 from sshfake import SshFake
 
 from uvcc_console.fleet.dialer import HANDSHAKES, Timeouts
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.sessions import LIMIT as SESSIONS
 from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
@@ -209,7 +209,7 @@ async def test_files_arrive_whole_and_are_read_back(ssh_fake, link_to, tmp_path,
     assert (tmp_path / "blob").stat().st_mode & 0o777 == 0o640
     assert not (tmp_path / "blob.part").exists()
     assert await link.read("blob") == data
-    with Landing(tmp_path / "here") as here:
+    with DownloadFolder(tmp_path / "here") as here:
         assert (await link.get("blob", here, ("copy",), limit=len(data))).size == len(data)
     assert (tmp_path / "here/copy").read_bytes() == data
     assert await link.tail("blob", limit=1000) == data[-1000:]

@@ -15,7 +15,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.landing import Arriving, Landing
+from uvcc_console.fleet.download_folder import DownloadFolder, PartialDownload
 from uvcc_console.fleet.provider import Provider
 from uvcc_console.plan import forecast
 from uvcc_console.plan.plan import make_plan
@@ -161,15 +161,17 @@ class Shell:
         done = subprocess.run(["sh", "-c", command], cwd=self.root, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    async def get(self, remote: str, into: Landing, parts: Parts, *, limit: int, growing: bool) -> Arriving:
+    async def get(
+        self, remote: str, into: DownloadFolder, parts: Parts, *, limit: int, growing: bool
+    ) -> PartialDownload:
         path = self.root / remote
-        with into.file(parts, limit=limit) as arriving:
-            arriving.write(path.read_bytes()[:limit])
-            arriving.keep()
+        with into.file(parts, limit=limit) as download:
+            download.write(path.read_bytes()[:limit])
+            download.keep()
         if path.name == "training.csv":
             with path.open("a") as f:
                 f.write("2,0.4\n")
-        return arriving
+        return download
 
 
 async def test_a_fetch_while_the_run_goes_on_takes_what_may_leave_and_nothing_else(

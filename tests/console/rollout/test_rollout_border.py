@@ -18,7 +18,7 @@ from uvcc_console.fleet.pod import unpack
 from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_console.plan.plan import pod_prefix
 from uvcc_console.plan.profile import parse
-from uvcc_console.rollout import offered
+from uvcc_console.rollout import file_listing
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.rollout.stages.migration import private_migration, share_transfer
 from uvcc_console.rollout.stages.training import lm
@@ -94,36 +94,36 @@ def listed(*files: tuple[str, int]) -> str:
 
 def test_count_size_and_sum_of_what_a_pod_gives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     coords = {"p0r0s0t0"}
-    found = offered.read_offer(listed(*((f"transcript_p0r0s0t0/f{n}", 1) for n in range(5000))), coords)
-    assert len(found.files) == offered.MOST_FILES
-    assert len(found.refused) == 5000 - offered.MOST_FILES
+    found = file_listing.read_offer(listed(*((f"transcript_p0r0s0t0/f{n}", 1) for n in range(5000))), coords)
+    assert len(found.files) == file_listing.MOST_FILES
+    assert len(found.refused) == 5000 - file_listing.MOST_FILES
     assert len(found.complaint()) < 1000
-    found = offered.read_offer(listed(("run.info", 17 << 20), ("run.json", 5)), coords)
+    found = file_listing.read_offer(listed(("run.info", 17 << 20), ("run.json", 5)), coords)
     assert list(found.files) == ["run.json"]
     assert "17825792 bytes" in found.complaint()
-    big = 60 * offered.GIB
-    found = offered.read_offer(listed(*((f"transcript_p0r0s0t0/f{n}", big) for n in range(9))), coords)
-    assert sum(f.size for f in found.files.values()) <= offered.MOST_BYTES
-    found = offered.read_offer("9" * 30 + "  ./run.info\n" + SHA + "  ./run.info", coords)
+    big = 60 * file_listing.GIB
+    found = file_listing.read_offer(listed(*((f"transcript_p0r0s0t0/f{n}", big) for n in range(9))), coords)
+    assert sum(f.size for f in found.files.values()) <= file_listing.MOST_BYTES
+    found = file_listing.read_offer("9" * 30 + "  ./run.info\n" + SHA + "  ./run.info", coords)
     assert found.files == {}
 
 
 def test_curves_environment_and_text_of_a_language_model_come_home() -> None:
     names = ["tb/events.out.tfevents.1.vm.2", "env.json", "sample.txt", "val.csv", "metrics.json"]
-    assert sorted(offered.read_offer(listed(*((n, 1) for n in names)), {"p0r0s0t0"}).files) == sorted(names)
+    assert sorted(file_listing.read_offer(listed(*((n, 1) for n in names)), {"p0r0s0t0"}).files) == sorted(names)
 
 
 def test_what_may_not_leave_a_pod_is_not_even_asked_for() -> None:
     names = ["checkpoints/step-1/x", "inputs.sealed", "relay.token", "identity/ed25519", "a.key", "plane/x", "tb/a/b"]
     names += ["transcript_p0r0s0t0/x.key", "worker_token.log", "transcript_p0r0s0t0/deep/leaves.bin", "start/c0.box"]
-    found = offered.read_offer(listed(*((n, 1) for n in names), ("run.info", 1)), {"p0r0s0t0"})
+    found = file_listing.read_offer(listed(*((n, 1) for n in names), ("run.info", 1)), {"p0r0s0t0"})
     assert list(found.files) == ["run.info"]
     assert found.refused == ()  # they are where they belong: no reason to warn of a pod
 
 
 @pytest.mark.parametrize("text", ["", "x", "\n\n", "5  run.info", f"{SHA}  ../x", f"\\{SHA}  ./a\\nb", "1  ./", "\0"])
 def test_any_text_is_a_listing(text: str) -> None:
-    assert offered.read_offer(text, {"p0r0s0t0"}).files == {}
+    assert file_listing.read_offer(text, {"p0r0s0t0"}).files == {}
 
 
 # ---- events --------------------------------------------------------------------------------------

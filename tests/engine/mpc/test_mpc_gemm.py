@@ -131,7 +131,7 @@ def test_limbs_are_within_the_bounds_that_exactness_needs() -> None:
     assert 3 * floats.INNER * 2**42 <= 2**53
     # the limbs that bring the sums nearest to 2^53, as long an inner dimension as is taken in one piece
     worst = torch.full((2, floats.INNER), -(2**21) - (2**43))
-    assert torch.equal(floats.product([worst], floats.pieces([worst.t()])), worst @ worst.t())
+    assert torch.equal(floats.product([worst], floats.inner_chunks([worst.t()])), worst @ worst.t())
 
 
 @pytest.mark.parametrize("path", PORTABLE)

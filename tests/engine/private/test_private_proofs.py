@@ -132,7 +132,7 @@ def test_every_message_of_every_proof_has_the_form_that_the_program_gives_it(bun
 )
 def test_a_verdict_that_one_party_signs_otherwise_is_refused(bundle: Path, alter: Any, words: str) -> None:
     """It signs with its own key; the check of verdicts comes on top of that of histories, which refuses it as well."""
-    from uvcc_engine.transcript.proof import countersigned
+    from uvcc_engine.transcript.proof import cross_signatures
     from uvcc_engine.transcript.proof.bundle import read_bundle
     from uvcc_engine.transcript.signed.statements import RootStatement
 
@@ -147,7 +147,7 @@ def test_a_verdict_that_one_party_signs_otherwise_is_refused(bundle: Path, alter
         good = replace(good, workers=workers)
         assert statement.proved is not None
     with pytest.raises(VerificationError, match=words):
-        countersigned.check_histories(good)
+        cross_signatures.check_histories(good)
 
 
 def test_an_altered_product_ends_the_step_in_all_parties_before_anything_is_revealed(

@@ -30,7 +30,7 @@ from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.sealing.release import open_weights
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
-from uvcc_engine.transcript.proof.revealed import revealed_series
+from uvcc_engine.transcript.proof.revealed_series import revealed_series
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.terms.policy import Policy
 

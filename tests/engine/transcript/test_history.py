@@ -21,8 +21,8 @@ from uvcc_engine.transcript.leaves.history import extends, prove_extension
 from uvcc_engine.transcript.leaves.roots import run_root
 from uvcc_engine.transcript.proof.bundle import read_bundle
 from uvcc_engine.transcript.proof.cli import main
-from uvcc_engine.transcript.proof.countersigned import prove_head
-from uvcc_engine.transcript.proof.revealed import revealed_series
+from uvcc_engine.transcript.proof.cross_signatures import prove_head
+from uvcc_engine.transcript.proof.revealed_series import revealed_series
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signed.statements import ResultStatement, RootStatement, Signed, sign_result, sign_root
 from uvcc_engine.transcript.signing.sshsig import RESULT_NAMESPACE, ROOT_NAMESPACE

@@ -14,7 +14,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import VERBS, module_of
 
 FILES: Final = ":files"
-"""Offered in place of a word: whatever the shell itself offers for a path."""
+"""ListedFile in place of a word: whatever the shell itself offers for a path."""
 _RUNS: Final = ("run", "path", "one", "two")
 _PATHS: Final = ("path", "one", "two", "file", "profile")
 _MOST: Final = 120

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from uvcc_console.federation.parcels import Parcels, box_of, manifest, send
 from uvcc_console.federation.seat import Seat
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_engine.contract.errors import ProtocolError
@@ -69,7 +69,7 @@ async def exchange(table: ExchangeTable, run_dir: Path, home: Path, phase: Phase
         return {p: True for p in range(PARTIES) if p not in others or _whole(parcels, p, lists.get(p))}
 
     await table.gather(look, f"sent its transcripts of {phase.name}")
-    with Landing(home) as landing:
+    with DownloadFolder(home) as downloads:
         for party in others:
             allowed = {(pod.pod, leaf_file.folder_name(c)) for pod in table.rosters[party].pods for c in pod.coords}
             for name in sorted(lists[party]):
@@ -77,7 +77,7 @@ async def exchange(table: ExchangeTable, run_dir: Path, home: Path, phase: Phase
                 if isinstance(parts, Refused) or len(parts) != 3 or parts[:2] not in allowed:
                     what = f"P{party}'s domain sent {name[:80]!r} as a transcript of its workers"
                     raise ProtocolError(what, "it may send those of its own workers only", party=party)
-                await asyncio.to_thread(parcels.land, party, name, landing, parts)
+                await asyncio.to_thread(parcels.store, party, name, downloads, parts)
 
 
 def _whole(parcels: Parcels, party: int, listed: dict[str, Any] | None) -> bool:

@@ -16,7 +16,7 @@ from uvcc_console.federation.owner_parcels import OwnerParcels
 from uvcc_console.federation.parcels import Parcels, box_of, send
 from uvcc_console.federation.seat import Seat
 from uvcc_console.fleet import pins
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.federated import barriers_of, under
 from uvcc_console.plan.plan import FULL, SMOKE, Phase, pod_name
@@ -43,7 +43,7 @@ from uvcc_engine.contract.peer_protocol.record_names import ROSTERS
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
-from uvcc_engine.transcript.proof.contributed import OWNERS_FILE
+from uvcc_engine.transcript.proof.input_attribution import OWNERS_FILE
 from uvcc_engine.transcript.signed import approvals, barriers, roster
 from uvcc_engine.transcript.signed.barriers import COLLECT, MEET, ROSTER, SHARES
 from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
@@ -212,9 +212,9 @@ class FederatedParty:
                 return {p: True for p in range(PARTIES) if p or come}
 
             await self._all(look, "sent the sealed shares")
-            with Landing(folder) as landing:
+            with DownloadFolder(folder) as downloads:
                 for name in sorted(wanted):
-                    await asyncio.to_thread(parcels.land, 0, name, landing, (name,))
+                    await asyncio.to_thread(parcels.store, 0, name, downloads, (name,))
         self._shared = _commitments(folder / SHARE_FILE)
         await self.peers.reach(SHARES, _digest(self._shared))
         return "sealed shares are here; the commitments are equal at all three domains"

@@ -37,7 +37,7 @@ from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import assemble_folder
-from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms import commit_record

@@ -13,6 +13,8 @@ from uvcc_engine.contract.run_files import files
 
 LinkKind = Literal["auto", "direct", "relay", "stream", "nats"]
 KINDS: Final[tuple[str, ...]] = get_args(LinkKind)
+FAULT_KINDS: Final = ("drop", "duplicate", "reorder", "corrupt", "delay", "partition")
+"""What a rehearsed bad network does to frames, as it is counted and told; see ``plane.links.faults``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

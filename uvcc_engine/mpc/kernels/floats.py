@@ -34,7 +34,7 @@ def limbs(x: Tensor) -> list[Tensor]:
     return [*found, x.to(torch.float64)]
 
 
-def pieces(ys: Sequence[Tensor]) -> list[tuple[int, slice, Tensor]]:
+def inner_chunks(ys: Sequence[Tensor]) -> list[tuple[int, slice, Tensor]]:
     """The right matrices cut and split: (which, its rows, ``[..., 3 rows, n]`` with the highest limb first)."""
     out = []
     for which, y in enumerate(ys):
@@ -45,7 +45,7 @@ def pieces(ys: Sequence[Tensor]) -> list[tuple[int, slice, Tensor]]:
 
 
 def product(xs: Sequence[Tensor], right: Sequence[tuple[int, slice, Tensor]]) -> Tensor:
-    """``sum_i xs[i] @ ys[i]`` for the ``pieces`` of ``ys``, of which there is at least one."""
+    """``sum_i xs[i] @ ys[i]`` for the ``inner_chunks`` of ``ys``, of which there is at least one."""
     total: Tensor | None = None
     for which, place, y in right:
         left = torch.cat(limbs(xs[which][..., place]), -1)

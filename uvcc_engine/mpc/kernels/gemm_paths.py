@@ -92,7 +92,7 @@ def _threaded(whole: RightFactor, ys: Sequence[Tensor]) -> RightFactor:
 
 
 def _floating(ys: Sequence[Tensor]) -> RightFactor:
-    right = floats.pieces(ys)
+    right = floats.inner_chunks(ys)
     return lambda xs: floats.product(xs, right)
 
 

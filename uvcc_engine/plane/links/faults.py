@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from uvcc_engine.contract.job.link_spec import FAULT_KINDS
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.links.link import Arrival, Link, LinkWrapper
@@ -48,7 +49,7 @@ class FaultInjector:
         self._held: list[tuple[float, int, Arrival]] = []
         self._count = 0
         self._start = now
-        self.injected = dict.fromkeys(("drop", "duplicate", "reorder", "corrupt", "delay", "partition"), 0)
+        self.injected = dict.fromkeys(FAULT_KINDS, 0)
 
     def cut_off(self, now: float) -> int | None:
         """The peer that cannot be reached now, if any."""

@@ -23,7 +23,7 @@ MOST: Final = 1 << 25  # bytes that wait at a time
 CHUNK: Final = 1 << 20  # bytes of a message that one leaf covers: what one frame of the plane carries
 
 
-def pieces(payload: Buffer) -> Iterator[tuple[int, Buffer]]:
+def chunks(payload: Buffer) -> Iterator[tuple[int, Buffer]]:
     """A message in the parts that have a leaf of their own: (chunk, bytes)."""
     view = payload if isinstance(payload, bytes) else memoryview(payload).cast("B")
     if len(view) <= CHUNK:

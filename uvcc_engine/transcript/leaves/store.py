@@ -272,10 +272,10 @@ class TranscriptStore:
         src, dst = (peer, self.party) if direction else (self.party, peer)
         size = _size(payload)
         if direction == SENT and size >= payload_digests.LARGE:
-            for chunk, piece in payload_digests.pieces(payload):
+            for chunk, piece in payload_digests.chunks(payload):
                 self._note_large((stream, op, chunk, direction, src, dst, kind), state, piece)
             return
-        for chunk, piece in payload_digests.pieces(payload) if size > payload_digests.CHUNK else ((0, payload),):
+        for chunk, piece in payload_digests.chunks(payload) if size > payload_digests.CHUNK else ((0, payload),):
             key = (stream, op, chunk, direction, src, dst, kind)
             job = self._ahead.pop(key, None) if direction else None
             if job is None:
@@ -292,7 +292,7 @@ class TranscriptStore:
         if epoch > open_epoch:
             self._early.append((peer, tag, payload))
         elif epoch == open_epoch and new and peer in blinds and kind in WIRE_KINDS:
-            for chunk, piece in payload_digests.pieces(payload):
+            for chunk, piece in payload_digests.chunks(payload):
                 key = (stream, op, chunk, RECEIVED, peer, self.party, kind)
                 self._ahead[key] = self._hasher.submit(payload_digests.blind_of(blinds[peer], key), piece)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.proof import consented, package, public_log
+from uvcc_engine.transcript.proof import approval_check, package, public_log
 from uvcc_engine.transcript.signing.signers import read_allowed_signers
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -120,7 +120,7 @@ def main(
             require=frozenset(word for word in args.require.split(",") if word),
             head=args.head,
         )
-        approved = consented.check(target, consented.read_keys(args.domain)) if args.domain else ""
+        approved = approval_check.check(target, approval_check.read_keys(args.domain)) if args.domain else ""
         key = _log_key(args.log_key)
         logged = public_log.check(target, found.certificates, key) if key else []
     except UvccError as e:
@@ -149,7 +149,7 @@ def _pins(args: argparse.Namespace, pins: PinsFound, target: package.PackageTarg
         return package.ExpectedSigners(
             f"identities pinned by {reading.shown(args.policy)}{_where(args.policy, target)}"
         )
-    if args.domain and (found := consented.vouched(target, consented.read_keys(args.domain))) is not None:
+    if args.domain and (found := approval_check.vouched(target, approval_check.read_keys(args.domain))) is not None:
         return found
     return pins(args.path) or package.ExpectedSigners()
 

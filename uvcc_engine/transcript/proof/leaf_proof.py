@@ -32,7 +32,7 @@ from uvcc_engine.transcript.leaves.leaf import (
 )
 from uvcc_engine.transcript.leaves.merkle import inclusion_proofs, root_from_inclusion
 from uvcc_engine.transcript.leaves.roots import sid_of
-from uvcc_engine.transcript.proof.countersigned import prove_head
+from uvcc_engine.transcript.proof.cross_signatures import prove_head
 from uvcc_engine.transcript.proof.verifier import examine
 from uvcc_engine.transcript.signed.statements import RootStatement, Signed, coord_of, count, digest, exact
 from uvcc_engine.transcript.signing.identity import Identity

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.transcript.formats.reading import reason, shown
-from uvcc_engine.transcript.proof import derived, manifest
+from uvcc_engine.transcript.proof import derived_files, manifest
 from uvcc_engine.transcript.proof.bundle import NAME, Bundle
-from uvcc_engine.transcript.proof.verified import HOLDS, VERIFIED, Certificate
+from uvcc_engine.transcript.proof.verification_certificate import HOLDS, VERIFIED, Certificate
 from uvcc_engine.transcript.proof.verifier import examine as examine_bundle
 from uvcc_engine.transcript.signing.signers import AllowedSigners
 from uvcc_engine.transcript.terms.policy import Policy
@@ -227,7 +227,7 @@ def _wrong_over_unreadable(target: PackageTarget) -> Iterator[None]:
 def _check_beside(file: Path, bundle: Bundle) -> None:
     """Files that follow from the bundle, where its folder is that of a phase."""
     if file.name == NAME:
-        derived.check(file.parent, bundle)
+        derived_files.check(file.parent, bundle)
 
 
 def _lacking(target: PackageTarget, certificates: Mapping[str, Certificate], require: frozenset[str]) -> dict[str, str]:

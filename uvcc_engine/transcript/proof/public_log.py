@@ -29,7 +29,7 @@ from uvcc_engine.transcript.leaves import merkle
 from uvcc_engine.transcript.proof import manifest
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.proof.package import PackageTarget
-from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.signing import sshsig
 
 SUFFIX: Final = ".rekor.json"

@@ -29,12 +29,12 @@ from uvcc_engine.transcript.proof.bundle import (
     most_entries,
     read_bundle,
 )
-from uvcc_engine.transcript.proof.countersigned import at_party as _at
-from uvcc_engine.transcript.proof.countersigned import check_files, check_head, check_histories
+from uvcc_engine.transcript.proof.cross_signatures import at_party as _at
+from uvcc_engine.transcript.proof.cross_signatures import check_files, check_head, check_histories
 from uvcc_engine.transcript.proof.form import check_form, floors, has_form
-from uvcc_engine.transcript.proof.recomputed import equal as _equal
-from uvcc_engine.transcript.proof.recomputed import recomputed
-from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.leaf_recomputation import equal as _equal
+from uvcc_engine.transcript.proof.leaf_recomputation import recompute
+from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.signed.openings import root_with
 from uvcc_engine.transcript.signing.signers import AllowedSigners, read_allowed_signers
 from uvcc_engine.transcript.signing.sshsig import NAMESPACES, RESULT_NAMESPACE, ROOT_NAMESPACE
@@ -88,7 +88,7 @@ def examine(
     form = floors(bundle.policy, len(bundle.epochs)) if has_form(bundle.policy) else []
     if folders:
         check_files(bundle, folders)
-        tallies = {w.coord: recomputed(bundle.policy, w, folders[w.coord]) for w in bundle.workers}
+        tallies = {w.coord: recompute(bundle.policy, w, folders[w.coord]) for w in bundle.workers}
         check_form(form, tallies)
     if against is not None:
         _check_rerun(bundle, against, pins)

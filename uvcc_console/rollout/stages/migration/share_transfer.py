@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from uvcc_console.fleet import agent_lines
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.migration.private_migration import PhaseMigration
@@ -40,8 +40,8 @@ async def hand_over(ctx: Rollout, phase: Phase, made: PhaseMigration) -> None:
     """
     home = ctx.run_dir / KIND / phase.engine_run
     boxes = await each((ctx.members[name] for name in made.sources), lambda m: _made(ctx, phase, made, m, home))
-    with Landing(home) as landing:
-        landing.write((RECORD,), json.dumps(dict(made.record)).encode())
+    with DownloadFolder(home) as downloads:
+        downloads.write((RECORD,), json.dumps(dict(made.record)).encode())
     old = ctx.artifacts / f"{phase.name}-{made.number - 1}" / POLICY_FILE
     names = sorted({name for found in boxes.values() for name in found})
     await all_of(_given(phase, m, home, old, names) for m in ctx.of_phase(phase))
@@ -65,9 +65,9 @@ async def _made(ctx: Rollout, phase: Phase, made: PhaseMigration, member: Member
         raise UvccError(f"pod {member.name} does not hand over ({rc}): {_words(said.text)}", "tear down, run anew")
     listed = await member.ssh.sh(f"cd .uvcc/runs/{run}/start && ls *.box 2>/dev/null || :")
     names = boxes_of(member.name, listed)
-    with Landing(home) as landing:
+    with DownloadFolder(home) as downloads:
         for name in names:
-            await member.ssh.get(f".uvcc/runs/{run}/start/{name}", landing, (name,), limit=MOST_BYTES, growing=True)
+            await member.ssh.get(f".uvcc/runs/{run}/start/{name}", downloads, (name,), limit=MOST_BYTES, growing=True)
     return names
 
 

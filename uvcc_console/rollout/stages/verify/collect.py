@@ -8,12 +8,12 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
-from uvcc_console.fleet.landing import Landing
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
-from uvcc_console.rollout import offered
+from uvcc_console.rollout import file_listing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
@@ -37,43 +37,43 @@ async def fetch(ctx: Rollout, phase: Phase, member: Member) -> int:
     is raised at the end.
     """
     remote = f".uvcc/runs/{phase.engine_run}"
-    listing = await member.ssh.sh(offered.WHOLE.format(folder=remote), timeout=120.0, limit=offered.LISTING)
+    listing = await member.ssh.sh(file_listing.WHOLE.format(folder=remote), timeout=120.0, limit=file_listing.LISTING)
     home = folder_of(ctx, phase, member)
-    if listing.strip() == offered.NONE:
+    if listing.strip() == file_listing.NONE:
         if (home / SUMS).exists():
             return 0  # the pod was replaced since its evidence came home
         raise UvccError(f"pod {member.name} holds nothing of {phase.engine_run}", "was it replaced? see its log")
-    offer = offered.read_offer(listing, {str(c) for c in phase.coords(member.name)})
+    offer = file_listing.read_offer(listing, {str(c) for c in phase.coords(member.name)})
     if said := offer.complaint():
         text = f"pod {member.name} offers what it may not: {said}"
         ctx.say(ev.Alert(level="warn", name="collect", text=text, hint=_HOSTILE, subject=member.name))
-    with Landing(home) as landing:
-        troubles = await _take(member.ssh, remote, landing, offer)
+    with DownloadFolder(home) as downloads:
+        troubles = await _take(member.ssh, remote, downloads, offer)
         if troubles:
             raise troubles[0]
         sums = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(offer.files.items()))
-        landing.write((SUMS,), sums.encode())
+        downloads.write((SUMS,), sums.encode())
     return len(offer.files)
 
 
 _HOSTILE = "the pod is faulty or hostile: its other evidence is here, look at it before you believe it"
 
 
-async def _take(link: PodLink, remote: str, landing: Landing, offer: offered.Listing) -> list[UvccError]:
+async def _take(link: PodLink, remote: str, downloads: DownloadFolder, offer: file_listing.Listing) -> list[UvccError]:
     """Fetch what is not here yet; what went wrong, in order.
 
     A file that stalls takes others of its session with it, so what stalled is asked for once more, one by one.
     """
     slots = asyncio.Semaphore(8)
     troubles: list[UvccError] = []
-    stalled: dict[str, offered.Offered] = {}
+    stalled: dict[str, file_listing.ListedFile] = {}
 
-    async def one(name: str, file: offered.Offered, tries: int = 2) -> None:
+    async def one(name: str, file: file_listing.ListedFile, tries: int = 2) -> None:
         async with slots:
-            if len(stalled) >= MOST_STALLS or await asyncio.to_thread(_same, landing.root / name, file.sha256):
+            if len(stalled) >= MOST_STALLS or await asyncio.to_thread(_same, downloads.root / name, file.sha256):
                 return
             try:
-                await link.get(f"{remote}/{name}", landing, file.parts, limit=file.size, sha256=file.sha256)
+                await link.get(f"{remote}/{name}", downloads, file.parts, limit=file.size, sha256=file.sha256)
                 return
             except UnreachableError as e:
                 stalled[name] = file
@@ -90,7 +90,7 @@ async def _take(link: PodLink, remote: str, landing: Landing, offer: offered.Lis
             async with asyncio.TaskGroup() as group:
                 for name, file in offer.files.items():
                     group.create_task(one(name, file))
-            left = {n: f for n, f in offer.files.items() if stalled and not _there(landing.root / n, f)}
+            left = {n: f for n, f in offer.files.items() if stalled and not _there(downloads.root / n, f)}
             stalled.clear()
             for name, file in left.items():
                 await one(name, file, tries=1)
@@ -99,7 +99,7 @@ async def _take(link: PodLink, remote: str, landing: Landing, offer: offered.Lis
     return troubles
 
 
-def _there(path: Path, file: offered.Offered) -> bool:
+def _there(path: Path, file: file_listing.ListedFile) -> bool:
     return path.is_file() and not path.is_symlink() and path.stat().st_size == file.size
 
 
@@ -153,8 +153,8 @@ async def _agent_log(ctx: Rollout, member: Member) -> None:
     except UvccError as e:
         ctx.say(ev.Alert(level="warn", name="collect", text=f"no agent log: {e}", subject=member.name))
         return
-    with Landing(ctx.artifacts / "agents") as landing:
-        landing.write((f"{member.name}.log",), text)
+    with DownloadFolder(ctx.artifacts / "agents") as downloads:
+        downloads.write((f"{member.name}.log",), text)
 
 
 async def last_words(ctx: Rollout) -> None:

@@ -17,7 +17,7 @@ from uvcc_console.rollout.stages.verify.collect import fetch_phase
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import NAME, assemble_folder
-from uvcc_engine.transcript.proof.verified import Certificate
+from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
 
 

@@ -28,7 +28,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Arriving:
+class PartialDownload:
     """One file on its way in. ``keep`` gives it its name; without it nothing of the file is left."""
 
     def __init__(self, fd: int, name: str, limit: int) -> None:
@@ -66,7 +66,7 @@ class Arriving:
         self.kept = True
 
 
-class Landing:
+class DownloadFolder:
     """``root`` and what is below it; made where it does not exist. Use as a context."""
 
     def __init__(self, root: Path) -> None:
@@ -77,14 +77,14 @@ class Landing:
         except OSError as e:
             raise write_failed(root, e) from e
 
-    def __enter__(self) -> Landing:
+    def __enter__(self) -> DownloadFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     @contextmanager
-    def file(self, parts: Parts, *, limit: int) -> Iterator[Arriving]:
+    def file(self, parts: Parts, *, limit: int) -> Iterator[PartialDownload]:
         """A file of at most ``limit`` bytes. Raises UvccError if there is a link or a folder in its place."""
         if isinstance(safe_relative("/".join(parts)), Refused):
             raise VerificationError("fetch", f"{'/'.join(parts)!r} is no name for a file here")
@@ -97,9 +97,9 @@ class Landing:
             except OSError as e:
                 raise write_failed(path, e) from e
             try:
-                arriving = Arriving(fd, "/".join(parts), limit)
-                yield arriving
-                if arriving.kept:
+                download = PartialDownload(fd, "/".join(parts), limit)
+                yield download
+                if download.kept:
                     self._place(fresh, folder, path)
             finally:
                 os.close(fd)
@@ -117,9 +117,9 @@ class Landing:
 
     def write(self, parts: Parts, data: bytes) -> None:
         """A small file at once."""
-        with self.file(parts, limit=len(data)) as arriving:
-            arriving.write(data)
-            arriving.keep()
+        with self.file(parts, limit=len(data)) as download:
+            download.write(data)
+            download.keep()
 
     def _folder(self, parts: Parts) -> int:
         """The open folder of these parts, made where it is missing."""

@@ -24,7 +24,7 @@ from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.roots import replica_order, sid_of, subsession_root
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE, Bundle, WorkerPart
-from uvcc_engine.transcript.proof.revealed import revealed_series
+from uvcc_engine.transcript.proof.revealed_series import revealed_series
 from uvcc_engine.transcript.signed.statements import coord_of
 from uvcc_engine.transcript.signing.signers import each_key, read_allowed_signers
 from uvcc_engine.transcript.terms.policy import read_signatures

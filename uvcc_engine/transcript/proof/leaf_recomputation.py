@@ -22,7 +22,7 @@ def equal(check: str, what: str, stated: Any, found: Any) -> None:
         raise VerificationError(check, f"{what} is {one}, recomputed {two}")
 
 
-def recomputed(policy: Policy, worker: WorkerPart, folder: Path) -> list[MessageCount]:
+def recompute(policy: Policy, worker: WorkerPart, folder: Path) -> list[MessageCount]:
     """Recompute every epoch root, count and pair digest of a worker from its leaves, streaming. Returns what messages
     each epoch has."""
     sid, tallies = sid_of(policy.sid_job, worker.coord), list[MessageCount]()

@@ -60,7 +60,7 @@ _ANY: Final = re.compile(r"\\?(?:[0-9a-f]{64}|[0-9]+)  (.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class ListedFile:
     """One file that may be fetched: no more than ``size`` bytes of it, with this hash if the listing has one."""
 
     parts: Parts
@@ -72,7 +72,7 @@ class Offered:
 class Listing:
     """A pod's listing, judged."""
 
-    files: Mapping[str, Offered]
+    files: Mapping[str, ListedFile]
     refused: tuple[Refused, ...]
 
     def complaint(self) -> str:
@@ -100,7 +100,7 @@ def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) ->
             refused.append(Refused(shown(m[1]), "not a name below the run directory"))
     checked = check_paths(names)
     refused = [*checked.refused, *refused]
-    taken: dict[str, Offered] = {}
+    taken: dict[str, ListedFile] = {}
     total = 0
     for name, parts in sorted(checked.kept.items()):
         limit, why = _judge(parts, coords)
@@ -118,7 +118,7 @@ def read_offer(listing: str, coords: Collection[str], *, hashed: bool = True) ->
             refused.append(Refused(shown(name), f"beyond the {MOST_BYTES} bytes that a pod may give"))
         else:
             total += sizes[name]
-            taken[name] = Offered(parts, sizes[name], sums.get(name, ""))
+            taken[name] = ListedFile(parts, sizes[name], sums.get(name, ""))
     return Listing(taken, tuple(refused))
 
 

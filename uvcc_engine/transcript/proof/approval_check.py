@@ -9,7 +9,7 @@ from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableEr
 from uvcc_engine.contract.job.rollout_phases import PHASES
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.proof import contributed
+from uvcc_engine.transcript.proof import input_attribution
 from uvcc_engine.transcript.proof.bundle import read_bundle
 from uvcc_engine.transcript.proof.package import ExpectedSigners, PackageTarget
 from uvcc_engine.transcript.signed import barriers, roster
@@ -61,10 +61,10 @@ def check(target: PackageTarget, domains: Sequence[str]) -> str:
 def _owners(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
     """Where data owners shared from their own machines: see that the inputs are theirs."""
     assert target.root is not None
-    path = target.root / contributed.OWNERS_FILE
+    path = target.root / input_attribution.OWNERS_FILE
     if not path.exists() and not policy.proposal:
         return ""
-    found = contributed.check(_bodies(path), proposal, _rosters(target.root, proposal), policy)
+    found = input_attribution.check(_bodies(path), proposal, _rosters(target.root, proposal), policy)
     return f"\nowners       {len(found)} shared for this attempt, to these pods; the policy commits to what they signed"
 
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from evidence_kit import STEPS, World
 
 from uvcc_engine.contract.errors import UvccError, VerificationError
-from uvcc_engine.transcript.proof import cli, consented, package
+from uvcc_engine.transcript.proof import approval_check, cli, package
 from uvcc_engine.transcript.proof.bundle import NAME
 from uvcc_engine.transcript.signed import approvals, proposals
 from uvcc_engine.transcript.signed.approvals import Approval
@@ -85,7 +85,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Policy]:
 def check(run: tuple[Path, Policy], standing: Standing, pinned: list[str]) -> str:
     root, _ = run
     (root / proposals.FILE).write_text(json.dumps(standing.to_json()))
-    return consented.check(package.find(root), pinned)
+    return approval_check.check(package.find(root), pinned)
 
 
 OURS = [k.line for k in KEYS[:3]]
@@ -152,7 +152,7 @@ def test_an_altered_document_is_refused(run: tuple[Path, Policy]) -> None:
     ):
         (run[0] / proposals.FILE).write_text(json.dumps(bad))
         with pytest.raises(UvccError):
-            consented.check(package.find(run[0]), OURS)
+            approval_check.check(package.find(run[0]), OURS)
 
 
 def test_the_verb_takes_the_keys_from_files(
