@@ -161,7 +161,7 @@ class Follower:
 
 
 def read_all(journal: Journal) -> Snapshot:
-    """The newest snapshot."""
+    """Read to the end of the journal; returns the snapshot that it folds to."""
     follower = Follower(journal)
     while follower.poll():
         pass

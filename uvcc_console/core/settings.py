@@ -46,7 +46,7 @@ KNOWN: Final = (
 
 
 def path() -> Path:
-    """Where the file would be."""
+    """The path of the settings file, whether it exists or not."""
     return paths.config_dir() / FILE
 
 

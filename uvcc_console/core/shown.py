@@ -85,7 +85,7 @@ class Shown:
 
 
 def clock(ts: float, *, utc: bool = False) -> str:
-    """Hour and minute."""
+    """A time of day as hour and minute."""
     return time.strftime("%H:%M", time.gmtime(ts) if utc else time.localtime(ts))
 
 

@@ -240,7 +240,7 @@ class DomainView:
     ts: float = 0.0
 
     def words(self) -> str:
-        """In a line."""
+        """Stage, status, step and detail in one line."""
         step = f", step {max(0, self.step)} of {self.steps}" if self.steps else ""
         return f"{self.stage} {self.status}{step}" + (f": {self.detail}" if self.detail else "")
 

@@ -384,7 +384,7 @@ def _unusable(e: ev.Event, error: Exception) -> ev.LinesMalformed:
 
 
 def fold(events: Iterable[ev.Event], start: Snapshot | None = None) -> Snapshot:
-    """Fold many."""
+    """The state after all of these events, in order."""
     s = start or Snapshot()
     for e in events:
         s = reduce(s, e)

@@ -56,12 +56,12 @@ def memory_mib(pod: PodView) -> tuple[float, float] | None:
 
 
 def celsius(pod: PodView) -> float | None:
-    """The hottest card."""
+    """The temperature of the hottest card, in degrees Celsius."""
     return max((c.celsius for c in pod.gpus if c.celsius is not None), default=None)
 
 
 def watts(pod: PodView) -> float | None:
-    """All cards together."""
+    """The power that all cards draw together, in watts."""
     told = [c.watts for c in pod.gpus if c.watts is not None]
     return sum(told) if told else None
 

@@ -22,7 +22,7 @@ MARK_S = 30.0
 
 
 def up() -> float:
-    """Seconds since boot, sleep included."""
+    """Seconds since the machine was booted, time asleep included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 

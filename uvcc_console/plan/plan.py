@@ -65,7 +65,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One rollout, whole."""
+    """Everything that is decided about a rollout before it begins."""
 
     run: str
     profile_name: str

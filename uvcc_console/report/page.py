@@ -43,7 +43,7 @@ Cell = str | tuple[str, str]
 
 
 def page(package: Package) -> str:
-    """The page as text."""
+    """The HTML page as text."""
     record = package.record
     name = record.run_dir.name
     parts = [

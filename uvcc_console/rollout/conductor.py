@@ -66,7 +66,7 @@ class EndRequest:
     reason: str = ""
 
     def ask(self, reason: str) -> None:
-        """The first reason counts."""
+        """Ask for the end of the run. The first reason that is given counts."""
         if not self.reason:
             log.info("the end is asked for: %s", reason)
         self.reason = self.reason or reason

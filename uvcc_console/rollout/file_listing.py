@@ -70,7 +70,7 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A pod's listing, judged."""
+    """The files that a pod offers: those that may be fetched, and those that are refused."""
 
     files: Mapping[str, ListedFile]
     refused: tuple[Refused, ...]

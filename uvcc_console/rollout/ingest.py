@@ -129,7 +129,7 @@ class Tally:
         self._bus.record([ev.LinesMalformed(where=self._pod, count=total, src=src, sample=sample)])
 
     def close(self) -> None:
-        """Tell what was kept back."""
+        """Report what the event limiter still keeps back."""
         self._flush()
 
 

@@ -67,7 +67,7 @@ class Pipe:
         return self.received(direction, microbatch, self.fetch(direction, microbatch, device))
 
     def received(self, direction: str, microbatch: int, x: Tensor) -> Tensor:
-        """Note what was fetched."""
+        """Note in the transcript what :meth:`fetch` received."""
         if self.record is not None:
             self.record(direction, microbatch, 0, x)
         return x

@@ -37,7 +37,7 @@ class Sizes:
 
     @property
     def entries(self) -> int:
-        """Of the inner product that is proved."""
+        """How many entries the inner product that is proved has."""
         return sum(self.numbers) + 64 * sum(self.masks) + self.elements
 
 

@@ -107,7 +107,7 @@ class Block(Protocol):
         """``u(r)`` from the powers of ``r`` ``[fold, d]``: ``[n', d]``."""
 
     def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        """``v(r)``, the same."""
+        """``v(r)``: the second vector folded at ``r``, as ``folded_before`` folds the first."""
 
 
 def _grouped(x: Tensor, fold: int) -> Tensor:

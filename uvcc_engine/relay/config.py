@@ -28,7 +28,7 @@ class Credential:
 
     @property
     def scope(self) -> RoleScope:
-        """What it may do."""
+        """What the role of this credential may do."""
         return SCOPES[self.role]
 
 

@@ -148,7 +148,7 @@ class Gate:
         self._rejections = Rejections()
 
     def arrive(self, address: str) -> Visitor:
-        """A new connection."""
+        """Count a new connection."""
         visitor = Visitor(self, address, next(self._numbers), self._clock())
         if (leaves := self._strangers.enter(visitor)) is not None:
             leaves.refuse(Refusal.SILENT)

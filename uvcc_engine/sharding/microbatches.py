@@ -40,7 +40,7 @@ class StreamRuntimes:
         self._others: dict[int, Runtime] = {}
 
     def of(self, direction: str, microbatch: int) -> Runtime:
-        """The runtime of one pass."""
+        """The runtime on which a microbatch passes forward or backward; made at its first use."""
         stream = stream_of(direction, microbatch)
         if stream not in self._others:
             self._others[stream] = self._make(stream)

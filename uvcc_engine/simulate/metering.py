@@ -103,7 +103,7 @@ class Metering:
         self._meters[party].on = False
 
     def costs(self, steps: int, frac_bits: int) -> list[LayerCost]:
-        """Per layer and step."""
+        """What each layer costs in one step, on average over ``steps``."""
         return [self._cost(at, name, max(1, steps), frac_bits) for at, name in enumerate(self._names)]
 
     def _cost(self, at: int, name: str, steps: int, frac_bits: int) -> LayerCost:

@@ -112,7 +112,7 @@ class HighWaterMark:
         self._keep(replace(self._mark, reserved=self._begun))
 
     def close(self) -> None:
-        """Harmless twice."""
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

@@ -62,7 +62,7 @@ class Predictor:
         return scale_int(bits, 1 << f).with_f(f)
 
     def evaluate(self) -> dict[str, float]:
-        """Nothing: queries have no labels."""
+        """No metric, since queries have no labels."""
         return {}
 
     def state(self) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ class Try:
 
     @property
     def open(self) -> bool:
-        """It may cost something."""
+        """Whether this pod may still cost something."""
         return not self.outcome
 
     @property

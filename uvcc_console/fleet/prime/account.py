@@ -75,7 +75,7 @@ class AccountCalls(Calls):
             return None
 
     async def create_disk(self, disk: dict[str, Any], provider: str) -> Disk:
-        """Never repeated, as with pods."""
+        """Order a disk. The request is never repeated, so that no second disk is paid for."""
         body = {"disk": disk, "provider": {"type": provider}}
         return one(Disk, await self._send(Call("POST", "/disks/", [], body, repeat=False)))
 

@@ -128,7 +128,7 @@ class ApiPod(Tolerant):
 
     @property
     def over(self) -> bool:
-        """It costs nothing any more."""
+        """Whether the pod has ended and costs nothing any more."""
         return self.status == "TERMINATED" or bool(self.terminated_at)
 
     @property

@@ -33,7 +33,7 @@ _KINDS: Final = {
 
 
 class VastClient(RestVendor):
-    """One account."""
+    """The API of Vast for one account."""
 
     name = NAME
     home = URL

@@ -156,7 +156,7 @@ class Commands(ViewActions, LogActions):
         self.urgent.press(self.app.cadence.last, self.app.cadence.burst)
 
     def do_release(self, _: str) -> None:
-        """Esc inside the 3 s."""
+        """Take a halt back: Esc within the three seconds after F9."""
         self.urgent.escape()
 
     def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
@@ -260,7 +260,7 @@ class Commands(ViewActions, LogActions):
         self.app.exit(0, message=note)
 
     def do_help(self, _: str) -> None:
-        """The focused panel first."""
+        """Show the help, that of the focused panel first."""
         from uvcc_console.ui.screens.help import MANUAL, HelpScreen
 
         def answered(word: str | None) -> None:
@@ -340,7 +340,7 @@ class Commands(ViewActions, LogActions):
                 log.focus()
 
     def do_palette(self, _: str) -> None:
-        """Every action by name."""
+        """Open the palette, which lists every action by name."""
         self.app.action_command_palette()
 
     def do_theme(self, text: str) -> None:
@@ -355,14 +355,14 @@ class Commands(ViewActions, LogActions):
         self.app.theme = "uvcc-light" if self.app.current_theme.dark else "uvcc-dark"
 
     def do_panel(self, which: str) -> None:
-        """A panel alone, or back."""
+        """Show one panel alone, or all of them again."""
         if isinstance(self.app.screen, RunScreen):
             action = ACTIONS.get(f"panel_{which}") or next((a for a in ACTIONS.values() if a.command == which), None)
             if action is not None:
                 self.open(action.keys)
 
     def do_overview(self, _: str) -> None:
-        """All panels."""
+        """Show all panels."""
         if isinstance(self.app.screen, RunScreen):
             self.open("")
 
@@ -388,7 +388,7 @@ class Commands(ViewActions, LogActions):
         self.app.tick()
 
     def do_replay(self, what: str) -> None:
-        """Pause, jump, change speed."""
+        """Pause a replay, jump in it or change its speed."""
         source = self.app.source
         if not isinstance(source, ReplaySource):
             return

@@ -27,7 +27,7 @@ class ActionProvider(Provider):
         return out
 
     async def discover(self) -> Hits:
-        """Before anything is typed."""
+        """Offer every action before anything is typed."""
         for action, title, text in self._entries():
             yield DiscoveryHit(title, partial(self._do, action), help=text)
 

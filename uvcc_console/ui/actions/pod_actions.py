@@ -82,7 +82,7 @@ class PodActions:
         self.open("4")
 
     def do_fetch(self, word: str) -> None:
-        """The pod's evidence, now."""
+        """Fetch the evidence of the pod under the cursor now."""
         for pod in self._pods(word):
             self._intend("fetch", pod=pod.pod)
 

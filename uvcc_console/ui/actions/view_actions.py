@@ -100,7 +100,7 @@ class ViewActions(PodActions):
         self._restore(main.trail.back())
 
     def do_last(self, _: str) -> None:
-        """The view before this one."""
+        """Go back to the view before this one."""
         self.app.main.leave(self.app.filter.source)
         self._restore(self.app.main.trail.last())
 

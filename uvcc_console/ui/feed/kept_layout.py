@@ -59,7 +59,7 @@ def parse(data: object) -> ScreenLayout:
 
 
 def path() -> Path:
-    """Where it lies."""
+    """The path of the file that keeps the layout."""
     return paths.config_dir() / FILE
 
 

@@ -43,7 +43,7 @@ class SnapshotSource(Protocol):
         """The time that ages are measured against."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the files that are read."""
 
 
 def _entries(before: Snapshot, after: Snapshot, event: ev.Event) -> list[LogEntry]:

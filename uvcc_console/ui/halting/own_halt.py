@@ -29,7 +29,7 @@ class OwnHaltRequest:
         self._at = 0.0
 
     def note(self, event: ev.HaltRequested) -> None:
-        """This was just asked for."""
+        """Remember that this console has just asked for a halt."""
         with self._lock:
             self._event, self._at = event, self._clock()
 

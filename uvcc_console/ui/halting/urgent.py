@@ -84,7 +84,7 @@ class UrgentKeys:
     # ---- from anywhere
 
     def press(self, at: float, burst: int) -> None:
-        """F9."""
+        """F9 was pressed."""
         with self._lock:
             self._tail = None
             decision = self.switch.press(at, self._app.now(), self._app.snap, burst)

@@ -320,11 +320,11 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         self.call_from_thread(self.look)
 
     def action_profiles(self) -> None:
-        """To the profiles."""
+        """Show the profiles."""
         self._home.query_one(ProfilesPanel).focus()
 
     def action_runs(self) -> None:
-        """To the runs."""
+        """Show the runs."""
         self._home.query_one(RunsPanel).focus()
 
     def action_help(self) -> None:

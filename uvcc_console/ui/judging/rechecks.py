@@ -47,6 +47,6 @@ class Rechecks:
         return self.changed
 
     def close(self) -> None:
-        """Wait for nothing."""
+        """End without waiting for a check that is under way."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

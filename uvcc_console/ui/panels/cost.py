@@ -99,7 +99,7 @@ def page_lines(view: View, width: int) -> list[Line]:
 
 
 class CostPanel(Panel):
-    """Money."""
+    """What the run has cost, costs per hour, and may cost at most."""
 
     title = "Cost"
     number = "7"

@@ -303,7 +303,7 @@ class FleetPanel(Panel):
         self.sort_by(names[(at + 1) % len(names)])
 
     def action_reverse(self) -> None:
-        """The other way round."""
+        """Reverse the order of the rows."""
         self.state = replace(self.state, reverse=not self.state.reverse)
         self.redraw()
 
@@ -347,11 +347,11 @@ class FleetPanel(Panel):
                 self.action_open()
 
     def action_columns(self) -> None:
-        """Name the columns."""
+        """Ask which columns to show."""
         self.post_message(self.ColumnsWanted(self.shown_columns))
 
     def action_board(self) -> None:
-        """Board or table."""
+        """Change between the board of places and the table of pods."""
         self.state = replace(self.state, board=not self.board)
         self.redraw()
 

@@ -35,7 +35,7 @@ def run_view(summary: RunSummary, view: View) -> View:
 
 
 def when(ts: float, utc: bool) -> str:
-    """Date and minute."""
+    """A time as date, hour and minute."""
     return time.strftime("%d %b %H:%M", time.gmtime(ts) if utc else time.localtime(ts))
 
 
@@ -144,7 +144,7 @@ class RunsPanel(ListPanel):
         return words, ("" if self.sort == "created" else f"by {self.sort}")
 
     def action_sort(self) -> None:
-        """By the next column."""
+        """Sort by the next column."""
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
         self.redraw()
 

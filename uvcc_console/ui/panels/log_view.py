@@ -265,7 +265,7 @@ class LogView(ScrollView, can_focus=True):
         self.scroll_relative(y=by, animate=False)
 
     def action_top(self) -> None:
-        """To the oldest line kept."""
+        """Scroll to the oldest line that is kept."""
         self.following = False
         self.scroll_to(y=0, animate=False)
 
@@ -298,7 +298,7 @@ class LogView(ScrollView, can_focus=True):
         self._again()
 
     def action_level(self) -> None:
-        """The next least level."""
+        """Show lines from the next level on."""
         least = SHOWN_LEVELS[(SHOWN_LEVELS.index(self.ring.least) + 1) % len(SHOWN_LEVELS)]
         self.ring.set_filter(self.view.filter, least)
         self._window()

@@ -147,7 +147,7 @@ def log_lines(view: View, name: str, width: int, rows: int) -> list[Line]:
 
 
 def pod_lines(view: View, name: str, width: int, height: int) -> list[Line]:
-    """The page."""
+    """The lines of the page of one pod."""
     pod = view.snap.pods.get(name)
     if pod is None:
         return [[(f"there is no pod {clean(name)}" if name else "no pod chosen: Enter on one in Fleet", "muted")]]
@@ -215,5 +215,5 @@ class PodPanel(Panel):
             self.post_message(self.Wanted(known[(known.index(self.view.pod) + by) % len(known)]))
 
     def action_log(self) -> None:
-        """All lines of this pod."""
+        """Show the log of this pod alone."""
         self.post_message(self.Wanted(self.view.pod, log=True))

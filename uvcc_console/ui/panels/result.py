@@ -80,7 +80,7 @@ def _backing(found: Shown, g: Glyphs) -> str:
 
 
 class ResultPanel(Panel):
-    """The end of the story."""
+    """The outcome of the run: verdict, values, hashes and artifacts."""
 
     title = "Result"
     grows = True

@@ -84,7 +84,7 @@ class ManualScreen(ModalScreen[None]):
                 break
 
     async def action_back(self) -> None:
-        """To what was shown before."""
+        """Show the page that was shown before."""
         if self._trail:
             await self.go(self._trail.pop(), back=True)
 
@@ -124,7 +124,7 @@ class ManualScreen(ModalScreen[None]):
             topics.focus()
 
     def action_leave(self) -> None:
-        """Away with the search, or with the manual."""
+        """Close the search, or the manual if no search is open."""
         search = self.query_one(Input)
         if search.has_focus or search.value:
             search.value = ""

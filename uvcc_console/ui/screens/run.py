@@ -105,7 +105,7 @@ class RunScreen(Screen[None]):
             part.show(view)
 
     def show_tape(self, tape: Tape) -> None:
-        """Where a replay stands."""
+        """Show where the replay stands."""
         for bar in self.query(ScrubBar):  # none any more where the app is about to end
             bar.show_tape(tape)
 
@@ -184,7 +184,7 @@ class RunScreen(Screen[None]):
             self._grip = grip_at(*at, *regions)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Pull it."""
+        """Move the border that is held."""
         if not self._grip or not event.button:
             self._grip = ""
             return
@@ -196,7 +196,7 @@ class RunScreen(Screen[None]):
             self.apply_shape()
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
-        """Let go."""
+        """Let go of the border."""
         self._grip = ""
 
     def on_click(self, event: events.Click) -> None:

@@ -24,7 +24,7 @@ class Trail:
 
     @property
     def here(self) -> Spot:
-        """Where we are."""
+        """The view that is shown."""
         return self._path[-1]
 
     @property

@@ -137,7 +137,7 @@ class WizardScreen(Screen[Path | None]):
         self._think(self._settings)
 
     def action_back(self) -> None:
-        """Nothing was started."""
+        """Leave the wizard; nothing was started."""
         if not self._starting:
             self.dismiss(None)
 

@@ -26,7 +26,7 @@ class ListPanel(Panel):
     ]
 
     class Chosen(Message):
-        """Enter on a row."""
+        """The message that a row was chosen with Enter."""
 
         def __init__(self, panel: ListPanel, name: str) -> None:
             super().__init__()

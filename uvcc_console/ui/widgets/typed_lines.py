@@ -27,7 +27,7 @@ class TypedLines:
         self._draft = ""
 
     def add(self, line: str) -> None:
-        """A line was meant."""
+        """Remember a line that was entered."""
         if line.strip():
             self._lines = [*(x for x in self._lines if x != line), line][-200:]
         self.rewind()

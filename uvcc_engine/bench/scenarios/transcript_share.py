@@ -62,7 +62,7 @@ def share_rows(name: str, rounds: int) -> list[Row]:
     at = f"transcript.step.{name}"
 
     def share(part: str, of: str) -> list[float]:
-        """Of the party at which it is most."""
+        """The share of time that the transcript takes, at the party where it is largest."""
         return [max(party[1][part] / party[1][of] for party in r) for r in rounds_of]
 
     return [

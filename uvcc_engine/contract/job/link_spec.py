@@ -39,7 +39,7 @@ class RelayPlace:
         return strict.read(cls, data, "a relay's place")
 
     def to_json(self) -> dict[str, str]:
-        """What it says."""
+        """The keys that this file names, for JSON."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @classmethod

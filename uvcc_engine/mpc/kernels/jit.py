@@ -248,7 +248,7 @@ def cross(terms: int, a: Words, b: Words, c: Words, d: Words, out: Words) -> Non
 
 @_jit
 def blind(z: Words, factor: int, plus: Words, minus: Words) -> None:
-    """In place."""
+    """``z * factor + plus - minus`` modulo 2^64, in place of ``z``."""
     by = np.uint64(factor)
     for i in range(z.shape[0]):
         z[i] = z[i] * by + plus[i] - minus[i]

@@ -291,7 +291,7 @@ class RootExchange:
         self._kept.sync()
 
     def close(self) -> None:
-        """Close the files. Harmless twice."""
+        """Close the files; a second call does nothing."""
         self.log.close()
         if self._kept is not None:
             self._kept.close()

@@ -316,7 +316,7 @@ class WorkerEvidence:
         self.recorder.sync()
 
     def close(self) -> None:
-        """Close all files. Harmless twice."""
+        """Close all files; a second call does nothing."""
         self.recorder.close()
         self._closers.close()
 

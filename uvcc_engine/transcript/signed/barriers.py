@@ -113,7 +113,7 @@ class Barriers:
     stopped: dict[int, Barrier] = field(default_factory=dict)
 
     def of(self, stage: str) -> dict[int, Barrier]:
-        """Who reached a stage."""
+        """The domains that reached a stage."""
         return {party: b for (at, party), b in sorted(self.reached.items()) if at == stage}
 
 

@@ -69,7 +69,7 @@ class RosterPod:
 
     @property
     def where(self) -> Coord:
-        """Its first worker."""
+        """The coordinate of the pod's first worker."""
         return Coord.parse(self.coords[0])
 
 
