@@ -37,6 +37,7 @@ VERBS: Final[dict[str, Verb]] = {
     "top": Verb("view", "a run's workers as a table that renews itself"),
     "watch": Verb("view", "a run's events as JSON lines, from the first one on"),
     "attach": Verb("screen", "the console on a live run"),
+    "serve": Verb("screen", "the read-only console in a browser, at a guarded address of this machine"),
     "replay": Verb("screen", "the console on a recorded run"),
     "halt": Verb("steer", "stop a run with proof; --drill only rehearses it"),
     "resume": Verb("start", "go on from the last common checkpoint"),

@@ -66,7 +66,7 @@ class UvccApp(RunConsole):
         self.commands = Commands(self)
         self.main = RunScreen(self._begin)
         self.rechecks = Rechecks(run_dir)
-        self.notifier = Notifier(partial(tell, self), self._notices() if writer else None)
+        self.notifier = Notifier(partial(tell, self), self._notices() if writer and not self.readonly else None)
         self._hold = hold
         self._tick_s = tick_s
         self._drawn: tuple[object, ...] = ()
@@ -77,7 +77,7 @@ class UvccApp(RunConsole):
 
     def exit(self, result: int | None = None, return_code: int = 0, message: Any = None) -> None:
         """Leave, remembering how this operator looks at runs."""
-        if self.keeps_layout and self.main.ready:
+        if self.remembers and self.main.ready:
             try:
                 keep(taken(self))
             except UvccError as e:

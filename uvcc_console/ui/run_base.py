@@ -52,6 +52,9 @@ class RunConsole(ConsoleApp[int]):
         self.conductor, self.sidecar = Lamp(), Lamp()
         self._watch = {CONDUCTOR: Watchman(), HALTD: Watchman()}
         self.readonly = readonly
+        self.by_name = False  # F9 asks for the run's name, and halts without a hold before
+        self.place = "tui"  # where whoever asks sits, for the journal
+        self._held: frozenset[str] = frozenset()
         self.filter = Filter()
         self.keeps_layout = False
         self.usual_theme = self.theme
@@ -79,9 +82,20 @@ class RunConsole(ConsoleApp[int]):
         if self.writer is None:
             return None
         self.asked.note(event)
+        if event.mode == "hold":
+            self._held |= {event.nonce}
         future = self.writer.order(event)
         call_in_loop(self.loop, self.ordered, event, future)
         return future
+
+    def may_release(self, nonce: str) -> bool:
+        """Whether this console may take back that hold: read-only, only one that was asked for here."""
+        return not self.readonly or nonce in self._held
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the layout is kept when the operator leaves; a read-only console writes nothing but a halt."""
+        return self.keeps_layout and not (self.readonly and self.writer is not None)
 
     def told(self, text: str) -> None:
         """A word of warning, from any thread."""
@@ -114,6 +128,7 @@ class RunConsole(ConsoleApp[int]):
             page=spot.page,
             filtered=bool(self.filter) and (not spot.page or self.filter.source != spot.filter),
             moved=self.main.trail.moved,
+            own_hold=self.may_release(self.snap.halt.nonce),
         )
 
     def check_processes(self) -> None:

@@ -79,4 +79,4 @@ def test_nothing_that_the_app_is_made_of_imports_the_app() -> None:
     named = {
         p.name for p in (ROOT / "uvcc_console/ui").rglob("*.py") if re.search(r"uvcc_console\.ui\.app\b", p.read_text())
     }
-    assert named <= {"home_app.py"}
+    assert named <= {"home_app.py", "page_viewer.py"}

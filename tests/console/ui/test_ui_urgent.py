@@ -60,6 +60,9 @@ class Order:
         self.ordered.set()
         return future
 
+    def may_release(self, nonce: str) -> bool:
+        return True
+
     def told(self, text: str) -> None:
         self.words.append(text)
 

@@ -38,7 +38,9 @@ def stream(run_dir: Path) -> int:
 def run(argv: list[str]) -> int:
     parser = common.Parser("attach", "Show a run in the console; q detaches and the run goes on.")
     parser.add_run()
-    parser.add_argument("--read-only", action="store_true", help="watch only; halting stays possible")
+    parser.add_argument(
+        "--read-only", action="store_true", help="watch only; halting stays possible, and releasing what was held here"
+    )
     parser.add_argument("--headless", action="store_true", help="progress line instead of the console")
     parser.add_json()
     args = parser.parse_args(argv)

@@ -43,13 +43,13 @@ def tell(app: RunConsole, note: Note) -> None:
         app.bell()
 
 
-def who() -> str:
-    """Who asks, for the journal: ``user@host tui``."""
+def who(place: str = "tui") -> str:
+    """Who asks, for the journal: ``user@host tui``; in a page ``user@host browser``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "operator"
-    return f"{user}@{socket.gethostname()} tui"
+    return f"{user}@{socket.gethostname()} {place}"
 
 
 class Commands(ViewActions, LogActions):
@@ -57,7 +57,7 @@ class Commands(ViewActions, LogActions):
 
     def __init__(self, app: RunConsole) -> None:
         self.app = app
-        self.urgent = UrgentKeys(app, who)
+        self.urgent = UrgentKeys(app, lambda: who(app.place))
         self.uncover = Uncover()
         self.paste_wait = PASTE_WAIT_S
         self.left = False
@@ -153,7 +153,28 @@ class Commands(ViewActions, LogActions):
 
     def do_halt(self, _: str) -> None:
         """F9 that came by the queue, by the palette or as a command."""
-        self.urgent.press(self.app.cadence.last, self.app.cadence.burst)
+        if self.app.by_name:
+            self._halt_by_name()
+        else:
+            self.urgent.press(self.app.cadence.last, self.app.cadence.burst)
+
+    def _halt_by_name(self) -> None:
+        """Where a page's visitor must not halt by one key: the run's name first."""
+        from uvcc_console.ui.screens.confirm import ConfirmScreen
+
+        app, s = self.app, self.app.snap
+        if isinstance(app.screen, ConfirmScreen):
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.urgent.confirmed(app.cadence.last)
+
+        lines = [
+            "Every pod stops at the same step and writes a checkpoint.",
+            f"r in the operator's console resumes {s.run}.",
+        ]
+        self._open(ConfirmScreen("HALT", lines, s.run), answered)
 
     def do_release(self, _: str) -> None:
         """Take a halt back: Esc within the three seconds after F9."""

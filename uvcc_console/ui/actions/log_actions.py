@@ -60,6 +60,9 @@ class LogActions:
             self.app.copy_to_clipboard("\n".join(lines) + "\n")
             self.app.say(f"{len(lines)} lines copied (OSC 52: the terminal must allow it)")
             return
+        if self.app.readonly:
+            self.app.say("not saved: this console is read-only; y copies", "warning")
+            return
         from uvcc_console.report.redact import checked
 
         name = time.strftime("log-%Y%m%dT%H%M%SZ.txt", time.gmtime(self.app.now()))

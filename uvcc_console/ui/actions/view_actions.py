@@ -79,7 +79,7 @@ class ViewActions(PodActions):
             self.app.say(f"layout takes usual, not {word[:20]!r}", "warning")
         else:
             mine = changes(taken(app))
-            kept = "kept when you leave" if app.keeps_layout else "not kept: this screen was opened for once"
+            kept = "kept when you leave" if app.remembers else "not kept by this screen"
             app.say(f"{', '.join(mine)}: {kept}; :layout usual forgets it" if mine else "everything is as usual")
 
     def do_pod(self, text: str) -> None:

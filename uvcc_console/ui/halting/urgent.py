@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Final, Protocol, cast
 
 from textual import events
@@ -34,6 +35,8 @@ class OrderingApp(Protocol):
     def now(self) -> float: ...
 
     def order(self, event: ev.HaltRequested) -> Future[int] | None: ...
+
+    def may_release(self, nonce: str) -> bool: ...
 
     def told(self, text: str) -> None: ...
 
@@ -104,11 +107,20 @@ class UrgentKeys:
                 self._app.told("F9 taken back before anything was sent")
                 return True
             decision = self.switch.release(self._app.now(), self._app.snap)
-            if not decision.mode:
+            if not decision.mode or not self._app.may_release(decision.nonce):
                 return False
             self._stop("commit")
             self._order(decision)
             return True
+
+    def confirmed(self, at: float) -> None:
+        """A halt that was asked for by the run's name: at once, without a hold before."""
+        with self._lock:
+            decision = self.switch.press(at, self._app.now(), self._app.snap, 0)
+            if decision.mode:
+                self._order(replace(decision, mode="halt"))
+            elif decision.why:
+                self._app.told(decision.why)
 
     def _order(self, decision: Decision) -> None:
         with self._lock:

@@ -27,6 +27,7 @@ class Context:
     page: str = ""
     filtered: bool = False
     moved: bool = False
+    own_hold: bool = False
 
     @property
     def judgement(self) -> Judgement:
@@ -114,6 +115,12 @@ def _halt(c: Context) -> str:
     return _live(c)
 
 
+def _release(c: Context) -> str:
+    return _live(c) or (
+        "read-only: only a hold asked for here is released here" if c.readonly and not c.own_hold else ""
+    )
+
+
 def _evidence(c: Context) -> str:
     return _run(c) or ("read-only: attach without --read-only" if c.readonly else "")
 
@@ -181,7 +188,7 @@ def _replay(c: Context) -> str:
 _ALL = (
     UiAction("halt", "f9", "F9", "HALT", "hold every pod now; halts after 3 s or at a second press", _halt,
              "halt", "uvcc halt RUN", priority=True),
-    UiAction("release", "escape", "Esc", "release", "within 3 s: undo the hold, the run goes on", _live,
+    UiAction("release", "escape", "Esc", "release", "within 3 s: undo the hold, the run goes on", _release,
              "release", priority=True),
     UiAction("back", "escape", "Esc", "back", "one view back, or the filter away", _back, group="screen"),
     UiAction("last", "minus", "-", "last view", "to the view before this one, and back again", _last,
