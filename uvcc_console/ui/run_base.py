@@ -54,6 +54,7 @@ class RunConsole(ConsoleApp[int]):
         self.readonly = readonly
         self.by_name = False  # F9 asks for the run's name, and halts without a hold before
         self.place = "tui"  # where whoever asks sits, for the journal
+        self.alone = False  # shows this run and none of the operator's others
         self._held: frozenset[str] = frozenset()
         self.filter = Filter()
         self.keeps_layout = False

@@ -18,8 +18,13 @@ from ui_journals import Story
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
+from uvcc_console.core.journal import iter_events
+from uvcc_console.ui.actions import typing_offers
+from uvcc_console.ui.app import UvccApp
 from uvcc_console.ui.feed import kept_layout
-from uvcc_console.ui.web import packets
+from uvcc_console.ui.panels.charts import ChartsPanel
+from uvcc_console.ui.registry.keys import ACTIONS
+from uvcc_console.ui.web import packets, page_viewer
 from uvcc_console.ui.web.page_guard import KEYS, PageGuard, bindable, hosts
 from uvcc_console.ui.web.page_server import FILES, RunPage, viewer_command
 from uvcc_engine.contract.errors import ConfigError
@@ -278,6 +283,49 @@ async def test_read_only_releases_only_its_own_hold_and_writes_nothing_else(
         assert {name for name in after - before if "journal" not in name} == set()
         d.app.exit()
     assert not kept_layout.path().exists()
+
+
+@pytest.mark.parametrize("story", [Story().full(5), Story().failed()], ids=["full", "failed"])
+async def test_no_action_of_a_read_only_console_writes(
+    tmp_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(UvccApp, "suspend", lambda _: started.append("shell"))
+    monkeypatch.setattr(UvccApp, "forward_tensorboard", lambda _, pod: started.append("tensorboard"))
+    async with desk(story, tmp_path / "run", size=(80, 24), readonly=True) as d:
+        before = dict(iter_events(tmp_path / "run" / "journal.sqlite"))
+        files = _files(tmp_path)
+        for action in ACTIONS.values():
+            if action.id in ("halt", "detach", "palette"):  # a halt is meant; leaving ends this; its list is these
+                continue
+            d.app.commands.run(action, by_key=False)
+            while len(d.app.screen_stack) > 1:
+                await d.pilot.pause()
+                await d.app.pop_screen()
+        await d.settle()
+        d.app.commands._intend("teardown")  # as if an action had forgotten to ask
+        await d.settle()
+        assert "read-only" in d.toasts
+        assert dict(iter_events(tmp_path / "run" / "journal.sqlite")) == before
+        assert (started, _files(tmp_path)) == ([], files)
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(p) for p in folder.rglob("*") if "journal" not in p.name}
+
+
+async def test_a_page_shows_one_run(tmp_path: Path) -> None:
+    Story().full(3).write(tmp_path / "other")
+    async with desk(Story().full(5), tmp_path / "run", readonly=True) as d:
+        assert typing_offers.words(d.app, "command", "compare ") == ["other"]
+        d.app.alone = True
+        assert typing_offers.words(d.app, "command", "compare ") == []
+        d.app.commands.do_compare("other")
+        d.app.commands.next_other()
+        await d.settle()
+        assert d.toasts.count("this page shows one run") == 2
+        assert not d.app.main.query_one(ChartsPanel).look.others
+    assert page_viewer.page_app(tmp_path / "run").alone
 
 
 async def test_in_a_page_f9_wants_the_runs_name(tmp_path: Path) -> None:

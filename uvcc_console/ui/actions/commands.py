@@ -128,6 +128,9 @@ class Commands(ViewActions, LogActions):
     def _send(self, event: ev.Event, action: str = "", then: Callable[[], None] | None = None) -> None:
         """Append to the journal, then see that somebody acts on it; what fails is said loudly, with the way around."""
         app = self.app
+        if app.readonly:  # no action gets as far as this; one that does is refused here
+            app.say(f"NOT DONE: this console is read-only: uvcc attach {app.snap.run}", "error")
+            return
 
         async def write() -> None:
             try:

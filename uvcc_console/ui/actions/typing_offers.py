@@ -31,7 +31,7 @@ def words(app: RunConsole, kind: str, text: str) -> list[str]:
     if command in ("sort", "columns"):
         return [*(("worst", "place", "desc") if command == "sort" else ("usual",)), *COLUMNS]
     if command == "compare":
-        return compared.others(app.run_dir)
+        return [] if app.alone else compared.others(app.run_dir)
     if command == "theme":
         return sorted(app.available_themes)
     if command == "view":

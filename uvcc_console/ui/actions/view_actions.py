@@ -24,6 +24,8 @@ from uvcc_console.ui.screens.trail import Spot
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 
+ALONE = "this page shows one run: uvcc compare lays others beside it"
+
 
 class ViewActions(PodActions):
     """Part of ``Commands``: needs ``app``, ``set_filter`` and ``_prompt``."""
@@ -142,12 +144,17 @@ class ViewActions(PodActions):
         charts = self.app.main.query_one(ChartsPanel)
         if not text.strip():
             charts.compare("", None)
-            return
-        self._lay_over(text.strip())
+        elif self.app.alone:
+            self.app.say(ALONE, "warning")
+        else:
+            self._lay_over(text.strip())
 
     def next_other(self) -> None:
         """The newest other run, those of the same profile first; then the one before it, and at last none."""
         app, charts = self.app, self.app.main.query_one(ChartsPanel)
+        if app.alone:
+            app.say(ALONE, "warning")
+            return
         known = compared.others(app.run_dir)
         known.sort(key=lambda name: not name.startswith(f"{app.snap.profile_name}-"))
         shown = [name for name, _ in charts.look.others]

@@ -54,7 +54,7 @@ def page_app(run_dir: Path) -> PageApp:
     """The console of a run for a page. Raises UnreadableError when there is no journal."""
     source, writer = open_source(run_dir, replay=False, clock=time.time, budget_s=0.03)
     app = PageApp(run_dir, source, writer, readonly=True, utc=own("utc") is True)
-    app.by_name, app.place = True, "browser"
+    app.by_name, app.place, app.alone = True, "browser", True
     return app
 
 
