@@ -128,6 +128,15 @@ def test_every_key_of_a_profile_has_a_meaning() -> None:
     assert MEANINGS.keys() - known == set()
 
 
+def test_every_key_of_a_language_model_s_config_has_a_meaning() -> None:
+    from docs.make import lm_config
+
+    known = {key for _, keys in lm_config.sections() for key, _ in keys}
+    assert known - lm_config.MEANINGS.keys() == set(), "give each a line in docs/make/lm_config.py"
+    assert lm_config.MEANINGS.keys() - known == set()
+    assert [section for section, _ in lm_config.sections()] == list(lm_config.ABOUT)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_shipped_profile_names_the_schema_that_it_fits(path: Path) -> None:
     if path.stem.startswith("inventory-hosts"):

@@ -19,7 +19,10 @@ COMMANDS: Final = {
     "train": ("uvcc_engine.train.worker:cli", "train a language model without a console"),
     "export": ("uvcc_engine.train.generate:export_main", "a trained language model as a folder of its own"),
     "generate": ("uvcc_engine.train.generate", "continue a text with a trained language model"),
-    "data": ("uvcc_engine.train.source_probe", "look at a training's data source: data probe CONFIG"),
+    "data": (
+        "uvcc_engine.train.text.source_probe",
+        "a training's data source: data probe|prepare CONFIG",
+    ),
     "relay": ("uvcc_engine.relay.__main__", "store and forward the parties' sealed messages"),
     "share": ("uvcc_engine.owner.client", "split inputs and seal each share to its party"),
     "seal": ("uvcc_engine.owner.seal", "split and seal an owner's rows for one proposal, in bounded memory"),

@@ -26,11 +26,11 @@ from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import RankGroup
 from uvcc_engine.train.loop import LmTrainer
-from uvcc_engine.train.sources import Synthetic
-from uvcc_engine.train.tokenizer import ByteTokenizer
+from uvcc_engine.train.text.data import Cursor, Packer
+from uvcc_engine.train.text.sources import Synthetic
+from uvcc_engine.train.text.tokenizer import ByteTokenizer
 
 CPU_ROWS: Final = ("showcase_vs_dense", "m7c_byte_512_vs_dense", "overhead_share")
 GPU_ROWS: Final = ("m7c_2048_gpu",)

@@ -18,11 +18,12 @@ import torch
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import exported, memory_plan, source_probe
+from uvcc_engine.train import exported, memory_plan
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, resolve
 from uvcc_engine.train.marks import check_marks
+from uvcc_engine.train.text import source_probe
 
 
 def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dict[str, Any]:

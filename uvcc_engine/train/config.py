@@ -26,12 +26,14 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Where text comes from. ``source``: local (files below ``path``), python_docs (the manual that each Python
-    carries), fineweb_edu (hub stream; ``path`` may name another dataset or a folder of its shards) or synthetic."""
+    carries), fineweb_edu (hub stream; ``path`` may name another dataset or a folder of its shards), prepared (the
+    folder ``path`` that ``uvcc-engine data prepare`` wrote) or synthetic."""
 
     source: str = "local"
     path: str = ""
     tokenizer: str = "byte"  # byte (256 symbols, 0 = end of document) or gpt2 (50257, 50256 = end of document)
     merges: str = ""  # file with GPT-2's merges (vocab.bpe or merges.txt); empty = tiktoken fetches them
+    shuffle: bool = False  # prepared text in another order in each pass, which follows from train.seed
     val_percent: int = 1  # documents whose hash falls in this share are held out, for ever
     queue: int = 4  # prefetched batches
     retries: int = 5  # attempts per fetch before a source counts as unreachable
@@ -117,14 +119,17 @@ class LMConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        _one_of("data.source", self.data.source, ("local", "python_docs", "fineweb_edu", "synthetic"))
+        _one_of("data.source", self.data.source, SOURCES)
         _one_of("data.tokenizer", self.data.tokenizer, ("byte", "gpt2"))
         _one_of("runtime.device", self.runtime.device, ("auto", "cpu", "cuda"))
         _one_of("runtime.precision", self.runtime.precision, ("bf16", "fp32"))
         _one_of("ddp.compress", self.ddp.compress, ("bf16", "off"))
-        if self.data.source == "local" and not self.data.path:
+        if self.data.source in ("local", "prepared") and not self.data.path:
             raise ConfigError("data.path is missing", "name a file or folder of text, or set data.source")
-        if self.data.path and self.data.source not in ("local", "fineweb_edu"):
+        if self.data.shuffle and self.data.source != "prepared":
+            hint = "prepare the text (uvcc-engine data prepare) and set data.source: prepared, or remove it"
+            raise ConfigError(f"data.shuffle has no effect with data.source={self.data.source}", hint)
+        if self.data.path and self.data.source not in ("local", "fineweb_edu", "prepared"):
             raise ConfigError(f"data.path has no effect with data.source={self.data.source}", "remove one of them")
         if self.data.merges and self.data.tokenizer != "gpt2":
             raise ConfigError(f"data.merges has no effect with data.tokenizer={self.data.tokenizer}", "remove it")
@@ -170,6 +175,7 @@ class LMConfig:
             raise ConfigError(f"train.decay_steps={t.decay_steps}", f"it must be 0 to train.steps ({t.steps})")
 
 
+SOURCES: Final = ("local", "python_docs", "fineweb_edu", "prepared", "synthetic")
 MOST_SAMPLED: Final = 4096
 VOCAB: Final = {"byte": 256, "gpt2": 50257}
 

@@ -27,7 +27,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train.tokenizer import Tokenizer, make_tokenizer
+from uvcc_engine.train.text.tokenizer import Tokenizer, make_tokenizer
 
 FORMAT: Final = "uvcc-lm-1"
 CONFIG: Final = "config.json"

@@ -21,7 +21,7 @@ from uvcc_engine.contract.text import clean_block
 from uvcc_engine.nsa import decode
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import exported
-from uvcc_engine.train.tokenizer import Tokenizer
+from uvcc_engine.train.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
-from uvcc_engine.train.data import Cursor, for_another_world
 from uvcc_engine.train.distributed import RankGroup
+from uvcc_engine.train.text.data import Cursor, for_another_world
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 

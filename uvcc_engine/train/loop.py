@@ -22,13 +22,13 @@ from uvcc_engine.nsa.blocks import doc_starts
 from uvcc_engine.nsa.model import LanguageModel, route_of
 from uvcc_engine.train import lm_state
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.data import Batch, Cursor, Packer, Prefetcher, doc_ids
 from uvcc_engine.train.distributed import RankGroup, without_sync, wrap
 from uvcc_engine.train.learning_rate import lr_at, make_optimizer
 from uvcc_engine.train.lm_job import check_world
 from uvcc_engine.train.marks import check_marks, marked
 from uvcc_engine.train.telemetry import RankTelemetry
-from uvcc_engine.train.tokenizer import Tokenizer
+from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids
+from uvcc_engine.train.text.tokenizer import Tokenizer
 
 HOLD_POLL_S = 0.05
 MOST_SKIPPED = 5  # steps in a row

@@ -30,13 +30,13 @@ from uvcc_engine.train import effective, exported, generate, lm_state, memory_pl
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
-from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import RankGroup, choose_device, start_group, stop_group, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
-from uvcc_engine.train.sources import make_source
 from uvcc_engine.train.telemetry import write_env
-from uvcc_engine.train.tokenizer import Tokenizer, make_tokenizer
+from uvcc_engine.train.text.data import Cursor, Packer
+from uvcc_engine.train.text.sources import make_source
+from uvcc_engine.train.text.tokenizer import Tokenizer, make_tokenizer
 from uvcc_engine.train.watchdog import Watchdog
 
 

@@ -19,11 +19,11 @@ from lm_kit import SMALL
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import RankGroup, start_group, stop_group
 from uvcc_engine.train.loop import LmTrainer
-from uvcc_engine.train.sources import Synthetic
-from uvcc_engine.train.tokenizer import ByteTokenizer
+from uvcc_engine.train.text.data import Cursor, Packer
+from uvcc_engine.train.text.sources import Synthetic
+from uvcc_engine.train.text.tokenizer import ByteTokenizer
 
 STEPS, SAVED = 4, 2
 

@@ -20,11 +20,11 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train.data import Cursor, Packer
 from uvcc_engine.train.distributed import RankGroup
 from uvcc_engine.train.loop import LmTrainer, LoopOutcome
-from uvcc_engine.train.sources import Synthetic
-from uvcc_engine.train.tokenizer import ByteTokenizer
+from uvcc_engine.train.text.data import Cursor, Packer
+from uvcc_engine.train.text.sources import Synthetic
+from uvcc_engine.train.text.tokenizer import ByteTokenizer
 
 SMALL = {
     "model": {"vocab": 256, "dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_groups": 1, "d_k": 16, "d_v": 16},

@@ -20,10 +20,18 @@ from lm_kit import SMALL, with_hub
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.config import DataConfig
-from uvcc_engine.train.data import Cursor, Packer, Prefetcher, for_another_world, held_out
-from uvcc_engine.train.source_probe import main as probe_cli
-from uvcc_engine.train.sources import ROWS, DocumentSource, DocumentStream, FineWeb, LocalText, Synthetic, make_source
-from uvcc_engine.train.tokenizer import ByteTokenizer, gpt2_ranks, make_tokenizer
+from uvcc_engine.train.text.data import Cursor, Packer, Prefetcher, for_another_world, held_out
+from uvcc_engine.train.text.source_probe import main as probe_cli
+from uvcc_engine.train.text.sources import (
+    ROWS,
+    DocumentSource,
+    DocumentStream,
+    FineWeb,
+    LocalText,
+    Synthetic,
+    make_source,
+)
+from uvcc_engine.train.text.tokenizer import ByteTokenizer, gpt2_ranks, make_tokenizer
 
 needs_datasets = pytest.mark.skipif(
     importlib.util.find_spec("datasets") is None, reason="the extra 'train' (datasets) is not installed"

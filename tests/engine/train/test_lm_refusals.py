@@ -22,10 +22,10 @@ from uvcc_engine.train import env as lm_env
 from uvcc_engine.train import memory_plan, worker
 from uvcc_engine.train.check import check
 from uvcc_engine.train.config import DataConfig
-from uvcc_engine.train.data import Packer
 from uvcc_engine.train.distributed import RankGroup
-from uvcc_engine.train.sources import make_source
-from uvcc_engine.train.tokenizer import ByteTokenizer, make_tokenizer
+from uvcc_engine.train.text.data import Packer
+from uvcc_engine.train.text.sources import make_source
+from uvcc_engine.train.text.tokenizer import ByteTokenizer, make_tokenizer
 
 CPU = torch.device("cpu")
 

@@ -15,12 +15,12 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train.data import Cursor, Packer, doc_ids, held_out
 from uvcc_engine.train.learning_rate import lr_at
 from uvcc_engine.train.lm_job import check_plan, resolve
 from uvcc_engine.train.loop import NotFiniteError
-from uvcc_engine.train.sources import LocalText, PythonManual, Synthetic
-from uvcc_engine.train.tokenizer import ByteTokenizer
+from uvcc_engine.train.text.data import Cursor, Packer, doc_ids, held_out
+from uvcc_engine.train.text.sources import LocalText, PythonManual, Synthetic
+from uvcc_engine.train.text.tokenizer import ByteTokenizer
 from uvcc_engine.train.watchdog import Watchdog
 
 

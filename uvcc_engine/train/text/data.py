@@ -21,13 +21,18 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
 from uvcc_engine.contract.parsing import strict
-from uvcc_engine.train.sources import DocumentSource, DocumentStream
-from uvcc_engine.train.tokenizer import Tokenizer
+from uvcc_engine.train.text.documents import DocumentSource, DocumentStream, TokenDocument
+from uvcc_engine.train.text.tokenizer import Tokenizer
 
 
-def held_out(text: str, percent: int) -> bool:
-    """Whether a document belongs to validation: a property of its text alone."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") % 100 < percent
+def bucket_of(text: str) -> int:
+    """A document's number from 0 to 99, which decides on the held-out share: a property of its text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little") % 100
+
+
+def held_out(document: str | TokenDocument, percent: int) -> bool:
+    """Whether a document belongs to validation."""
+    return (bucket_of(document) if isinstance(document, str) else document.bucket) < percent
 
 
 @dataclass(slots=True)
@@ -110,13 +115,14 @@ class Packer:
         pending = deque(self._cursor.tokens)
         skipped = 0
         while len(pending) < rows * self._width:
-            number, text = self._next_document()
+            number, document = self._next_document()
             self._cursor.document = number + 1
             if not self._mine(number):
                 continue
             self.documents += 1
-            if held_out(text, self._percent) == self._val:
-                pending.extend(self._tokenizer.encode(text))
+            if held_out(document, self._percent) == self._val:
+                ids = self._tokenizer.encode(document) if isinstance(document, str) else document.tokens
+                pending.extend(ids)
                 pending.append(self._tokenizer.eos)
                 skipped = 0
             elif (skipped := skipped + 1) > MAX_SKIPPED:
@@ -135,7 +141,7 @@ class Packer:
             number >= ranks[owner(number, len(ranks))] for ranks in self._cursor.earlier
         )
 
-    def _next_document(self) -> tuple[int, str]:
+    def _next_document(self) -> tuple[int, str | TokenDocument]:
         """Reads on over failures of the source, from the document behind the last one that arrived."""
         for attempt in range(self._retries + 1):
             try:

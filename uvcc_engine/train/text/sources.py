@@ -1,8 +1,4 @@
-"""Where documents come from. A source is opened at a document number and yields (number, text) from there on.
-
-Numbers are the source's own order: the same on every rank and in a world of any size. Which rank reads which number is
-the stream's to say; it yields that rank's numbers in rising order, and may yield others' between them.
-"""
+"""Where documents come from: local text, Python's manual, the hub, prepared tokens, or a made-up grammar."""
 
 from __future__ import annotations
 
@@ -13,30 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.train.config import DataConfig
-
-
-class DocumentStream(Protocol):
-    """An opened source."""
-
-    def __next__(self) -> tuple[int, str]: ...
-
-    def owner(self, number: int, world: int) -> int:
-        """The rank that reads a document in a world of ``world`` ranks."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """What gives the numbers their meaning: ``open`` refuses a source of which they do not hold any more."""
-        ...
-
-
-class DocumentSource(Protocol):
-    """Opens streams at the first document that ``rank`` has not read. ``facts`` are an earlier stream's, or empty."""
-
-    def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream: ...
+from uvcc_engine.train.text.documents import DocumentSource, DocumentStream
+from uvcc_engine.train.text.prepared import PreparedText
 
 
 class _Numbered:
@@ -185,6 +163,16 @@ class FineWeb:
             )
         return stream
 
+    def one_pass(self) -> Iterator[str]:
+        """Every row of every shard once, in order. Raises as :meth:`open`."""
+        stream = self.open(0, 0, 1, {})
+        last = ROWS * int(stream.facts()["shards"])
+        for number, text in iter(lambda: next(stream), None):
+            if number >= last:
+                return
+            if isinstance(text, str):
+                yield text
+
 
 _BELOW: Final = ("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp", "requests", "pyarrow")
 
@@ -249,4 +237,6 @@ def make_source(cfg: DataConfig, seed: int) -> DocumentSource:
         return LocalText(Path(cfg.path).expanduser())
     if cfg.source == "python_docs":
         return PythonManual()
+    if cfg.source == "prepared":
+        return PreparedText(Path(cfg.path).expanduser(), cfg.tokenizer, seed if cfg.shuffle else None)
     return Synthetic(seed) if cfg.source == "synthetic" else FineWeb(cfg.path or FINEWEB_EDU)

@@ -1,4 +1,4 @@
-"""``uvcc-engine data probe``: does the data source deliver, how fast, and what does it look like?"""
+"""``uvcc-engine data``: does the source deliver, how fast, what does it look like; and preparing it once for good."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import os
 import statistics
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.data import Packer
 from uvcc_engine.train.lm_job import check_world, overrides, resolve
-from uvcc_engine.train.sources import make_source
-from uvcc_engine.train.tokenizer import make_tokenizer
+from uvcc_engine.train.text.data import Packer
+from uvcc_engine.train.text.prepare import prepare
+from uvcc_engine.train.text.sources import make_source
+from uvcc_engine.train.text.tokenizer import make_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +73,23 @@ def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> SourceProbe:
 
 
 def main(argv: list[str]) -> int:
-    """``uvcc-engine data probe CONFIG``."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine data", description="look at a training's data source")
-    parser.add_argument("action", choices=["probe"])
+    """``uvcc-engine data probe CONFIG`` and ``uvcc-engine data prepare CONFIG --out FOLDER``."""
+    parser = argparse.ArgumentParser(
+        prog="uvcc-engine data", description="look at a training's data source, prepare it"
+    )
+    parser.add_argument("action", choices=["probe", "prepare"])
     parser.add_argument("config", help="a packaged config or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
-    parser.add_argument("--batches", type=int, default=5)
-    parser.add_argument("--ranks", type=int, default=1, help="as one of so many ranks")
-    parser.add_argument("--rank", type=int, default=0, help="which of them")
+    parser.add_argument("--batches", type=int, default=5, help="probe: read so many")
+    parser.add_argument("--ranks", type=int, default=1, help="probe: as one of so many ranks")
+    parser.add_argument("--rank", type=int, default=0, help="probe: which of them")
+    parser.add_argument("--out", type=Path, help="prepare: the folder to write, which must not exist")
+    parser.add_argument("--documents", type=int, default=0, help="prepare: at most so many; 0: one pass of the source")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     cfg, _ = lm_env.apply(resolve({"config": args.config, "overrides": overrides(args.set)}), os.environ)
+    if args.action == "prepare":
+        return _prepare(cfg, args.out, args.documents, args.json)
     found = probe(cfg, rank=args.rank, world=args.ranks, batches=max(1, args.batches)).to_json()
     if args.json:
         json.dump(found, sys.stdout)
@@ -91,4 +100,22 @@ def main(argv: list[str]) -> int:
     print(f"first batch {found['first_s']:.3f} s, then {found['median_s']:.4f} s each (median)")
     print(f"read {found['documents']} documents, {found['documents_ended']} end inside the rows")
     print(f"begins: {found['sample']!r}")
+    return 0
+
+
+def _prepare(cfg: LMConfig, out: Path | None, most: int, as_json: bool) -> int:
+    if out is None or most < 0:
+        raise ConfigError("data prepare needs a folder and no negative number", "--out FOLDER, --documents 0 or more")
+
+    def progress(documents: int, tokens: int) -> None:
+        print(f"{documents:,} documents, {tokens:,} tokens", file=sys.stderr)
+
+    made = prepare(cfg.data, cfg.train.seed, out, documents=most, progress=progress)
+    found = {"folder": str(out), "documents": made.documents, "tokens": made.tokens, "shards": len(made.shards)}
+    if as_json:
+        print(json.dumps(found | {"tokenizer": made.tokenizer, "digest": made.digest()}))
+        return 0
+    shards = f"{len(made.shards)} shard{'s' if len(made.shards) > 1 else ''}"
+    print(f"{out}: {made.documents:,} documents, {made.tokens:,} tokens ({made.tokenizer}), {shards}")
+    print(f"train on it: --set data.source=prepared --set data.path={out}")
     return 0
