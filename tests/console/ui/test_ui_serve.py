@@ -303,7 +303,7 @@ async def test_no_action_of_a_read_only_console_writes(
                 await d.pilot.pause()
                 await d.app.pop_screen()
         await d.settle()
-        d.app.commands._intend("teardown")  # as if an action had forgotten to ask
+        d.app.commands.do_resume("")  # as if an action had forgotten to ask
         await d.settle()
         assert "read-only" in d.toasts
         assert dict(iter_events(tmp_path / "run" / "journal.sqlite")) == before
