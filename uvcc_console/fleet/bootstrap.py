@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet import pod
+from uvcc_console.fleet import pod, wheel_cache
 from uvcc_console.fleet.agent_client import ROOT, AgentClient
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, engine_requirements
+from uvcc_console.fleet.wheel_cache import WheelSet
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.machine import torch_floor
 from uvcc_engine.contract.parsing.untrusted import as_int, as_object
@@ -75,7 +76,9 @@ async def _python_on(
     return found
 
 
-async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress, give_way: int) -> dict[str, Any]:
+async def _choose_python(
+    link: PodLink, packages: Sequence[str], say: Progress, give_way: int, wheels: WheelSet
+) -> dict[str, Any]:
     """The image's Python if it has all that is needed, else a venv on top of it. Raises UvccError with the reason."""
     surveys = []
     for python in await usable_pythons(link):
@@ -87,22 +90,30 @@ async def _choose_python(link: PodLink, packages: Sequence[str], say: Progress, 
             surveys.append(survey)
     best = min(surveys, key=lambda s: ("torch" in s["missing"], len(s["missing"])))
     say("python", f"installing {', '.join(best['missing'])}")
-    own = [] if torch_floor.brings_torch(packages) or "torch" not in best["missing"] else [_torch_for(link, best)]
+    lacks_torch = "torch" in best["missing"] and not torch_floor.brings_torch(packages)
+    own = [_torch_for(link, best, wheels)] if lacks_torch else []
     venv = f"{ROOT}/venv/bin/python"
     wanted = [*engine_requirements(), *packages, *own]
-    install = f"{venv} -m pip install --no-input --disable-pip-version-check"
+    if wheels:
+        await wheel_cache.send(link, wheels, say)
+    install = wheels.pip(venv)
     # compiled loops for what computes on a CPU; where they cannot be had (a Python too new, say) torch does the same
     more = shlex.join([*wanted, *engine_requirements("kernels")])
     loops = "" if best.get("gpu") else f"{install} {more} >>{LOG} 2>&1 || :\n"
-    await link.sh(
+    script = (
         # pip of the image is enough, so that an image without ensurepip will do; the .pth makes the image's packages
         # visible even where the image's Python is itself a venv
         f"{shlex.quote(best['python'])} -m venv --without-pip --system-site-packages {ROOT}/venv\n"
         f"for s in {ROOT}/venv/lib/python*/site-packages; do echo {shlex.quote(best['site'])} >$s/image.pth; done\n"
         f"{venv} -m pip --version >/dev/null 2>&1 || {venv} -m ensurepip >/dev/null || exit 1\n"
-        f"{install} {shlex.join(wanted)} >>{LOG} 2>&1 || {{ tail -n 3 {LOG} >&2; exit 1; }}\n{loops}",
-        timeout=INSTALL_S,
+        f"{install} {shlex.join(wanted)} >>{LOG} 2>&1 || {{ tail -n 3 {LOG} >&2; exit 1; }}\n{loops}"
     )
+    try:
+        await link.sh(script, timeout=INSTALL_S)
+    except UvccError as e:
+        if isinstance(e, UnreachableError) or not wheels:
+            raise
+        raise UvccError(e.what, "is it in the folder of fleet.wheels, for the image's Python and system?") from e
     survey = await _python_on(link, venv, "survey.py", *NEEDED, "--", *packages)
     _hold_to_the_floor(survey)
     if survey["missing"]:
@@ -120,8 +131,10 @@ def _hold_to_the_floor(survey: dict[str, Any]) -> None:
         survey["missing"].append("torch")
 
 
-def _torch_for(link: PodLink, survey: dict[str, Any]) -> str:
-    """The wheel that fits the pod's driver. Raises UvccError naming the pod."""
+def _torch_for(link: PodLink, survey: dict[str, Any], wheels: WheelSet) -> str:
+    """The wheel that fits the pod's driver, or the one that was sent. Raises UvccError naming the pod."""
+    if wheels.has("torch"):
+        return "torch"
     try:
         return torch_floor.wheel_for(str(survey.get("driver", "")))
     except ConfigError as error:
@@ -147,6 +160,7 @@ async def bootstrap(
     preload: str = "",
     give_way: int = 0,
     life_s: float = 0.0,
+    wheels: WheelSet = WheelSet(),
 ) -> Bootstrapped:
     """Bring one pod up to an agent that answers, running exactly this wheel; safe to repeat.
 
@@ -154,7 +168,8 @@ async def bootstrap(
     pod obeys; it signs no policy that this key has not approved. ``preload`` names the modules that workers share
     ("none" for commands that are no Python of ours; empty for the agent's default). ``give_way``: the niceness of what
     is heavy here, where many pods share one machine. ``life_s``: after so long the pod ends by itself what was started
-    on it, whoever is still there to ask for it; 0 where it does so anyhow.
+    on it, whoever is still there to ask for it; 0 where it does so anyhow. ``wheels``: what is missing is
+    installed from these, and no package index is asked.
 
     Raises UvccError or UnreachableError naming the step that failed; what was done stays and is found again.
     """
@@ -169,7 +184,7 @@ async def bootstrap(
     say("wheel", wheel.sha256[:12])
     await _install_wheel(link, wheel, say, give_way)
     say("python")
-    survey = await _choose_python(link, packages, say, give_way)
+    survey = await _choose_python(link, packages, say, give_way, wheels)
     if domain:
         await link.put(f"{domain}\n".encode(), f"{ROOT}/{DOMAIN_KEY}")
     say("agent", f"python {survey['versions']['python']}, torch {survey['versions'].get('torch', '?')}")

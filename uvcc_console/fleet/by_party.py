@@ -51,6 +51,7 @@ _WHOLE: Final = (
     "reserve",
     "attach_prefix",
     "packages",
+    "wheels",
     "per_party",
     "ssh_key",
 )

@@ -92,6 +92,7 @@ class FleetSettings(Strict):
     reserve: bool = False
     attach_prefix: str = ""
     packages: list[str] = []
+    wheels: str = ""
     fallbacks: list[dict[str, Any]] = []
 
     @model_validator(mode="after")

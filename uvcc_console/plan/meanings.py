@@ -86,6 +86,7 @@ MEANINGS: Final[dict[str, str]] = {
     "fleet.reserve": "Rent the full run's pods before the smoke, although some are idle then.",
     "fleet.attach_prefix": "uvcc-RUN-: use the pods that this run kept, and create none.",
     "fleet.parties": "A provider for each of P0, P1 and P2; what stands beside it holds where they say nothing.",
+    "fleet.wheels": "A folder of wheels that are sent to the pods; no package index is asked then.",
     "fleet.packages": "Packages that each pod installs beside its image.",
     "fleet.hosts": "The YAML file that lists your machines (provider inventory).",
     "fleet.socket": "How the market's GPUs are attached: PCIe or SXM (provider prime).",

@@ -22,6 +22,7 @@ _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJobSettings, "lm": LmJobS
 _PATHS = (
     ("fleet", "hosts"),
     ("fleet", "ssh_key"),
+    ("fleet", "wheels"),
     ("job", "data"),
     ("job", "schema"),
     ("job", "labels"),

@@ -19,6 +19,7 @@ from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
+from uvcc_console.fleet.wheel_cache import read_wheels
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine import torch_floor
@@ -135,26 +136,30 @@ async def test_an_agent_that_cannot_start_is_told_with_its_words(link: PodLink, 
 
 
 async def test_missing_packages_go_into_a_venv_over_the_image(link: PodLink, wheel: Wheel, tmp_path: Path) -> None:
-    """pip is real; it may look nowhere but in a folder of the pod."""
+    """pip is real; it may look nowhere but among the wheels that were sent, and not where the image's pip.conf says."""
     sample = tmp_path / "uvcc_sample"
     sample.mkdir()
+    (sample / "__init__.py").write_text('__version__ = "6.6.6"\n')
+    newer = build_wheel(tmp_path / "newer", sample)
     (sample / "__init__.py").write_text('__version__ = "1.2.3"\n')
-    package = build_wheel(tmp_path / "out", sample)
-    await link.sh("mkdir -p .config/pip wheels")
-    await link.put(package.path, f"wheels/{package.path.name}")
+    build_wheel(tmp_path / "out", sample)
+    wheels = read_wheels(str(tmp_path / "out"))
+    await link.sh("mkdir -p .config/pip planted")
+    await link.put(newer.path, f"planted/{newer.path.name}")
     home = await link.sh("pwd")
-    await link.put(f"[global]\nno-index = true\nfind-links = {home}/wheels\n".encode(), ".config/pip/pip.conf")
+    await link.put(f"[global]\nfind-links = {home}/planted\n".encode(), ".config/pip/pip.conf")
     said: list[tuple[str, str]] = []
-    found = await bootstrap(
-        link, wheel, lambda step, detail: said.append((step, detail)), preload="none", packages=["uvcc_sample>=1"]
-    )
+    tell = lambda step, detail: said.append((step, detail))  # noqa: E731
+    found = await bootstrap(link, wheel, tell, preload="none", packages=["uvcc_sample>=1"], wheels=wheels)
+    assert ("wheels", "1 wheels, 0 MiB") in said
     assert ("python", "installing uvcc_sample>=1") in said
     assert found.python == f"{home}/.uvcc/venv/bin/python"
     assert found.versions["uvcc_sample"] == "1.2.3"
     assert found.versions["torch"].startswith("2.")  # the image's, not another one
     assert "Successfully installed uvcc-sample" in (await link.read(".uvcc/bootstrap.log")).decode().replace("_", "-")
-    with pytest.raises(UvccError, match="uvcc_nowhere"):
-        await bootstrap(link, wheel, preload="none", packages=["uvcc_nowhere"])
+    with pytest.raises(UvccError, match="uvcc_nowhere") as refused:
+        await bootstrap(link, wheel, preload="none", packages=["uvcc_nowhere"], wheels=wheels)
+    assert "fleet.wheels" in refused.value.hint
 
 
 async def test_many_pods_at_once_and_the_first_failure_names_its_pod(run_dir: Path, wheel: Wheel) -> None:

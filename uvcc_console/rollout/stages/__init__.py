@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from uvcc_console.core import events as ev
+from uvcc_console.fleet import wheel_cache
 from uvcc_console.fleet.prime.offers import IMAGES
 from uvcc_console.fleet.provider import TellsEnds
 from uvcc_console.plan import images, measurable
@@ -28,6 +29,7 @@ async def _plan(ctx: Rollout) -> str:
     data."""
     job, smoke = ctx.plan.profile.job, ctx.plan.phases.get(SMOKE)
     fleet = ctx.plan.profile.fleet
+    await wheel_cache.read_in_thread(fleet.wheels)
     if isinstance(job, LmJobSettings | PrivateJobSettings):
         images.check_all(fleet.model_dump(mode="json"), {"prime": IMAGES})
     if isinstance(job, LmJobSettings) and smoke is not None:

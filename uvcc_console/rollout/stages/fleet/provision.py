@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
+from uvcc_console.fleet import wheel_cache
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap
 from uvcc_console.fleet.provider import Pod, Quote, Remembers
@@ -177,6 +178,7 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         identity_seed=secret,
         domain=_obeyed(ctx, party) if profile.job.kind == "private" else "",
         packages=profile.fleet.packages,
+        wheels=await wheel_cache.read_in_thread(profile.fleet.wheels),
         preload="none" if profile.job.kind == "command" else "",
         life_s=life_left(ctx),
         give_way=priority.give_way(profile.fleet.kind, len(ctx.members)),
