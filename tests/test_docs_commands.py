@@ -20,6 +20,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from docs.make import commands  # noqa: E402
+from uvcc_engine.contract.errors import ConfigError  # noqa: E402
 
 MADE: Final = ("reference/cli.md", "reference/engine-cli.md")  # from the parsers themselves
 PAGES: Final = [
@@ -68,10 +69,10 @@ def refused(command: str, *, whole: bool) -> str:
     try:
         with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(io.StringIO()):
             parser.parse_args(words[depth:])
-    except SystemExit as end:
-        said = heard.getvalue().strip().rpartition("error: ")[2]
+    except (SystemExit, ConfigError) as end:
+        said = end.what if isinstance(end, ConfigError) else heard.getvalue().strip().rpartition("error: ")[2]
         partial = not whole and re.search(r"are required|is required|expected (one|at least one) argument", said)
-        return "" if end.code == 0 or partial else said
+        return "" if getattr(end, "code", 2) == 0 or partial else said
     except Exception as error:  # noqa: BLE001 a parser of ours refuses by an error of its own
         return str(error)
     return ""

@@ -101,9 +101,10 @@ def console() -> str:
         HEAD,
         "",
         "Data goes to standard output, diagnostics to standard error. `--json` prints one JSON document on standard",
-        "output. RUN may be shortened to a unique prefix, or be `last` or `current`. The [exit codes](exit-codes.md)",
-        "are those of every verb, unless the verb says more. `uvcc` without a verb opens the console, and",
-        "`uvcc --party P` that of one domain.",
+        "output. An error that ends a verb is `error: what (hint)` on standard error; with `--json` also an object on",
+        "standard output: `error`, `hint`, `exit_code`. RUN may be shortened to a unique prefix, or be `last` or",
+        "`current`. The [exit codes](exit-codes.md) are those of every verb, unless the verb says more. `uvcc` without",
+        "a verb opens the console, and `uvcc --party P` that of one domain.",
         "",
     ]
     for verb, about in VERBS.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,20 +21,24 @@ if TYPE_CHECKING:
     from uvcc_console.core.snapshot import Snapshot
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with our error form and without abbreviated options, so that scripts stay valid as options are added."""
-
-    def __init__(self, verb: str, about: str) -> None:
-        super().__init__(prog=f"uvcc {verb}", description=about, allow_abbrev=False)
+class RaisingParser(argparse.ArgumentParser):
+    """argparse whose errors end a verb as every other error does."""
 
     def error(self, message: str) -> NoReturn:
-        say(f"{self.prog}: {message}\n  see: {self.prog} --help")
-        raise SystemExit(2)
+        """Wrong usage, told as every other error is. Raises ConfigError."""
+        raise ConfigError(message, f"see: {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; while somebody only asks what a verb takes (``parser_of``), no further than this."""
         show_parser(self)
         return super().parse_known_args(args, namespace)
+
+
+class Parser(RaisingParser):
+    """A verb's options, without abbreviated ones, so that scripts stay valid as options are added."""
+
+    def __init__(self, verb: str, about: str) -> None:
+        super().__init__(prog=f"uvcc {verb}", description=about, allow_abbrev=False)
 
     def add_json(self) -> None:
         self.add_argument("--json", action="store_true", help="print JSON on standard output")
@@ -120,6 +124,17 @@ def say(text: str) -> None:
     """A diagnostic on standard error, cleaned like :func:`show`."""
     sys.stderr.write(clean_block(text) + "\n")
     sys.stderr.flush()
+
+
+def tell_error(error: UvccError, code: int, argv: Sequence[str]) -> int:
+    """What ends a verb: ``error: what (hint)``, with ``--json`` as an object on standard output, too. Returns ``code``.
+
+    No verb tells an error otherwise: it raises.
+    """
+    say(f"error: {error}")
+    if "--json" in argv:
+        emit_line({"error": error.what, "hint": error.hint, "exit_code": code})
+    return code
 
 
 def bar(what: str, done: int, total: int) -> None:

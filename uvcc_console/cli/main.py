@@ -120,10 +120,9 @@ def _guarded(args: list[str]) -> int:
         try:
             return _dispatch(args)
         except UvccError as e:
-            from uvcc_engine.contract.text import complain
+            from uvcc_console.cli.common import tell_error
 
-            complain(f"uvcc: {e.what}" + (f"\n  {e.hint}" if e.hint else ""))
-            return USAGE if e.exit_code == USAGE else FAILED
+            return tell_error(e, USAGE if e.exit_code == USAGE else FAILED, args)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -137,12 +136,11 @@ def _dispatch(args: list[str]) -> int:
         args = ["domain", "open", *args]
     verb = args[0] if args else "console"
     if verb != "console" and verb not in VERBS:
+        from uvcc_engine.contract.errors import ConfigError
         from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
         close = nearest(verb, VERBS, CLOSE)
-        hint = f"did you mean {close}?" if close else "see: uvcc --help"
-        sys.stderr.write(f"uvcc: unknown verb {verb!r}\n  {hint}\n")
-        return USAGE
+        raise ConfigError(f"unknown verb {verb!r}", f"did you mean {close}?" if close else "see: uvcc --help")
     return int(module_of(verb).run(args[1:]))
 
 

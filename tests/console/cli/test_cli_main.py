@@ -22,8 +22,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_the_language_models_demo_takes_nothing_of_the_private_one(
     flag: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["demo", "--lm", *flag])
+    assert main(["demo", "--lm", *flag]) == 2
     assert f"--lm takes no {flag[0]}" in capsys.readouterr().err
 
 
@@ -81,15 +80,11 @@ def test_an_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_unknown_option_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["runs", "--jsn"])
-    assert left.value.code == 2
+    assert main(["runs", "--jsn"]) == 2
     assert "--jsn" in capsys.readouterr().err
 
 
-def test_operator_errors_are_two_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "nothing-like-it"]) == 2
-    assert capsys.readouterr().err == "uvcc: there are no runs yet\n  start one with: uvcc demo\n"
+def test_a_wrong_setting_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--set", "job.stepz=3", "--headless"]) == 2
     assert "job.stepz" in capsys.readouterr().err
     assert not (Path(os.environ["UVCC_HOME"]) / "runs").exists()

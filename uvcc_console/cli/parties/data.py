@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ _LAYERS = "[{linear: 16}, relu, linear]"
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("data", "Your own data: what its columns are.")
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.RaisingParser)
     infer = actions.add_parser("infer", help="read a CSV file and write a first schema beside it")
     infer.add_argument("file", type=Path)
     infer.add_argument("--target", default="", metavar="COLUMN", help="else target, label, ... or the last column")

@@ -10,8 +10,9 @@ import time
 from typing import Literal
 
 from uvcc_console.cli import common
-from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.parties.propose import add_relay, meeting
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.text import clean
 
 
@@ -38,8 +39,7 @@ def run(argv: list[str]) -> int:
     if not reason and not (args.yes and judged.yes):
         if not sys.stdin.isatty():
             why = "the site policy's yes_for does not name its coordinator" if args.yes else "nobody is there to ask"
-            common.say(f"uvcc join: {why}\n  approve it at a terminal, or say --refuse REASON")
-            return USAGE
+            raise ConfigError(why, "approve it at a terminal, or say --refuse REASON")
         reason = "" if common.agreed(f"Approve {p.name} as P{party}?") else "a person said no"
     decision: Literal["approve", "refuse"] = "refuse" if reason else "approve"
     word = approvals.Approval(

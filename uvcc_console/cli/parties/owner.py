@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.cli import common
-from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.parties.propose import add_relay, meeting
 from uvcc_console.core.shown import shown
 from uvcc_console.federation import data_owner, owner_results
@@ -35,7 +35,7 @@ MODEL, FITTED, CARD = owner_files.MODEL, owner_files.PREPROCESSING, owner_files.
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("owner", "The data owner's side: a key, a finished run's results, and their use in clear.")
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=argparse.ArgumentParser)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.RaisingParser)
     init = actions.add_parser("init", help="make a data owner's key; whoever has its folder opens the results")
     init.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="a new folder, for the owner's eyes only")
     pins = actions.add_parser("pin", help="trust these domains' keys, after their digits were compared by voice")
@@ -135,8 +135,7 @@ def _share(args: argparse.Namespace) -> int:
     common.show(f"this owner   {place}; attempt {request.attempt}")
     if not args.yes:
         if not sys.stdin.isatty():
-            common.say("uvcc owner share: nobody is there to ask\n  share at a terminal, or say --yes")
-            return USAGE
+            raise ConfigError("nobody is there to ask", "share at a terminal, or say --yes")
         if not common.agreed(f"Share your rows for {p.name}?"):
             return FAILED
     named = {"--data": args.data, "--labels": args.labels, "--schema": args.schema, "--weights": args.weights}

@@ -6,8 +6,9 @@ import contextlib
 from pathlib import Path
 
 from uvcc_console.cli import common
-from uvcc_console.cli.main import OK, USAGE
+from uvcc_console.cli.main import OK
 from uvcc_console.core.paths import JOURNAL
+from uvcc_engine.contract.errors import ConfigError
 
 
 def run(argv: list[str]) -> int:
@@ -38,8 +39,7 @@ def run(argv: list[str]) -> int:
         from uvcc_console.cli.screen.launch import has_terminal, show
 
         if not has_terminal():
-            common.say(f"uvcc: replay needs a terminal\n  the same events as text: uvcc replay {args.run} --json")
-            return USAGE
+            raise ConfigError("replay needs a terminal", f"the same events as text: uvcc replay {args.run} --json")
         return show(run_dir, readonly=True, replay=True)
 
 

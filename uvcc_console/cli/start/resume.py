@@ -9,12 +9,13 @@ from typing import Any
 
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import headless
-from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.halt import certificate
 from uvcc_console.plan import changed_settings
 from uvcc_console.runs import processes
+from uvcc_engine.contract.errors import ConfigError
 
 POLL_S = 0.05
 NOT_YET = ("start", "failed", "halted")  # phases of a worker that reads its evidence, or has not come so far
@@ -52,26 +53,22 @@ def run(argv: list[str]) -> int:
     s = common.load_snapshot(run_dir)
     live = processes.running(run_dir, processes.CONDUCTOR)
     if s.ended:
-        common.say(f"uvcc: {run_dir.name} has ended ({s.status}); start a new run")
-        return USAGE
+        raise ConfigError(f"{run_dir.name} has ended ({s.status})", "start a new run")
     stage = s.stage
     waits = stage is not None and stage.status in ("waiting", "failed")
     if live and not waits:
-        common.say(f"uvcc: {run_dir.name} is running ({stage.name if stage else s.status}); there is nothing to resume")
-        return USAGE
+        at = stage.name if stage else s.status
+        raise ConfigError(f"{run_dir.name} is running ({at}); there is nothing to resume", "F9 or uvcc halt halts it")
     action = "skip" if args.skip else "retry" if args.retry else "resume"
     if args.start >= 0 and (action != "resume" or s.job_kind == "command"):
         why = "a command has no checkpoints to choose from" if s.job_kind == "command" else "it means to resume"
-        common.say(f"uvcc: --from {args.start} does not go with this: {why}")
-        return USAGE
+        raise ConfigError(f"--from {args.start} does not go with this", why)
     if args.set and (action != "resume" or s.job_kind != "lm"):
         why = "it means to resume" if s.job_kind == "lm" else f"a {s.job_kind} job's settings are what was agreed"
-        common.say(f"uvcc: --set {args.set[0]} does not go with this: {why}")
-        return USAGE
+        raise ConfigError(f"--set {args.set[0]} does not go with this", why)
     changes = changed_settings.parse(args.set)
     if action != "resume" and not live:
-        common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
-        return USAGE
+        raise ConfigError(f"nobody conducts {run_dir.name}", f"take it up first: uvcc resume {run_dir.name}")
     held = certificate.in_force(run_dir) if args.start < 0 else None
     cited: dict[str, Any] = {"certificate": held.sha256, "nonce": held.nonce} if held is not None else {}
     if args.start >= 0:

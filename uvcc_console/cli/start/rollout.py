@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from uvcc_console.cli import common
-from uvcc_console.cli.main import FAILED, USAGE
+from uvcc_console.cli.main import FAILED
 from uvcc_console.cli.parties.propose import add_relay, meeting
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.text import clean
 
@@ -107,8 +108,7 @@ def run(argv: list[str]) -> int:
         limits = profile.limits
         question = f"{name}: up to {limits.hourly:.2f} $/h and {limits.total:.2f} $ in total on {profile.fleet.where}"
         if not sys.stdin.isatty():
-            common.say(f"uvcc: {question}\n  say --yes to agree without a terminal")
-            return USAGE
+            raise ConfigError(question, "say --yes to agree without a terminal")
         sys.stderr.write(clean(f"{question}. Go on? [y/N] "))
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

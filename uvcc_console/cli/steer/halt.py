@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from uvcc_console.cli import common
-from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.haltd import order_socket
 from uvcc_console.haltd.halt_snapshot import halt_snapshot
 from uvcc_console.runs import processes
-from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 POLL_S = 0.02
 START_S = 5.0
@@ -45,8 +45,7 @@ def run(argv: list[str]) -> int:
     s = halt_snapshot(run_dir)
     if s.ended or not s.pods:
         what = f"has ended ({s.status})" if s.ended else "has no pods yet"
-        common.say(f"uvcc: {run_dir.name} {what}; there is nothing to halt")
-        return USAGE
+        raise ConfigError(f"{run_dir.name} {what}; there is nothing to halt", f"see: uvcc status {run_dir.name}")
     mode = "release" if args.release else "halt" if args.now else "hold"
     nonce = s.halt.nonce if args.release else secrets.token_hex(8)
     asked = ev.HaltRequested(nonce=nonce, mode=mode, by="cli", drill=args.drill, reason=args.reason)

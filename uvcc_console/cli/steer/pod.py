@@ -7,11 +7,12 @@ from pathlib import Path
 
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import headless
-from uvcc_console.cli.main import FAILED, OK, USAGE
+from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core import triage
 from uvcc_console.core.journal import Journal
 from uvcc_console.runs import processes
+from uvcc_engine.contract.errors import ConfigError
 
 ACTIONS = ("stackdump", "flight", "fetch", "restart", "replace", "triage", "nccl_debug")
 ALONE = ("flight", "triage", "nccl_debug")
@@ -29,11 +30,9 @@ def run(argv: list[str]) -> int:
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
     if not processes.running(run_dir, processes.CONDUCTOR):
-        common.say(f"uvcc: nobody conducts {run_dir.name}; take it up first: uvcc resume {run_dir.name}")
-        return USAGE
+        raise ConfigError(f"nobody conducts {run_dir.name}", f"take it up first: uvcc resume {run_dir.name}")
     if args.action not in ALONE and args.pod not in s.pods:
-        common.say(f"uvcc: {run_dir.name} has no pod {args.pod!r}\n  pods: {', '.join(s.pods)}")
-        return USAGE
+        raise ConfigError(f"{run_dir.name} has no pod {args.pod!r}", f"pods: {', '.join(s.pods)}")
     if args.action == "triage" and not triage.impossible(s):
         common.say("\n".join([*triage.story(s), f"next: {getattr(triage.propose(s), 'change', 'nothing is left')}"]))
     headless.ask(run_dir, args.action, pod=args.pod)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.cli import common
-from uvcc_console.cli.main import OK, USAGE
+from uvcc_console.cli.main import OK
 from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import PodView
-from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 START_S = 60.0
 # the interpreter that the agent was started with: the one that has the job's packages
@@ -32,8 +32,7 @@ def run(argv: list[str]) -> int:
     pods = {name: p for name, p in s.pods.items() if p.address and p.state not in pod_states.LEAVING}
     name = args.pod or next(iter(pods), "")
     if name not in pods:
-        common.say(f"uvcc: {run_dir.name} has no live pod {name or 'at all'}\n  pods: {', '.join(pods) or 'none'}")
-        return USAGE
+        raise ConfigError(f"{run_dir.name} has no live pod {name or 'at all'}", f"pods: {', '.join(pods) or 'none'}")
     folder = f".uvcc/runs/{s.engine_run}/tb"
     try:
         asyncio.run(_forward(run_dir, pods[name], folder, dict(s.profile.get("fleet", {})), as_json=args.json))

@@ -33,9 +33,11 @@ EXITS = """exit codes:
 """
 
 
-def parser(prog: str = "verify") -> argparse.ArgumentParser:
-    """The arguments of the verb."""
-    made = argparse.ArgumentParser(
+def parser(
+    prog: str = "verify", kind: type[argparse.ArgumentParser] = argparse.ArgumentParser
+) -> argparse.ArgumentParser:
+    """The arguments of the verb; ``kind`` tells wrong usage in its own way."""
+    made = kind(
         prog=prog,
         description=__doc__,
         epilog=EXITS,

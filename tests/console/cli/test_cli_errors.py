@@ -1,0 +1,118 @@
+"""Every verb tells an error that ends it in the same form, made in one place; with ``--json`` as an object, too."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import uvcc_console.cli as cli
+from uvcc_console.cli import common
+from uvcc_console.cli.main import VERBS, main, module_of
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UvccError
+
+FILES = sorted(Path(cli.__path__[0]).rglob("*.py"))
+ALL = sorted(VERBS)
+OF_A_RUN = [
+    *("attach", "bundle", "figures", "halt", "handoff", "logs", "package", "pod", "replay", "resume", "serve"),
+    *("status", "teardown", "tensorboard", "top", "watch"),
+]
+
+
+def takes(verb: str) -> list[argparse.Action]:
+    return common.parser_of(module_of(verb).run)._actions
+
+
+def has_json(verb: str) -> bool:
+    return any("--json" in action.option_strings for action in takes(verb))
+
+
+@pytest.mark.parametrize("verb", ALL)
+def test_wrong_usage_is_told_in_the_one_form(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--no-such-option"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.endswith(f"(see: uvcc {verb} --help)\n")
+    assert said.err.count("\n") == 1
+    if has_json(verb):
+        assert main([verb, "--json", "--no-such-option"]) == 2
+        again = capsys.readouterr()
+        assert again.err == said.err
+        told = json.loads(again.out)
+        assert told == {"error": told["error"], "hint": f"see: uvcc {verb} --help", "exit_code": 2}
+        assert again.err == f"error: {told['error']} ({told['hint']})\n"
+
+
+def test_the_verbs_of_a_run_are_those_that_take_one() -> None:
+    of_a_run = {verb for verb in ALL for action in takes(verb) if action.dest == "run" and not action.option_strings}
+    assert of_a_run - set(OF_A_RUN) == set()
+
+
+def sub_verbs() -> list[tuple[str, str]]:
+    choices = [(verb, action.choices) for verb in ALL for action in takes(verb) if action.nargs == argparse.PARSER]
+    return [(verb, name) for verb, names in choices for name in names or ()]
+
+
+def test_wrong_usage_of_a_sub_verb_is_told_in_the_one_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {verb for verb, _ in sub_verbs()} == {"data", "domain", "owner"}
+    for verb, name in sub_verbs():
+        assert main([verb, name, "--no-such-option"]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err[:7], said.err.count("\n")) == ("", "error: ", 1), (verb, name)
+
+
+@pytest.mark.parametrize("verb", OF_A_RUN)
+def test_a_run_that_is_not_there_is_told_in_the_one_form(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["stackdump"] if verb == "pod" else []
+    json_too = ["--json"] if has_json(verb) else []
+    assert main([verb, "nothing-like-it", *more, *json_too]) == 2
+    said = capsys.readouterr()
+    assert said.err == "error: there are no runs yet (start one with: uvcc demo)\n"
+    if json_too:
+        assert json.loads(said.out) == {
+            "error": "there are no runs yet",
+            "hint": "start one with: uvcc demo",
+            "exit_code": 2,
+        }
+
+
+def test_an_unknown_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stauts", "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.err == "error: unknown verb 'stauts' (did you mean status?)\n"
+    assert json.loads(said.out)["hint"] == "did you mean status?"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("a \x1b[2Jkey"), 2), (UvccError("b", "c"), 1), (ProtocolError("d"), 1)]
+)
+def test_whatever_a_verb_raises_ends_there(
+    error: UvccError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises(_: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("uvcc_console.cli.view.runs.run", raises)
+    assert main(["runs", "--json"]) == code
+    said = capsys.readouterr()
+    assert said.err == f"error: {error}\n"
+    assert "\x1b" not in said.err + said.out
+    assert json.loads(said.out) == {"error": error.what, "hint": error.hint, "exit_code": code}
+
+
+def test_no_verb_tells_an_error_by_itself() -> None:
+    """A verb raises; what it says on standard error without ending is a note. Wrong usage is never only returned."""
+    for path in FILES:
+        texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        telling = [text for text in texts if isinstance(text, str) and text.startswith("error: ")]
+        assert bool(telling) == (path.name == "common.py"), path
+        returned = [
+            node.value.id
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+        ]
+        assert "USAGE" not in returned or path.name == "console.py", path  # there the usage itself is shown
