@@ -164,6 +164,23 @@ def test_what_no_layer_says_is_refused_with_the_users_line(line: str, what: str,
 
 
 @pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("x = x if x.sum() > 0 else -x", "mine.py, line 14: what is computed depends on secret data"),
+        ("x = torch.sigmoidd(x)", "mine.py, line 14 cannot be exported: AttributeError"),
+    ],
+)
+def test_a_refusal_names_the_line_when_the_folder_is_reached_through_a_link(
+    line: str, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.py").write_text(MODEL.format(line=line))
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with pytest.raises(ConfigError, match=what):
+        model_of_file(f"{tmp_path}/link/mine.py:Model", 16, 3)
+
+
+@pytest.mark.parametrize(
     ("name", "what"),
     [
         ("mine.py:Modell", "no torch module 'Modell'.*did you mean 'Model'"),

@@ -77,7 +77,7 @@ def model_of_file(text: str, features: int, classes: int) -> ExportedModule:
 def _loaded(file: Path) -> ModuleType:
     if not file.is_file():
         raise UnreadableError(f"cannot read {file}: no such file", "job.model is a name, a list, or file.py:Model")
-    spec = importlib.util.spec_from_file_location(f"users_{file.stem}", file)
+    spec = importlib.util.spec_from_file_location(f"users_{file.stem}", file.resolve())  # as errors are looked up
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
