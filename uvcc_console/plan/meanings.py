@@ -36,7 +36,8 @@ MEANINGS: Final[dict[str, str]] = {
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
     "job.verify": "products: each product is proved before a step reveals anything (dense layers); off: nothing is.",
     "job.data": "The owner's file of rows; a relative path is relative to the profile.",
-    "job.schema": "What the columns of job.data are, as uvcc data infer writes it.",
+    "job.schema": "What the columns of job.data are, as uvcc data infer writes it; none: each is a number to train on, "
+    "though a schema lies beside the table.",
     "job.labels": "The owner's file of labels, where data does not hold them.",
     "job.weights": "The owner's trained weights, for task infer.",
     "job.config": "A packaged configuration of the language-model trainer, or a YAML file of your own.",

@@ -39,6 +39,8 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     Raises UvccError with the owner's program's own words: the row, the column, the layer, and what to do.
     """
     job = profile.job
+    if isinstance(job, PrivateJobSettings) and job.task == "train" and job.data:
+        owner_files.named_schema(Path(job.data).expanduser(), Path(job.data_schema) if job.data_schema else None)
     if not isinstance(job, PrivateJobSettings) or not (job.data_schema or job.epochs or _left_open(job.model)):
         return profile, None
     asked = job.model if isinstance(job.model, str) else json.dumps(job.model)

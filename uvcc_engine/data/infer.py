@@ -15,6 +15,7 @@ from uvcc_engine.data.schema import CLASSES, DROP, MOST_CATEGORIES, ONE_HOT, REA
 
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
 _IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
+_DATE: Final = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([T ]\d{1,2}:\d{2}.*)?")
 _FAR: Final = 10.0  # deviations from the mean: a column with values beyond is clipped
 _FEW_MISSING: Final = 0.1
 _FEW_ROWS: Final = 20  # below this, texts that all differ may still be categories
@@ -92,6 +93,9 @@ def _column(table: CsvTable, name: str) -> tuple[SchemaColumn, str, bool]:
         return SchemaColumn(name, DROP), "constant" if words else "empty", False
     numeric = [row for row in rows if as_number(cells[row]) is not None]
     unique = len(words) == len(cells)
+    if all(_DATE.fullmatch(cells[row].strip()) for row in rows):
+        told = "dates are not read: to learn from them, write numbers, like a year or the days since a day"
+        return SchemaColumn(name, DROP), told, False
     if len(numeric) == len(rows):
         numbers = np.array([table.number(row, name) for row in rows], dtype=np.float64)
         if unique and _IDENTIFIER.search(name) and np.array_equal(numbers, np.floor(numbers)):

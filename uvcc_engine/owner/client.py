@@ -306,6 +306,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name} is needed here")
     act = check if args.check else combine_owners if args.combine else open_results if args.open else share
     try:
+        if args.weights is None and args.open is None:
+            args.schema = owner_files.named_schema(args.data, args.schema)
         print(json.dumps(act(args)))
     except UvccError as error:
         print(f"uvcc-engine share: {error}", file=sys.stderr)

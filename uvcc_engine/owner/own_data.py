@@ -34,7 +34,6 @@ from uvcc_engine.model.definition.specs import ModelSpec, find_model
 
 WEIGHTS, MODEL, FITTED = owner_files.WEIGHTS, owner_files.MODEL, owner_files.PREPROCESSING
 """What an owner holds after a training: opened weights, the model, and the fitted schema."""
-_SCHEMA_NAME: Final = "{stem}.schema.yaml"
 
 
 def prepared(data: Path, schema: Path, pin: Path | None = None) -> Prepared:
@@ -60,7 +59,7 @@ def digests(table: CsvTable, schema: Path) -> dict[str, str]:
 
 def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
     """Write a first schema beside the table; never over one that is there already, unless that is asked for."""
-    out: Path = args.out or args.file.with_name(_SCHEMA_NAME.format(stem=args.file.stem))
+    out: Path = args.out or owner_files.schema_beside(args.file)
     if out.exists() and not args.force:
         raise ConfigError(f"{out} exists already", "edit it, give --out another name, or --force to write a new one")
     table = read_table(args.file)
@@ -90,6 +89,7 @@ split.by: the column whose hash puts a row into training or test."""
 def plan(args: argparse.Namespace) -> dict[str, Any]:
     """What a profile leaves to the data: the model with all its shapes, and the number of test rows."""
     asked = _asked(args.model)
+    args.schema = owner_files.named_schema(args.data, args.schema)
     found: dict[str, Any] = {}
     if args.schema is not None:
         if args.data is None:

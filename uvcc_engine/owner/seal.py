@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.set_defaults(pin=None)
     args = parser.parse_args(argv)
     try:
+        if args.weights is None:
+            args.schema = owner_files.named_schema(args.data, args.schema)
         print(json.dumps(seal(args)))
     except UvccError as error:
         print(f"uvcc-engine seal: {error}", file=sys.stderr)

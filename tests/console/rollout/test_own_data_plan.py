@@ -121,6 +121,19 @@ def test_the_objective_follows_the_schemas_target(tmp_path: Path) -> None:
     assert profile.job.objective == "huber"
 
 
+def test_a_plan_names_the_schema_that_lies_beside_the_table_and_nobody_named(tmp_path: Path) -> None:
+    table = tmp_path / "houses.csv"
+    table.write_text("id,size,big\n" + "".join(f"{i},{i % 17},{i % 2}\n" for i in range(60)))
+    settings_for(str(table))  # writes it
+    sets = [f"job.data={table}", "job.model=[linear]", "job.steps=2"]
+    with pytest.raises(UvccError, match=r"houses\.schema\.yaml lies beside .*houses\.csv") as refused:
+        owndata.settle(load("demo", sets)[1], print)
+    assert "job.schema" in refused.value.hint
+    profile, _ = owndata.settle(load("demo", [*sets, "job.schema=none"])[1], print)
+    assert isinstance(profile.job, PrivateJobSettings)
+    assert profile.job.model["features"] == 2
+
+
 @pytest.mark.parametrize(
     ("sets", "steps"),
     [(["job.epochs=3", "job.batch=100"], 44), (["job.epochs=1", "job.batch=100", "topology.replicas=2"], 8)],

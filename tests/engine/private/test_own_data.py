@@ -16,7 +16,7 @@ from uvcc_engine.data.features import held_out, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema, schema_text
 from uvcc_engine.data.table_files import read_table
-from uvcc_engine.owner import own_data
+from uvcc_engine.owner import client, own_data, seal
 
 ROWS = 40
 
@@ -277,3 +277,44 @@ def test_a_plan_fills_in_what_follows_from_the_data(tmp_path: Path, capsys: pyte
         with pytest.raises(ConfigError, match=f"{file.name} has changed since the run was planned"):
             own_data.prepared(table, schema, tmp_path / "pin")
         file.write_bytes(kept)
+
+
+@pytest.mark.parametrize("form", ["2024-{:02}-11", "{}.3.2024", "2024/{:02}/01 12:30:00", "2024-{:02}-11T09:00"])
+def test_dates_are_left_out_by_name_and_told_so(form: str, tmp_path: Path) -> None:
+    rows = [[form.format(1 + i % 12), i % 9, i % 2] for i in range(ROWS)]
+    found = infer(read_table(write(tmp_path / "visits.csv", ["seen", "age", "ill"], rows)))
+    assert [c.kind for c in found.schema.columns if c.name == "seen"] == ["drop"]
+    assert "dates are not read" in found.notes["seen"]
+    assert "dates are not read" in schema_text(found.schema, "visits", found.notes)
+
+
+def test_a_schema_that_lies_beside_the_table_is_named_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = write(tmp_path / "numbers.csv", ["id", "age", "ill"], [[i, i % 9, i % 2] for i in range(ROWS)])
+    plan = ("plan", "--data", numbers, "--model", '["linear"]')
+    code, out, _ = engine(capsys, *plan)
+    assert (code, json.loads(out)["model"]["features"]) == (0, 2)  # nothing beside it: every column is a feature
+    engine(capsys, "infer", numbers, "--target", "ill")
+    code, _, err = engine(capsys, *plan)
+    assert code == 2
+    assert "numbers.schema.yaml lies beside" in err
+    assert "write none there" in err
+    code, out, _ = engine(capsys, *plan, "--schema", tmp_path / "numbers.schema.yaml")
+    assert (code, json.loads(out)["model"]["features"]) == (0, 1)  # the id is none
+    code, out, _ = engine(capsys, *plan, "--schema", "none")
+    assert (code, json.loads(out)["model"]["features"]) == (0, 2)
+
+
+@pytest.mark.parametrize("program", ["share", "seal"])
+def test_no_program_of_the_owner_trains_past_a_schema_beside_the_table(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = people(tmp_path)
+    engine(capsys, "infer", table, "--target", "ill")
+    (tmp_path / "job.json").write_text("{}")
+    more = ["--check", tmp_path / "job.json"] if program == "share" else ["--request", tmp_path / "r", "--owner", "o"]
+    more += [] if program == "share" else ["--out", tmp_path / "out"]
+    module = {"share": client, "seal": seal}[program]
+    code = module.main([str(part) for part in [*more, "--data", table]])
+    assert (code, "people.schema.yaml lies beside" in capsys.readouterr().err) == (2, True)

@@ -16,7 +16,8 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.model.definition.layer_list import model_of_json, model_to_json
 from uvcc_engine.model.definition.spec_json import layer_to_json
 from uvcc_engine.model.definition.specs import ModelSpec
-from uvcc_engine.model.definition.torch_module import model_of_file, model_of_module
+from uvcc_engine.model.definition.substitutes import INSTEAD
+from uvcc_engine.model.definition.torch_module import OPERATIONS, model_of_file, model_of_module
 from uvcc_engine.model.learning.plaintext import forward
 
 torch.set_num_threads(1)
@@ -141,14 +142,18 @@ def test_a_file_is_run_where_it_lies_and_gives_plain_json(tmp_path: Path) -> Non
 
 
 REFUSED: list[tuple[str, str, str]] = [
-    ("x = torch.cumsum(x, 1)", "mine.py, line 14: cumsum cannot be computed", "nearest"),
+    ("x = torch.cumsum(x, 1)", "mine.py, line 14: cumsum cannot be computed", "use mean"),
     ("x = torch.sigmoidd(x)", "mine.py, line 14 cannot be exported: AttributeError", "mend"),
     ("x = x if x.sum() > 0 else -x", "mine.py, line 14: what is computed depends on secret data", "no if"),
     ("x = x[x > 0]", "line 1[45]", ""),
     ("x = torch.relu(x + 1.0)", "line 14: add adds a constant", "bias"),
     ("x = self.out(self.out(x))", "line 14 cannot be exported|line 15", ""),
-    ("x = x * x", "line 14: mul cannot be computed on shares here", "nearest"),
+    ("x = x * x", "line 14: mul cannot be computed on shares here", "products are those of layers with their weights"),
     ("x = self.conv(x.reshape(-1, 2, 2, 2)[:, :1].repeat(1, 1, 2, 2)).flatten(1)[:, :1].repeat(1, 8)", "line 14", ""),
+    ("x = torch.cat([torch.relu(x[:, :4]), x[:, 4:]], 1)", "line 14: cat cannot", "x + layers(x)"),
+    ("x = x.view(-1, 2, 4).transpose(1, 2).reshape(-1, 8)", "line 14: transpose cannot", "flatten"),
+    ("x = nn.functional.mish(x)", "line 14: mish cannot", "use silu"),
+    ("x = torch.fmod(x, 2)", "line 14: fmod cannot", "what can be computed: adaptive_avg_pool2d"),
     ("x = torch.relu(x) + torch.tanh(x)", "line 14: add adds two branches", "join"),
     ("x = x.half().float()", "line 14", ""),
     ("x = nn.functional.conv1d(x[:, None], torch.ones(1, 1, 1)).flatten(1)", "line 14", ""),
@@ -223,3 +228,10 @@ def test_the_owners_plan_takes_a_file(tmp_path: Path, capsys: Any) -> None:
     found = json.loads(capsys.readouterr().out)
     assert [layer["type"] for layer in found["model"]["layers"]] == ["conv2d", "relu", "dense"]
     assert str(tmp_path) not in json.dumps(found["model"])
+
+
+def test_what_is_named_in_place_of_an_operation_can_be_computed() -> None:
+    for hint, names in INSTEAD.items():
+        word, _, name = hint.partition("use ")
+        assert word or name in OPERATIONS
+        assert not set(names) & OPERATIONS.keys()

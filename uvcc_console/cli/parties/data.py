@@ -10,6 +10,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_console.plan.owndata import owners_program
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job import owner_files
 
 # what suits a table of a few hundred rows: the profile's own values are for the digits
 _FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
@@ -57,7 +58,7 @@ def summary(found: dict[str, Any]) -> str:
 def settings_for(data: str, schema: str = "", target: str = "") -> list[str]:
     """Settings that make the demo's profile one of this table; its schema is written beside it if there is none."""
     file = Path(data).expanduser().resolve()
-    known = Path(schema).expanduser().resolve() if schema else file.with_name(f"{file.stem}.schema.yaml")
+    known = Path(schema).expanduser().resolve() if schema else owner_files.schema_beside(file)
     if target and known.exists():
         raise ConfigError(f"{known} says what the target is", "leave --target out, or edit the schema")
     if known.exists():

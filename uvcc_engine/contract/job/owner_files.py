@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
+
+from uvcc_engine.contract.errors import ConfigError
 
 REQUEST: Final = "request.json"
 """What a data owner is asked for: whom to seal for, and under which job."""
@@ -16,3 +19,27 @@ MODEL: Final = "model.json"
 WEIGHTS: Final = "weights.npz"
 TENSORS: Final = "model.safetensors"
 CARD: Final = "MODEL_CARD.md"
+NO_SCHEMA: Final = "none"
+"""In a schema's place: every column of the table is a number that is trained on, and no schema beside it counts."""
+
+
+def schema_beside(data: Path) -> Path:
+    """Where ``uvcc data infer`` writes the schema of a table."""
+    return data.with_name(f"{data.stem}.schema.yaml")
+
+
+def named_schema(data: Path | None, schema: Path | None) -> Path | None:
+    """The schema that a table is read by; None if it has none.
+
+    Raises ConfigError if one lies beside the table and nobody says whether it holds: without it, names and numbers of
+    persons would be trained on like any other column.
+    """
+    if schema is not None:
+        return None if str(schema) == NO_SCHEMA else schema
+    beside = None if data is None else schema_beside(data)
+    if beside is None or not beside.is_file():
+        return None
+    raise ConfigError(
+        f"{beside.name} lies beside {data}, and nobody says whether it holds",
+        f"name it as the schema (job.schema, --schema), or write {NO_SCHEMA} there to train on every column as it is",
+    )

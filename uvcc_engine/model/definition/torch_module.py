@@ -4,8 +4,8 @@ It runs the user's file, so it runs where that file is: at the proposer's, never
 canonical JSON (``layer_list``), which says sizes and layers and holds no code. Weights start as the job's seed says,
 not as the module's own would.
 
-What the layers cannot say is refused by the operation's name, the line of the user's file and the nearest operation
-that there is. A sum of a layer's input and its output becomes a residual block; other joins are refused.
+What the layers cannot say is refused by the operation's name, the line of the user's file and what to use instead. A sum
+of a layer's input and its output becomes a residual block; other joins are refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from torch import nn
 from torch.fx import Node
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.parsing.suggest import did_you_mean, nearest
+from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.model.definition.layer_list import model_of_layers
+from uvcc_engine.model.definition.substitutes import substitute
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.conv2d import Conv2d
@@ -195,11 +196,9 @@ class _Walk:
                 node, block = self.residual(node)
                 layers.insert(0, block)
                 continue
-            make = _OPERATIONS.get(name)
+            make = OPERATIONS.get(name)
             if make is None:
-                raise self.refusal(
-                    node, "cannot be computed on shares here", f"the nearest that can is {nearest(name, _OPERATIONS)!r}"
-                )
+                raise self.refusal(node, "cannot be computed on shares here", substitute(name, OPERATIONS))
             layers[:0] = make(self, node)
             node = node.args[0]
         return layers
@@ -398,7 +397,7 @@ def _same(kind: Callable[[int], LayerSpec]) -> Callable[[_Walk, Node], list[Laye
     return lambda walk, node: [kind(_width(node))]
 
 
-_OPERATIONS: Final[dict[str, Callable[[_Walk, Node], list[LayerSpec]]]] = {
+OPERATIONS: Final[dict[str, Callable[[_Walk, Node], list[LayerSpec]]]] = {
     "linear": _linear,
     "conv2d": _conv,
     "max_pool2d": _pool("max"),

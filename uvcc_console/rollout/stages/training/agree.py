@@ -89,7 +89,7 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     command = [sys.executable, "-m", "uvcc_engine.cli", "share", "--job", str(folder / "job.json")]
     command += ["--parties", str(parties), "--owner", str(folder / "identity"), "--out", str(out)]
     command += ["--seed", str(ctx.plan.seed)] if ctx.plan.seed is not None else []
-    command += ["--fitted", str(fitted_file(ctx.run_dir))] if job.data_schema else []
+    command += ["--fitted", str(fitted_file(ctx.run_dir))] if job.data_schema not in ("", owner_files.NO_SCHEMA) else []
     await _run([*command, *_owners_files(ctx, job)], "sharing the inputs", SHARE_S)
     try:
         return dict(json.loads(done.read_text()))
