@@ -20,6 +20,7 @@ from uvcc_console.federation import rendezvous
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.parcels import PIECE, box_of, enqueue
 from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_console.plan.exit_words import ended_how
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.topology import PARTIES
@@ -293,7 +294,9 @@ def _run_sealing(args: Sequence[str], tell: Tell) -> dict[str, Any]:
                 last = line.strip()
         said = process.stdout.read()
     if process.returncode:
-        why = last.removeprefix("uvcc-engine seal: ") or f"exit code {process.returncode}"
+        if process.returncode < 0 or not last:
+            raise UvccError(ended_how("the program that seals", process.returncode), "nothing was sent; share again")
+        why = last.removeprefix("uvcc-engine seal: ")
         raise ConfigError(why) if process.returncode == ConfigError.exit_code else UvccError(why)
     found: dict[str, Any] = json.loads(said)
     return found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_console.plan.exit_words import ended_how
 from uvcc_console.plan.schema import PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job import owner_files
@@ -108,7 +109,9 @@ def owners_program(args: Sequence[str], command: str = "table", *, inherit: bool
         raise UvccError(f"the owner's program took longer than {LIMIT_S:.0f} s", "is the data too large?") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        said = lines[-1].removeprefix(f"uvcc-engine {command}: ") if lines else f"exit code {done.returncode}"
+        if done.returncode < 0 or not lines:
+            raise UvccError(ended_how("the owner's program", done.returncode), "nothing was begun; start it again")
+        said = lines[-1].removeprefix(f"uvcc-engine {command}: ")
         raise ConfigError(said) if done.returncode == ConfigError.exit_code else UvccError(said)
     return done.stdout or ""
 

@@ -13,10 +13,11 @@ from pydantic import BaseModel, ValidationError
 
 from uvcc_console.core import paths
 from uvcc_console.fleet.provider_kinds import DEFAULT, PARTIES_KIND, sections
+from uvcc_console.plan.other_words import PRIVATE_JOB
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile, profile_model
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing import yaml_text
-from uvcc_engine.contract.parsing.suggest import nearest
+from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
 _JOBS: dict[str, type[BaseModel]] = {"private": PrivateJobSettings, "lm": LmJobSettings, "command": CommandJobSettings}
 _PATHS = (
@@ -90,8 +91,15 @@ def find(name: str) -> Path:
 
 
 def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    close = nearest(word, known, cutoff=0.4)
+    close = nearest(word, known, CLOSE)
     return f"did you mean {prefix}{close}?" if close else ""
+
+
+def _elsewhere(loc: list[Any], raw: Mapping[str, Any]) -> str:
+    """What says the same as a key that other trainers have, in a private job; "" for any other key."""
+    job = raw.get("job")
+    private = isinstance(job, Mapping) and job.get("kind", "private") == "private"
+    return PRIVATE_JOB.get(str(loc[1]), "") if private and len(loc) == 2 and loc[0] == "job" else ""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -177,7 +185,7 @@ def _explain(error: Any, raw: Mapping[str, Any], source: str) -> ConfigError:
     if kind == "extra_forbidden":
         known = _keys_at(tuple(loc[:-1]), raw)
         prefix = "".join(f"{p}." for p in loc[:-1])
-        hint = _nearest(str(loc[-1]), known, prefix) or f"known here: {', '.join(known)}"
+        hint = _elsewhere(loc, raw) or _nearest(str(loc[-1]), known, prefix) or f"known here: {', '.join(known)}"
         return ConfigError(f"unknown key {dotted}{where}", hint)
     if kind == "missing":
         return ConfigError(f"{dotted} is missing{where}", "see: uvcc profiles show demo")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,26 @@ async def test_data_that_changed_since_the_plan_is_refused_before_a_pod_is_rente
     table.write_text(table.read_text().replace("sick", "well", 1))
     with pytest.raises(UvccError, match=r"patients\.csv has changed since the run was planned"):
         await check_job(ctx)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("os.kill(os.getpid(), 15)", "was ended by SIGTERM: somebody stopped it"),
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL: most often the system had no memory left"),
+        ("os._exit(3)", "ended with exit code 3 and said nothing"),
+    ],
+)
+def test_an_owners_program_that_is_stopped_says_how_and_what_to_do(
+    end: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!{sys.executable}\nimport os\n{end}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(owndata.sys, "executable", str(program))
+    with pytest.raises(UvccError, match=told) as stopped:
+        owndata.owners_program(["plan"])
+    assert stopped.value.hint == "nothing was begun; start it again"
 
 
 def test_the_objective_follows_the_schemas_target(tmp_path: Path) -> None:

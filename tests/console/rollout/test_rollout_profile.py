@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from uvcc_console.plan import profile as p
+from uvcc_console.plan.other_words import PRIVATE_JOB
 from uvcc_console.plan.plan import OWNERS_FILES, engine_job, make_plan
 from uvcc_console.plan.schema import PrivateJobSettings as ProfileJob
 from uvcc_console.rollout.stages.training.agree import check_job
@@ -38,6 +40,33 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: s
     error = refused(setting)
     assert error.what == f"unknown key {key} in demo.yaml"
     assert error.hint == f"did you mean {nearest}?"
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("job.validation=0.1", "job.test_rows"),
+        ("job.label_smoothing=0.1", "smoothing them is not offered"),
+        ("job.class_weights=[1,2]", "weights of either are not offered"),
+        ("job.early_stopping=3", "goes on to its last step"),
+        ("job.learning_rate=0.1", "job.lr"),
+        ("job.hidden=3", "job.model"),
+    ],
+)
+def test_a_key_of_another_trainer_is_answered_by_what_it_means(setting: str, hint: str) -> None:
+    assert hint in refused(setting).hint
+
+
+def test_keys_of_other_trainers_are_answered_by_keys_that_there_are() -> None:
+    known = {f.alias or name for name, f in ProfileJob.model_fields.items()}
+    assert not PRIVATE_JOB.keys() & known
+    named = {key for hint in PRIVATE_JOB.values() for key in re.findall(r"job\.(\w+)", hint)}
+    assert named <= known
+    assert named >= {"lr", "batch", "test_rows", "objective", "model"}
+
+
+def test_a_word_that_is_like_no_key_names_them_all() -> None:
+    assert refused("job.zzz=1").hint.startswith("known here: kind, model, steps")
 
 
 @pytest.mark.parametrize(

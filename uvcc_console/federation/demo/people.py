@@ -20,6 +20,7 @@ import psutil
 
 from uvcc_console.core import paths
 from uvcc_console.fleet.local_provider import temp_root
+from uvcc_console.plan.exit_words import ended_how
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 DOMAINS: Final = ("alpha", "beta", "gamma")
@@ -166,7 +167,7 @@ def _why_no_users(temp: Path) -> str:
         said, _ = started.communicate(timeout=60)
     except (UvccError, subprocess.TimeoutExpired) as e:
         return "another user cannot run this Python" if isinstance(e, UvccError) else "another user's Python hangs"
-    last = said.strip().splitlines()[-1:] or [f"exit code {started.returncode}"]
+    last = said.strip().splitlines()[-1:] or [ended_how("it", started.returncode)]
     return "" if started.returncode == 0 else f"uvcc cannot be read by another user: {last[0][:120]}"
 
 

@@ -4,8 +4,8 @@ It runs the user's file, so it runs where that file is: at the proposer's, never
 canonical JSON (``layer_list``), which says sizes and layers and holds no code. Weights start as the job's seed says,
 not as the module's own would.
 
-What the layers cannot say is refused by the operation's name, the line of the user's file and what to use instead. A sum
-of a layer's input and its output becomes a residual block; other joins are refused.
+What the layers cannot say is refused by the operation's name, the line of the user's file and what to use instead. A
+sum of a layer's input and its output becomes a residual block; other joins are refused.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from uvcc_console.plan.exit_words import ended_how
 from uvcc_console.plan.owndata import fitted_file, pin_file
 from uvcc_console.plan.plan import SMOKE, Phase, derive, pod_name, revealed_values
 from uvcc_console.plan.schema import PrivateJobSettings
@@ -157,7 +158,8 @@ async def _run(command: list[str], what: str, limit: float) -> None:
             await process.wait()
     if process.returncode:
         lines = err.decode(errors="replace").strip().splitlines()
-        raise UvccError(f"{what} failed: {lines[-1] if lines else process.returncode}", "see fleet and job")
+        said = lines[-1] if lines and process.returncode > 0 else ended_how("the owner's program", process.returncode)
+        raise UvccError(f"{what} failed: {said}", "see fleet and job")
 
 
 def parties_of(ctx: Rollout, phase: Phase) -> list[PolicyParty]:

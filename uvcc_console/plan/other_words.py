@@ -1,0 +1,44 @@
+"""Keys that other trainers have: what says the same here, or that nothing does."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_HELD_OUT: Final = "job.test_rows, or the schema's split, holds rows out; they are measured at the end, once"
+_TARGET: Final = "the schema says it (target), see uvcc data infer"
+_EQUAL_ROWS: Final = "every row and class counts alike; weights of either are not offered"
+_NO_STOP: Final = "a run goes on to its last step (job.steps, job.epochs); stopping earlier on a value is not offered"
+_LAYERS: Final = "job.model is a name, or a list of layers: [{linear: 16}, relu, linear]"
+
+PRIVATE_JOB: Final[dict[str, str]] = {
+    **dict.fromkeys(("validation", "validation_split", "val", "val_rows", "val_size", "valid", "dev"), _HELD_OUT),
+    **dict.fromkeys(("test_size", "test_split", "split", "holdout", "eval"), _HELD_OUT),
+    **dict.fromkeys(("target", "label", "label_column", "classes", "features", "columns", "categorical"), _TARGET),
+    **dict.fromkeys(("class_weights", "class_weight", "sample_weight", "sample_weights", "row_weights"), _EQUAL_ROWS),
+    **dict.fromkeys(("early_stopping", "patience", "early_stop", "monitor", "save_best", "best"), _NO_STOP),
+    **dict.fromkeys(("hidden", "hidden_sizes", "layers", "width", "depth", "activation", "architecture"), _LAYERS),
+    "label_smoothing": "targets are what the rows say; smoothing them is not offered",
+    "dropout": "it is not offered: a layer of it changes nothing",
+    "loss": "job.objective: cross-entropy, binary, mse, huber or poisson",
+    "criterion": "job.objective: cross-entropy, binary, mse, huber or poisson",
+    "metrics": "job.reveal lists what is told at the end: accuracy, confusion, auc, rmse, r2",
+    "metric": "job.reveal lists what is told at the end: accuracy, confusion, auc, rmse, r2",
+    "learning_rate": "job.lr",
+    "lr_schedule": "job.schedule",
+    "scheduler": "job.schedule",
+    "l2": "job.weight_decay",
+    "regularization": "job.weight_decay",
+    "grad_clip": "job.clip_norm",
+    "max_grad_norm": "job.clip_norm",
+    "batch_size": "job.batch",
+    "max_steps": "job.steps",
+    "precision": "job.frac_bits: bits behind the point of the fixed-point numbers",
+    "dtype": "job.frac_bits: bits behind the point of the fixed-point numbers",
+    "gpus": "job.device, and the pods of the fleet section",
+    "workers": "topology: replicas, stages and tensor ranks",
+    "dataset": "job.data",
+    "path": "job.data",
+    "checkpoint": "job.checkpoint_every",
+    "save_every": "job.checkpoint_every",
+}
+"""What to say of such a key of a private job."""
