@@ -30,6 +30,7 @@ class Verb(NamedTuple):
 VERBS: Final[dict[str, Verb]] = {
     "demo": Verb("start", "the whole story on three local pods, ending verified; nothing is left behind"),
     "rollout": Verb("start", "run a profile: plan, quote, provision, smoke, verify, full, verify, collect, tear down"),
+    "plan": Verb("start", "what a rollout would do, reveal and cost, and what a step of it takes; nothing is rented"),
     "runs": Verb("view", "list the runs of this machine"),
     "costs": Verb("view", "what every run's pods cost, by our clock and by the provider's bill; --csv"),
     "status": Verb("view", "what a run is doing now"),

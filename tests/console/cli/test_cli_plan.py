@@ -1,0 +1,61 @@
+"""``uvcc plan``: what a rollout would do and cost, without a run folder, a provider or a row of data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from uvcc_console.cli.main import main
+from uvcc_console.cli.start.plan import foretold
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_private_job_is_rehearsed_and_its_network_foretold(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "--json", "--rtt", "50", "--mbit", "100", "--set", "job.steps=40"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    step, over = said["step"], said["foretold"]
+    assert step["rounds"] > 4
+    assert over["network_s"] == pytest.approx(step["rounds"] * 0.05 + step["bytes"] * 8 / 100e6)
+    assert over["full_s"] == pytest.approx(40 * (over["network_s"] + step["seconds"]))
+    assert said["pods"] == 3
+    assert "loss" in said["reveal"]
+    assert not (home / "runs").exists()
+
+
+def test_the_text_says_pods_steps_caps_and_what_is_revealed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "prime-smoke-r2", "--no-rehearsal"]) == 0
+    said = capsys.readouterr().out
+    assert "pods       6 at hyperstack" in said
+    assert "replicas 2" in said
+    assert "reveals    loss" in said
+    assert "$" in said
+    assert "in the smoke phase" in said
+    assert main(["plan", "local-lm-smoke"]) == 0
+    said = capsys.readouterr().out
+    assert "lm" in said
+    assert "reveals" not in said
+
+
+def test_what_does_not_fit_is_said_before_anything_is_rehearsed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "demo", "--set", "job.modle=x"]) == 2
+    assert "did you mean job.model?" in capsys.readouterr().err
+    assert main(["plan", "demo", "--set", "job.model=[{linear: 3}, cat]"]) == 2
+    assert "unknown layer 'cat'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["plan", "demo", "--mbit", "0"])
+
+
+def test_seconds_are_rounds_bytes_and_computing_one_after_the_other() -> None:
+    found = foretold({"rounds": 10, "bytes": 1e6, "seconds": 0.5}, 100, 0.02, 1e7)
+    assert found["network_s"] == pytest.approx(0.3)
+    assert found["step_s"] == pytest.approx(0.8)
+    assert found["full_s"] == pytest.approx(80.0)

@@ -1,0 +1,67 @@
+"""A rehearsal on made-up rows costs what the training costs, and warns where numbers come near the ring's end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.data.sets import load_digits
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.simulate import step_rehearsal
+from uvcc_engine.simulate.fitting import train
+from uvcc_engine.simulate.metering import LayerCost
+from uvcc_engine.simulate.step_rehearsal import rehearse
+
+JOB = PrivateJob(model="mlp-digits", steps=3, batch=16, test_rows=40)
+
+
+@pytest.mark.parametrize("rounds", ["few", "sparing"])
+def test_rounds_and_bytes_are_those_of_the_training(rounds: str) -> None:
+    job = replace(JOB, rounds=rounds)
+    found, real = rehearse(job), train(job, load_digits(40))
+    assert found.rounds == real.rounds / 3
+    assert found.bytes_sent == pytest.approx(real.bytes_sent / 9)
+    assert [(one.layer, one.rounds, one.bytes) for one in found.layers] == [
+        (one.layer, one.rounds, one.bytes) for one in real.layers
+    ]
+    assert found.seconds > 0
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(("objective", "reveal"), [("binary", "accuracy"), ("mse", "rmse"), ("poisson", "loss")])
+def test_every_kind_of_target_is_rehearsed(objective: str, reveal: str) -> None:
+    model = model_to_json(model_of_list([{"linear": 3}, "relu", "linear"], 5, 1))
+    sizes = {"steps": 50, "batch": 8, "test_rows": 20, "min_rows": 8}
+    revealed = list(dict.fromkeys(("loss", reveal)))
+    job = PrivateJob.from_json(sizes | {"model": model, "objective": objective, "reveal": revealed})
+    assert rehearse(job).rounds > 0
+
+
+def test_a_layer_near_the_rings_end_is_named_with_the_bits_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = step_rehearsal.fitting.train
+
+    def tight(*args: object, **more: object) -> object:
+        found = real(*args, **more)  # type: ignore[arg-type]
+        return replace(found, layers=(*found.layers, LayerCost("3 dense", {"forward": 1}, {"forward": 8}, 9e5, 1.0)))
+
+    monkeypatch.setattr(step_rehearsal.fitting, "train", tight)
+    (told,) = rehearse(JOB).warnings
+    assert "layer 3 dense needs 21 bits" in told
+    assert f"job.frac_bits {JOB.frac_bits - 2} instead of {JOB.frac_bits}" in told
+
+
+def test_the_command_answers_in_json_and_refuses_what_is_no_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(JOB.to_json()))
+    assert step_rehearsal.main(["--job", str(tmp_path / "job.json"), "--steps", "2"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["rounds"] > 0
+    assert said["layers"][0]["layer"] == "0 dense"
+    (tmp_path / "job.json").write_text(json.dumps(JOB.to_json() | {"task": "infer", "reveal": ["predictions"]}))
+    assert step_rehearsal.main(["--job", str(tmp_path / "job.json")]) == 2
+    assert "only trainings can" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""``uvcc plan PROFILE``: what a rollout would do, cost and reveal, before anything is rented."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from uvcc_console.cli import common
+
+if TYPE_CHECKING:
+    from uvcc_console.plan.plan import Plan
+
+RTT_MS: Final = 20.0
+MBIT: Final = 1000.0
+
+
+def run(argv: list[str]) -> int:
+    parser = common.Parser(
+        "plan",
+        "Say what a rollout would do, reveal and cost. Of a private job three steps are rehearsed on this machine with "
+        "made-up rows. Nothing is rented, and no provider is asked.",
+    )
+    parser.add_argument("profile", metavar="PROFILE", help="name or path, see: uvcc profiles")
+    parser.add_set()
+    parser.add_argument("--rtt", type=float, default=RTT_MS, metavar="MS", help="round trip between the parties (20)")
+    parser.add_argument("--mbit", type=float, default=MBIT, metavar="N", help="what a party's line carries (1000)")
+    parser.add_argument("--no-rehearsal", action="store_true", help="only what the profile says")
+    parser.add_json()
+    args = parser.parse_args(argv)
+    if not (args.rtt >= 0 and args.mbit > 0):
+        parser.error("--rtt wants milliseconds, --mbit a rate above 0")
+    found = document(args)
+    if args.json:
+        common.show(json.dumps(found))
+    else:
+        common.show("\n".join(lines(found)))
+    return 0
+
+
+def document(args: argparse.Namespace) -> dict[str, Any]:
+    """The plan as data. Raises UvccError for a profile, data or a model that does not fit."""
+    from uvcc_console.plan.owndata import settle
+    from uvcc_console.plan.plan import make_plan, new_run_id
+    from uvcc_console.plan.profile import load
+
+    told: list[str] = []
+    short, profile = load(args.profile, args.set)
+    profile, _ = settle(profile, told.append)
+    plan = make_plan(new_run_id(short), short, profile)
+    found = _said(plan) | {"notes": told}
+    full = plan.phases["full"]
+    if full.kind == "private" and full.job.get("task", "train") == "train" and not args.no_rehearsal:
+        found["step"] = step = _rehearsed(dict(full.job))
+        found["foretold"] = foretold(step, full.steps, args.rtt / 1e3, args.mbit * 1e6 / 8)
+        found["notes"] += step.pop("warnings")
+    return found
+
+
+def foretold(step: dict[str, Any], steps: int, rtt_s: float, bytes_s: float) -> dict[str, float]:
+    """Seconds of a step and of the full run over such links: rounds, bytes and computing one after the other."""
+    network = float(step["rounds"]) * rtt_s + float(step["bytes"]) / bytes_s
+    one = network + float(step["seconds"])
+    return {"rtt_s": rtt_s, "bytes_s": bytes_s, "network_s": network, "step_s": one, "full_s": one * steps}
+
+
+def _said(plan: Plan) -> dict[str, Any]:
+    """What the profile alone decides."""
+    from uvcc_console.plan.plan import revealed_values
+
+    profile, full = plan.profile, plan.phases["full"]
+    t = full.topology
+    found: dict[str, Any] = {
+        "profile": plan.profile_name,
+        "job": full.kind,
+        "stages": list(plan.stages),
+        "pods": len(plan.requests),
+        "provider": profile.fleet.where,
+        "workers": len(full.coords()),
+        "topology": {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches},
+        "steps": {name: phase.steps for name, phase in plan.phases.items()},
+        "cap": {"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
+    }
+    if full.kind == "private":
+        model = full.job["model"]
+        found["model"] = model if isinstance(model, str) else model.get("name", "a list of layers")
+        found["reveal"] = revealed_values(full.job)
+    return found
+
+
+def _rehearsed(job: dict[str, Any]) -> dict[str, Any]:
+    from uvcc_console.plan.owndata import owners_program
+
+    with tempfile.TemporaryDirectory(prefix="uvcc-plan-") as folder:
+        path = Path(folder) / "rehearsed.json"
+        path.write_text(json.dumps(job))
+        return dict(json.loads(owners_program(["--job", str(path)], "rehearse")))
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The plan for people."""
+    t, cap, steps = found["topology"], found["cap"], found["steps"]
+    split = " ".join(f"{name} {count}" for name, count in t.items() if count > 1)
+    spent = f"${cap['total']:g} in all, ${cap['hourly']:g} an hour" if cap["total"] else "nothing"
+    told = [
+        f"{found['profile']}   {found['job']}{' training of ' + found['model'] if 'model' in found else ''}",
+        f"pods       {found['pods']} at {found['provider']}, {found['workers']} workers{', ' + split if split else ''}",
+        "steps      " + ", ".join(f"{count} in the {name} phase" for name, count in reversed(steps.items())),
+        f"may cost   {spent}, for {cap['ttl_s'] / 60:g} minutes at most",
+        f"stages     {' '.join(found['stages'])}",
+    ]
+    if "reveal" in found:
+        told.append(f"reveals    {', '.join(found['reveal'])}")
+    if step := found.get("step"):
+        over = found["foretold"]
+        told += [
+            f"a step     {step['rounds']:.0f} rounds, {step['bytes'] / 1e6:.2f} MB from each party, and"
+            f" {step['seconds']:.3f} s of computing (all three parties on this machine)",
+            f"foretold   {over['step_s']:.2f} s a step and {over['full_s']:.0f} s for {steps['full']} steps, over links"
+            f" of {1e3 * over['rtt_s']:g} ms and {8 * over['bytes_s'] / 1e6:g} Mbit/s;"
+            f" {100 * over['network_s'] / over['step_s']:.0f} % of it is the network",
+        ]
+        if split:
+            told.append(
+                "           as one worker per party would take; stages, replicas and tensor ranks share the work"
+            )
+        told += ["", f"{'layer':<20}{'rounds':>8}{'kB a party':>12}{'headroom':>11}"]
+        told += [
+            f"{one['layer']:<20}{one['rounds']:>8.1f}{one['bytes'] / 1e3:>12.1f}{one['headroom_bits']:>6.0f} bits"
+            for one in step["layers"]
+        ]
+    return [*told, *(f"note: {note}" for note in found["notes"])]

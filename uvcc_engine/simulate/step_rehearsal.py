@@ -1,0 +1,108 @@
+"""What a job will cost and how large its numbers become, from a few steps on made-up rows: nobody's data are needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.data.sets import Dataset
+from uvcc_engine.sharding.validation import fit_model
+from uvcc_engine.simulate import fitting
+from uvcc_engine.simulate.metering import LayerCost
+
+STEPS: Final = 3
+"""The first of them pays for compiling and is not timed."""
+TIGHT_BITS: Final = 4.0
+"""Headroom below which a layer's numbers come near the end of the ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRehearsal:
+    """One step of a job with one worker per party.
+
+    ``rounds``; ``bytes_sent``: of one party; ``seconds``: of computing, the three parties on this machine's processors;
+    ``layers``: their costs and ranges; ``warnings``: where fixed point may hurt, and what to change.
+    """
+
+    rounds: float
+    bytes_sent: float
+    seconds: float
+    layers: tuple[LayerCost, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        layers = [
+            {
+                "layer": one.layer,
+                "rounds": sum(one.rounds.values()),
+                "bytes": sum(one.bytes.values()) / PARTIES,
+                "integer_bits": one.integer_bits,
+                "headroom_bits": round(one.headroom, 1),
+            }
+            for one in self.layers
+        ]
+        step = {"rounds": self.rounds, "bytes": self.bytes_sent, "seconds": self.seconds}
+        return step | {"layers": layers, "warnings": list(self.warnings)}
+
+
+def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
+    """Train ``steps`` steps, at least 2, on rows from a normal distribution. Raises ConfigError for another task."""
+    if job.task != "train":
+        raise ConfigError(f"a job of the task {job.task} cannot be rehearsed", "only trainings can")
+    model = fit_model(job)
+    rng = np.random.default_rng(job.seed)
+    rows = max(2 * job.batch, job.min_rows)
+    x = rng.standard_normal((job.batch + rows, model.features))
+    kinds = max(2, model.classes)
+    numbers = rng.integers(0, kinds, job.batch + rows)
+    y = numbers if model.classes > 1 else numbers.astype(np.float64)
+    data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes)
+    times: list[float] = []
+    short = replace(job, steps=steps, test_rows=rows, checkpoint_every=1)
+    found = fitting.train(short, data, progress=lambda _done, _steps, _loss: times.append(time.monotonic()))
+    return StepRehearsal(
+        rounds=found.rounds / steps,
+        bytes_sent=found.bytes_sent / PARTIES / steps,
+        seconds=(times[-1] - times[0]) / (steps - 1),
+        layers=found.layers,
+        warnings=tuple(_warnings(found.layers, job.frac_bits)),
+    )
+
+
+def _warnings(layers: Sequence[LayerCost], frac_bits: int) -> list[str]:
+    tight = [one for one in layers if one.headroom < TIGHT_BITS]
+    if not tight:
+        return []
+    worst = min(tight, key=lambda one: one.headroom)
+    fewer = frac_bits - max(1, round((TIGHT_BITS - worst.headroom) / 2))
+    return [
+        f"layer {worst.layer} needs {worst.integer_bits} bits left of the point and comes near the ring's end: "
+        f"job.frac_bits {fewer} instead of {frac_bits}, or smaller inputs"
+    ]
+
+
+def main(argv: list[str]) -> int:
+    """``uvcc-engine rehearse --job FILE``: the rehearsal as one JSON line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="uvcc-engine rehearse", description=(__doc__ or "").strip())
+    parser.add_argument("--job", type=Path, required=True, help="a private job (JSON, as in a policy)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps to train; at least 2")
+    args = parser.parse_args(argv)
+    try:
+        found = rehearse(PrivateJob.from_json(files.read_json(args.job)), max(2, args.steps))
+    except UvccError as error:
+        print(f"uvcc-engine rehearse: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(found.to_json()))
+    return 0
