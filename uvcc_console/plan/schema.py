@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 from uvcc_console.core.rungs import HaltRung
 from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.link_spec import LinkKind
 from uvcc_engine.contract.job.private_job import (
     BOUNDS,
@@ -123,7 +124,9 @@ class PrivateJobSettings(Strict):
         for item in self.reveal:
             if (item == "predictions") != (self.task == "infer"):
                 raise ValueError(f"task {self.task} cannot reveal {item}: 'infer' reveals predictions and nothing else")
-        if self.data_schema and (self.task != "train" or not self.data or self.labels):
+        if self.data_schema not in ("", owner_files.NO_SCHEMA) and (
+            self.task != "train" or not self.data or self.labels
+        ):
             raise ValueError("job.schema describes the table in job.data that is trained on, labels included")
         return self
 

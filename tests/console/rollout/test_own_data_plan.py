@@ -150,6 +150,9 @@ def test_a_plan_names_the_schema_that_lies_beside_the_table_and_nobody_named(tmp
     with pytest.raises(UvccError, match=r"houses\.schema\.yaml lies beside .*houses\.csv") as refused:
         owndata.settle(load("demo", sets)[1], print)
     assert "job.schema" in refused.value.hint
+    load(
+        "demo", [f"job.data={table}", f"job.labels={table}", "job.schema=none"]
+    )  # no schema that labels could contradict
     profile, _ = owndata.settle(load("demo", [*sets, "job.schema=none"])[1], print)
     assert isinstance(profile.job, PrivateJobSettings)
     assert profile.job.model["features"] == 2
