@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
+from uvcc_console.core import events as ev
 from uvcc_console.core.series import Series
 from uvcc_console.core.state import fold
 from uvcc_console.ui.actions.compared import chosen
@@ -182,3 +183,11 @@ def test_before_training_a_board_shows_how_far_all_pods_are_in_each_stage(size: 
     assert "workers started" in text
     assert "24/24" in text
     assert board_lines(view_of(Story(events=[])), width, height) == []
+
+
+def test_the_board_says_what_a_stage_waits_for_before_its_bars() -> None:
+    story = Story().planned()
+    said = "waits for stock until 2026-11-21 14:10 UTC, nothing is rented: no offer of runpod fits"
+    story.add(ev.StageChanged(name="provision", status="running", detail=said))
+    lines = board_lines(view_of(story), 78, 3)  # all that 80x24 leaves it
+    assert " ".join("\n".join(map(plain, lines[1:3])).split()) == said

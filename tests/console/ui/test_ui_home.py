@@ -17,7 +17,11 @@ from ui_journals import RUN, T0, Story
 
 from uvcc_console.core import paths
 from uvcc_console.fleet.procs import identify
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import parse
+from uvcc_console.ui.drawing.glyphs import UNICODE
 from uvcc_console.ui.feed import home_model
+from uvcc_console.ui.feed.home_model import Draft, draft_lines
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
 from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel
 from uvcc_console.ui.panels.plan_fields import FieldsPanel, flat
@@ -266,3 +270,25 @@ async def test_enter_on_a_setting_changes_it_and_tab_completes_its_key() -> None
 def test_settings_are_written_as_they_are_typed() -> None:
     nested = {"a": {"b": 1, "c": [1, "x"], "d": None}, "e": True, "f": [{"g": 1}]}
     assert dict(flat(nested)) == {"a.b": "1", "a.c": "[1, x]", "a.d": "null", "e": "true"}
+
+
+def test_the_plan_says_what_happens_without_stock() -> None:
+    job = {"kind": "private", "model": "mlp-digits", "steps": 4}
+    limits = {"hourly": 9, "total": 9}
+    others = [{"provider": "lambda", "gpu": "A100"}, {"regions": ["EU-1"]}]
+    one = {"provider": "runpod", "gpu": "H100", "fallbacks": others, "wait_for_stock": 2}
+    text = _plan_text({"job": job, "fleet": one, "limits": limits})
+    assert "else lambda (gpu A100), then runpod (regions EU-1); waits up to 2 h with nothing rented" in text
+    parties = {
+        "P0": {"provider": "runpod", "fallbacks": others[:1]},
+        "P1": {"provider": "lambda"},
+        "P2": {"provider": "vast"},
+    }
+    text = _plan_text({"job": job, "fleet": {"gpu": "H100", "parties": parties}, "limits": limits})
+    assert "P0: else lambda (gpu A100)" in text
+    assert "stock" not in _plan_text({"job": job, "fleet": {"provider": "local"}})
+
+
+def _plan_text(raw: dict[str, object]) -> str:
+    lines = draft_lines(Draft("x", plan=make_plan("x-1", "x", parse(raw))), 76, UNICODE)
+    return " ".join(" ".join("".join(text for text, _ in line) for line in lines).split())

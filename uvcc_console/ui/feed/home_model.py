@@ -17,11 +17,12 @@ from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.fleet.provider_kinds import runs_here
+from uvcc_console.fleet.provider_kinds import FleetSettings, runs_here
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.job.topology import PARTIES
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Quote
@@ -161,6 +162,24 @@ def _pair(name: str, text: str, width: int, role: str = "text") -> list[Line]:
     return list(wrap([(f"{name:<10}", "muted"), (clean(text), role)], width, " " * 10))
 
 
+def _elsewhere(fleet: FleetSettings) -> str:
+    """What happens where nothing that fits is offered: who is asked next, and how long is waited."""
+    said: dict[str, list[str]] = {}
+    for party in range(PARTIES):
+        mine = fleet.of(party)
+        names = []
+        for other in mine.fallbacks:
+            differs = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in other.items()}
+            more = ", ".join(f"{k} {v}" for k, v in differs.items() if k != "provider")
+            names.append(f"{other.get('provider', mine.provider)}" + (f" ({more})" if more else ""))
+        if names:
+            said.setdefault(", then ".join(names), []).append(f"P{party}")
+    words = [f"{'' if len(who) == PARTIES else ' '.join(who) + ': '}else {names}" for names, who in said.items()]
+    if fleet.wait_for_stock:
+        words.append(f"waits up to {fleet.wait_for_stock:g} h with nothing rented")
+    return "; ".join(words)
+
+
 def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     """What would happen, in the order in which it would."""
     if draft.plan is None:
@@ -183,6 +202,8 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
         lines += _pair("operated", "; ".join(operation_of(plan)), width, "warn")
     providers = p.fleet.where
     lines += _pair("pods", f"{len(plan.requests)} on {providers}" + (f", {p.fleet.gpu}" if p.fleet.gpu else ""), width)
+    if elsewhere := _elsewhere(p.fleet):
+        lines += _pair("stock", elsewhere, width)
     lines += _pair("link", p.link, width)
     smoke = plan.phases.get("smoke")
     lines += _pair(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.ui.drawing.format import duration
-from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.drawing.spark import part_bar
 from uvcc_console.ui.judging.view import View, fleet_rows, party_role, pod_health
 
@@ -107,6 +107,9 @@ def board_lines(view: View, width: int, height: int) -> list[Line]:
     took = duration(max(0.0, (stage.ended or view.now) - stage.started)) if stage and stage.started else ""
     what = f"{stage.name} {stage.status}" if stage else "planned"
     head: Line = [(f"{len(pods)} pods before training: ", "muted"), (what, "title"), (f" {took}", "muted")]
-    room = height - len(bars) - 3
+    # why it takes so long, which nothing else shows on a small screen: stock that is waited for, a price too high
+    why = stage is not None and stage.status == "running" and stage.detail
+    told = wrap([(clean(why), "warn")], width)[:2] if why else []
+    room = height - len(bars) - len(told) - 3
     cells = pod_cells(view, pods, width, max(1, room)) if room > 0 else []
-    return [cut(head, width), *bars, [("", "")], *cells][: max(1, height)]
+    return [cut(head, width), *told, *bars, [("", "")], *cells][: max(1, height)]
