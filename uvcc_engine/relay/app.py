@@ -139,13 +139,20 @@ class RelayFront:
 class RelayApp:
     """ASGI application. The hot path goes around the router."""
 
-    def __init__(self, front: RelayFront, config: RelayConfig, metrics: Callable[[], str], stream: str = "") -> None:
+    def __init__(
+        self,
+        front: RelayFront,
+        config: RelayConfig,
+        metrics: Callable[[], str],
+        stream: str = "",
+        records: Records | None = None,
+    ) -> None:
         """``stream``: ``host:port`` of the stream front, told by ``/healthz``."""
         self._front = front
         self._stream = stream
         self._max_body = config.max_body
         self._metrics = metrics
-        self._records = Records()
+        self._records = records or Records()
         self._routes = Starlette(
             routes=[
                 Route("/healthz", self._healthz),

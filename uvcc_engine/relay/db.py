@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS seen (
   queue INTEGER NOT NULL, msg_id BLOB NOT NULL, crc INTEGER NOT NULL, size INTEGER NOT NULL, until REAL NOT NULL,
   PRIMARY KEY (queue, msg_id)) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS forgetting ON seen (until);
+CREATE TABLE IF NOT EXISTS high_mark (one INTEGER PRIMARY KEY CHECK (one = 1), value INTEGER NOT NULL) STRICT;
 """
 _INSERT: Final = "INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _DELETE: Final = "DELETE FROM messages WHERE id = ?"
@@ -41,6 +42,7 @@ PAYLOAD: Final = "SELECT payload, segment, offset, size FROM messages WHERE id =
 _SEGMENTS: Final = "SELECT segment FROM messages WHERE segment > 0"
 _SEGMENT_OF: Final = "SELECT segment FROM messages WHERE id = ? AND segment > 0"
 _SEGMENT_COLUMN: Final = 7
+_MARK: Final = "INSERT INTO high_mark VALUES (1, ?) ON CONFLICT (one) DO UPDATE SET value = max(value, excluded.value)"
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -129,6 +131,8 @@ class Writer:
                 db.executemany(_FORGET_ONE, w.forgotten)
             if w.forget_before:
                 db.execute(_FORGET, (w.forget_before,))
+            if w.mark:
+                db.execute(_MARK, (w.mark,))
         if rows:
             db.executemany(_INSERT, rows)
         db.execute("COMMIT")
@@ -164,6 +168,11 @@ class DatabaseReader:
         self._db.execute(f"PRAGMA user_version = {start}")
         return start
 
+    def high_mark(self) -> int:
+        """See ``store.Store``."""
+        row = self._db.execute("SELECT value FROM high_mark").fetchone()
+        return 0 if row is None else int(row[0])
+
     def payload(self, ident: int) -> bytes | None:
         row = self._db.execute(PAYLOAD, (ident,)).fetchone()
         if row is None:
@@ -187,6 +196,7 @@ class SqliteStore:
         self.put = self._writer.put
         self.queues, self.pending, self.seen = self._reader.queues, self._reader.pending, self._reader.seen
         self.next_start, self.payload = self._reader.next_start, self._reader.payload
+        self.high_mark = self._reader.high_mark
 
     @property
     def commits(self) -> int:

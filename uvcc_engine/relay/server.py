@@ -26,8 +26,9 @@ from uvcc_engine.relay.db import SqliteStore
 from uvcc_engine.relay.gate import Gate, Visitor, admit
 from uvcc_engine.relay.http import GuardedHttp, guarded
 from uvcc_engine.relay.hub import Hub
+from uvcc_engine.relay.relay_records import Records
 from uvcc_engine.relay.relay_roles import called
-from uvcc_engine.relay.store import Store
+from uvcc_engine.relay.store import Store, Write
 from uvcc_engine.relay.stream import StreamProtocol
 
 _TICK_S = 1.0
@@ -176,6 +177,24 @@ class Running:
         await asyncio.shield(self._task)
 
 
+def _mark(mark: int, done: Callable[[Exception | None], None]) -> Write:
+    return Write([], [], [], [], 0.0, done, mark=mark)
+
+
+async def numbered(store: Store, clock: Callable[[], float] = time.time) -> Records:
+    """Records whose numbers are above all that an earlier relay on this store gave out, and are reserved there."""
+    loop = asyncio.get_running_loop()
+    durable: asyncio.Future[None] = loop.create_future()
+    records = Records(clock, store.high_mark(), lambda mark: store.put(_mark(mark, lambda failure: None)))
+
+    def done(failure: Exception | None) -> None:  # a disk that refuses refuses the mail as well, which says so
+        loop.call_soon_threadsafe(durable.set_result, None)
+
+    store.put(_mark(records.next_mark(), done))
+    await durable
+    return records
+
+
 @contextlib.asynccontextmanager
 async def serving(config: RelayConfig) -> AsyncIterator[Running]:
     """Serve for as long as the context lasts, or until SIGTERM or :meth:`Running.stop`."""
@@ -188,7 +207,8 @@ async def serving(config: RelayConfig) -> AsyncIterator[Running]:
         stack.callback(watching.cancel)
         front = RelayFront(hub, config, gate)
         stream = await stack.enter_async_context(_stream_front(config, front, tls))
-        app = RelayApp(front, config, lambda: metrics_text(hub, store, gate), stream)
+        records = await numbered(store)
+        app = RelayApp(front, config, lambda: metrics_text(hub, store, gate), stream, records)
         options = uvicorn.Config(
             app,
             loop="none",

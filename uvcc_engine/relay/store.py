@@ -21,8 +21,9 @@ class Write(NamedTuple):
 
     ``queues``: (number, group, sender, receiver, box); ``inserts``: (id, queue, msg_id, slot, crc, expires, size,
     payload); ``deletes``: ids; ``seen`` and ``forgotten``: ids of messages that must not be taken twice, until when
-    (seconds of the wall clock), and those that are forgotten early; all before ``forget_before`` are, too. ``done`` is
-    called once, on any thread, with None after the data is durable, or with the failure.
+    (seconds of the wall clock), and those that are forgotten early; all before ``forget_before`` are, too. ``mark``: no
+    record gets a number above it before this is durable; 0 leaves it. ``done`` is called once, on any thread, with None
+    after the data is durable, or with the failure.
     """
 
     queues: list[QueueRow]
@@ -32,6 +33,7 @@ class Write(NamedTuple):
     forget_before: float
     done: Callable[[Exception | None], None]
     forgotten: Sequence[tuple[int, bytes]] = ()  # of what is remembered, by queue and id
+    mark: int = 0
 
 
 class Store(Protocol):
@@ -65,6 +67,10 @@ class Store(Protocol):
 
     def next_start(self) -> int:
         """A number that grows with every start; ids of different starts never meet."""
+        ...
+
+    def high_mark(self) -> int:
+        """The highest ``mark`` that was written; 0 in a new store."""
         ...
 
     def payload(self, ident: int) -> bytes | None:

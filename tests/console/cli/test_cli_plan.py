@@ -29,6 +29,16 @@ def test_a_private_job_is_rehearsed_and_its_network_foretold(home: Path, capsys:
     assert not (home / "runs").exists()
 
 
+def test_an_epoch_is_foretold_by_its_steps_and_the_hourly_cap(capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ["--set", "job.epochs=2", "--set", "job.batch=100", "--set", "limits.hourly=6", "--set", "limits.total=9"]
+    assert main(["plan", "demo", *sets]) == 0
+    said = capsys.readouterr().out
+    assert "an epoch   14 steps, " in said
+    assert "at the hourly cap $0.0" in said
+    assert "the smoke measures the pods themselves" in said
+    assert "on links of 0 ms" in said  # local pods
+
+
 def test_the_text_says_pods_steps_caps_and_what_is_revealed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "prime-smoke-r2", "--no-rehearsal"]) == 0
     said = capsys.readouterr().out

@@ -149,7 +149,7 @@ def test_a_plan_names_the_schema_that_lies_beside_the_table_and_nobody_named(tmp
     sets = [f"job.data={table}", "job.model=[linear]", "job.steps=2"]
     with pytest.raises(UvccError, match=r"houses\.schema\.yaml lies beside .*houses\.csv") as refused:
         owndata.settle(load("demo", sets)[1], print)
-    assert "job.schema" in refused.value.hint
+    assert f"say `schema: {tmp_path / 'houses.schema.yaml'}` under job" in refused.value.hint
     load(
         "demo", [f"job.data={table}", f"job.labels={table}", "job.schema=none"]
     )  # no schema that labels could contradict

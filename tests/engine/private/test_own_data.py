@@ -299,7 +299,7 @@ def test_a_schema_that_lies_beside_the_table_is_named_or_refused(
     code, _, err = engine(capsys, *plan)
     assert code == 2
     assert "numbers.schema.yaml lies beside" in err
-    assert "write none there" in err
+    assert f"say `schema: {tmp_path / 'numbers.schema.yaml'}` under job" in err
     code, out, _ = engine(capsys, *plan, "--schema", tmp_path / "numbers.schema.yaml")
     assert (code, json.loads(out)["model"]["features"]) == (0, 1)  # the id is none
     code, out, _ = engine(capsys, *plan, "--schema", "none")

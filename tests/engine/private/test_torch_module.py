@@ -142,7 +142,7 @@ def test_a_file_is_run_where_it_lies_and_gives_plain_json(tmp_path: Path) -> Non
 
 
 REFUSED: list[tuple[str, str, str]] = [
-    ("x = torch.cumsum(x, 1)", "mine.py, line 14: cumsum cannot be computed", "use mean"),
+    ("x = torch.cumsum(x, 1)", "mine.py, line 14: cumsum cannot be computed", "use linear"),
     ("x = torch.sigmoidd(x)", "mine.py, line 14 cannot be exported: AttributeError", "mend"),
     ("x = x if x.sum() > 0 else -x", "mine.py, line 14: what is computed depends on secret data", "no if"),
     ("x = x[x > 0]", "line 1[45]", ""),
@@ -152,6 +152,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("x = self.conv(x.reshape(-1, 2, 2, 2)[:, :1].repeat(1, 1, 2, 2)).flatten(1)[:, :1].repeat(1, 8)", "line 14", ""),
     ("x = torch.cat([torch.relu(x[:, :4]), x[:, 4:]], 1)", "line 14: cat cannot", "x + layers(x)"),
     ("x = x.view(-1, 2, 4).transpose(1, 2).reshape(-1, 8)", "line 14: transpose cannot", "flatten"),
+    ("x = torch.relu(torch.softmax(x, 1))", "line 14: (_?softmax) cannot", "it belongs at the end"),
     ("x = nn.functional.mish(x)", "line 14: mish cannot", "use silu"),
     ("x = torch.fmod(x, 2)", "line 14: fmod cannot", "what can be computed: adaptive_avg_pool2d"),
     ("x = torch.relu(x) + torch.tanh(x)", "line 14: add adds two branches", "join"),

@@ -20,8 +20,9 @@ from uvcc_engine.contract.run_files import control
 from uvcc_engine.contract.run_files.control import HaltRequest, read_halt, write_halt
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.relay.config import from_json
+from uvcc_engine.relay.db import SqliteStore
 from uvcc_engine.relay.relay_records import MAX_BODY, PER_WRITER, Records, RelayRecord
-from uvcc_engine.relay.server import serving
+from uvcc_engine.relay.server import numbered, serving
 from uvcc_engine.transcript.signed import boxes, orders
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.worker.relay_control import Orders
@@ -53,6 +54,43 @@ def test_the_newest_of_a_name_counts_and_numbers_only_grow() -> None:
     assert second > first
     assert [(r.writer, r.body) for r in records.since("g", -1)] == [(0, "2")]
     assert records.since("g", second) == records.since("h", -1) == records.since("g", -1, "order/") == []
+
+
+async def test_numbers_grow_over_restarts_on_one_store_whatever_the_clock_says(tmp_path: Path) -> None:
+    """A worker asks for what is newer than it knows: an order that got a lower number would never reach it."""
+    newest, now = 0, [1_000_000.0]
+    for back in (0.0, 600.0, -30.0, 86_400.0, 0.0):
+        now[0] -= back
+        store = SqliteStore(tmp_path / "relay.db")
+        try:
+            records = await numbered(store, lambda: now[0])
+            for burst in range(3):  # longer than what is reserved at a time
+                now[0] += burst * 9.0
+                number = records.put("g", 0, "order/n", f"{back}")
+                assert [r.body for r in records.since("g", newest)] == [f"{back}"]
+                assert number > newest
+                newest = number
+        finally:
+            store.close()
+
+
+async def test_a_relay_that_is_killed_gives_out_no_number_twice(tmp_path: Path) -> None:
+    """What is reserved is durable before the first number: nothing of the first relay is closed."""
+    stores = [SqliteStore(tmp_path / "relay.db")]
+    first = (await numbered(stores[0], lambda: 5_000.0)).put("g", 0, "order/n", "1")
+    stores.append(SqliteStore(tmp_path / "relay.db"))
+    assert (await numbered(stores[1], lambda: 10.0)).put("g", 0, "order/n", "2") > first
+    for store in reversed(stores):
+        store.close()
+
+
+def test_a_clock_that_runs_reserves_seldom() -> None:
+    now, marks = [0.0], list[int]()
+    records = Records(lambda: now[0], 0, marks.append)
+    for _ in range(1000):  # a sign of life every tenth of a second, for 100 s
+        now[0] += 0.1
+        assert records.put("g", 0, "beat/a", "") <= marks[-1]
+    assert len(marks) <= 25
 
 
 def test_a_party_that_floods_pushes_out_only_its_own() -> None:

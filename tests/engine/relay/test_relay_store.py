@@ -22,7 +22,7 @@ class MemoryStore:
         self.messages: dict[int, MessageRow] = {}
         self.all_queues: list[QueueRow] = []
         self.known: dict[tuple[int, bytes], SeenRow] = {}
-        self.closed = 0
+        self.closed = self.mark = 0
 
     def put(self, write: Write) -> None:
         self.all_queues += write.queues
@@ -32,6 +32,7 @@ class MemoryStore:
         self.known |= {(row[0], row[1]): row for row in write.seen}
         for key in write.forgotten:
             self.known.pop(key, None)
+        self.mark = max(self.mark, write.mark)
         self.commits += 1
         self.rows += len(write.inserts)
         write.done(None)
@@ -48,6 +49,9 @@ class MemoryStore:
     def next_start(self) -> int:
         self.starts += 1
         return self.starts
+
+    def high_mark(self) -> int:
+        return self.mark
 
     def payload(self, ident: int) -> bytes | None:
         row = self.messages.get(ident)

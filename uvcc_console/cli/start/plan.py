@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RTT_MS: Final = 20.0
 MBIT: Final = 1000.0
+"""Links between three providers of one continent; pods of this machine have none between them."""
 
 
 def run(argv: list[str]) -> int:
@@ -25,12 +26,12 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("profile", metavar="PROFILE", help="name or path, see: uvcc profiles")
     parser.add_set()
-    parser.add_argument("--rtt", type=float, default=RTT_MS, metavar="MS", help="round trip between the parties (20)")
+    parser.add_argument("--rtt", type=float, metavar="MS", help="round trip between the parties (20; local pods 0)")
     parser.add_argument("--mbit", type=float, default=MBIT, metavar="N", help="what a party's line carries (1000)")
     parser.add_argument("--no-rehearsal", action="store_true", help="only what the profile says")
     parser.add_json()
     args = parser.parse_args(argv)
-    if not (args.rtt >= 0 and args.mbit > 0):
+    if not ((args.rtt is None or args.rtt >= 0) and args.mbit > 0):
         parser.error("--rtt wants milliseconds, --mbit a rate above 0")
     found = document(args)
     if args.json:
@@ -42,6 +43,7 @@ def run(argv: list[str]) -> int:
 
 def document(args: argparse.Namespace) -> dict[str, Any]:
     """The plan as data. Raises UvccError for a profile, data or a model that does not fit."""
+    from uvcc_console.fleet.provider_kinds import kind_of
     from uvcc_console.plan.owndata import settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
@@ -54,13 +56,21 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     full = plan.phases["full"]
     if full.kind == "private" and full.job.get("task", "train") == "train" and not args.no_rehearsal:
         found["step"] = step = _rehearsed(dict(full.job))
-        found["foretold"] = foretold(step, full.steps, args.rtt / 1e3, args.mbit * 1e6 / 8)
+        rtt = args.rtt if args.rtt is not None else 0.0 if kind_of(profile.fleet.kind).here else RTT_MS
+        found["foretold"] = over = foretold(step, full.steps, rtt / 1e3, args.mbit * 1e6 / 8)
+        found["epochs"] = epochs = getattr(profile.job, "epochs", 0)
+        over["hours_cap"] = over["full_s"] / 3600 * profile.limits.hourly
+        if epochs:
+            over |= {"epoch_s": over["full_s"] / epochs, "epoch_cap": over["hours_cap"] / epochs}
         found["notes"] += step.pop("warnings")
     return found
 
 
 def foretold(step: dict[str, Any], steps: int, rtt_s: float, bytes_s: float) -> dict[str, float]:
-    """Seconds of a step and of the full run over such links: rounds, bytes and computing one after the other."""
+    """Seconds of a step and of the full run over such links: rounds, bytes and computing, one after another.
+
+    On processors as fast as these; what the relay and the transcript add is measured by the smoke.
+    """
     network = float(step["rounds"]) * rtt_s + float(step["bytes"]) / bytes_s
     one = network + float(step["seconds"])
     return {"rtt_s": rtt_s, "bytes_s": bytes_s, "network_s": network, "step_s": one, "full_s": one * steps}
@@ -118,10 +128,14 @@ def lines(found: dict[str, Any]) -> list[str]:
         told += [
             f"a step     {step['rounds']:.0f} rounds, {step['bytes'] / 1e6:.2f} MB from each party, and"
             f" {step['seconds']:.3f} s of computing (all three parties on this machine)",
-            f"foretold   {over['step_s']:.2f} s a step and {over['full_s']:.0f} s for {steps['full']} steps, over links"
-            f" of {1e3 * over['rtt_s']:g} ms and {8 * over['bytes_s'] / 1e6:g} Mbit/s;"
-            f" {100 * over['network_s'] / over['step_s']:.0f} % of it is the network",
+            f"foretold   {over['step_s']:.2f} s a step, {over['full_s']:.0f} s for {steps['full']} steps:"
+            f" {100 * over['network_s'] / over['step_s']:.0f} % of it on links of {1e3 * over['rtt_s']:g} ms and"
+            f" {8 * over['bytes_s'] / 1e6:g} Mbit/s",
+            "           by these processors, without relay and transcript; the smoke measures the pods themselves",
         ]
+        if "epoch_s" in over:
+            each = f"at the hourly cap ${over['epoch_cap']:.2f}" if cap["hourly"] else "for nothing"
+            told.append(f"an epoch   {steps['full'] // found['epochs']} steps, {over['epoch_s']:.0f} s, {each}")
         if split:
             told.append(
                 "           as one worker per party would take; stages, replicas and tensor ranks share the work"

@@ -41,5 +41,6 @@ def named_schema(data: Path | None, schema: Path | None) -> Path | None:
         return None
     raise ConfigError(
         f"{beside.name} lies beside {data}, and nobody says whether it holds",
-        f"name it as the schema (job.schema, --schema), or write {NO_SCHEMA} there to train on every column as it is",
+        f"say `schema: {beside}` under job (--schema {beside} in a command), or `{NO_SCHEMA}` in its place to train on"
+        " every column as it is",
     )

@@ -21,7 +21,8 @@ INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "use conv2d": ("conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d", "unfold"),
     "use max_pool2d": ("max_pool1d", "max_pool3d", "adaptive_max_pool2d", "amax", "max"),
     "use avg_pool2d": ("avg_pool1d", "avg_pool3d", "interpolate", "upsample_nearest2d", "upsample_bilinear2d"),
-    "use mean": ("sum", "cumsum", "prod", "cumprod"),
+    "use mean": ("sum", "nansum", "nanmean"),
+    "use linear": ("cumsum", "addmm", "tensordot"),
     _JOIN: ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "where", "lerp", "sub", "rsub"),
     _SHAPE: (
         *("transpose", "permute", "t", "movedim", "squeeze", "unsqueeze", "expand", "repeat", "roll", "flip", "pad"),
@@ -30,9 +31,10 @@ INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     ),
     _PRODUCT: ("mul", "div", "pow", "matmul", "mm", "bmm", "baddbmm", "einsum", "bilinear", "outer", "dot"),
     _SEQUENCE: (
-        *("embedding", "embedding_bag", "scaled_dot_product_attention", "softmax", "multi_head_attention_forward"),
+        *("embedding", "embedding_bag", "scaled_dot_product_attention", "multi_head_attention_forward"),
         *("lstm", "gru", "rnn_tanh", "rnn_relu"),
     ),
+    "it belongs at the end, where the objective has it already": ("softmax", "log_softmax", "logsumexp"),
     "leave dropout out": ("dropout", "alpha_dropout", "feature_dropout", "bernoulli", "rand_like", "randn_like"),
 }
 _BY_NAME: Final = {name: hint for hint, names in INSTEAD.items() for name in names}
