@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,3 +38,16 @@ def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UVCC_HOME", str(tmp_path / "uvcc-home"))
     monkeypatch.delenv("NO_COLOR", raising=False)
     return
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of this test's own for local pods, with a short path: their sockets lie below it.
+
+    Pods of a name are looked for wherever local pods lie, so tests beside each other must not share that place.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="uk", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

@@ -91,7 +91,7 @@ def test_limits_that_cannot_be_read_are_the_strictest() -> None:
     assert "limits.hourly 0.00" in reaper(events, now).due(fold(events), conducted=False, now=10.0)
 
 
-async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
     """Real pods, a real sidecar, a real second conductor; the first one was never there."""
     monkeypatch.setattr(service, "REAP_EVERY_S", 0.1)
     name, profile = load("demo", ["limits.wait=0.2", "limits.ttl=1h"])

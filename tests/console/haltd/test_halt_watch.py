@@ -112,7 +112,8 @@ async def make(settings: list[str]) -> Run:
 
 
 @pytest.fixture
-async def run(request: pytest.FixtureRequest) -> AsyncIterator[Run]:
+async def run(request: pytest.FixtureRequest, short: Path) -> AsyncIterator[Run]:
+    """``short``: runs of other tests have the same name, and what ends one looks for its pods everywhere."""
     made = await make(getattr(request, "param", ["limits.wait=1h", "limits.ttl=2h"]))
     yield made
     for child in made.conductors:
