@@ -58,8 +58,9 @@ def test_what_does_not_fit_is_said_before_anything_is_rehearsed(
     assert "did you mean job.model?" in capsys.readouterr().err
     assert main(["plan", "demo", "--set", "job.model=[{linear: 3}, cat]"]) == 2
     assert "unknown layer 'cat'" in capsys.readouterr().err
-    assert main(["plan", "demo", "--mbit", "0"]) == 2
-    assert "--mbit a rate above 0" in capsys.readouterr().err
+    for odd in (["--mbit", "0"], ["--mbit", "inf"], ["--rtt", "-1"], ["--rtt", "inf"], ["--rtt", "nan"]):
+        assert main(["plan", "demo", *odd]) == 2
+        assert "--mbit a rate above 0" in capsys.readouterr().err
 
 
 def test_seconds_are_rounds_bytes_and_computing_one_after_the_other() -> None:

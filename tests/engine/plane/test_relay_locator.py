@@ -136,6 +136,23 @@ def test_a_stranger_at_the_old_address_of_a_relay_ends_nothing(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
+def test_a_stranger_that_stays_ends_the_wait_as_silence_does(tmp_path: Path, kind: str) -> None:
+    strangers = [{"party": p, "group": "another", "token": f"a-token-that-is-not-ours-{p}"} for p in range(3)]
+    listen, stream = (f"127.0.0.1:{port}" for port in ports(2))
+    for name in ("ours", "strangers"):
+        (tmp_path / name).mkdir()
+    with relay_thread(tmp_path / "ours", listen=listen, stream_listen=stream) as url:
+        links = [link | {"relay_s": 1.0} for link in relay_links(tmp_path / "ours", url, kind)]
+        planes = [make_plane(p, links[p], Log()) for p in range(3)]
+        run_parties(*(lambda p=p: greet(planes[p]) for p in range(3)))
+    with relay_thread(tmp_path / "strangers", listen=listen, stream_listen=stream, credentials=strangers):
+        with pytest.raises(UnreachableError, match="the relay has not been reached for"):
+            planes[0].recv(1, Tag(0, 0, 1, 1))
+        for plane in planes:
+            plane.close(graceful=False)
+
+
+@pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
 def test_a_relay_that_never_knew_the_token_says_so_at_once(tmp_path: Path, kind: str) -> None:
     with relay_thread(tmp_path, stream_listen="127.0.0.1:0") as url:
         link = relay_links(tmp_path, url, kind)[0]

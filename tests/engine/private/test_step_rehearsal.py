@@ -41,6 +41,12 @@ def test_every_kind_of_target_is_rehearsed(objective: str, reveal: str) -> None:
     assert rehearse(job).rounds > 0
 
 
+def test_the_manual_says_how_many_steps_are_rehearsed() -> None:
+    page = Path(__file__).parents[3] / "docs" / "tutorials" / "own-table.md"
+    assert step_rehearsal.STEPS == 3
+    assert "rehearses three steps" in page.read_text()
+
+
 def test_a_layer_near_the_rings_end_is_named_with_the_bits_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
     real = step_rehearsal.fitting.train
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +32,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--no-rehearsal", action="store_true", help="only what the profile says")
     parser.add_json()
     args = parser.parse_args(argv)
-    if not ((args.rtt is None or args.rtt >= 0) and args.mbit > 0):
+    if not (0 <= (args.rtt or 0) < math.inf and 0 < args.mbit < math.inf):
         parser.error("--rtt wants milliseconds, --mbit a rate above 0")
     found = document(args)
     if args.json:
