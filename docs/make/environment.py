@@ -23,6 +23,7 @@ YOURS: Final[dict[str, str]] = {
     "UVCC_GROUP_BACKEND": "`gloo`, or the backend over Unix sockets, for groups of one machine",
     "UVCC_GEMM": "the way to a matrix product modulo 2^64: `bytes`, `wide`, `halves`, `floats` or `torch`",
     "UVCC_KERNELS": "`triton` takes the kernels for GPUs on processors, in Triton's interpreter: for tests",
+    "UVCC_LOOPS": "a folder for the compiled loops; pods on the operator's machine get the installation's",
     "UVCC_STRICT": "`1` raises what a malformed record would only be counted as: for tests",
     "UVCC_SPU_PYTHON": "a Python that has SPU, for `uvcc-engine bench mpc --against spu`",
     "UVCC_MPSPDZ": "the folder of MP-SPDZ, for `uvcc-engine bench mpc --against mpspdz`",

@@ -19,7 +19,9 @@ from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
+from uvcc_console.fleet.wheel import engine_package
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
+from uvcc_engine.contract.machine.compiled import kept_in
 
 QUICK = Timeouts(connect=2.0, login=2.0, operation=10.0, keepalive_s=0.2, keepalive_count=2)
 
@@ -222,7 +224,9 @@ def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
 
 def test_the_image_environment_is_complete(tmp_path: Path) -> None:
     env = localpod.environment(tmp_path)
-    assert set(env) == {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TMPDIR", "UVCC_POD"}
+    assert set(env) == {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TMPDIR", "UVCC_POD", "UVCC_LOOPS"}
+    # three pods would compile the same loops beside each other; the installation's own are theirs too
+    assert env["UVCC_LOOPS"] == str(kept_in(engine_package()))
 
 
 async def test_a_run_folder_that_goes_as_a_pod_comes_is_made_again(provider, run_dir, monkeypatch) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-PATIENCE_S = 300.0
+PATIENCE_S = 420.0
 Event = dict[str, Any]
 
 

@@ -22,7 +22,15 @@ from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError
 
 STEPS = 160
-SETTINGS = (f"job.steps={STEPS}", "job.overrides.train.eval_every=0", "smoke.steps=12", "job.overrides.train.warmup=3")
+# the drill's time includes the ranks' start, which takes long where many tests start processes
+PATIENT = ("halt.patience=60s", "gates.halt_drill_s=90")
+SETTINGS = (
+    f"job.steps={STEPS}",
+    "job.overrides.train.eval_every=0",
+    "smoke.steps=12",
+    "job.overrides.train.warmup=3",
+    *PATIENT,
+)
 UVCC = [sys.executable, "-c", "import sys; from uvcc_console.cli.main import main; sys.exit(main())"]
 TRAIN = "import sys; from uvcc_engine.train.worker import cli; sys.exit(cli(sys.argv[1:]))"
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import uvcc_engine
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine.compiled import shared_loops
 from uvcc_engine.mpc.comparisons import selection
 from uvcc_engine.mpc.comparisons.boolean import QUICK, SPARING
 from uvcc_engine.mpc.comparisons.carry import tree
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.kernels import cpu, gemm, limbs
+from uvcc_engine.mpc.kernels import cpu, gemm, limbs, loops
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.mpc.kernels.compile import main as compile_loops
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
@@ -100,6 +106,52 @@ def test_a_worker_does_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch
     assert failed.get() is None
     monkeypatch.setattr(Maker, "returncode", 1)
     assert failed.get() is not None  # compiled by whoever needs it, then
+
+
+USE = """
+import numpy as np
+from uvcc_engine.mpc.kernels import jit
+x = np.arange(3, dtype=np.uint64)
+jit.pack(x, 1, np.empty(3, dtype=np.uint8))
+print(jit.__file__, sum(jit.pack.stats.cache_hits.values()), sum(jit.pack.stats.cache_misses.values()))
+"""
+
+
+@needs_numba
+def test_copies_of_the_package_on_one_machine_compile_once(tmp_path: Path) -> None:
+    """As local pods: each has its own copy. One whose source differs shares nothing."""
+    (tmp_path / "loops").mkdir()
+    told = []
+    for name in ("one", "two", "other"):
+        package = tmp_path / name / "uvcc_engine"
+        shutil.copytree(Path(uvcc_engine.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+        if name == "other":
+            with open(package / "mpc/kernels/jit.py", "a") as source:
+                source.write("# a later version\n")
+        env = {**os.environ, "PYTHONPATH": str(package.parent), "UVCC_LOOPS": str(tmp_path / "loops")}
+        done = subprocess.run([sys.executable, "-c", USE], env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        where, hits, misses = done.stdout.split()
+        assert Path(where).is_relative_to(package)
+        told.append((int(hits), int(misses)))
+    assert told == [(0, 1), (1, 0), (0, 1)]
+
+
+def test_what_cannot_be_written_is_shared_once_it_is_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A domain's own user reads what the administrator's installation has compiled, and writes nothing there."""
+    own = Path(loops.__file__).parent / "__pycache__"
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.delenv("UVCC_LOOPS", raising=False)
+    assert loops.folder() == own == Path(shared_loops(Path(uvcc_engine.__file__).parent))
+    monkeypatch.setenv("UVCC_LOOPS", str(tmp_path))
+    assert loops.folder() == tmp_path == mark().parent
+    complete = mark()
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.os.access", lambda *_: False)
+    assert loops.folder() == own
+    complete.touch()
+    assert loops.folder() == tmp_path
+    monkeypatch.setenv("UVCC_LOOPS", str(tmp_path / "gone"))
+    assert loops.folder() == own
 
 
 @needs_numba

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import extending, types
+
+from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 
 HALVES, WIDE = 0, 1
 ROWS = (6, 12)  # of a tile of the result: as many accumulators as there are registers for
@@ -33,7 +34,6 @@ _ROWS_BLOCK = 96  # rows of the left matrix packed at a time, a multiple of ever
 _AHEAD = 4  # panels of the right matrix that are packed side by side
 
 intrinsic: Any = extending.intrinsic
-_jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 _WORD, _HALF = ir.IntType(64), ir.IntType(32)
 
 
@@ -168,7 +168,7 @@ def _copy4(_: Any, to: Any, at: Any, base: Any, index: Any) -> Any:
     return types.void(*(types.intp,) * 4), generate
 
 
-@_jit
+@compiled_loop
 def gemm_right(kind: int, out: int, batch: int, step: int, y: int, y0: int, y1: int, y2: int, k: int, n: int) -> None:
     """Packs ``y [batch, k, n]`` with strides ``y0, y1, y2`` into ``out``, ``step`` elements for each of the batch.
 
@@ -211,7 +211,7 @@ def gemm_right(kind: int, out: int, batch: int, step: int, y: int, y0: int, y1: 
                         _put(block, q * size + depth * lanes + c, zero)
 
 
-@_jit
+@compiled_loop
 def _pack_left(rows: int, out: int, x: int, x1: int, x2: int, m: int, depth: int) -> None:
     """``[m, depth]`` into panels ``[even depth, rows]``, filled up with zeros."""
     even = (depth + 1) & ~1
@@ -242,7 +242,7 @@ def _pack_left(rows: int, out: int, x: int, x1: int, x2: int, m: int, depth: int
                 _put(panel, depth * rows + c, zero)
 
 
-@_jit
+@compiled_loop
 def gemm_multiply(
     kind: int,
     fresh: int,

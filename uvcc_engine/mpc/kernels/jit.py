@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +15,8 @@ from uvcc_engine.mpc.kernels.gemm_loops import LANES as LANES
 from uvcc_engine.mpc.kernels.gemm_loops import ROWS as ROWS
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_multiply as gemm_multiply
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_right as gemm_right
+from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 
-_jit = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Narrow = NDArray[Any]  # unsigned, of 2, 4 or 8 bytes
@@ -37,7 +36,7 @@ _BLOCK = 64
 _LANES = 32
 
 
-@_jit
+@compiled_loop
 def to_planes(x: Ints, out: Ints) -> None:
     """Bit transposition of 64 elements at a time (Warren, "Hacker's Delight", section 7-3), 32 such blocks abreast."""
     n = x.shape[0]
@@ -69,7 +68,7 @@ def to_planes(x: Ints, out: Ints) -> None:
                 to[lane] = np.int64(done[lane])
 
 
-@_jit
+@compiled_loop
 def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
     """``Kernels.deal_digits`` for digits of three bits: planes ``[3 d, w]`` into ``out`` ``[7 d, w]``."""
     digits, words = planes.shape[0] // 3, planes.shape[1]
@@ -85,7 +84,7 @@ def deal_digits(planes: Ints, mask: Ints, out: Ints) -> None:
             out[6 * digits + d, w] = mask[6 * digits + d, w] ^ (a & b & c)
 
 
-@_jit
+@compiled_loop
 def pick_digits(table: Ints, planes: Ints, one: int, g: Ints, p: Ints) -> None:
     """Digits of three bits: entry 7 - digit of the table ``[7 d, w]``, and its difference to the entry below.
 
@@ -115,7 +114,7 @@ def pick_digits(table: Ints, planes: Ints, one: int, g: Ints, p: Ints) -> None:
             p[d, w] = (r1 ^ (c & (r0 ^ r1))) ^ g[d, w]
 
 
-@_jit
+@compiled_loop
 def mask_products(m: int, generate: bool, carry_on: bool, left: Ints, right: Ints, mask: Ints, out: Ints) -> None:
     """See ``Kernels.mask_products``; rows come in the order of ``Level.products``."""
     n_single, groups, words = left.shape
@@ -153,7 +152,7 @@ def mask_products(m: int, generate: bool, carry_on: bool, left: Ints, right: Int
                     row += 1
 
 
-@_jit
+@compiled_loop
 def close(m: int, generate: bool, carry_on: bool, g: Ints, p: Ints, single: Ints, out: Ints) -> None:
     """Every (generate, propagate) bit of ``g``, ``p`` [m groups, words] that a group opens, XOR its mask ``single``.
 
@@ -173,7 +172,7 @@ def close(m: int, generate: bool, carry_on: bool, g: Ints, p: Ints, single: Ints
                 out[n_single - 1, q, w] = p[q * m, w] ^ single[n_single - 1, q, w]
 
 
-@_jit
+@compiled_loop
 def merge(
     m: int,
     generate: bool,
@@ -235,7 +234,7 @@ def merge(
 # Arithmetic runs on unsigned views: signed overflow would leave the compiler free to assume that it never happens.
 
 
-@_jit
+@compiled_loop
 def cross(terms: int, a: Words, b: Words, c: Words, d: Words, out: Words) -> None:
     """``a b``, or ``a b + c d``."""
     if terms == 1:
@@ -246,7 +245,7 @@ def cross(terms: int, a: Words, b: Words, c: Words, d: Words, out: Words) -> Non
             out[i] = a[i] * b[i] + c[i] * d[i]
 
 
-@_jit
+@compiled_loop
 def blind(z: Words, factor: int, plus: Words, minus: Words) -> None:
     """``z * factor + plus - minus`` modulo 2^64, in place of ``z``."""
     by = np.uint64(factor)
@@ -254,7 +253,7 @@ def blind(z: Words, factor: int, plus: Words, minus: Words) -> None:
         z[i] = z[i] * by + plus[i] - minus[i]
 
 
-@_jit
+@compiled_loop
 def truncate_deal(
     z: Words, left: Words, right: Words, k: Narrow, m: Narrow, low: Narrow, s: int, masked: Words, dealt: Narrow
 ) -> None:
@@ -272,7 +271,7 @@ def truncate_deal(
         dealt[1, i] = (r >> top) - np.uint64(m[i])
 
 
-@_jit
+@compiled_loop
 def truncate_open(z: Words, a: Words, b: Words, k: Narrow, m: Narrow, c: Words, part: Narrow) -> None:
     """``c = z + a + b + 2^62`` and ``part = k + m [c >= 0]``, each [n], at an online party."""
     one, top = np.uint64(1), np.uint64(63)
@@ -284,7 +283,7 @@ def truncate_open(z: Words, a: Words, b: Words, k: Narrow, m: Narrow, c: Words, 
         part[i] = np.uint64(k[i]) + (np.uint64(m[i]) & ((value >> top) - one))
 
 
-@_jit
+@compiled_loop
 def truncate_close(c: Words, part: Narrow, theirs: Narrow, s: int, out: Words) -> None:
     """``out`` [n]: ``c`` shifted right by ``s`` bits, its upper bits corrected by both parties' parts."""
     shift, rest = np.uint64(s), np.uint64(64 - s)
@@ -293,7 +292,7 @@ def truncate_close(c: Words, part: Narrow, theirs: Narrow, s: int, out: Words) -
         out[i] = (c[i] >> shift) - offset + ((np.uint64(part[i]) + np.uint64(theirs[i])) << rest)
 
 
-@_jit
+@compiled_loop
 def pack(x: Words, size: int, out: NDArray[np.uint8]) -> None:
     """The lowest ``size`` bytes of every number of ``[n]``, into ``[n size]``."""
     for i in range(x.shape[0]):
@@ -301,7 +300,7 @@ def pack(x: Words, size: int, out: NDArray[np.uint8]) -> None:
             out[i * size + b] = np.uint8(x[i] >> np.uint64(8 * b))
 
 
-@_jit
+@compiled_loop
 def deal_bits(rho: Words, right: Words, out: Words) -> None:
     """``out`` [n]: the bits of the words ``rho`` [ceil(n / 64)] as numbers, less ``right``: the dealer's correction."""
     one = np.uint64(1)
@@ -312,7 +311,7 @@ def deal_bits(rho: Words, right: Words, out: Words) -> None:
             out[first + j] = ((word >> np.uint64(j)) & one) - right[first + j]
 
 
-@_jit
+@compiled_loop
 def deal_chosen(rho: Words, u: Words, right: Words, out: Words) -> None:
     """``out`` [n]: ``u`` where the bit of ``rho`` is 1 and 0 elsewhere, less ``right``: the dealer's correction."""
     zero, one = np.uint64(0), np.uint64(1)
@@ -323,7 +322,7 @@ def deal_chosen(rho: Words, u: Words, right: Words, out: Words) -> None:
             out[first + j] = (u[first + j] & (zero - ((word >> np.uint64(j)) & one))) - right[first + j]
 
 
-@_jit
+@compiled_loop
 def choose_bits(delta: Words, dealt: Words, lead: int, own: Words) -> None:
     """An online party's share of ``delta ^ rho``."""
     one, two, leads = np.uint64(1), np.uint64(2), np.uint64(lead)
@@ -335,7 +334,7 @@ def choose_bits(delta: Words, dealt: Words, lead: int, own: Words) -> None:
             own[first + j] = (one - two * d) * dealt[first + j] + (d & leads)
 
 
-@_jit
+@compiled_loop
 def choose(delta: Words, mine: Words, online: Words, dealt: Words, own: Words, out: Words) -> None:
     """An online party's share of ``b (u + v)``."""
     zero, one, two = np.uint64(0), np.uint64(1), np.uint64(2)
@@ -344,7 +343,7 @@ def choose(delta: Words, mine: Words, online: Words, dealt: Words, own: Words, o
         out[i] = (mine[i] & (zero - d)) + (one - two * d) * dealt[i] + own[i] * online[i]
 
 
-@_jit
+@compiled_loop
 def split_left(x: Words, out: NDArray[np.uint8], first: int) -> None:
     """``[m, k]`` to digits in ``out[:, :, first:first + k]``, ``[m, 8, ...]``."""
     m, k = x.shape
@@ -357,7 +356,7 @@ def split_left(x: Words, out: NDArray[np.uint8], first: int) -> None:
                 to[j] = np.uint8(((x[i, j] + bias) ^ bias) >> shift)
 
 
-@_jit
+@compiled_loop
 def split_right(y: Words, out: NDArray[np.uint8], first: int) -> None:
     """``[k, n]`` to digits in ``out[:, first:first + k]``, ``[8, ..., n]``, highest first."""
     k, n = y.shape
@@ -369,7 +368,7 @@ def split_right(y: Words, out: NDArray[np.uint8], first: int) -> None:
                 out[d, first + i, j] = np.uint8(((y[i, j] + bias) ^ bias) >> shift)
 
 
-@_jit
+@compiled_loop
 def combine(a: Narrow, b: Narrow, c: Narrow, d: Narrow, e: Narrow, f: Narrow, g: Narrow, h: Narrow, out: Words) -> None:
     """``sum_s part_s 2^(8 s)``; only the lower bits of the upper parts count, so all may be unsigned."""
     for i in range(out.shape[0]):

@@ -1,9 +1,10 @@
 """Where the compiled loops come from: compiled once per installation, beside the work that could already use them.
 
-Compiling takes seconds, once; numba keeps the machine code beside ``jit``'s source (or in NUMBA_CACHE_DIR). A process
-that asked for ``compile_beside`` does not wait: it starts one process that compiles everything, and works with torch
-until a mark in that folder says that the cache is complete. Both give the same numbers. Without it, or where the folder
-cannot be written, whoever first needs a loop compiles it.
+Compiling takes seconds, once; the machine code is kept beside ``jit``'s source, or in UVCC_LOOPS (pods on the
+operator's own machine get the installation's folder there), or in NUMBA_CACHE_DIR. A process that asked for
+``compile_beside`` does not wait: it starts one process that compiles everything, and works with torch until a mark in
+that folder says that the cache is complete. Both give the same numbers. Without it, or where the folder cannot be
+written, whoever first needs a loop compiles it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import os
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Final
+
+from uvcc_engine.contract.machine.compiled import LOOPS_ENV, kept_in
 
 log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
@@ -26,15 +30,34 @@ LOOK_S: Final = 0.25  # between two looks for the mark
 
 
 def folder() -> Path:
-    """Where numba keeps what it compiled, and the mark lies."""
+    """Where the machine code is kept and the mark lies.
+
+    A shared folder counts if everything lies in it already or it can be written: a domain's own user may read, but not
+    write, what the machine's administrator installed.
+    """
+    shared = os.environ.get(LOOPS_ENV)
+    if shared and ((Path(shared) / _mark_name()).exists() or os.access(shared, os.W_OK | os.X_OK)):
+        return Path(shared)
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    return Path(chosen) if chosen else Path(__file__).parent / "__pycache__"
+    return Path(chosen) if chosen else kept_in(Path(__file__).parents[2])
+
+
+@cache
+def _mark_name() -> str:
+    source = b"".join(
+        Path(__file__).with_name(name).read_bytes() for name in ("jit.py", "gemm_loops.py", "loop_cache.py")
+    )
+    return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
 
 
 def mark() -> Path:
     """The file that says that all loops of this source are compiled, by this Python."""
-    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("jit.py", "gemm_loops.py"))
-    return folder() / f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
+    return folder() / _mark_name()
+
+
+def code_folder() -> Path:
+    """Where numba keeps the machine code of this source: other sources' lies beside it."""
+    return mark().with_suffix("")
 
 
 class Loops:

@@ -1,0 +1,48 @@
+"""Numba's cache, but found by what the source says instead of by where it lies.
+
+Pods on one machine have a copy of the package each. Numba would compile for each copy anew; with this, whoever comes
+first compiles for all of them. Only numba's choice of folder and its test for freshness are replaced, in the way that
+it offers for that (``NUMBA_CACHE_LOCATOR_CLASSES``, numba 0.62; an older one goes on as it would by itself).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numba.core.caching
+import numba.core.config
+
+from uvcc_engine.mpc.kernels.loops import code_folder, mark
+
+_Locator: Any = numba.core.caching.InTreeCacheLocator
+_config: Any = numba.core.config
+_njit: Callable[[Callable[..., Any]], Any] = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+
+
+class LoopLocator(_Locator):  # type: ignore[misc]  # numba has no types
+    """One folder for all copies of a source, which is fresh as long as the source says the same."""
+
+    def get_cache_path(self) -> str:
+        return str(code_folder())
+
+    def get_source_stamp(self) -> str:
+        return hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
+
+    def ensure_cache_path(self) -> None:
+        """A complete cache may be one that this user cannot write. Raises OSError for any other such folder."""
+        if not mark().exists():
+            super().ensure_cache_path()
+
+
+def compiled_loop(function: Callable[..., Any]) -> Any:
+    """``numba.njit`` of a single-threaded loop that is kept in the folder above."""
+    before = getattr(_config, "CACHE_LOCATOR_CLASSES", "")
+    _config.CACHE_LOCATOR_CLASSES = f"{__name__}.{LoopLocator.__name__}"
+    try:
+        return _njit(function)
+    finally:
+        _config.CACHE_LOCATOR_CLASSES = before
