@@ -27,9 +27,11 @@ class LoopLocator(_Locator):  # type: ignore[misc]  # numba has no types
     """One folder for all copies of a source, which is fresh as long as the source says the same."""
 
     def get_cache_path(self) -> str:
+        """The folder of this source's machine code."""
         return str(code_folder())
 
     def get_source_stamp(self) -> str:
+        """The SHA-256 of the source as hexadecimal digits. Raises OSError if it cannot be read."""
         return hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
 
     def ensure_cache_path(self) -> None:
