@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 
 PATIENCE_S = 420.0
+# a drill's time includes the workers' start, which takes long where many tests start processes
+PATIENT = ("halt.patience=60s", "gates.halt_drill_s=90")
 Event = dict[str, Any]
 
 
@@ -116,8 +118,7 @@ class Demo:
 
     @classmethod
     def start(cls, uvcc: Uvcc, *args: str) -> Demo:
-        # the drill's time includes the workers' start, which takes long where many tests start processes
-        patient = ("--set", "halt.patience=60s", "--set", "gates.halt_drill_s=90")
+        patient = (word for setting in PATIENT for word in ("--set", setting))
         process = uvcc.start("demo", "--headless", "--json", *patient, *args)
         assert process.stderr is not None
         line = process.stderr.readline()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demorun import PATIENT
 
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
@@ -22,8 +23,6 @@ from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError
 
 STEPS = 160
-# the drill's time includes the ranks' start, which takes long where many tests start processes
-PATIENT = ("halt.patience=60s", "gates.halt_drill_s=90")
 SETTINGS = (
     f"job.steps={STEPS}",
     "job.overrides.train.eval_every=0",

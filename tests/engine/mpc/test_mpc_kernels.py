@@ -137,21 +137,41 @@ def test_copies_of_the_package_on_one_machine_compile_once(tmp_path: Path) -> No
     assert told == [(0, 1), (1, 0), (0, 1)]
 
 
-def test_what_cannot_be_written_is_shared_once_it_is_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A domain's own user reads what the administrator's installation has compiled, and writes nothing there."""
-    own = Path(loops.__file__).parent / "__pycache__"
+def test_what_can_only_be_read_is_taken_over_and_what_anybody_writes_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A domain's own user begins with what the administrator's installation has compiled."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.delenv("UVCC_LOOPS", raising=False)
-    assert loops.folder() == own == Path(shared_loops(Path(uvcc_engine.__file__).parent))
-    monkeypatch.setenv("UVCC_LOOPS", str(tmp_path))
-    assert loops.folder() == tmp_path == mark().parent
-    complete = mark()
+    beside = Path(loops.__file__).parent / "__pycache__"
+    assert loops.folder() == beside == Path(shared_loops(Path(uvcc_engine.__file__).parent))
+    loops.take_over()  # nothing is shared
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(own))
+    monkeypatch.setenv("UVCC_LOOPS", str(shared))
+    assert loops.folder() == shared == mark().parent
+    theirs, done = loops.code_folder(), mark()
+    theirs.mkdir()
+    (theirs / "jit.pack.nbc").write_bytes(b"machine code")
     monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.os.access", lambda *_: False)
     assert loops.folder() == own
-    complete.touch()
-    assert loops.folder() == tmp_path
+    loops.take_over()  # not complete
+    assert not own.exists()
+    done.touch()
+    shared.chmod(0o777)
+    loops.take_over()  # anybody's
+    assert not own.exists()
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.os.access", lambda *_: True)
+    assert loops.folder() == own
+    shared.chmod(0o755)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.os.access", lambda *_: False)
+    loops.take_over()
+    assert (loops.code_folder() / "jit.pack.nbc").read_bytes() == b"machine code"
+    assert loops.code_folder().parent == own
     monkeypatch.setenv("UVCC_LOOPS", str(tmp_path / "gone"))
     assert loops.folder() == own
+    loops.take_over()
 
 
 @needs_numba

@@ -16,7 +16,7 @@ import numba
 import numba.core.caching
 import numba.core.config
 
-from uvcc_engine.mpc.kernels.loops import code_folder, mark
+from uvcc_engine.mpc.kernels.loops import code_folder
 
 _Locator: Any = numba.core.caching.InTreeCacheLocator
 _config: Any = numba.core.config
@@ -33,11 +33,6 @@ class LoopLocator(_Locator):  # type: ignore[misc]  # numba has no types
     def get_source_stamp(self) -> str:
         """The SHA-256 of the source as hexadecimal digits. Raises OSError if it cannot be read."""
         return hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
-
-    def ensure_cache_path(self) -> None:
-        """A complete cache may be one that this user cannot write. Raises OSError for any other such folder."""
-        if not mark().exists():
-            super().ensure_cache_path()
 
 
 def compiled_loop(function: Callable[..., Any]) -> Any:

@@ -14,6 +14,8 @@ import importlib
 import importlib.util
 import logging
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -30,16 +32,19 @@ LOOK_S: Final = 0.25  # between two looks for the mark
 
 
 def folder() -> Path:
-    """Where the machine code is kept and the mark lies.
+    """Where the machine code is kept and the mark lies: UVCC_LOOPS if it can be written and by nobody else.
 
-    A shared folder counts if everything lies in it already or it can be written: a domain's own user may read, but not
-    write, what the machine's administrator installed.
+    Machine code from a folder that anybody may write would be anybody's program.
     """
     shared = os.environ.get(LOOPS_ENV)
-    if shared and ((Path(shared) / _mark_name()).exists() or os.access(shared, os.W_OK | os.X_OK)):
+    if shared and os.access(shared, os.W_OK | os.X_OK) and _is_guarded(Path(shared)):
         return Path(shared)
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     return Path(chosen) if chosen else kept_in(Path(__file__).parents[2])
+
+
+def _is_guarded(path: Path) -> bool:
+    return not path.stat().st_mode & stat.S_IWOTH
 
 
 @cache
@@ -58,6 +63,18 @@ def mark() -> Path:
 def code_folder() -> Path:
     """Where numba keeps the machine code of this source: other sources' lies beside it."""
     return mark().with_suffix("")
+
+
+def take_over() -> None:
+    """Begin with what UVCC_LOOPS holds for this source where it can only be read.
+
+    So a domain's own user compiles nothing that the administrator's installation has compiled. Raises OSError if the
+    copy cannot be kept.
+    """
+    theirs, mine = Path(os.environ.get(LOOPS_ENV) or folder()), folder()
+    done = theirs / mark().name
+    if theirs != mine and done.exists() and _is_guarded(theirs):
+        shutil.copytree(done.with_suffix(""), code_folder(), copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 
 class Loops:

@@ -229,7 +229,7 @@ def _why_not_held(phase: Phase, halt: HaltView) -> tuple[str, str]:
     """What a drill that not every pod passed says, and its hint."""
     what = f"the halt drill verified {halt.verified} of {halt.total} pods"
     if phase.kind != "command":
-        return what, "see the acknowledgements"
+        return what, "see the acknowledgements; where a start or a step takes long, raise halt.patience"
     never = "a command that does not look at the control file cannot be held"
     return f"{what}: {never}", "call RunWriter.step once a step (uvcc docs own-trainer), or make the smoke longer"
 
