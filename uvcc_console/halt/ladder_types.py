@@ -32,17 +32,19 @@ class Times:
     term: float = 15.0
     kill: float = 5.0
     terminate: float = 120.0
+    drill: float = 30.0  # for the hold of a drill, which may have to wait for the workers' start
     resend: float = 0.5
     resend_late: float = 2.0
 
     @classmethod
     def patient(cls, hold_s: float) -> Times:
         """For a fleet whose steps may take ``hold_s``; never less than the defaults."""
-        return cls(hold=max(cls().hold, hold_s), halt=max(cls().halt, 6 * hold_s))
+        return cls(hold=max(cls().hold, hold_s), drill=max(cls().drill, hold_s), halt=max(cls().halt, 6 * hold_s))
 
-    def of(self, rung: str) -> float:
+    def of(self, rung: str, drill: bool = False) -> float:
+        """When a pod that showed nothing of ``rung`` is unknown on it."""
         return {
-            HOLD: self.hold,
+            HOLD: self.drill if drill else self.hold,
             RELEASE: self.release,
             HALT: self.halt,
             TERM: self.term,

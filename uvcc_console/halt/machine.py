@@ -211,7 +211,7 @@ class Ladder:
         waited = now - self._entered
         if self.rung == HOLD and not self.drill and not self.done and waited >= self._times.commit:
             return self._commit(now, "the hold was not released")
-        if not self.done and waited >= self._times.of(self.rung):
+        if not self.done and waited >= self._times.of(self.rung, self.drill):
             return self._overdue(now)
         return self._resend(now)
 
@@ -259,7 +259,7 @@ class Ladder:
         t = self._times
         if self.rung != HOLD:
             return 0.0
-        return t.hold + 2 * t.release if self.drill else t.commit + 2.0
+        return t.drill + 2 * t.release if self.drill else t.commit + 2.0
 
     def _satisfied(self, p: PodState) -> bool:
         if self.rung == HOLD:
@@ -293,7 +293,9 @@ class Ladder:
         late = [name for name, p in self._pods.items() if not self._satisfied(p)]
         out: list[LadderAction] = []
         for name in late:
-            out += self._mark_unknown(name, f"no evidence of {self.rung} in {self._times.of(self.rung):g} s")
+            out += self._mark_unknown(
+                name, f"no evidence of {self.rung} in {self._times.of(self.rung, self.drill):g} s"
+            )
         if self.rung == HOLD:
             return out + self._enter(RELEASE, now)  # only a drill waits for its hold; it never turns into a halt
         if self.rung == RELEASE and not self.drill:

@@ -121,7 +121,7 @@ MEANINGS: Final[dict[str, str]] = {
     "limits.stall": "How long no worker may give a sign of life before the run has failed.",
     "halt": "How a halt goes.",
     "halt.lease": "The pods halt by themselves when nobody renewed for so long.",
-    "halt.patience": "How long a pod may take to show that it holds; a halt may take six times that.",
+    "halt.patience": "How long a pod may take to show that it holds; a drill has 30 s at least, a halt six times that.",
     "halt.auto": "Rungs of the halt ladder that are climbed; beyond them a tear-down ends the pods.",
     "consent": "How many of the three domains must sign.",
     "consent.full": "Signatures before the full run.",

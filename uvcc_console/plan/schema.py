@@ -213,7 +213,8 @@ class LimitsPart(Strict):
 class HaltPart(Strict):
     """``lease``: the pods halt by themselves when nobody renewed for so long. ``auto``: rungs that are climbed.
 
-    ``patience``: how long a pod may take to show that it holds, which is a step; a halt may take six times that.
+    ``patience``: how long a pod may take to show that it holds, which is a step; in a drill, which may include the
+    workers' start, at least 30 s; a halt may take six times that.
     """
 
     lease: Seconds = 60.0

@@ -103,12 +103,17 @@ def test_a_release_that_not_all_acknowledge_goes_on_to_halt() -> None:
 def test_a_drill_holds_releases_and_is_timed() -> None:
     ladder = Ladder("n", PODS, drill=True)
     first = ladder.start(HOLD, 10.0)
-    assert all(a.deadline_s == 20.0 for a in first if isinstance(a, Send))
+    assert all(a.deadline_s == Times().drill + 2 * Times().release for a in first if isinstance(a, Send))
     assert sends(all_report(ladder, "held", 10.4)) == [(p, RELEASE) for p in PODS]
     (done,) = events(all_report(ladder, "released", 10.9), ev.HaltDone)
     assert (done.mode, done.drill, done.verified, done.step) == (HOLD, True, 3, 7)
     assert abs(done.seconds - 0.9) < 1e-9
     assert sends(ladder.tick(100.0)) == []  # a drill never becomes a halt
+
+
+def test_patience_lengthens_a_drill_that_includes_the_workers_start() -> None:
+    assert Times.patient(5.0).drill == Times().drill > Times().hold
+    assert Times.patient(45.0).drill == Times.patient(45.0).hold == 45.0
 
 
 def test_a_drill_does_not_verify_what_ran_to_its_end_without_being_held() -> None:
@@ -129,13 +134,14 @@ def test_a_drill_with_a_frozen_pod_releases_the_others_and_says_so() -> None:
     ladder.start(HOLD, 0.0)
     for pod in ("p0r0", "p1r0"):
         ladder.report(pod, "held", 0.5, step=3)
-    out = ladder.tick(10.0)
+    assert not stages(ladder.tick(Times().drill - 0.1))  # it may still be starting
+    out = ladder.tick(Times().drill)
     assert stages(out)["p2r0"] == "unknown"
     assert ("p0r0", RELEASE) in sends(out)
     assert ladder.rung == RELEASE
     for pod in ("p0r0", "p1r0"):
-        ladder.report(pod, "released", 10.2)
-    end = ladder.tick(15.0)
+        ladder.report(pod, "released", Times().drill + 0.2)
+    end = ladder.tick(Times().drill + Times().release)
     (done,) = events(end, ev.HaltDone)
     assert (done.verified, done.total) == (2, 3)
     assert [a.name for a in events(end, ev.Alert)] == ["drill_not_released"]
