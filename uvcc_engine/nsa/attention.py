@@ -98,7 +98,7 @@ class NSAttention(nn.Module):
         b, s, _ = x.shape
         c = self.cfg
         token, k_cmp, v_cmp, v_sel, v_win, hidden = self.project_in(x).split(self._sizes, dim=-1)
-        gates = torch.sigmoid(self.gate(F.silu(hidden + self.gate_bias))).view(b, s, c.n_heads, 3)
+        gates = torch.sigmoid(self.gate(F.silu(hidden + self.gate_bias)).view(b, s, c.n_heads, 3))
         k_cmp = k_cmp.view(b, s, c.n_kv_groups, c.d_k)
         v_cmp, v_sel, v_win = (v.view(b, s, c.n_kv_groups, c.d_v) for v in (v_cmp, v_sel, v_win))
         return Projected(token.view(b, s, -1, c.d_k), k_cmp, v_cmp, v_sel, v_win, gates)

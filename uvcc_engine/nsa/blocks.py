@@ -38,7 +38,8 @@ def overlap(cfg: NSAConfig, n_cmp: int, n_blocks: int, *, device: torch.device, 
     start_j = torch.arange(n_blocks, device=device) * cfg.l_sel
     left = torch.maximum(start_i[:, None], start_j[None])
     right = torch.minimum(start_i[:, None] + cfg.l, start_j[None] + cfg.l_sel)
-    return ((right - left).clamp(min=0) // cfg.d).to(dtype)
+    # all are multiples of d, so this is exact; a whole division here is what torch.compile cannot lower on CPUs
+    return (right - left).clamp(min=0).to(dtype) / cfg.d
 
 
 def block_candidates(cfg: NSAConfig, q_pos: Tensor, doc_start: Tensor, n_blocks: int) -> Tensor:

@@ -85,6 +85,11 @@ class LanguageModel(nn.Module):
             if name.endswith(("attention.out.weight", ".down.weight")) and p.ndim == 2:
                 nn.init.normal_(p, std=0.02 / (2 * cfg.n_layers) ** 0.5)
 
+    def compile_blocks(self) -> None:
+        """Have torch.compile lower each block when it is first used; what it makes of one serves them all."""
+        for block in self.blocks:
+            block.compile()
+
     @staticmethod
     def _init(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -92,8 +97,20 @@ class LanguageModel(nn.Module):
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: Tensor, doc_start: Tensor | None = None, *, gates: list[Tensor] | None = None) -> Tensor:
-        """tokens [B, S] int64 -> logits [B, S, vocab]. ``gates`` collects each layer's [B, S, H, 3], detached."""
+    def forward(
+        self,
+        tokens: Tensor,
+        doc_start: Tensor | None = None,
+        *,
+        labels: Tensor | None = None,
+        chunk: int = 0,
+        gates: list[Tensor] | None = None,
+    ) -> Tensor:
+        """tokens [B, S] int64 -> logits [B, S, vocab]; with ``labels`` [B, S] their mean cross-entropy instead.
+
+        ``chunk``: so many tokens' logits are held at once, see ``token_loss``. ``gates`` collects each layer's
+        [B, S, H, 3], detached.
+        """
         layout = layout_of(self.cfg.nsa, tokens.shape[1], tokens.device, doc_start)
         x = self.embed(tokens)
         for number, block in enumerate(self.blocks):
@@ -103,7 +120,28 @@ class LanguageModel(nn.Module):
                 x, g = block(x, layout)
             if gates is not None and g is not None:
                 gates.append(g.detach())
-        return F.linear(self.norm(x), self.embed.weight)
+        hidden = self.norm(x)
+        if labels is not None:
+            return token_loss(hidden, self.embed.weight, labels, chunk)
+        return F.linear(hidden, self.embed.weight)
+
+
+def token_loss(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = 0) -> Tensor:
+    """Mean cross-entropy in fp32 of ``labels`` [B, S] under the logits hidden [B, S, dim] @ weight [vocab, dim]^T.
+
+    With ``chunk`` > 0 only so many tokens' logits exist at a time; the backward pass computes them again. Fifty
+    thousand symbols are 200 KB of logits a token, which is most of a step's memory otherwise.
+    """
+    rows, wanted = hidden.flatten(0, 1), labels.flatten()
+    if not 0 < chunk < len(wanted):
+        return F.cross_entropy(F.linear(rows, weight).float(), wanted)
+    parts = zip(torch.split(rows, chunk), torch.split(wanted, chunk), strict=True)
+    sums = [checkpoint(_summed_loss, r, weight, w, use_reentrant=False, preserve_rng_state=False) for r, w in parts]
+    return torch.stack(sums).sum() / len(wanted)
+
+
+def _summed_loss(rows: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(rows, weight).float(), wanted, reduction="sum")
 
 
 def route_of(cfg: ModelConfig, s: int, device: torch.device) -> dict[str, str]:

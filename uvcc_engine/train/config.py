@@ -47,7 +47,7 @@ class RuntimeConfig:
     precision: str = "bf16"  # bf16 | fp32
     gradient_checkpointing: bool = False
     checkpoint_layers: str = ""  # "a:b" = blocks a to b - 1 only; empty = all
-    compile: bool = False
+    compile: bool = False  # torch.compile, block by block: the blocks share what is compiled
     nvtx: bool = False  # mark fetch, forward, backward and optimizer for a CUDA profiler
 
     def recomputed(self, n_layers: int) -> range:
@@ -64,8 +64,10 @@ class RuntimeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPConfig:
-    """Knobs of DistributedDataParallel."""
+    """Knobs of DistributedDataParallel. ``shard``: torch's fully_shard (FSDP2) instead, where every rank keeps a part
+    of the weights, gradients and moments; the knobs of DDP then have no effect and are refused."""
 
+    shard: bool = False
     compress: str = "bf16"  # bf16 | off
     bucket_mb: int = 25
     static_graph: bool = False
@@ -84,6 +86,8 @@ class TrainConfig:
     falls in a straight line to ``min_lr`` over the last ``decay_steps`` (``wsd``, Hu et al. 2024, section 4).
     ``sample_tokens``: the finished model writes so many, for the result screen and ``sample.txt``.
     ``init``: a folder that ``uvcc-engine export`` made, whose weights a new training begins with.
+    ``optimizer``: adamw, or muon for the matrices inside the blocks with AdamW for the rest, at one rate.
+    ``loss_chunk``: tokens whose logits are held at once; 0: all of a micro-batch.
     """
 
     steps: int = 200
@@ -96,6 +100,8 @@ class TrainConfig:
     min_lr: float = 0.0
     decay_steps: int = 0  # of wsd; 0 = a tenth of the steps
     init: str = ""
+    optimizer: str = "adamw"  # adamw | muon
+    loss_chunk: int = 0
     weight_decay: float = 0.01
     grad_clip: float = 1.0
     nonfinite: str = "stop"  # stop | skip
@@ -144,7 +150,8 @@ class LMConfig:
             _at_least(f"train.{name}", getattr(self.train, name), 1)
         if not 0 <= self.train.sample_tokens <= MOST_SAMPLED:
             raise ConfigError(f"train.sample_tokens={self.train.sample_tokens}", f"it must be 0 to {MOST_SAMPLED}")
-        for name in ("warmup", "weight_decay", "eval_every", "save_every", "seed"):
+        _one_of("train.optimizer", self.train.optimizer, ("adamw", "muon"))
+        for name in ("warmup", "weight_decay", "loss_chunk", "eval_every", "save_every", "seed"):
             _at_least(f"train.{name}", getattr(self.train, name), 0)
         for name in ("lr", "grad_clip"):
             value = getattr(self.train, name)
@@ -160,6 +167,21 @@ class LMConfig:
             raise ConfigError(
                 f"train.seq_len={self.train.seq_len} is shorter than one compression block (nsa.l={self.model.nsa.l})",
                 f"train.seq_len of at least {self.model.nsa.l}, or smaller blocks",
+            )
+
+        self._check_shard()
+
+    def _check_shard(self) -> None:
+        if not self.ddp.shard:
+            return
+        plain = DDPConfig()
+        for name in ("bucket_mb", "static_graph", "find_unused", "broadcast_buffers", "gradient_as_bucket_view"):
+            if getattr(self.ddp, name) != getattr(plain, name):
+                raise ConfigError(f"ddp.{name} has no effect with ddp.shard", "remove one of them")
+        if self.train.optimizer == "muon":
+            hint = "train.optimizer: adamw, or ddp.shard: false"
+            raise ConfigError(
+                "train.optimizer=muon needs whole matrices, and ddp.shard leaves a part to each rank", hint
             )
 
     def _check_schedule(self) -> None:

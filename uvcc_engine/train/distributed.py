@@ -1,4 +1,4 @@
-"""Data parallelism of the language-model trainer: the process group, DDP's settings, collective decisions."""
+"""Data parallelism of the language-model trainer: the process group, DDP or FSDP2, collective decisions."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.run_files import flight
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import torch_flight as recorder
+from uvcc_engine.train import sharded
 from uvcc_engine.train.config import DDPConfig
 
 
@@ -158,8 +159,8 @@ _bf16_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures
 
 
 def wrap(model: nn.Module, group: RankGroup, cfg: DDPConfig) -> nn.Module:
-    """DDP with the profile's settings, or the bare model in a world of one."""
-    if group.world == 1:
+    """DDP with the profile's settings; the model itself in a world of one, or where it is sharded."""
+    if group.world == 1 or cfg.shard:
         return model
     ddp = DistributedDataParallel(
         model,
@@ -176,7 +177,9 @@ def wrap(model: nn.Module, group: RankGroup, cfg: DDPConfig) -> nn.Module:
 
 
 def without_sync(model: nn.Module, skip: bool) -> AbstractContextManager[Any]:
-    """``no_sync`` for all but the last micro-batch. DDP must have reduced before: see ``Trainer._rehearse``."""
+    """Gradients are reduced after the last micro-batch only. DDP must have reduced before: see ``_rehearse``."""
     if skip and isinstance(model, DistributedDataParallel):
         return model.no_sync()
+    if sharded.is_sharded(model):
+        sharded.sync_after(model, not skip)
     return nullcontext()

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.env import Effect
+from uvcc_engine.train.sharded import is_sharded, reduced_as
 
 DEBUG: Final = "TORCH_DISTRIBUTED_DEBUG"
 LEVELS: Final = ("OFF", "INFO", "DETAIL")
@@ -70,7 +71,13 @@ def _setting(effect: Effect, cfg: LMConfig, model: nn.Module) -> str:
         return key
     if section != "ddp" or key not in _DDP:
         return f"{key} = {getattr(part, name)}"
+    if is_sharded(model) and name == "compress":
+        sent = reduced_as(model)
+        _hold(effect, sent, str(getattr(part, name)))
+        return f"{sent} in the sharded model"
     if not isinstance(model, DistributedDataParallel):
+        if is_sharded(model):
+            return f"{key}: no effect, parameters are sharded"
         return f"{key}: no effect, one rank reduces nothing"
     value = _DDP[key](model)
     _hold(effect, str(value), str(getattr(part, name)))

@@ -1,12 +1,8 @@
-"""Learning rate and optimizer: a warm-up and one of three schedules, AdamW on fp32 weights."""
+"""The learning rate: a warm-up and one of three schedules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-
-import torch
-from torch import nn
 
 from uvcc_engine.train.config import TrainConfig
 
@@ -23,16 +19,3 @@ def lr_at(cfg: TrainConfig, step: int) -> float:
         return cfg.min_lr + (cfg.lr - cfg.min_lr) * left
     progress = (step - cfg.warmup) / max(1, cfg.steps - cfg.warmup)
     return cfg.min_lr + (cfg.lr - cfg.min_lr) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-
-
-def make_optimizer(model: nn.Module, cfg: TrainConfig, device: torch.device) -> torch.optim.AdamW:
-    """Decay for matrices only; one fused kernel."""
-
-    def params(matrices: bool) -> Iterable[nn.Parameter]:
-        return [p for p in model.parameters() if (p.ndim >= 2) == matrices]
-
-    groups = [
-        {"params": params(True), "weight_decay": cfg.weight_decay},
-        {"params": params(False), "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=cfg.lr, betas=(0.9, 0.95), fused=True)

@@ -1,7 +1,8 @@
 """What a checkpoint of the language model holds, and how a resume continues exactly there.
 
-The lead rank of a run directory writes the tensors (weights and AdamW moments, all fp32, equal on all ranks); every
-rank writes its RNG and its data cursor. Ranks on several pods have a directory each, and each of them is whole.
+The lead rank of a run directory writes the tensors: weights and the optimizers' moments, all fp32, whole also where
+each rank holds a part. Every rank writes its RNG and its data cursor. Ranks on several pods have a directory each, and
+each of them is whole.
 """
 
 from __future__ import annotations
@@ -17,34 +18,37 @@ from torch import Tensor, nn
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.train.distributed import RankGroup
+from uvcc_engine.train.lm_optimizers import MOMENTS, STEP, Optimizers
+from uvcc_engine.train.sharded import is_sharded, like, part, whole
 from uvcc_engine.train.text.data import Cursor, for_another_world
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
+def tensors_of(model: nn.Module, optimizer: Optimizers) -> dict[str, Tensor]:
+    """Flat names: ``model.<parameter>`` and ``optim.<parameter>.<moment>``; parts of several ranks are gathered.
 
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Flat names: ``model.<parameter>`` and ``optim.<parameter>.<moment>``."""
-    found = {f"model.{n}": p.detach().cpu().contiguous() for n, p in model.named_parameters()}
+    A collective of all ranks where the model is sharded.
+    """
+    found: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
-        for key in MOMENTS:
-            if key in optimizer.state[p]:
-                found[f"optim.{name}.{key}"] = optimizer.state[p][key].detach().cpu().contiguous()
+        found[f"model.{name}"] = whole(p.detach()).cpu().contiguous()
+        for key, value in optimizer.moments(p).items():
+            found[f"optim.{name}.{key}"] = whole(value.detach()).cpu().contiguous()
     return found
 
 
 @torch.no_grad()
-def not_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """The name of the first weight or moment that is not finite, "" if all are. Looks on the device, with one copy."""
+def not_finite(model: nn.Module, optimizer: Optimizers) -> str:
+    """The name of this rank's first weight or moment that is not finite, "" if all are. One copy from the device."""
     known: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
-        known[f"model.{name}"] = p
-        known |= {f"optim.{name}.{k}": optimizer.state[p][k] for k in MOMENTS[:2] if k in optimizer.state[p]}
+        known[f"model.{name}"] = part(p)
+        known |= {f"optim.{name}.{k}": part(v) for k, v in optimizer.moments(p).items() if k != STEP}
     flags = torch.stack([t.isfinite().all() for t in known.values()]).cpu().tolist()
     return next((name for name, fine in zip(known, flags, strict=True) if not fine), "")
 
 
 @torch.no_grad()
-def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, found: dict[str, Tensor]) -> None:
+def load_tensors(model: nn.Module, optimizer: Optimizers, found: dict[str, Tensor]) -> None:
     """Put the tensors back; strict in both directions. Raises VerificationError naming the first that does not fit."""
     wanted = {f"model.{n}": p for n, p in model.named_parameters()}
     weights = {n: t for n, t in found.items() if n.startswith("model.")}
@@ -55,12 +59,10 @@ def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, found: dict
             raise VerificationError(
                 "checkpoint", f"{name} is {tuple(weights[name].shape)}, the model's {tuple(p.shape)}"
             )
-        p.copy_(weights[name])
+        p.copy_(like(weights[name], p))
         moments = {k: found[f"optim.{name[6:]}.{k}"] for k in MOMENTS if f"optim.{name[6:]}.{k}" in found}
         if moments:
-            optimizer.state[p] = {k: (v if k == "step" else v.to(p.device)).clone() for k, v in moments.items()}
-            if p.device.type == "cuda":  # the fused kernel wants its step counter on the device
-                optimizer.state[p]["step"] = optimizer.state[p]["step"].to(p.device)
+            optimizer.remember(p, moments)
 
 
 def sharers(root: Path, group: RankGroup) -> list[int]:
@@ -75,7 +77,7 @@ def save(
     root: Path,
     group: RankGroup,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     *,
     run: str,
     step: int,
@@ -92,8 +94,9 @@ def save(
     mine = sharers(root, group)
     leads = group.rank == mine[0]
     contents: dict[str, ck.Content] = {}
+    tensors = tensors_of(model, optimizer) if leads or is_sharded(model) else {}
     if leads:
-        contents[ck.rank_file(group.rank)] = lambda path: save_file(tensors_of(model, optimizer), path)
+        contents[ck.rank_file(group.rank)] = lambda path: save_file(tensors, path)
     rng = {"torch": bytes(torch.get_rng_state().tolist()).hex()}
     coord = f"p0r{group.rank}s0t0"
     state = ck.RankState(rank=group.rank, coord=coord, cursors={"data": cursor}, rng=rng)
@@ -109,7 +112,7 @@ def save(
 
 
 def restore(
-    manifest: ck.CheckpointManifest, group: RankGroup, model: nn.Module, optimizer: torch.optim.Optimizer
+    manifest: ck.CheckpointManifest, group: RankGroup, model: nn.Module, optimizer: Optimizers
 ) -> tuple[int, Cursor]:
     """Load a verified checkpoint; returns (steps done, this rank's data cursor).
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from uvcc_engine.contract.checkpoints.checkpoint import CheckpointManifest
 from uvcc_engine.contract.errors import UvccError
@@ -23,9 +23,12 @@ from uvcc_engine.nsa.model import LanguageModel, route_of
 from uvcc_engine.train import lm_state
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import RankGroup, without_sync, wrap
-from uvcc_engine.train.learning_rate import lr_at, make_optimizer
+from uvcc_engine.train.learning_rate import lr_at
 from uvcc_engine.train.lm_job import check_world
+from uvcc_engine.train.lm_optimizers import make_optimizers
 from uvcc_engine.train.marks import check_marks, marked
+from uvcc_engine.train.model_flops import effort_of
+from uvcc_engine.train.sharded import part, shard, whole
 from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids
 from uvcc_engine.train.text.tokenizer import Tokenizer
@@ -54,7 +57,7 @@ class LmTrainer:
     """One rank. ``packer(val, cursor)`` makes the data; ``clock`` is monotonic seconds; ``stop_asked`` is SIGTERM.
 
     ``on_alive(stepped)`` hears after every step, and without a step while held, evaluating or saving;
-    ``on_wrapped(model)`` once, when the model stands as it is trained.
+    ``on_wrapped(model)`` once, when the model stands as it is trained; ``on_row(step, row)`` with every logged row.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class LmTrainer:
         pause: Callable[[float], None] = time.sleep,
         on_alive: Callable[[bool], None] = lambda stepped: None,
         on_wrapped: Callable[[nn.Module], None] = lambda model: None,
+        on_row: Callable[[int, Mapping[str, float]], None] = lambda step, row: None,
     ) -> None:
         check_world(cfg, group.world)
         check_marks(cfg.runtime.nvtx, group.device)
@@ -77,13 +81,19 @@ class LmTrainer:
         self.cfg, self.group, self.writer = cfg, group, writer
         self.model = LanguageModel(cfg.model).to(group.device)
         self.model.recompute = cfg.runtime.recomputed(cfg.model.n_layers)
-        self.optimizer = make_optimizer(self.model, cfg.train, group.device)
-        self.telemetry = RankTelemetry(writer, group.device, clock)
+        if cfg.runtime.compile:
+            self.model.compile_blocks()
+        if cfg.ddp.shard and group.world > 1:  # before the optimizer, which is to see the parts
+            shard(self.model, group.device, group.world, cfg.ddp.compress)
+        self.optimizer = make_optimizers(self.model, cfg.train)
+        bf16 = cfg.runtime.precision == "bf16"
+        effort = effort_of(cfg.model, cfg.train.seq_len, group.device, group.world, bf16=bf16)
+        self.telemetry = RankTelemetry(writer, group.device, clock, effort)
         self.steps_done = 0
         self._eos, self._packer = tokenizer.eos, packer
         self._cursor: Cursor | None = None
         self._clock, self._pause, self._stop_asked, self._on_alive = clock, pause, stop_asked, on_alive
-        self._on_wrapped = on_wrapped
+        self._on_wrapped, self._on_row = on_wrapped, on_row
         self._halt_nonce = ""
         self._skipped = 0
         self._saved = (-1, "", "")  # step, SHA-256 of the manifest, of the tensors
@@ -111,7 +121,6 @@ class LmTrainer:
         """
         self._wrapped = wrap(self.model, self.group, self.cfg.ddp)
         self._on_wrapped(self._wrapped)
-        self._forward = torch.compile(self._wrapped) if self.cfg.runtime.compile else self._wrapped
         self._rehearse()
         data = Prefetcher(self._packer(False, self._cursor), self._rows, self.cfg.data.queue)
         loss, cursor = math.nan, (self._cursor or Cursor()).to_json()
@@ -138,7 +147,7 @@ class LmTrainer:
         So every step that counts reduces alike, the first after a resume too, and a resumed training ends in the bits
         of one that was never interrupted.
         """
-        if self.group.world == 1:
+        if not isinstance(self._wrapped, DistributedDataParallel):
             return
         token = (self._eos + 1) % self.cfg.model.vocab
         shape = (self._rows, self.cfg.train.seq_len + 1)
@@ -146,8 +155,8 @@ class LmTrainer:
         rng = torch.get_rng_state()
         with self.group.trace.of("rehearsal"):
             for _ in range(2):
-                self._cross_entropy(self._forward, tokens).backward()  # type: ignore[no-untyped-call]
-                self.optimizer.zero_grad(set_to_none=True)
+                self._cross_entropy(self._wrapped, tokens).backward()  # type: ignore[no-untyped-call]
+                self.optimizer.zero_grad()
         torch.set_rng_state(rng)
         self._on_alive(False)
 
@@ -156,7 +165,7 @@ class LmTrainer:
         t, nvtx = self.cfg.train, self.cfg.runtime.nvtx
         for group in self.optimizer.param_groups:
             group["lr"] = lr_at(t, self.steps_done)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         total = torch.zeros((), device=self.group.device)
         window = self.telemetry.window
         window.waited_s = 0.0
@@ -179,7 +188,7 @@ class LmTrainer:
         """Mean next-token cross-entropy; no prediction crosses into another document's first token's past."""
         watch = self._due(self.cfg.train.log_every, ahead=1)
         gates: list[Tensor] | None = [] if watch else None
-        loss = self._cross_entropy(self._forward, tokens, gates=gates)
+        loss = self._cross_entropy(self._wrapped, tokens, gates=gates)
         if gates:
             self.telemetry.gates_of(gates)
         return loss
@@ -187,9 +196,9 @@ class LmTrainer:
     def _cross_entropy(self, forward: Callable[..., Tensor], tokens: Tensor, **options: Any) -> Tensor:
         inputs, labels = tokens[:, :-1], tokens[:, 1:]
         bf16 = self.cfg.runtime.precision == "bf16"
+        starts = doc_starts(doc_ids(inputs, self._eos))
         with torch.autocast(self.group.device.type, dtype=torch.bfloat16, enabled=bf16):
-            logits = forward(inputs, doc_starts(doc_ids(inputs, self._eos)), **options)
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            return forward(inputs, starts, labels=labels, chunk=self.cfg.train.loss_chunk, **options)
 
     def _decide(self, loss: float) -> HaltRequest | None:
         """One collective a step: is any loss not a number, does anybody ask for a hold or halt?"""
@@ -214,7 +223,7 @@ class LmTrainer:
     def _finish_step(self, loss: float, data: Prefetcher) -> None:
         with marked("optimizer", self.cfg.runtime.nvtx):
             parameters = list(self.model.parameters())
-            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
             if self._sound(norm):  # before it is clipped, which would spread what is not a number to every tensor
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.cfg.train.grad_clip, norm)
                 self.optimizer.step()
@@ -228,6 +237,7 @@ class LmTrainer:
             lr = lr_at(self.cfg.train, self.steps_done - 1)
             extra = self.telemetry.log(self.steps_done, mean, lr, float(norm), data.depth)
             extra |= self._route
+            self._on_row(self.steps_done, {"loss": mean, "lr": lr, "toks_per_s": self.telemetry.rate})
         self.writer.heartbeat(
             self.steps_done, "train", "progress", last_collective=self.group.trace.last, loss=loss, **extra
         )
@@ -245,7 +255,8 @@ class LmTrainer:
             self._skipped = 0
             return True
         name = next(
-            (n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()), "all"
+            (n for n, p in self.model.named_parameters() if p.grad is not None and not part(p.grad).isfinite().all()),
+            "another rank's part",
         )
         what = f"the gradient of {name} is not finite at step {self.steps_done + 1} on rank {self.group.rank}"
         self._skipped += 1

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,7 +68,7 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen[key] = weakref.ref(storage, gone)
 
 
-def peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool) -> int:
+def peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool, chunk: int = 0) -> int:
     """Bytes at the worst moment of one micro-batch: weights, gradients, activations, logits."""
     forget()
     try:
@@ -78,10 +77,8 @@ def peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute:
             model.recompute = range(cfg.n_layers if recompute else 0)
             tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-                logits = model(tokens, torch.zeros_like(tokens))
-            loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
-            del logits
-            loss.backward()  # type: ignore[no-untyped-call]
+                loss = model(tokens, torch.zeros_like(tokens), labels=tokens, chunk=chunk)
+            loss.backward()
             return int(peak.peak)
     finally:
         forget()  # they hold fake tensors now
@@ -96,13 +93,22 @@ def estimate(cfg: LMConfig, ranks: int) -> int:
 
     def peak(layers: int) -> int:
         shape = replace(m, n_layers=layers)
-        return peak_of(shape, rows, t.seq_len, bf16=bf16, recompute=recompute)
+        return peak_of(shape, rows, t.seq_len, bf16=bf16, recompute=recompute, chunk=t.loss_chunk)
 
     one = peak(1)
     whole = one if m.n_layers == 1 else one + (peak(2) - one) * (m.n_layers - 1)
-    moments = 8 * parameter_count(m)
-    buckets = 2 * parameter_count(m) if ranks > 1 and cfg.ddp.compress == "bf16" else 0
-    return int(HEADROOM * (whole + moments + buckets)) // MIB
+    parameters = parameter_count(m)
+    if ranks > 1 and cfg.ddp.shard:  # weights, gradients and moments are shared out; one block is gathered at a time
+        return int(HEADROOM * (whole - 8 * parameters + 16 * parameters / ranks + _gathered(m))) // MIB
+    buckets = 2 * parameters if ranks > 1 and cfg.ddp.compress == "bf16" else 0
+    return int(HEADROOM * (whole + 8 * parameters + buckets)) // MIB
+
+
+def _gathered(cfg: ModelConfig) -> int:
+    """Bytes of what a sharded model holds whole at one time: two blocks with their gradients, and the embedding's."""
+    embedding = cfg.vocab * cfg.dim
+    block = (parameter_count(cfg) - embedding) // cfg.n_layers
+    return 8 * (2 * block + embedding)
 
 
 def free_mib(device: torch.device) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.nsa.model import GateMetrics, gate_metrics
+from uvcc_engine.train.model_flops import Effort
 from uvcc_engine.train.tensorboard import ScalarFile
 
 _SHOWN: Final = (
@@ -41,12 +42,13 @@ class Window:
 class RankTelemetry:
     """The figures of one rank. ``last`` holds those of the last log line, for the heartbeats that end a run."""
 
-    def __init__(self, writer: RunWriter, device: torch.device, clock: Callable[[], float]) -> None:
-        self.writer, self._device, self._clock = writer, device, clock
+    def __init__(self, writer: RunWriter, device: torch.device, clock: Callable[[], float], effort: Effort) -> None:
+        self.writer, self._device, self._clock, self._effort = writer, device, clock, effort
         self.window = Window(clock())
         self.gates: GateMetrics | None = None
         self.losses: dict[str, float] = {}
         self.last: dict[str, Any] = {}
+        self.rate = 0.0  # tokens a second of all ranks, in the last log line
         self._curves = ScalarFile(writer.directory / files.TENSORBOARD) if writer.lead else None
 
     def restart(self) -> None:
@@ -62,13 +64,21 @@ class RankTelemetry:
     def log(self, step: int, mean_loss: float, lr: float, norm: float, queue_depth: int) -> dict[str, Any]:
         """A row of training.csv and a point of each curve; returns the heartbeat's extra fields."""
         w, now = self.window, self._clock()
-        rate = w.tokens / max(1e-9, now - w.began)
+        self.rate = rate = w.tokens / max(1e-9, now - w.began)
         self.losses.setdefault("loss_first", mean_loss)
         self.losses["loss_last"] = mean_loss
-        self.writer.metrics(step, mean_loss, lr, rate)
+        efficiency = self._effort.at(rate)
+        self.writer.metrics(step, mean_loss, lr, rate, more=efficiency)
         if self._curves:
-            self._curves.add(step, {"train/loss": mean_loss, "train/toks_per_s": rate, "train/lr": lr})
-        extra: dict[str, Any] = {"grad_norm": norm, "queue_depth": queue_depth, **_fetch(w), **self._gpu()}
+            curves = {"loss": mean_loss, "toks_per_s": rate, "lr": lr, **efficiency}
+            self._curves.add(step, {f"train/{name}": value for name, value in curves.items()})
+        extra: dict[str, Any] = {
+            "grad_norm": norm,
+            "queue_depth": queue_depth,
+            **efficiency,
+            **_fetch(w),
+            **self._gpu(),
+        }
         extra["own_share"] = round(w.own_s / max(1e-9, now - w.began), 5)
         if self.gates:
             extra |= {f"gate_{k}": list(v) if isinstance(v, tuple) else v for k, v in asdict(self.gates).items()}

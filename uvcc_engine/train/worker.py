@@ -33,6 +33,8 @@ from uvcc_engine.train.check import check
 from uvcc_engine.train.distributed import RankGroup, choose_device, start_group, stop_group, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
+from uvcc_engine.train.printed_rows import PrintedRows
+from uvcc_engine.train.sharded import assembled
 from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.text.data import Cursor, Packer
 from uvcc_engine.train.text.sources import make_source
@@ -49,10 +51,12 @@ def train(
     lead: bool | None = None,
     effects: list[lm_env.Effect] | None = None,
     start: int = -1,
+    progress: bool = False,
 ) -> int:
     """Run this rank to its end; the exit code. Auto-resumes from the newest checkpoint of this run.
 
     ``lead``: whether this rank writes the directory's tables; by default rank 0 does. ``start``: see WorkerSpec.
+    ``progress``: rank 0 prints every logged row, for whoever started it by hand.
     Raises VerificationError naming the file if that checkpoint was altered: an older one is the operator's decision.
     """
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
@@ -84,7 +88,8 @@ def train(
         with Ticker(writer, group.trace.waiting_on):
             watchdog.start()
             try:
-                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [])
+                rows = PrintedRows(cfg.train.steps) if progress and group.lead else None
+                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [], rows)
             finally:
                 watchdog.stop()
                 stop_group(group)
@@ -98,6 +103,7 @@ def _train(
     asked: list[int],
     watchdog: Watchdog,
     effects: Sequence[lm_env.Effect],
+    rows: PrintedRows | None,
 ) -> int:
     source = make_source(cfg.data, cfg.train.seed)
 
@@ -126,6 +132,7 @@ def _train(
             stop_asked=lambda: bool(asked),
             on_alive=lambda stepped: watchdog.beat(stepped=stepped),
             on_wrapped=lambda model: _prove(writer, effective.read_back(effects, cfg, model)),
+            on_row=rows.show if rows else lambda step, row: None,
         )
         if manifest:
             trainer.resume_from(manifest)
@@ -150,8 +157,10 @@ def _train(
         return named.exit_code
     if outcome.status == "done":
         writer.result(outcome.tensors_sha256, {"loss": outcome.loss} if math.isfinite(outcome.loss) else {})
-        if cfg.train.sample_tokens and writer.lead:
-            _write_sample(trainer.model, tokenizer, cfg.train.sample_tokens, writer)
+        if cfg.train.sample_tokens:
+            model = assembled(trainer.model)  # every rank gives its part
+            if writer.lead:
+                _write_sample(model, tokenizer, cfg.train.sample_tokens, writer)
         writer.event("run_done", step=outcome.step, tensors_sha256=outcome.tensors_sha256)
     writer.exit(outcome.status, step=outcome.step, checkpoint=outcome.checkpoint)
     return 0
@@ -311,7 +320,7 @@ def cli(argv: list[str]) -> int:
         _under_torchrun(ranks, argv)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # through an agent, the console's preflight has asked
         memory_plan.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
-    return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects, start=start)
+    return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects, start=start, progress=True)
 
 
 def _resumed_at(path: Path) -> tuple[Path, int]:

@@ -1,6 +1,8 @@
 """One rank of several that train in every way asked for: straight through, and again from a checkpoint in between.
 
-    RANK=0 WORLD_SIZE=2 ... python exact_rank.py FOLDER ACCUMULATE,... [LAYERS]
+    RANK=0 WORLD_SIZE=2 ... python exact_rank.py FOLDER ACCUMULATE,... LAYERS [MORE]
+
+``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks.
 
 Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
 has, as after a kill.
@@ -11,8 +13,10 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lm_kit import SMALL
 
@@ -49,16 +53,19 @@ def trained(cfg: lm_config.LMConfig, group: RankGroup, folder: Path, manifest: c
         return trainer.run().tensors_sha256
 
 
-def main(folder: Path, accumulations: list[int], layers: int) -> None:
+def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str, Any]) -> None:
     group = start_group("cpu", 2.0)
     found: dict[str, list[str]] = {}
-    for accumulate, compress, static in itertools.product(accumulations, ("bf16", "off"), (False, True)):
+    graphs = (False,) if more.get("ddp", {}).get("shard") else (False, True)
+    for accumulate, compress, static in itertools.product(accumulations, ("bf16", "off"), graphs):
+        ddp = more.get("ddp") or {"static_graph": static, "bucket_mb": 1}
+        asked = {**SMALL["train"], "steps": STEPS, "save_every": SAVED, "accumulate": accumulate}
         cfg = lm_config.from_mapping(
             {
                 **SMALL,
                 "model": {**SMALL["model"], "n_layers": layers},
-                "train": {**SMALL["train"], "steps": STEPS, "save_every": SAVED, "accumulate": accumulate},
-                "ddp": {"compress": compress, "static_graph": static, "bucket_mb": 1},
+                "train": {**asked, **more.get("train", {})},
+                "ddp": {"compress": compress, **ddp},
             }
         )
         name = f"accumulate {accumulate}, compress {compress}, static graph {static}"
@@ -74,4 +81,5 @@ def main(folder: Path, accumulations: list[int], layers: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(n) for n in sys.argv[2].split(",")], int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+    more = json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}
+    main(Path(sys.argv[1]), [int(n) for n in sys.argv[2].split(",")], int(sys.argv[3]), more)

@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from lm_kit import free_port
+from lm_kit import free_port, start_ranks
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine
 HERE = Path(__file__).parent
 
 
-def exact(folder: Path, world: int, accumulate: str) -> dict[str, list[str]]:
+def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str, list[str]]:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(HERE / "exact_rank.py"), str(folder), accumulate, "2"]
+    command = [sys.executable, str(HERE / "exact_rank.py"), str(folder), accumulate, "2", json.dumps(more)]
     env = {
         **os.environ,
         "WORLD_SIZE": str(world),
@@ -47,3 +47,26 @@ def test_a_resume_is_exact_for_every_way_of_reducing(tmp_path: Path, world: int,
     found = exact(tmp_path / "run", world, accumulate)
     assert len(found) == 4 * len(accumulate.split(","))
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
+
+
+@pytest.mark.parametrize(("world", "accumulate"), [(2, "2"), pytest.param(4, "1,2,4", marks=pytest.mark.slow)])
+def test_a_resume_is_exact_where_each_rank_holds_a_part(tmp_path: Path, world: int, accumulate: str) -> None:
+    found = exact(tmp_path / "run", world, accumulate, ddp={"shard": True}, train={"loss_chunk": 32})
+    assert len(found) == 2 * len(accumulate.split(","))
+    assert {name for name, (straight, again) in found.items() if straight != again} == set()
+
+
+def test_a_resume_is_exact_with_muon(tmp_path: Path) -> None:
+    found = exact(tmp_path / "run", 1, "1", train={"optimizer": "muon"})
+    assert {name for name, (straight, again) in found.items() if straight != again} == set()
+
+
+def test_a_checkpoint_of_parts_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
+    """Two ranks with parts, then one with everything, then two with parts again: files are whole in any case."""
+    for ranks, shard, steps in ((2, True, 3), (1, False, 6), (2, True, 9)):
+        changed = ("--set", f"ddp.shard={str(shard).lower()}", "--set", f"train.steps={steps}")
+        processes = start_ranks(tmp_path, free_port(), *changed, world=ranks)
+        said = [p.communicate(timeout=200)[1] for p in processes]
+        assert [p.returncode for p in processes] == [0] * ranks, said
+    lines = [json.loads(x) for x in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert {e["fields"]["step"] for e in lines if e["event"] == "resumed"} == {3, 6}

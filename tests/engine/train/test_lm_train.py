@@ -27,7 +27,7 @@ from uvcc_engine.train.watchdog import Watchdog
 def test_loss_falls_and_the_contract_is_written(tmp_path: Path) -> None:
     outcome = run_here(small(eval_every=6, eval_batches=2), tmp_path)
     rows = [line.split(",") for line in (tmp_path / "training.csv").read_text().splitlines()]
-    assert rows[0] == ["step", "loss", "lr", "toks_per_s"]
+    assert rows[0] == ["step", "loss", "lr", "toks_per_s", "toks_per_s_rank", "tflops_rank"]
     losses = [float(r[1]) for r in rows[1:]]
     assert len(losses) == 12
     assert losses[-1] < losses[0] - 1.0

@@ -6,12 +6,11 @@ import time
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.learning_rate import make_optimizer
+from uvcc_engine.train.lm_optimizers import make_optimizers
 
 
 class Step:
@@ -26,8 +25,9 @@ class Step:
         self._cfg, self._device = cfg, device
         self._model = LanguageModel(cfg.model).to(device)
         self._model.recompute = cfg.runtime.recomputed(cfg.model.n_layers)
-        self._forward = torch.compile(self._model) if cfg.runtime.compile else self._model
-        self._optimizer = make_optimizer(self._model, t, device)
+        if cfg.runtime.compile:
+            self._model.compile_blocks()
+        self._optimizer = make_optimizers(self._model, t)
         self._tokens = torch.randint(1, cfg.model.vocab, (t.batch_size, t.seq_len + 1), device=device)
         self._starts = torch.zeros_like(self._tokens[:, 1:]) if packed else None
 
@@ -38,17 +38,16 @@ class Step:
         return t.batch_size * t.seq_len * t.accumulate
 
     def seconds(self) -> float:
-        """Time of one step: forward and backward of each micro-batch, clipping, AdamW."""
+        """Time of one step: forward and backward of each micro-batch, clipping, the optimizer."""
         self._wait()
         began = time.perf_counter()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         bf16 = self._cfg.runtime.precision == "bf16"
         for _ in range(self._cfg.train.accumulate):
             with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=bf16):
-                logits = self._forward(self._tokens[:, :-1], self._starts)
-            loss = F.cross_entropy(logits.float().flatten(0, 1), self._tokens[:, 1:].flatten())
-            del logits
-            (loss / self._cfg.train.accumulate).backward()  # type: ignore[no-untyped-call]
+                inputs, labels = self._tokens[:, :-1], self._tokens[:, 1:]
+                loss = self._model(inputs, self._starts, labels=labels, chunk=self._cfg.train.loss_chunk)
+            (loss / self._cfg.train.accumulate).backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._cfg.train.grad_clip)
         self._optimizer.step()
         self._wait()

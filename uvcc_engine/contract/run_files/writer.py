@@ -131,11 +131,23 @@ class RunWriter:
         """Write ``run.json`` and ``run.info``: resolved config, ids, versions, device, code hash."""
         write_run_facts(self.directory, {"run": self.run, "coord": self.coord, **facts})
 
-    def metrics(self, step: int, loss: float, lr: float, toks_per_s: float, samples_per_s: float | None = None) -> None:
-        """One row of ``training.csv``; a run either always or never gives ``samples_per_s``."""
+    def metrics(
+        self,
+        step: int,
+        loss: float,
+        lr: float,
+        toks_per_s: float,
+        samples_per_s: float | None = None,
+        more: Mapping[str, float] | None = None,
+    ) -> None:
+        """One row of ``training.csv``. ``more``: further figures, by the names of their columns.
+
+        A run gives ``samples_per_s`` and each name in ``more`` in every row or in none.
+        """
         row: dict[str, float] = {"loss": loss, "lr": lr, "toks_per_s": toks_per_s}
         if samples_per_s is not None:
             row["samples_per_s"] = samples_per_s
+        row |= more or {}
         with self._lock:
             self._carried.update(loss=loss, toks_per_s=toks_per_s)
             self._table(files.TRAINING, ("step", *row)).append(step, tuple(row.values()))
