@@ -52,6 +52,13 @@ class Parser(RaisingParser):
         self.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a profile key")
 
 
+def add_way(parser: argparse.ArgumentParser) -> None:
+    """How one gets to a folder elsewhere, as ``ssh`` writes it."""
+    parser.add_argument("-p", dest="port", type=int, default=0, metavar="PORT", help="the SSH server's port")
+    parser.add_argument("-i", dest="identity", default="", metavar="FILE", help="the private key to log in with")
+    parser.add_argument("-J", dest="jump", default="", metavar="HOST", help="go through this host first")
+
+
 _ASKED: ContextVar[bool] = ContextVar("asked", default=False)
 
 

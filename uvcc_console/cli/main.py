@@ -31,12 +31,15 @@ VERBS: Final[dict[str, Verb]] = {
     "demo": Verb("start", "the whole story on three local pods, ending verified; nothing is left behind"),
     "rollout": Verb("start", "run a profile: plan, quote, provision, smoke, verify, full, verify, collect, tear down"),
     "plan": Verb("start", "what a rollout would do, reveal and cost, and what a step of it takes; nothing is rented"),
+    "adopt": Verb("start", "follow a run that somebody else started, by its folder, here or over SSH"),
     "runs": Verb("view", "list the runs of this machine"),
     "costs": Verb("view", "what every run's pods cost, by our clock and by the provider's bill; --csv"),
     "status": Verb("view", "what a run is doing now"),
     "logs": Verb("view", "what the run's processes logged: its conductor and its halt sidecar"),
     "top": Verb("view", "a run's workers as a table that renews itself"),
-    "watch": Verb("view", "a run's events as JSON lines, from the first one on"),
+    "watch": Verb(
+        "view", "events as JSON lines: of a run, or of any folder that a trainer writes to, here or over SSH"
+    ),
     "attach": Verb("screen", "the console on a live run"),
     "serve": Verb("screen", "the read-only console in a browser, at a guarded address of this machine"),
     "replay": Verb("screen", "the console on a recorded run"),

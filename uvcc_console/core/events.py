@@ -364,6 +364,20 @@ class ForecastScored(Event):
     bytes_sigmas: float = 0.0
 
 
+@event("followed")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed(Event):
+    """A folder that the console did not start is followed (``uvcc adopt``): ``target`` as it was written.
+
+    ``contract``: it has the run contract, so a halt is possible; ``no_halt`` says why not where it is not.
+    """
+
+    pod: str
+    target: str
+    contract: bool
+    no_halt: str = ""
+
+
 @event("run_ended")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(Event):

@@ -9,6 +9,7 @@ from pathlib import Path
 from uvcc_engine.contract.errors import UvccError
 
 JOURNAL = "journal.sqlite"  # in the folder of a run
+ADOPTED = "adopted.json"  # marks the folder of a run that is only followed: whose folder it is, and where
 DOMAIN = "domain.json"  # marks the folder of one domain's console: the run is conducted elsewhere
 
 

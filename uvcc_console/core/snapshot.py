@@ -310,6 +310,8 @@ class Snapshot:
     consents: tuple[tuple[str, str], ...] = ()
     domains: Mapping[int, DomainView] = field(default_factory=lambda: MappingProxyType({}))  # the others', federated
     ended: float = 0.0
+    followed: str = ""  # the folder that is only followed, as it was written: nothing there is ever ended
+    no_halt: str = ""  # why nothing can be halted there; "" where it can, as in every run of the console's own
     seed: int | None = None
     patient: bool = False
     apart: bool = False

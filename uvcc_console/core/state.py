@@ -309,6 +309,12 @@ def _scored(s: Snapshot, e: ev.ForecastScored) -> Snapshot:
     return logged(replace(s, prediction=view), e, "info", "forecast", text)
 
 
+def _followed(s: Snapshot, e: ev.Followed) -> Snapshot:
+    how = f"no halt: {e.no_halt}" if e.no_halt else "it has the run contract: F9 holds and halts it"
+    s = replace(s, followed=e.target, no_halt=e.no_halt)
+    return logged(s, e, "info", e.pod, f"{e.target} is followed; {how}")
+
+
 def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
     s = replace(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks), ended=e.ts)
     return logged(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
@@ -351,6 +357,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.CheckpointHome: _home,
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,
+    ev.Followed: _followed,
     ev.RunEnded: _ended,
     ev.LinesMalformed: _malformed,
 }

@@ -19,6 +19,7 @@ ASKED: Final = tuple(
         ev.PhaseStarted,
         ev.HaltRequested,
         ev.HaltDone,
+        ev.Followed,
         ev.RunEnded,
     )
 )

@@ -17,7 +17,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.log import logger
-from uvcc_console.core.paths import DOMAIN
+from uvcc_console.core.paths import ADOPTED, DOMAIN
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess, alive, identify
 from uvcc_console.fleet.runclock import RunClock
@@ -32,6 +32,7 @@ JOURNAL = paths.JOURNAL
 CONDUCTOR, HALTD = "conductor", "haltd"
 STARTING_S = 20.0
 _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}
+_FOLLOWING = "uvcc_console.follow.adopted"  # of a run that is only followed: conductor and sidecar in one
 
 
 class _Log(io.RawIOBase):
@@ -106,7 +107,8 @@ def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
         )
     if not running(run_dir, name):
         (run_dir / f"{name}.json").unlink(missing_ok=True)  # of one that died: nobody shall take it for an end
-    command = [sys.executable, "-m", _MODULES[name], run_dir.name, *args]
+    module = _FOLLOWING if (run_dir / ADOPTED).exists() else _MODULES[name]
+    command = [sys.executable, "-m", module, run_dir.name, *args]
     try:
         with (run_dir / f"{name}.log").open("ab") as out:
             return subprocess.Popen(

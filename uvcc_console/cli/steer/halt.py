@@ -18,6 +18,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.paths import ADOPTED
 from uvcc_console.haltd import order_socket
 from uvcc_console.haltd.halt_snapshot import halt_snapshot
 from uvcc_console.runs import processes
@@ -46,6 +47,8 @@ def run(argv: list[str]) -> int:
     if s.ended or not s.pods:
         what = f"has ended ({s.status})" if s.ended else "has no pods yet"
         raise ConfigError(f"{run_dir.name} {what}; there is nothing to halt", f"see: uvcc status {run_dir.name}")
+    if s.no_halt:
+        raise ConfigError(f"nothing can be halted at {s.followed}: {s.no_halt}", "end it there, by hand")
     mode = "release" if args.release else "halt" if args.now else "hold"
     nonce = s.halt.nonce if args.release else secrets.token_hex(8)
     asked = ev.HaltRequested(nonce=nonce, mode=mode, by="cli", drill=args.drill, reason=args.reason)
@@ -87,9 +90,13 @@ def open_route(run_dir: Path) -> HaltRoute:
                 if not processes.running(run_dir, processes.HALTD) and (run_dir / f"{processes.HALTD}.json").exists():
                     break  # it ended at once
                 time.sleep(POLL_S)
-        common.say("uvcc: no halt sidecar listens; this process halts by itself")
+        if not (run_dir / ADOPTED).exists():
+            common.say("uvcc: no halt sidecar listens; this process halts by itself")
     except (UvccError, OSError) as e:
         common.say(f"uvcc: no halt sidecar could be started ({e}); this process halts by itself")
+    if (run_dir / ADOPTED).exists():  # what is only followed has no agents that another process could ask
+        what = f"nobody follows {run_dir.name}, and nobody could be started"
+        raise UnreachableError(what, "write .HALT into its folder by hand: touch .HALT halts it")
     return _Alone(run_dir)
 
 

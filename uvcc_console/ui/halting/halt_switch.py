@@ -72,6 +72,8 @@ class HaltSwitch:
             return Decision("halt", h.nonce) if gap >= SECOND_PRESS_S else Decision()
         if snap.ended:
             return Decision(why=f"nothing to halt: the run has ended ({snap.status.replace('_', ' ')})")
+        if snap.no_halt:
+            return Decision(why=f"nothing can be halted there: {snap.no_halt}")
         if snap.status == "halted":
             return Decision(why=f"halted already, {snap.detail}")
         if burst >= 2 and gap >= SECOND_PRESS_S:

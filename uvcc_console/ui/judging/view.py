@@ -174,6 +174,8 @@ def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behin
     if w.phase == "done":
         return Health(9, "muted", g.ok, "done", "done")
     age = 0.0 if behind else now - w.beat_ts
+    if snap.no_halt and age > SILENT_S:  # a table that is not written to tells nothing of whoever writes it
+        return Health(2, "warn", g.late, "no news", "late")
     if age > LOST_S:
         return Health(1, "bad", g.fail, "lost", "lost")
     if age > SILENT_S:

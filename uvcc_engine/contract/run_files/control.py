@@ -102,10 +102,12 @@ def read_halt(directory: Path, run: str) -> HaltRequest | None:
         text = (directory / files.HALT).read_bytes().strip()
     except FileNotFoundError:
         return None
-    return _parse(text, run)
+    return parse_halt(text, run)
 
 
-def _parse(text: bytes, run: str) -> HaltRequest | None:
+def parse_halt(text: bytes, run: str) -> HaltRequest | None:
+    """The same of the file's content, for whoever has read it elsewhere. Never raises."""
+    text = text.strip()
     if not text.startswith(b"{"):
         return HaltRequest(HALT, run=run)
     try:

@@ -1,0 +1,262 @@
+"""The detached process of an adopted run: it follows the folder, journals it, and halts by the control file.
+
+``python -m uvcc_console.follow.adopted RUN``. It stands where a rollout has a conductor and a halt sidecar, under both
+names, so every screen and verb finds what it looks for. It ends nothing there: a tear-down ends the following alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from uvcc_console.core import alerts, paths
+from uvcc_console.core import events as ev
+from uvcc_console.core.failures import describe
+from uvcc_console.core.journal import BUSY_S, Journal, iter_events
+from uvcc_console.core.log import logger, within
+from uvcc_console.fleet import pulse
+from uvcc_console.follow import adopting
+from uvcc_console.follow.control_file import ControlFileChannel
+from uvcc_console.follow.follower import POLL_S, Follower
+from uvcc_console.follow.reader import FolderReader
+from uvcc_console.halt import machine
+from uvcc_console.haltd.halter import Halter
+from uvcc_console.haltd.order_socket import OrderServer
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.conductor import run_lock
+from uvcc_console.runs import logfile, processes
+from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage
+from uvcc_engine.contract.errors import UvccError
+
+log = logger(__name__)
+PROVIDER: Final = "adopted"
+TICK_S: Final = 0.05
+HALT_POLL_S: Final = 0.25
+COST_EVERY_S: Final = 5.0
+WATCH_EVERY_S: Final = 2.0
+VERDICT_S: Final = 75.0
+NOT_TOUCHED: Final = "nothing there was touched"
+
+
+class AdoptedRun:
+    """One run that is only followed, from its journal."""
+
+    def __init__(self, run_dir: Path, bus: Bus) -> None:
+        self._run_dir, self._bus = run_dir, bus
+        adoption = adopting.read(run_dir)
+        self._words = adoption.target.words
+        self._remote = bool(adoption.target.host)
+        self._shell = adoption.shell()
+        cursors: dict[str, list[int]] = {}
+        for _, event in iter_events(run_dir / paths.JOURNAL, (ev.CursorMoved.kind,)):
+            cursors |= event.cursors if isinstance(event, ev.CursorMoved) else {}
+        self._reader = FolderReader(self._shell, adoption.target.folder, cursors)
+        self._follower = Follower(self._reader, self._recorded, path="ssh" if self._remote else "file")
+        self._channel = ControlFileChannel(self._reader, lambda: self._follower.up, self._witnessed)
+        self._channels: dict[str, ControlFileChannel] = {}
+        self._halter = Halter(self._channels, self._append, auto=(machine.HOLD, machine.HALT))
+        self._halter.checkpoints = False
+        self._front = OrderServer(run_dir, self._asked)
+        self._direct: set[tuple[str, str]] = set()
+        self._told = False
+        self._known: tuple[bool, str] | None = None
+        self._ending = ""
+        self._up = True
+
+    def end(self, reason: str) -> None:
+        """Stop following; the first reason counts."""
+        self._ending = self._ending or reason
+
+    async def run(self) -> str:
+        """Follow to the end; returns the run's last status."""
+        self._bus.listen(self._heard)
+        self._bus.commit(ev.StageChanged(name="connect", status="running", detail=self._words))
+        try:
+            await self._front.open()
+        except OSError as e:
+            log.error("no front door: %s; halts are asked for in the journal only", e)
+        ticking = asyncio.create_task(self._tick())
+        writing = asyncio.create_task(self._bus.run())
+        status, detail = "failed", ""
+        try:
+            await self._follower.run(lambda: bool(self._ending))
+            status, detail = await self._verdict()
+        except Exception as e:
+            log.error("it cannot be followed any more", exc_info=e)
+            detail = str(describe(e))
+            self._bus.record([ev.StageChanged(name="follow", status="failed", detail=detail)])
+        finally:
+            ticking.cancel()
+            await self._channel.close()
+            await self._halter.close()
+            self._front.close()
+            pods = [] if not self._told else [self._pod("gone", f"no longer followed; {NOT_TOUCHED}")]
+            end = ev.RunEnded(status=status, detail=detail)
+            stage = ev.StageChanged(name="follow", status="ok", detail=detail)
+            self._bus.commit(*([stage] if status != "failed" else []), *pods, end)
+            writing.cancel()
+            await asyncio.wait({writing})
+            await self._shell.close()
+        return status
+
+    async def _verdict(self) -> tuple[str, str]:
+        """How the run is over; a halt under way is seen through first."""
+        if self._ending:
+            return "torn_down", f"{self._ending}; {NOT_TOUCHED}"
+        end = time.monotonic() + VERDICT_S
+        while self._halter.active and time.monotonic() < end:
+            await asyncio.sleep(TICK_S)
+        s = self._bus.snapshot
+        if self._reader.failed:
+            return "failed", f"the trainer failed: {self._reader.failed}"[:300]
+        halted = s.halt.done and s.halt.mode == "halt" and not s.halt.drill
+        step = f" at step {s.step}" if s.step >= 0 else ""
+        return ("halted", f"halted{step}") if halted else ("ok", f"the trainer ended{step}")
+
+    # ---- what is read
+
+    def _recorded(self, events: Sequence[ev.Event]) -> None:
+        """In order: that there is a folder, what it is, what it holds."""
+        found: list[ev.Event] = []
+        if not self._told and self._follower.up:
+            self._told = True
+            found += [
+                self._pod("ready", self._words),
+                ev.LinkChanged(pod=self._reader.pod, path="ssh" if self._remote else "file", up=True),
+                ev.StageChanged(name="connect", status="ok", detail=self._shell.where),
+                ev.StageChanged(name="follow", status="running", detail=self._words),
+            ]
+        what = (self._reader.contract, self._reader.why_no_halt)
+        if self._told and what != self._known:
+            self._known = what
+            found.append(
+                ev.Followed(pod=self._reader.pod, target=self._words, contract=what[0], no_halt=what[1]),
+            )
+        self._bus.record([*found, *events])
+        for event in events:
+            self._channel.heard(event)
+            if isinstance(event, ev.LinkChanged):
+                self._up = event.up
+                self._halter.link(self._reader.pod, event.up)
+
+    def _pod(self, state: str, detail: str) -> ev.PodChanged:
+        return ev.PodChanged(
+            pod=self._reader.pod,
+            party=int(self._reader.pod[1:].partition("r")[0]),
+            replica=int(self._reader.pod.partition("r")[2]),
+            provider=PROVIDER,
+            state=state,
+            address=self._shell.where if self._remote else "",
+            detail=detail,
+            host_key=self._shell.host_key,
+        )
+
+    # ---- what is asked
+
+    def _heard(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Intent) and event.action in ("teardown", "stop"):
+            self.end(f"{event.action} asked by {event.by}")
+        elif isinstance(event, ev.HaltRequested) and (event.nonce, event.mode) not in self._direct:
+            self._obey(event)
+
+    def _asked(self, request: ev.HaltRequested) -> None:
+        """At the front door: the order does not wait for the disk."""
+        self._direct.add((request.nonce, request.mode))
+        self._append([request])
+        self._obey(request)
+
+    def _obey(self, request: ev.HaltRequested) -> None:
+        if self._reader.why_no_halt:
+            self._refused(request)
+            return
+        workers = max(1, len(self._bus.snapshot.workers))
+        self._channels[self._reader.pod] = self._channel
+        self._halter.request(request, self._reader.run, {self._reader.pod: workers})
+
+    def _refused(self, request: ev.HaltRequested) -> None:
+        why = f"nothing can be halted there: {self._reader.why_no_halt}"
+        pod = self._reader.pod
+        self._append(
+            [
+                ev.Alert(level="error", name="halt", text=why, hint="end it there, by hand", subject=pod),
+                ev.HaltDone(nonce=request.nonce, mode="release", verified=0, total=1, step=-1, seconds=0.0),
+            ]
+        )
+
+    def _witnessed(self, told: HaltStage) -> None:
+        self._halter.message(self._reader.pod, told)
+
+    def _append(self, events: Sequence[ev.Event]) -> None:
+        stamped = [e if e.ts else replace(e, ts=time.time()) for e in events]
+        self._bus.record(stamped)
+        self._front.publish(stamped)
+
+    async def _tick(self) -> None:
+        """Beats under both names, the ladder's clock, the meter that shows no money, and the detectors."""
+        beats = [pulse.Beat(self._run_dir, name) for name in (processes.CONDUCTOR, processes.HALTD)]
+        watch, cost, look = alerts.Watch(), 0.0, 0.0
+        try:
+            while True:
+                now = time.monotonic()
+                for beat in beats:
+                    beat.beat()
+                self._halter.tick()
+                self._follower.poll_s = HALT_POLL_S if self._halter.active else POLL_S
+                if now >= cost and self._up and self._told:  # while the folder is out of reach, the picture is old
+                    cost = now + COST_EVERY_S
+                    self._bus.record([ev.CostTick(hourly=0.0, spent=0.0)])
+                if now >= look and self._up:
+                    look = now + WATCH_EVERY_S
+                    self._bus.record(watch.look(self._bus.snapshot, time.time()))
+                await asyncio.sleep(TICK_S)
+        finally:
+            for beat in beats:
+                beat.close()
+
+
+async def _follow(run_dir: Path, *, ending: bool) -> str:
+    journal = Journal(run_dir / paths.JOURNAL, source="follow", busy_s=BUSY_S)
+    try:
+        bus = Bus(journal)
+        if bus.snapshot.ended:
+            return bus.snapshot.status
+        run = AdoptedRun(run_dir, bus)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, run.end, f"it got {number.name}")
+        if ending:
+            run.end("a tear-down was asked for")
+        return await run.run()
+    finally:
+        journal.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the process. Exit code 0 unless the run failed."""
+    parser = argparse.ArgumentParser(prog="uvcc_console.follow.adopted")
+    parser.add_argument("run")
+    parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
+    parser.add_argument("--since", type=int, default=0)
+    args = parser.parse_args(argv)
+    processes.speak_at_any_cost()
+    run_dir = paths.run_dir(args.run)
+    logfile.begin(run_dir, processes.CONDUCTOR)
+    try:
+        with within(run=run_dir.name), run_lock(run_dir):
+            for name in (processes.CONDUCTOR, processes.HALTD):
+                processes.write_record(run_dir, name)
+            log.info("following")
+            return 1 if asyncio.run(_follow(run_dir, ending=args.adopt == "teardown")) == "failed" else 0
+    except UvccError as e:
+        log.error("%s", e)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
