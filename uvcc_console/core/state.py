@@ -153,6 +153,8 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         waits=MappingProxyType({}),
     )
     resumed = f", resume {e.attempt}" if e.attempt else ""
+    if s.followed:
+        return logged(s, e, "info", "follow", f"{e.engine_run} is read" + (f": {e.steps} steps" if e.steps else ""))
     return logged(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}, sid_job {e.sid_job[:12]}")
 
 

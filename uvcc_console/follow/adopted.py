@@ -91,16 +91,13 @@ class AdoptedRun:
         except Exception as e:
             log.error("it cannot be followed any more", exc_info=e)
             detail = str(describe(e))
-            self._bus.record([ev.StageChanged(name="follow", status="failed", detail=detail)])
         finally:
             ticking.cancel()
             await self._channel.close()
             await self._halter.close()
             self._front.close()
-            pods = [] if not self._told else [self._pod("gone", f"no longer followed; {NOT_TOUCHED}")]
-            end = ev.RunEnded(status=status, detail=detail)
-            stage = ev.StageChanged(name="follow", status="ok", detail=detail)
-            self._bus.commit(*([stage] if status != "failed" else []), *pods, end)
+            stage = ev.StageChanged(name="follow", status="ok" if status != "failed" else "failed", detail=detail)
+            self._bus.commit(stage, ev.RunEnded(status=status, detail=detail))
             writing.cancel()
             await asyncio.wait({writing})
             await self._shell.close()
@@ -116,7 +113,7 @@ class AdoptedRun:
         s = self._bus.snapshot
         if self._reader.failed:
             return "failed", f"the trainer failed: {self._reader.failed}"[:300]
-        halted = s.halt.done and s.halt.mode == "halt" and not s.halt.drill
+        halted = self._reader.how == "halted"
         step = f" at step {s.step}" if s.step >= 0 else ""
         return ("halted", f"halted{step}") if halted else ("ok", f"the trainer ended{step}")
 

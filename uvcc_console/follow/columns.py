@@ -190,7 +190,7 @@ class JsonTable:
             figures = _figures(given)
             if not figures:
                 continue
-            step = self.counting.step_of(given, list(given))
+            step = self.counting.step_of(given, [*given, *list(read)[:MOST_COLUMNS]])
             if step is None:
                 self.bad += 1
             else:

@@ -15,6 +15,7 @@ from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.run_files import files
 
 MOST_LISTED: Final = 512
+MOST_LOGS: Final = 64
 DEPTH: Final = 3
 NAME: Final = 200
 TABLES: Final = ("*.csv", "*.tsv", "*.jsonl", "*.ndjson", "events.out.tfevents.*")
@@ -81,24 +82,30 @@ def _named(names: Sequence[str]) -> str:
 
 
 def scan_script(folder: str) -> str:
-    """List what may be followed: first the names of the run contract, then tables and logs, so many at most."""
-    wanted = " -o ".join(f"-name {shlex.quote(p)}" for p in (*RANKS, *TABLES, *LOGS))
-    pruned = " -o ".join(f"-name {shlex.quote(p)}" for p in _PASSED_OVER)
-    find = (
-        f"find . -maxdepth {DEPTH} \\( -type d \\( {pruned} \\) ! -name . -prune \\) "
-        f"-o -type f \\( {wanted} \\) -print </dev/null | head -n {MOST_LISTED + 1}"
-    )
+    """List what may be followed: the names of the run contract, then tables, then logs, so many of each at most."""
+    tables, logs = _find((*RANKS, *TABLES), MOST_LISTED + 1), _find(LOGS, MOST_LOGS)
     return (
         f"{_head(folder)}{_STAT}{_named(CONTRACT)}"
         f"""if [ $# -gt 0 ]; then s "$@"; fi
 IFS='
 '
 set -f
-set -- $({find})
+set -- $({tables})
 [ $# -gt {MOST_LISTED} ] && echo MORE
+set -- "$@" $({logs})
 if [ $# -gt 0 ]; then s "$@"; fi
 echo END
 """
+    )
+
+
+def _find(patterns: Sequence[str], most: int) -> str:
+    """Names of regular files, not far below; a folder of a million costs a look through it, and no more."""
+    wanted = " -o ".join(f"-name {shlex.quote(p)}" for p in patterns)
+    pruned = " -o ".join(f"-name {shlex.quote(p)}" for p in _PASSED_OVER)
+    return (
+        f"find . -maxdepth {DEPTH} \\( -type d \\( {pruned} \\) ! -name . -prune \\) "
+        f"-o -type f \\( {wanted} \\) -print </dev/null | head -n {most}"
     )
 
 

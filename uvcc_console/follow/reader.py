@@ -81,6 +81,7 @@ class FolderReader:
         self._alive: set[str] = set()
         self._left = False  # the lead worker's exit record was read
         self.failed = ""
+        self.how = ""  # what the newest exit record calls the end
         self._beats: dict[str, float] = {}  # by worker: when its heartbeat file was written last, by that machine
         self._told: set[str] = set()
         self._step = -1
@@ -101,10 +102,9 @@ class FolderReader:
             self._scan_at = self._monotonic() + max(SCAN_S, 10 * (self._monotonic() - now))
             events = self._chosen(found)
         else:
-            found, out = await self._asked(
-                listing.stat_script(self.folder, list(self._known), SCRIPT if with_vitals else "")
-            )
-            self._known |= {n: s for n, s in found.files.items() if n in self._known}
+            names = [*self._known, *(listing.CONTRACT if self.contract else ())]  # an exit record may be there by now
+            found, out = await self._asked(listing.stat_script(self.folder, names, SCRIPT if with_vitals else ""))
+            self._known |= found.files
             events = []
             if with_vitals:
                 self._vitals_at = now + VITALS_S
@@ -135,7 +135,10 @@ class FolderReader:
         else:
             wanted = {n: s for n, s in found.files.items() if _matches(n, (*listing.TABLES, *listing.LOGS))}
             self.why_no_halt = BARE if wanted else self.why_no_halt
-        kept = sorted(wanted, key=lambda n: (n not in self._known, not _of_contract(n), -wanted[n].mtime))
+        kept = sorted(
+            wanted,
+            key=lambda n: (not _of_contract(n), _matches(n, listing.LOGS), n not in self._known, -wanted[n].mtime),
+        )
         self._known = {n: wanted[n] for n in kept[:MOST_FOLLOWED]}
         more = len(kept) - MOST_FOLLOWED
         if found.more or more > 0:
@@ -382,6 +385,7 @@ class FolderReader:
         coord = str(event.fields.get("coord", self.coord))
         if self._beats.get(coord, 0.0) > mtime + FRESH_S:
             return []
+        self.how = str(event.fields.get("status", ""))
         rc = 0 if event.fields.get("status") in ("done", "halted") else 1
         self._alive.discard(coord)
         self._left = self._left or base == files.exit_name(0)
@@ -432,8 +436,9 @@ def _coord(found: object) -> Coord | None:
 
 
 def _steps(read: Mapping[str, Any]) -> int:
-    """How many steps a run says that it will make, at the top of its facts or one level down; 0 where it does not."""
+    """How many steps a run says that it will make, at the top of its facts or below; 0 where it does not."""
     parts = [read, *(v for v in read.values() if isinstance(v, Mapping))]
+    parts += [v for p in parts[1:] for v in p.values() if isinstance(v, Mapping)]
     return next((n for p in parts if (n := as_int(p.get("steps"), 1, STEPS))), 0)
 
 

@@ -37,6 +37,8 @@ def run(argv: list[str]) -> int:
     gone = bool(s.ended) and not s.leaks
     if args.json:
         common.emit({"run": s.run, "status": s.status, "gone": gone, "leaks": list(s.leaks)})
+    elif gone and s.followed:
+        common.show(f"{s.run}: no longer followed ({s.status}); nothing at {s.followed} was touched")
     elif gone:
         common.show(f"{s.run}: {len(s.pods)} pods proven gone ({s.status})")
     else:

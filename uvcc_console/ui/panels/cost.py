@@ -38,7 +38,8 @@ def cost_lines(view: View, width: int) -> list[Line]:
     if notes:
         lines.append(cut(notes, width))
     elif not s.hourly and not s.spent:
-        lines.append([("local pods cost nothing" if s.pods else "nothing is running", "muted")])
+        free = "somebody else's machine: nothing is paid here" if s.followed else "local pods cost nothing"
+        lines.append([(free if s.pods else "nothing is running", "muted")])
     return lines
 
 

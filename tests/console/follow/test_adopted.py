@@ -1,0 +1,179 @@
+"""A run that somebody else started, adopted: its journal, its halt by the control file, and that nothing is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from uvcc_console.cli.main import main
+from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.paths import JOURNAL
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.runs import processes, sweep
+from uvcc_console.ui.halting.halt_switch import HaltSwitch
+
+TRAINER = """
+import sys, time
+from uvcc_engine.contract import RunWriter
+
+with RunWriter.open(sys.argv[1], run="mine-1") as run:
+    def save():
+        path = run.directory / "model.txt"
+        path.write_text("1")
+        return path
+    run.describe({"steps": 100000})
+    for step in range(1, 100000):
+        time.sleep(0.02)
+        run.step(step, loss=2.0 / step, lr=0.1, toks_per_s=5.0, save=save)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A data folder whose detached processes end with the test."""
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path / "home"))
+    yield tmp_path / "home"
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get("UVCC_HOME") == str(tmp_path / "home"):
+                process.kill()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Path]:
+    """The run directory of a trainer that somebody started."""
+    process = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path / "theirs")])
+    yield tmp_path / "theirs"
+    process.kill()
+    process.wait()
+
+
+def until(found: Callable[[], bool], limit: float = 40.0) -> None:
+    end = time.monotonic() + limit
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def snapshot(run_dir: Path) -> Snapshot:
+    journal = Journal(run_dir / JOURNAL, readonly=True)
+    try:
+        return read_all(journal)
+    finally:
+        journal.close()
+
+
+def adopted(target: str, capsys: pytest.CaptureFixture[str], home: Path) -> tuple[Path, dict[str, object]]:
+    assert main(["adopt", target, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    return home / "runs" / str(found["run"]), found
+
+
+def test_it_is_followed_drilled_halted_with_its_checkpoint_and_costs_nothing(
+    home: Path, trainer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    until(lambda: (trainer / "training.csv").exists())
+    run_dir, found = adopted(str(trainer), capsys, home)
+    assert (found["contract"], found["no_halt"]) == (True, "")
+    until(lambda: snapshot(run_dir).step > 0)
+    s = snapshot(run_dir)
+    assert (s.status, s.engine_run, s.steps_planned) == ("running", "mine-1", 100000)
+    assert set(s.series["p0r0s0t0"]) >= {"loss", "lr", "toks_per_s"}
+    assert processes.running(run_dir, processes.CONDUCTOR) == processes.running(run_dir, processes.HALTD) != 0
+    assert sweep.fate_of(f"uvcc-{s.run}-p0r0") == sweep.LIVE
+    assert main(["halt", s.run, "--drill"]) == 0
+    assert main(["halt", s.run]) == 0
+    until(lambda: bool(snapshot(run_dir).ended))
+    s = snapshot(run_dir)
+    assert (s.status, s.halt.verified, s.halt.total) == ("halted", 1, 1)
+    left = json.loads((trainer / "exit.json").read_text())
+    assert left["status"] == "halted"
+    assert s.halt.acks["p0r0"][2] == left["checkpoint"] != ""
+    assert (s.spent, s.hourly, s.leaks) == (0.0, 0.0, ())
+
+
+def test_a_bare_folder_says_why_it_cannot_be_halted_and_a_tear_down_touches_nothing(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "log.csv").write_text("step,loss,anything\n1,2,3\n2,1,4\n")
+    run_dir, found = adopted(str(folder), capsys, home)
+    assert found["contract"] is False
+    until(lambda: "loss" in snapshot(run_dir).series.get("p0r0s0t0", {}) and snapshot(run_dir).step == 2)
+    s = snapshot(run_dir)
+    assert set(s.series["p0r0s0t0"]) >= {"loss", "anything"}
+    decision = HaltSwitch().press(1.0, 1.0, s, 0)
+    assert decision.mode == ""
+    assert "no run contract" in decision.why
+    assert main(["halt", s.run]) == 2
+    assert "no run contract" in capsys.readouterr().err
+    assert main(["teardown", s.run]) == 0
+    assert "was touched" in capsys.readouterr().out
+    assert sorted(p.name for p in folder.iterdir()) == ["log.csv"]
+    assert snapshot(run_dir).status == "torn_down"
+
+
+def test_one_that_was_killed_is_taken_up_again_without_telling_anything_twice(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "log.csv").write_text("loss\n3\n2\n")
+    run_dir, _ = adopted(str(folder), capsys, home)
+    until(lambda: snapshot(run_dir).step == 2)
+    psutil.Process(processes.running(run_dir, processes.CONDUCTOR)).kill()
+    until(lambda: not processes.running(run_dir, processes.CONDUCTOR))
+    with (folder / "log.csv").open("a") as f:
+        f.write("1\n")
+    assert main(["resume", run_dir.name]) == 0
+    until(lambda: snapshot(run_dir).step == 3)
+    journal = Journal(run_dir / JOURNAL, readonly=True)
+    rows = [e.step for _, e in journal.since(0, kinds=(ev.Metric.kind,)) if isinstance(e, ev.Metric)]
+    journal.close()
+    assert rows == [1, 2, 3]
+
+
+def test_the_control_file_follows_the_one_rule_of_requests(tmp_path: Path) -> None:
+    from uvcc_console.follow.control_file import ControlFileChannel
+    from uvcc_console.follow.reader import FolderReader
+    from uvcc_console.follow.shells import LocalShell
+    from uvcc_engine.contract.agent_protocol.agent_commands import HaltCommand, SignalCommand
+    from uvcc_engine.contract.agent_protocol.wire import AckCode
+    from uvcc_engine.contract.run_files.control import HALT, HOLD, RELEASE, read_halt
+
+    (tmp_path / ".HALT").symlink_to(tmp_path / "elsewhere")
+
+    async def ask() -> list[tuple[bool, AckCode]]:
+        reader = FolderReader(LocalShell(), str(tmp_path))
+        reader.run = "mine-1"
+        channel = ControlFileChannel(reader, lambda: True, lambda told: None)
+        found = []
+        for mode, nonce in ((HOLD, "a"), (RELEASE, "b"), (RELEASE, "a"), (HOLD, "a"), (HALT, "c"), (RELEASE, "c")):
+            answer = channel.post(HaltCommand(run="mine-1", mode=mode, deadline_s=5.0), nonce=nonce)
+            assert answer is not None
+            ack = await answer
+            found.append((ack.ok, ack.code))
+        signalled = channel.post(SignalCommand(run="mine-1", signal="TERM"), nonce="c.term")
+        assert signalled is not None
+        assert not (await signalled).ok  # nothing there is ever ended by a signal
+        return found
+
+    acks = asyncio.run(ask())
+    assert [ok for ok, _ in acks] == [True, False, True, False, True, False]
+    assert [code for ok, code in acks if not ok] == [AckCode.OTHER, AckCode.OVERTAKEN, AckCode.FINAL]
+    assert not (tmp_path / "elsewhere").exists()  # a link in its place was replaced
+    asked = read_halt(tmp_path, "mine-1")
+    assert asked is not None
+    assert (asked.mode, asked.nonce) == ("halt", "c")
