@@ -27,16 +27,16 @@ class Strided(Protocol):
         """The size of the image that comes out."""
 
     @property
-    def kernel(self) -> int:
+    def kernels(self) -> tuple[int, int]:
         """Height and width of a patch, in pixels."""
 
     @property
-    def stride(self) -> int:
-        """How far apart patches begin, in pixels."""
+    def strides(self) -> tuple[int, int]:
+        """How far apart patches begin, in pixels down and across."""
 
     @property
-    def padding(self) -> int:
-        """How many pixels of zeros surround the image."""
+    def paddings(self) -> tuple[int, int]:
+        """How many lines of zeros stand above and below the image, how many columns at its sides."""
 
     @property
     def inputs(self) -> int:
@@ -65,9 +65,10 @@ def pixels(x: Tensor, image: Image) -> Tensor:
 
 
 def cut_patches(x: Tensor, conv: Strided) -> Tensor:
-    """(rows, image) -> (rows * out_height * out_width, channels * kernel^2)."""
-    k, pad = conv.kernel, (conv.padding,) * 4
-    cut = ops.torch.nn.functional.pad(pixels(x, conv.image), pad).unfold(2, k, conv.stride).unfold(3, k, conv.stride)
+    """(rows, image) -> (rows * out_height * out_width, channels * kernel height * kernel width)."""
+    (high, wide), (down, across), (above, beside) = conv.kernels, conv.strides, conv.paddings
+    padded = ops.torch.nn.functional.pad(pixels(x, conv.image), (beside, beside, above, above))
+    cut = padded.unfold(2, high, down).unfold(3, wide, across)
     return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, conv.inputs)
 
 
@@ -76,14 +77,15 @@ def add_patches(patches: Tensor, conv: Strided) -> Tensor:
 
     Gives (rows, image).
     """
-    image, out, k, step = conv.image, conv.out, conv.kernel, conv.stride
-    parts = patches.reshape(-1, out.height, out.width, image.channels, k, k).permute(0, 3, 1, 2, 4, 5)
-    high, wide = image.height + 2 * conv.padding, image.width + 2 * conv.padding
+    image, out = conv.image, conv.out
+    (k, m), (down, across), (above, beside) = conv.kernels, conv.strides, conv.paddings
+    parts = patches.reshape(-1, out.height, out.width, image.channels, k, m).permute(0, 3, 1, 2, 4, 5)
+    high, wide = image.height + 2 * above, image.width + 2 * beside
     total = patches.new_zeros(parts.shape[0], image.channels, high, wide)
     for i in range(k):
-        for j in range(k):
-            total[:, :, i : i + step * out.height : step, j : j + step * out.width : step] += parts[..., i, j]
-    inner = total[:, :, conv.padding : high - conv.padding, conv.padding : wide - conv.padding]
+        for j in range(m):
+            total[:, :, i : i + down * out.height : down, j : j + across * out.width : across] += parts[..., i, j]
+    inner = total[:, :, above : high - above, beside : wide - beside]
     return inner.reshape(parts.shape[0], image.size)
 
 

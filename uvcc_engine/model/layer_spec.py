@@ -23,6 +23,11 @@ class LayerSpec:
         """The layers that this one is made of: empty but for blocks, whose weights are those of their layers."""
         return ()
 
+    @property
+    def block(self) -> bool:
+        """Whether it is made of other layers, if only of none."""
+        return bool(self.inner)
+
 
 class WeightedSpec(LayerSpec, ABC):
     """The spec of a layer that holds one trained matrix; several parameters lie in it as rows."""

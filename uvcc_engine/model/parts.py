@@ -180,6 +180,32 @@ def whole_weight(secret: Callable[[W, SecretContext], Layer]) -> TensorParallel[
     return TensorParallel(place=place_whole, part=part)
 
 
+def one_rank(secret: Callable[[S, SecretContext], Layer]) -> TensorParallel[S]:
+    """The form of a layer without a weight that must see its rows of data whole: over replicas, stages and
+    microbatches, and refused over tensor ranks."""
+
+    def part(spec: S, at: PartContext) -> StagePart:
+        return Local(secret(spec, SecretContext(None, [])))
+
+    return TensorParallel(place=place_on_one_rank, part=part)
+
+
+def one_rank_weight(secret: Callable[[W, SecretContext], Layer]) -> TensorParallel[W]:
+    """The same for a layer with a weight."""
+
+    def part(spec: W, at: PartContext) -> StagePart:
+        return WholeWeight(lambda weight: secret(spec, SecretContext(weight, [])), at.weight, at.dealer)
+
+    return TensorParallel(place=place_on_one_rank, part=part)
+
+
+def place_on_one_rank(spec: LayerSpec, at: PlaceContext) -> Placed:
+    """Place a layer where there is one tensor rank. Raises ConfigError for more."""
+    if at.tensor > 1:
+        raise at.refusal(spec, "it is computed on one rank")
+    return at.placed(spec, WHOLE if isinstance(spec, WeightedSpec) else "", at.layout)
+
+
 def place_whole(spec: LayerSpec, at: PlaceContext) -> Placed:
     """Place a weight whole at every rank. Raises ConfigError unless the layer is fed rows, or there is one rank."""
     if at.layout != ROWS and at.tensor > 1:

@@ -103,11 +103,13 @@ class SecretContext:
 
 @dataclass(frozen=True, slots=True)
 class PlaintextContext:
-    """What a plaintext twin computes with: its weight, whether it is ``training``, and ``inner``, a block's layers."""
+    """What a plaintext twin computes with: its weight, whether it is ``training``, and ``inner``, a block's layers one
+    after the other; ``parts``: each of them alone."""
 
     own: Tensor | None
     training: bool
     inner: Callable[[Tensor], Tensor]
+    parts: tuple[Callable[[Tensor], Tensor], ...] = ()
 
     @property
     def weight(self) -> Tensor:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
-from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, split
+from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, one_hot, split
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import MODELS, ModelSpec, find_model
@@ -152,23 +152,28 @@ def fit(
 ) -> SimulatedFit:
     """Train ``model`` on rows ``x`` and labels ``y`` between three simulated parties.
 
-    ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a shipped
-    name, a list of layers as in a profile, a ``ModelSpec``, or its JSON. ``test``: the share of
+    A module with a ``vocabulary`` takes whole numbers (rows, positions), and labels of that shape if it answers at
+    each. ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a
+    shipped name, a list of layers as in a profile, a ``ModelSpec``, or its JSON. ``test``: the share of
     rows that is held out by the job's seed, or rows and labels of their own. ``watch_range``: a debugging mode that
     raises RingRangeError as soon as a number passes 2^62 before a truncation. All else are the keys of a private job
     (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With ``verify="products"`` every product of a step and its
     truncation is proved before the step's loss is opened, for dense layers and cross-entropy; comparisons, choices by
     bits, exponentials and look-ups are not proved. Raises ConfigError for what does not fit, before it computes.
     """
-    features, labels = _features(x).numpy(), np.asarray(y)
-    if labels.ndim != 1 or len(labels) != len(features) or not len(labels):
+    letters = int(getattr(model, "vocabulary", 0))
+    features, labels = _rows(x, letters), np.asarray(y)
+    if labels.ndim not in (1, 2 if letters else 1) or len(labels) != len(features) or not len(labels):
         raise ConfigError(f"{features.shape} features and {labels.shape} labels do not fit", "one label per row")
     if isinstance(test, tuple):
-        features, labels = np.concatenate([features, _features(test[0])]), np.concatenate([labels, np.asarray(test[1])])
+        features, labels = (
+            np.concatenate([features, _rows(test[0], letters)]),
+            np.concatenate([labels, np.asarray(test[1])]),
+        )
     objective = str(job.get("objective", _PLAIN.objective))
-    classes, numbers = _targets(objective, labels)
+    classes, numbers = _targets(objective, labels, letters)
     outputs = len(classes) if objective in ("cross-entropy", "mse") and classes else 1
-    spec = _model(model, np.shape(x)[1:], outputs)
+    spec = _model(model, np.shape(x)[1:], outputs, labels.shape[1] if labels.ndim == 2 else 1)
     if isinstance(test, tuple):
         n = len(np.asarray(y))
         data = Dataset(features[:n], numbers[:n], features[n:], numbers[n:], outputs)
@@ -183,8 +188,23 @@ def fit(
     )
 
 
-def _targets(objective: str, labels: np.ndarray[Any, Any]) -> tuple[tuple[Any, ...], Labels]:
+def _rows(x: ArrayLike, letters: int) -> Floats:
+    """Rows of features: as they are, or one-hot of so many letters."""
+    if not letters:
+        found: Floats = _features(x).numpy()
+        return found
+    numbers = np.asarray(x)
+    if numbers.dtype.kind not in "iu" or numbers.ndim != 2 or numbers.min() < 0 or numbers.max() >= letters:
+        raise ConfigError(
+            f"letters of shape {numbers.shape}, {numbers.dtype}", f"give (rows, positions) below {letters}"
+        )
+    return one_hot(numbers.astype(np.int64), letters)
+
+
+def _targets(objective: str, labels: np.ndarray[Any, Any], letters: int) -> tuple[tuple[Any, ...], Labels]:
     """Classes, none where numbers are fitted, and the labels as numbers."""
+    if labels.ndim == 2:  # of a model that answers at every letter
+        return tuple(range(letters)), labels.astype(np.int64)
     if objective in ("huber", "poisson") or (objective == "mse" and labels.dtype.kind == "f"):
         return (), labels.astype(np.float64)
     classes, numbers = np.unique(labels, return_inverse=True)
@@ -269,15 +289,15 @@ def _features(x: ArrayLike) -> torch.Tensor:
     return torch.from_numpy(found.reshape(len(found), -1))
 
 
-def _model(model: Any, shape: tuple[int, ...], classes: int) -> ModelSpec:
+def _model(model: Any, shape: tuple[int, ...], classes: int, positions: int = 1) -> ModelSpec:
     features = math.prod(shape)
     if isinstance(model, ModelSpec):
         return model
     if isinstance(model, torch.nn.Module):
-        return model_of_module(model, getattr(model, "input_shape", shape), classes).model
+        return model_of_module(model, getattr(model, "input_shape", shape), classes, positions=positions).model
     if isinstance(model, str):
         return model_of_file(model, features, classes).model if is_module_file(model) else find_model(model)
-    return model_of_list(model, features, classes) if isinstance(model, list) else model_of_json(model)
+    return model_of_list(model, features, classes, positions) if isinstance(model, list) else model_of_json(model)
 
 
 def _job(spec: ModelSpec, data: Dataset, epochs: int | None, steps: int | None, given: dict[str, Any]) -> PrivateJob:

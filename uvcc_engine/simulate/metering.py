@@ -122,7 +122,7 @@ def flat_specs(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
     """All layers of a model, those inside of blocks in their place."""
     found: list[LayerSpec] = []
     for spec in specs:
-        found += flat_specs(spec.inner) if spec.inner else [spec]
+        found += flat_specs(spec.inner) if spec.block else [spec]
     return found
 
 

@@ -7,10 +7,10 @@ from typing import Final
 
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
-_JOIN: Final = "branches meet only as x + layers(x)"
-_SHAPE: Final = "the one change of shape is flatten, before a linear layer"
-_PRODUCT: Final = "products are those of layers with their weights: linear, conv2d"
-_SEQUENCE: Final = "attention and embeddings come with the shipped gpt models only, and recurrence with none"
+_JOIN: Final = "branches meet as add, mul or cat"
+_SHAPE: Final = "numbers may be moved by reshape, transpose, permute, slices and cat, each row of the data alone"
+_PRODUCT: Final = "products are those of linear, conv1d and conv2d, entry by entry (mul), and attention"
+_SEQUENCE: Final = "recurrence cannot be; use conv1d, or scaled_dot_product_attention"
 INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "use leaky_relu": ("elu", "selu", "celu", "prelu", "rrelu", "threshold", "log_sigmoid"),
     "use relu": ("relu6", "softplus", "clamp_min", "hardshrink", "softshrink"),
@@ -18,24 +18,20 @@ INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "use sigmoid": ("hardsigmoid",),
     "use tanh": ("hardtanh", "softsign", "atan", "erf", "clamp", "clip"),
     "use layer_norm": ("group_norm", "instance_norm", "var", "std", "rsqrt", "sqrt", "linalg_vector_norm", "norm"),
-    "use conv2d": ("conv1d", "conv3d", "conv_transpose1d", "conv_transpose2d", "unfold"),
-    "use max_pool2d": ("max_pool1d", "max_pool3d", "adaptive_max_pool2d", "amax", "max"),
-    "use avg_pool2d": ("avg_pool1d", "avg_pool3d", "interpolate", "upsample_nearest2d", "upsample_bilinear2d"),
+    "use conv2d": ("conv3d", "conv_transpose1d", "conv_transpose2d"),
+    "use max_pool2d": ("max_pool3d", "adaptive_max_pool2d", "adaptive_max_pool1d"),
+    "use amax": ("max", "topk", "sort", "argmax"),
+    "use avg_pool2d": ("avg_pool3d", "interpolate", "upsample_nearest2d", "upsample_bilinear2d"),
     "use mean": ("sum", "nansum", "nanmean"),
     "use linear": ("cumsum", "addmm", "tensordot"),
-    _JOIN: ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "where", "lerp", "sub", "rsub"),
+    _JOIN: ("stack", "hstack", "vstack", "where", "lerp", "maximum", "minimum"),
     _SHAPE: (
-        *("transpose", "permute", "t", "movedim", "squeeze", "unsqueeze", "expand", "repeat", "roll", "flip", "pad"),
-        *("constant_pad_nd", "slice", "select", "index", "index_select", "gather", "split", "chunk", "narrow"),
-        *("pixel_shuffle", "unbind", "tile", "broadcast_to"),
+        *("roll", "flip", "pad", "constant_pad_nd", "index", "index_select", "gather", "broadcast_to", "scatter"),
     ),
-    _PRODUCT: ("mul", "div", "pow", "matmul", "mm", "bmm", "baddbmm", "einsum", "bilinear", "outer", "dot"),
-    _SEQUENCE: (
-        *("embedding", "embedding_bag", "scaled_dot_product_attention", "multi_head_attention_forward"),
-        *("lstm", "gru", "rnn_tanh", "rnn_relu"),
-    ),
-    "it belongs at the end, where the objective has it already": ("softmax", "log_softmax", "logsumexp"),
-    "leave dropout out": ("dropout", "alpha_dropout", "feature_dropout", "bernoulli", "rand_like", "randn_like"),
+    _PRODUCT: ("mm", "baddbmm", "einsum", "bilinear", "outer", "dot"),
+    _SEQUENCE: (*("embedding_bag", "lstm", "gru", "rnn_tanh", "rnn_relu"),),
+    "it belongs at the end, where the objective has it already": ("log_softmax", "logsumexp"),
+    "leave dropout out": ("alpha_dropout", "bernoulli", "rand_like", "randn_like"),
 }
 _BY_NAME: Final = {name: hint for hint, names in INSTEAD.items() for name in names}
 

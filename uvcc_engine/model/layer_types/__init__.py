@@ -1,15 +1,20 @@
 """The layer types that ship, one file each; importing this package registers them all."""
 
 from uvcc_engine.model.layer_types import (
+    affine,
     attention,
     batch_norm,
+    branches,
     conv2d,
     dense,
     embedding,
     gelu,
     layer_norm,
     leaky_relu,
+    places,
     pool,
+    rearrange,
+    reduce,
     relu,
     residual,
     rms_norm,
@@ -17,15 +22,20 @@ from uvcc_engine.model.layer_types import (
 )
 
 __all__ = [
+    "affine",
     "attention",
     "batch_norm",
+    "branches",
     "conv2d",
     "dense",
     "embedding",
     "gelu",
     "layer_norm",
     "leaky_relu",
+    "places",
     "pool",
+    "rearrange",
+    "reduce",
     "relu",
     "residual",
     "rms_norm",

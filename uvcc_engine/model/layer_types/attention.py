@@ -1,4 +1,5 @@
-"""Causal softmax self-attention of several heads (Vaswani et al., 2017).
+"""Softmax self-attention of several heads (Vaswani et al., 2017), causal or not; heads may share keys and values
+(Ainslie et al., 2023), and queries and keys may be turned by their places (Su et al., 2021).
 
 Language models lay their tokens out as lines: (rows * positions, width). Only the embedding and the attention know
 which lines belong together. On tensor ranks each has some of the heads, for all lines.
@@ -7,8 +8,12 @@ which lines belong together. On tensor ranks each has some of the heads, for all
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
@@ -29,17 +34,45 @@ _MASKED: Final = -64.0  # e^-64 is zero here, as below -16
 
 @dataclass(frozen=True, slots=True)
 class Attention(LayerSpec):
-    """Causal self-attention of ``heads`` heads over queries, keys and values of ``width`` each."""
+    """Self-attention of ``heads`` heads over queries of ``width`` and keys and values of ``kv_heads`` heads (0: as many
+    as queries have) each. ``causal``: a line sees itself and those before it, else all. ``rotary``: the base of the
+    angles by which queries and keys are turned, 0 for none."""
 
     positions: int
     width: int
     heads: int
+    kv_heads: int = 0
+    causal: bool = True
+    rotary: float = 0.0
+
+    @property
+    def shared_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def fed(self) -> int:
+        """Features of a line: queries, keys and values side by side."""
+        return self.width + 2 * (self.width // self.heads) * self.shared_heads
+
+
+def angles(spec: Attention) -> np.ndarray[Any, Any]:
+    """Cosines and sines ``[2, positions, width of a head]``, both halves of a head alike."""
+    half = spec.width // spec.heads // 2
+    turns = np.arange(spec.positions)[:, None] * spec.rotary ** (-np.arange(half) / half)
+    return np.stack([np.tile(np.cos(turns), 2), np.tile(np.sin(turns), 2)])
+
+
+def _turned(x: Tensor, table: Tensor, sign: int = 1) -> Tensor:
+    """Each head's two halves turned into each other by the angles of their line; back with ``sign`` -1."""
+    low, high = x.chunk(2, -1)
+    return x * table[0] + sign * ops.torch.cat([-high, low], -1) * table[1]
 
 
 class AttentionLayer(Layer):
-    """Causal softmax attention over (rows * positions, 3 width): queries, keys and values side by side.
+    """Softmax attention over (rows * positions, fed): queries, keys and values side by side.
 
-    Forward 22 rounds and more for more than 10 positions, backward 8.
+    Forward 22 rounds and more for more than 10 positions, backward 8. Turning by places takes 2 more, each way.
     """
 
     def __init__(self, spec: Attention) -> None:
@@ -48,27 +81,51 @@ class AttentionLayer(Layer):
         self._parts: list[Share] = []
         self._weights: Share | None = None
 
-    def _heads(self, x: Share, parts: int) -> list[Share]:
-        """(rows * positions, parts * width) -> for every part (rows, heads, positions, width / heads)."""
+    def _heads(self, x: Share, counts: Sequence[int]) -> list[Share]:
+        """(rows * positions, heads * width of a head) -> for every part (rows, heads, positions, width of a head)."""
         spec = self._spec
+        each = spec.width // spec.heads
+        ends = list(accumulate(counts))
 
         def cut(t: Tensor, k: int) -> Tensor:
-            split = t.reshape(-1, spec.positions, parts, spec.heads, spec.width // spec.heads)
-            return split[:, :, k].transpose(1, 2).contiguous()
+            split = t.reshape(-1, spec.positions, ends[-1], each)
+            return split[:, :, ends[k] - counts[k] : ends[k]].transpose(1, 2).contiguous()
 
-        return [ops.Share(cut(x.first, k), cut(x.second, k), x.f) for k in range(parts)]
+        return [ops.Share(cut(x.first, k), cut(x.second, k), x.f) for k in range(len(counts))]
 
     def _lay(self, parts: list[Share]) -> Share:
         """The inverse of ``_heads``."""
-        width = self._spec.width
-        return ops.cat([p.map(lambda t: t.transpose(1, 2).reshape(-1, width)) for p in parts], 1)
+        lines = len(parts[0].first) * self._spec.positions
+        return ops.cat([p.map(lambda t: t.transpose(1, 2).reshape(lines, -1)) for p in parts], 1)
+
+    def _turned_protocol(self, rt: Runtime, q: Share, k: Share, sign: int) -> MpcProtocol[list[Share]]:
+        """Queries and keys turned by their places, or turned back: 2 rounds."""
+        if not self._spec.rotary:
+            return [q, k]
+        table = ops.public(rt, ops.torch.from_numpy(angles(self._spec)), f=q.f)
+        found = yield from ops.product_with_protocol(rt, ops.cat([q, k], 1), table, lambda x, t: _turned(x, t, sign))
+        heads = self._spec.heads
+        return [found.index((slice(None), slice(None, heads))), found.index((slice(None), slice(heads, None)))]
+
+    def _spread(self, x: Share) -> Share:
+        """A head of keys or values for every head of queries."""
+        return x.map(lambda t: t.repeat_interleave(self._spec.heads // self._spec.shared_heads, 1))
+
+    def _gathered(self, x: Share) -> Share:
+        """The transpose of ``_spread``."""
+        spec = self._spec
+        shape = (-1, spec.shared_heads, spec.heads // spec.shared_heads, *x.shape[2:])
+        return x.map(lambda t: t.reshape(shape).sum(2))
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
-        torch = ops.torch
-        self._parts = q, k, v = self._heads(x, 3)
+        torch, spec = ops.torch, self._spec
+        q, k, v = self._heads(x, (spec.heads, spec.shared_heads, spec.shared_heads))
+        q, k = yield from self._turned_protocol(rt, q, k, 1)
+        self._parts = q, k, v = [q, self._spread(k), self._spread(v)]
         scores = yield from ops.matmul_protocol(rt, q, k.T, scale=self._scale)
         narrow = yield from ops.to_exp_scale_protocol(rt, scores)
-        seen = torch.ones(self._spec.positions, self._spec.positions).tril()
+        seen = torch.ones(spec.positions, spec.positions)
+        seen = seen.tril() if spec.causal else seen
         masked = ops.add_public(rt, ops.scale_int(narrow, seen.to(torch.int64)), (1.0 - seen) * _MASKED)
         share, _, _ = yield from ops.softmax_protocol(rt, masked)
         self._weights = yield from ops.rescale_protocol(rt, share, x.f)
@@ -78,14 +135,15 @@ class AttentionLayer(Layer):
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._weights is not None
         q, k, v = self._parts
-        p, (g,) = self._weights, self._heads(grad, 1)
+        p, (g,) = self._weights, self._heads(grad, (self._spec.heads,))
         dv, dp = yield from ops.par(ops.matmul_protocol(rt, p.T, g), ops.matmul_protocol(rt, g, v.T))
         along = yield from ops.product_with_protocol(rt, dp, p, lambda a, b: (a * b).sum(-1, keepdim=True))
         ds = yield from ops.mul_protocol(rt, ops.sub(dp, along), p)
         dq, dk = yield from ops.par(
             ops.matmul_protocol(rt, ds, k, scale=self._scale), ops.matmul_protocol(rt, ds.T, q, scale=self._scale)
         )
-        return self._lay([dq, dk, dv])
+        dq, dk = yield from self._turned_protocol(rt, dq, self._gathered(dk), -1)
+        return self._lay([dq, dk, self._gathered(dv)])
 
 
 def _output_shape(spec: Attention, shape: WeightShape) -> WeightShape:
@@ -95,7 +153,12 @@ def _output_shape(spec: Attention, shape: WeightShape) -> WeightShape:
             f"{spec} cannot divide {spec.width} features into heads, or {shape[0]} lines into positions",
             "give a width that the heads divide, and as many positions as the embedding has",
         )
-    check_features(spec, shape, 3 * spec.width)
+    each = spec.width // spec.heads
+    if spec.kv_heads < 0 or spec.heads % spec.shared_heads:
+        raise ConfigError(f"{spec} cannot share {spec.kv_heads} heads of keys", "give a number that divides the heads")
+    if spec.rotary and (each % 2 or not 1.0 < spec.rotary <= 1e9):
+        raise ConfigError(f"{spec} cannot be turned by places", "give heads of even width, and a base like 10000")
+    check_features(spec, shape, spec.fed)
     return shape[0], spec.width
 
 
@@ -104,9 +167,14 @@ def _secret(spec: Attention, at: SecretContext) -> AttentionLayer:
 
 
 def _plaintext(spec: Attention, at: PlaintextContext, x: Tensor) -> Tensor:
-    parts = x.reshape(-1, spec.positions, 3, spec.heads, spec.width // spec.heads).permute(2, 0, 3, 1, 4)
-    fn = ops.torch.nn.functional
-    mixed = fn.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+    torch, shared, each = ops.torch, spec.shared_heads, spec.width // spec.heads
+    parts = x.reshape(-1, spec.positions, spec.heads + 2 * shared, each).transpose(1, 2)
+    q, k, v = torch.tensor_split(parts, (spec.heads, spec.heads + shared), 1)
+    if spec.rotary:
+        table = torch.from_numpy(angles(spec))
+        q, k = _turned(q, table), _turned(k, table)
+    k, v = (one.repeat_interleave(spec.heads // shared, 1) for one in (k, v))
+    mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=spec.causal)
     return mixed.transpose(1, 2).reshape(-1, spec.width)
 
 
@@ -115,15 +183,17 @@ def _products(spec: Attention) -> int:
 
 
 def _place(spec: Attention, at: PlaceContext) -> Placed:
-    if at.layout != COLUMNS and at.tensor > 1:
-        raise at.refusal(spec)
+    if at.tensor > 1 and (at.layout != COLUMNS or spec.shared_heads != spec.heads):
+        raise at.refusal(spec, "heads share keys" if at.layout == COLUMNS else "")
     return at.placed(spec, "", at.layout)
 
 
 def _part(spec: Attention, at: PartContext) -> StagePart:
     mine = bounds(spec.heads, at.tp.size, at.tp.index)
     heads = mine.stop - mine.start
-    return Local(AttentionLayer(replace(spec, heads=heads, width=spec.width // spec.heads * heads)))
+    if heads == spec.heads:
+        return Local(AttentionLayer(spec))
+    return Local(AttentionLayer(replace(spec, heads=heads, kv_heads=0, width=spec.width // spec.heads * heads)))
 
 
 def _head_count(spec: Attention) -> int:

@@ -1,4 +1,4 @@
-"""A convolution, as a product of patches and weight."""
+"""Convolutions of images and of sequences, as a product of patches and weight."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import im2col, ops
-from uvcc_engine.model.parts import with_ones
+from uvcc_engine.model.parts import Pass, Plain, gather_rows, my_rows, with_ones
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -19,6 +19,15 @@ from uvcc_engine.model.registry import (
 )
 from uvcc_engine.model.secret_layer import ProductLayer
 from uvcc_engine.model.shapes import Image, WeightShape, check_features, check_image, check_positive
+from uvcc_engine.model.tensor_parallel import (
+    COLUMNS,
+    ROWS,
+    WHOLE,
+    PartContext,
+    PlaceContext,
+    Placed,
+    TensorParallel,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +60,66 @@ class Conv2d(WeightedSpec):
         return self.image.channels * self.kernel**2
 
     @property
-    def outputs(self) -> int:
-        return self.channels
+    def kernels(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return self.kernel, self.kernel
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """How far apart patches begin, down and across."""
+        return self.stride, self.stride
+
+    @property
+    def paddings(self) -> tuple[int, int]:
+        """Zeros above and below, and at the sides."""
+        return self.padding, self.padding
+
+    @property
+    def weight_shape(self) -> tuple[int, int]:
+        return self.inputs + 1, self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class Conv1d(WeightedSpec):
+    """A convolution of a sequence of ``length`` places, which lies channel by channel, with zero padding. Its weight is
+    (inputs * kernel + 1, channels); the last row is the bias."""
+
+    inputs_each: int
+    length: int
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+
+    @property
+    def image(self) -> Image:
+        """The sequence that goes in, as an image of one line."""
+        return Image(self.inputs_each, 1, self.length)
+
+    @property
+    def out(self) -> Image:
+        """The sequence that comes out."""
+        return Image(self.channels, 1, (self.length + 2 * self.padding - self.kernel) // self.stride + 1)
+
+    @property
+    def inputs(self) -> int:
+        """Fan-in of one output."""
+        return self.inputs_each * self.kernel
+
+    @property
+    def kernels(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return 1, self.kernel
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """How far apart patches begin, down and across."""
+        return 1, self.stride
+
+    @property
+    def paddings(self) -> tuple[int, int]:
+        """Zeros above and below, and at the sides."""
+        return 0, self.padding
 
     @property
     def weight_shape(self) -> tuple[int, int]:
@@ -66,7 +133,7 @@ class ConvLayer(ProductLayer):
     per input pixel); weight gradient 2 rounds.
     """
 
-    def __init__(self, spec: Conv2d, weight: Share) -> None:
+    def __init__(self, spec: Conv2d | Conv1d, weight: Share) -> None:
         self.weight = weight
         self._spec = spec
         self._seen: Share | None = None
@@ -86,19 +153,13 @@ class ConvLayer(ProductLayer):
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1))
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_with_protocol(rt, last, kernel, self._back(rt)))
+        return (yield from ops.product_with_protocol(rt, last, kernel, _back(rt, self._spec)))
 
     def gated_gradient_protocol(self, rt: Runtime, grad: Share, bits: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
         kernel = self.weight.index(slice(0, -1))
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_gated_protocol(rt, last, kernel, bits, self._back(rt)))
-
-    def _back(self, rt: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
-        def local(grad: Tensor, kernel: Tensor) -> Tensor:
-            return im2col.add_patches(rt.kernels.right_factor([kernel.T], grad.shape[0])([grad]), self._spec)
-
-        return local
+        return (yield from ops.product_gated_protocol(rt, last, kernel, bits, _back(rt, self._spec)))
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None
@@ -106,31 +167,79 @@ class ConvLayer(ProductLayer):
         return (yield from ops.matmul_protocol(rt, self._seen.T, last, scale=scale))
 
 
-def _output_shape(spec: Conv2d, shape: WeightShape) -> WeightShape:
+class ConvPart(Plain):
+    """The same on tensor ranks, each with the whole weight and its own rows of data. Whole or rows in, rows out.
+
+    Forward 2 rounds; the input gradient 2 rounds; the weight's gradient takes no message.
+    """
+
+    shared: bool = True
+
+    def __init__(self, spec: Conv2d | Conv1d, at: PartContext) -> None:
+        super().__init__(at.weight, at.dealer)
+        self._spec = spec
+        self._cuts = at.placed.layout == WHOLE and at.tp.size > 1
+
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
+        mine = x.map(lambda t: my_rows(on.tp, t)) if self._cuts else x
+        seen = with_ones(on.rt, mine.map(lambda t: im2col.cut_patches(t, self._spec)))
+        on.keep(self, seen)
+        found = yield from ops.matmul_protocol(on.rt, seen, self.weights[0], dealer=self.dealers[0])
+        return found.map(lambda t: im2col.channels_first(t, self._spec.out))
+
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
+        seen: Share = on.take(self)
+        dealer = self.dealers[0]
+        last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
+        on.gradient(self, 0, ops.product(on.rt, seen.T, last, dealer))
+        if not wanted:
+            return grad
+        kernel = self.weights[0].index(slice(0, -1))
+        below = yield from ops.product_with_protocol(on.rt, last, kernel, _back(on.rt, self._spec), dealer=dealer)
+        return gather_rows(on.tp, below, on.rows) if self._cuts else below
+
+
+def _back(rt: Runtime, spec: Conv2d | Conv1d) -> Callable[[Tensor, Tensor], Tensor]:
+    def local(grad: Tensor, kernel: Tensor) -> Tensor:
+        return im2col.add_patches(rt.kernels.right_factor([kernel.T], grad.shape[0])([grad]), spec)
+
+    return local
+
+
+def _output_shape(spec: Conv2d | Conv1d, shape: WeightShape) -> WeightShape:
     check_image(spec.image)
     check_positive(spec, "channels", "kernel", "stride")
-    if spec.padding < 0 or spec.kernel > min(spec.image.height, spec.image.width) + 2 * spec.padding:
+    sides = zip((spec.image.height, spec.image.width), spec.kernels, spec.paddings, strict=True)
+    if spec.padding < 0 or any(kernel > side + 2 * padding for side, kernel, padding in sides):
         raise ConfigError(f"{spec} has a kernel larger than its image", "pad the image, or use a smaller kernel")
     check_features(spec, shape, spec.image.size)
     return shape[0], spec.out.size
 
 
-def _initial(spec: Conv2d, at: InitialContext) -> Floats:
+def _initial(spec: Conv2d | Conv1d, at: InitialContext) -> Floats:
     return at.kaiming(spec.weight_shape)
 
 
-def _secret(spec: Conv2d, at: SecretContext) -> ConvLayer:
+def _secret(spec: Conv2d | Conv1d, at: SecretContext) -> ConvLayer:
     return ConvLayer(spec, at.weight)
 
 
-def _plaintext(spec: Conv2d, at: PlaintextContext, x: Tensor) -> Tensor:
-    kernel = at.weight[:-1].T.reshape(spec.channels, spec.image.channels, spec.kernel, spec.kernel)
+def _plaintext(spec: Conv2d | Conv1d, at: PlaintextContext, x: Tensor) -> Tensor:
+    kernel = at.weight[:-1].T.reshape(spec.channels, spec.image.channels, *spec.kernels)
     pixels = im2col.pixels(x, spec.image)
-    return ops.torch.nn.functional.conv2d(pixels, kernel, at.weight[-1], spec.stride, spec.padding).flatten(1)
+    fn = ops.torch.nn.functional
+    return fn.conv2d(pixels, kernel, at.weight[-1], spec.strides, spec.paddings).flatten(1)
 
 
-def _products(spec: Conv2d) -> int:
+def _products(spec: Conv2d | Conv1d) -> int:
     return spec.inputs * spec.out.size
+
+
+def place_rows(spec: WeightedSpec, at: PlaceContext) -> Placed:
+    """Place a weight whole at every rank, each doing its own rows. Raises ConfigError if it is fed columns."""
+    if at.layout == COLUMNS and at.tensor > 1:
+        raise at.refusal(spec)
+    return at.placed(spec, WHOLE, ROWS)
 
 
 register(
@@ -143,5 +252,19 @@ register(
         initial=_initial,
         rounds=4,
         products=_products,
+        tensor_parallel=TensorParallel(place=place_rows, part=ConvPart),
+    )
+)
+register(
+    LayerType(
+        name="conv1d",
+        spec=Conv1d,
+        output_shape=_output_shape,
+        secret=_secret,
+        plaintext=_plaintext,
+        initial=_initial,
+        rounds=4,
+        products=_products,
+        tensor_parallel=TensorParallel(place=place_rows, part=ConvPart),
     )
 )

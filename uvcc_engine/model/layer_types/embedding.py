@@ -32,15 +32,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Embedding(WeightedSpec):
-    """Letters and their places to vectors. Its weight is (vocabulary + positions, width)."""
+    """Letters and, with ``places``, where they stand, to vectors. Its weight is (vocabulary + positions, width), or
+    (vocabulary, width)."""
 
     vocabulary: int
     positions: int
     width: int
+    places: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.vocabulary + (self.positions if self.places else 0)
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        return self.vocabulary + self.positions, self.width
+        return self.rows, self.width
 
 
 class EmbeddingLayer(Layer):
@@ -68,7 +75,9 @@ class EmbeddingLayer(Layer):
 
 
 def _letters_and_places(spec: Embedding, rt: Runtime, x: Share) -> Share:
-    """(rows, positions * vocabulary) -> (rows * positions, vocabulary + positions). Local."""
+    """(rows, positions * vocabulary) -> (rows * positions, rows of the table). Local."""
+    if not spec.places:
+        return x.reshape(-1, spec.vocabulary)
     places = ops.public(rt, ops.torch.eye(spec.positions).repeat(x.shape[0], 1), f=x.f)
     return ops.cat([x.reshape(-1, spec.vocabulary), places], 1)
 
@@ -86,7 +95,7 @@ class LookUp(Plain):
 
     def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         rt, dealer = on.rt, self.dealers[0]
-        mine = bounds(self._spec.vocabulary + self._spec.positions, on.tp.size, on.tp.index)
+        mine = bounds(self._spec.rows, on.tp.size, on.tp.index)
         seen = _letters_and_places(self._spec, rt, x).index((slice(None), mine))
         on.keep(self, seen)
         if on.tp.size == 1:
@@ -122,17 +131,18 @@ def _secret(spec: Embedding, at: SecretContext) -> EmbeddingLayer:
 
 def _plaintext(spec: Embedding, at: PlaintextContext, x: Tensor) -> Tensor:
     letters = x.reshape(-1, spec.positions, spec.vocabulary)
-    return (letters @ at.weight[: spec.vocabulary] + at.weight[spec.vocabulary :]).flatten(0, 1)
+    found = letters @ at.weight[: spec.vocabulary]
+    return (found + at.weight[spec.vocabulary :] if spec.places else found).flatten(0, 1)
 
 
 def _products(spec: Embedding) -> int:
-    return (spec.vocabulary + spec.positions) * spec.width
+    return spec.rows * spec.width
 
 
 def _place(spec: Embedding, at: PlaceContext) -> Placed:
     if at.layout != WHOLE:
         raise at.refusal(spec)
-    return at.divided(spec, ROWS, ROWS, spec.vocabulary + spec.positions)
+    return at.divided(spec, ROWS, ROWS, spec.rows)
 
 
 def _part(spec: Embedding, at: PartContext) -> StagePart:

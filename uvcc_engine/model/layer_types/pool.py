@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import im2col, ops
+from uvcc_engine.model.parts import Local, StagePart
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
 from uvcc_engine.model.shapes import Image, WeightShape, check_features, check_image, check_positive
+from uvcc_engine.model.tensor_parallel import COLUMNS, PartContext, PlaceContext, Placed, TensorParallel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,6 +97,16 @@ def _products(spec: Pool) -> int:
     return spec.image.size if spec.kind == "avg" else 64 * spec.image.size  # a maximum takes comparisons
 
 
+def _place(spec: Pool, at: PlaceContext) -> Placed:
+    if at.layout == COLUMNS and at.tensor > 1:
+        raise at.refusal(spec)
+    return at.placed(spec, "", at.layout)
+
+
+def _part(spec: Pool, at: PartContext) -> StagePart:
+    return Local(_secret(spec, SecretContext(None, [])))
+
+
 register(
     LayerType(
         name="pool",
@@ -104,5 +116,6 @@ register(
         plaintext=_plaintext,
         rounds=7,
         products=_products,
+        tensor_parallel=TensorParallel(place=_place, part=_part),
     )
 )

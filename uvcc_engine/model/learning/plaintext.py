@@ -50,7 +50,11 @@ def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, 
         mine = list(islice(left, len(weighted_specs([spec]))))
         own = mine[0] if isinstance(spec, WeightedSpec) else None
         inner = partial(_through, spec.inner, mine, training=training)
-        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner), x)
+        parts, after = [], iter(mine)
+        for one in spec.inner:
+            taken = list(islice(after, len(weighted_specs([one]))))
+            parts.append(partial(_through, [one], taken, training=training))
+        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner, tuple(parts)), x)
     return x
 
 

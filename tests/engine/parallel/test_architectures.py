@@ -1,0 +1,119 @@
+"""A user's module per architecture: what its layers compute, and two steps of it under every topology that it takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from architectures import ARCHITECTURES, ResNet, weights_of
+from training_kit import check_replicas, train, weights
+
+from uvcc_engine import simulate
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.data.sets import Dataset, one_hot
+from uvcc_engine.model.definition.layer_list import model_of_json, model_to_json
+from uvcc_engine.model.definition.specs import find_model, initial_weights
+from uvcc_engine.model.definition.torch_module import ExportedModule, model_of_module
+from uvcc_engine.model.learning.plaintext import forward, train_plaintext
+from uvcc_engine.sharding.validation import fit_model
+
+torch.set_num_threads(1)
+UNIT = 2.0**-16
+TOPOLOGIES = [Topology(2, 1, 1, 2), Topology(1, 2, 1, 1), Topology(1, 1, 2, 1)]
+REFUSED = {("vit", 2), ("written", 2), ("sequence", 2), ("mlp", 2), ("resnet", 2)}
+"""Architectures and numbers of tensor ranks that a plan refuses."""
+
+
+def exported(name: str) -> tuple[torch.nn.Module, ExportedModule]:
+    torch.manual_seed(5)
+    case = ARCHITECTURES[name]
+    module = case.make()
+    for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter, -0.5, 0.5)
+    shape = getattr(module, "input_shape", (6,))
+    return module, model_of_module(module, shape, case.classes, positions=case.positions)
+
+
+def data_of(name: str, rows: int = 48) -> tuple[Dataset, torch.Tensor]:
+    """Rows as a job shares them, and as the module takes them."""
+    case, rng = ARCHITECTURES[name], np.random.default_rng(4)
+    module = case.make()
+    shape, letters = getattr(module, "input_shape", (6,)), getattr(module, "vocabulary", 0)
+    own = rng.integers(0, letters, (rows, *shape)) if letters else rng.normal(size=(rows, *shape))
+    flat = one_hot(own, letters) if letters else own.reshape(rows, -1)
+    y = rng.integers(0, case.classes, (rows, case.positions) if case.positions > 1 else rows)
+    return Dataset(flat[8:], y[8:], flat[:8], y[:8], case.classes), torch.from_numpy(own)
+
+
+def job_of(name: str) -> PrivateJob:
+    _, made = exported(name)
+    values = {"model": model_to_json(made.model), "steps": 2, "batch": 8, "lr": 0.25, "test_rows": 8}
+    return PrivateJob.from_json(json.loads(json.dumps(values)))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_layers_compute_what_the_module_does(name: str) -> None:
+    case = ARCHITECTURES[name]
+    module, made = exported(name)
+    assert model_of_json(json.loads(json.dumps(model_to_json(made.model)))) == made.model
+    data, own = data_of(name)
+    theirs = module.eval().double()(own)
+    own_weights = weights_of(module, case.order, case.positions)
+    assert [tuple(w.shape) for w in own_weights] == [spec.weight_shape for spec in made.model.weights]
+    ours = forward(made.model, own_weights, torch.from_numpy(np.concatenate([data.test_x, data.train_x])))
+    assert (ours - theirs.reshape(ours.shape)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_three_parties_train_it_as_its_plaintext_twin(name: str) -> None:
+    data, _ = data_of(name)
+    job = job_of(name)
+    found, clear = simulate.train(job, data), train_plaintext(job, data)
+    assert np.allclose(found.losses, clear.losses, atol=4e-3)
+    starts = initial_weights(find_model(job.model), job.seed, job.frac_bits)
+    for ours, theirs, start in zip(found.weights, clear.weights, starts, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
+        assert np.abs(theirs - start).max() > 256 * UNIT  # so a weight that stands still is found
+
+
+@pytest.mark.parametrize("size", TOPOLOGIES, ids=str)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topology) -> None:
+    job = job_of(name)
+    parts = {"replicas": size.replicas, "stages": size.stages, "tensor": size.tensor, "microbatches": size.microbatches}
+    if (name, size.tensor) in REFUSED:
+        with pytest.raises(ConfigError, match=r"cannot be split over workers: (Branches|Rearrange)"):
+            fit_model(job, workers=2, **parts)
+        return
+    data, _ = data_of(name)
+    fit_model(job, workers=2, **parts)
+    found = train(job, size, data=data)
+    clear = train_plaintext(replace(job, batch=job.batch * size.replicas), data)
+    check_replicas(found)
+    for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
+    assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
+
+
+def test_a_batch_normalisation_trains_on_one_worker_and_is_refused_on_more() -> None:
+    made = model_of_module(ResNet(norm=True), (1, 8, 8), 3)
+    job = PrivateJob.from_json(job_of("resnet").to_json() | {"model": model_to_json(made.model)})
+    fit_model(job)
+    with pytest.raises(ConfigError, match="BatchNorm"):
+        fit_model(job, workers=2, replicas=2)
+
+
+def test_a_language_model_of_ones_own_is_fitted_on_letters() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 7, (40, 4))
+    torch.manual_seed(1)
+    found = simulate.fit(ARCHITECTURES["gpt"].make(), x, np.roll(x, -1, 1), steps=2, batch=8, lr=0.25)
+    assert (found.model.positions, found.model.classes, len(found.losses)) == (4, 7, 2)
+    assert np.allclose(found.losses, found.twin().losses, atol=4e-3)
+    with pytest.raises(ConfigError, match="letters of shape"):
+        simulate.fit(ARCHITECTURES["gpt"].make(), x + 1, x, steps=2)
