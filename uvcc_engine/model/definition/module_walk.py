@@ -107,7 +107,7 @@ class Walk:
     used: dict[str, str] = field(default_factory=dict)
 
     def whole(self, lines: int) -> list[LayerSpec]:
-        """The layers of the whole module, which ends on so many lines, or 0: on those that come out. Raises ConfigError."""
+        """The layers of the whole module, which ends on so many lines (0: as they come). Raises ConfigError."""
         graph = self.graph
         if len(graph.inputs) != 1 or len(graph.outputs) != 1:
             counts = f"the module takes {len(graph.inputs)} tensors and gives {len(graph.outputs)}"
@@ -275,7 +275,7 @@ class Walk:
             raise self.graph.refusal(node, f"has the parameter {found[0]} in it", "only sums with parameters can be")
         value = self.graph.constant(other) if other is not None else None
         number = None if value is None else float(value.reshape(-1)[0])
-        if value is not None and int(torch.ne(value, number).sum()):
+        if value is not None and len(torch.unique(value)) > 1:
             raise self.graph.refusal(node, f"has a constant tensor {list(value.shape)} in it", _CONSTANT)
         factor, shift = self._line(node, name, number, secret_first=self.graph.secret(args[0]))
         if (factor, shift) != (1.0, 0.0):

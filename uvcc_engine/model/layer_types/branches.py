@@ -115,7 +115,7 @@ def joined_protocol(rt: Runtime, join: str, parts: Sequence[Share]) -> MpcProtoc
 
 
 def parted_protocol(rt: Runtime, join: str, seen: Sequence[Share], grad: Share) -> MpcProtocol[list[Share]]:
-    """The gradient (lines, features) of each branch's outputs from that of the join: 2 rounds for a product, none else."""
+    """The gradient (lines, features) of each branch from that of the join: 2 rounds for a product, none else."""
     if join == SUM:
         return [grad] * len(seen)
     if join == CONCAT:
