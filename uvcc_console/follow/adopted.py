@@ -24,7 +24,7 @@ from uvcc_console.core.log import logger, within
 from uvcc_console.fleet import pulse
 from uvcc_console.follow import adopting
 from uvcc_console.follow.control_file import ControlFileChannel
-from uvcc_console.follow.follower import POLL_S, Follower
+from uvcc_console.follow.follower import POLL_S, FolderFollower
 from uvcc_console.follow.reader import FolderReader
 from uvcc_console.halt import machine
 from uvcc_console.haltd.halter import Halter
@@ -58,7 +58,7 @@ class AdoptedRun:
         for _, event in iter_events(run_dir / paths.JOURNAL, (ev.CursorMoved.kind,)):
             cursors |= event.cursors if isinstance(event, ev.CursorMoved) else {}
         self._reader = FolderReader(self._shell, adoption.target.folder, cursors)
-        self._follower = Follower(self._reader, self._recorded, path="ssh" if self._remote else "file")
+        self._follower = FolderFollower(self._reader, self._recorded, path="ssh" if self._remote else "file")
         self._channel = ControlFileChannel(self._reader, lambda: self._follower.up, self._witnessed)
         self._channels: dict[str, ControlFileChannel] = {}
         self._halter = Halter(self._channels, self._append, auto=(machine.HOLD, machine.HALT))
@@ -182,7 +182,7 @@ class AdoptedRun:
         pod = self._reader.pod
         self._append(
             [
-                ev.Alert(level="error", name="halt", text=why, hint="end it there, by hand", subject=pod),
+                ev.Alert(level="error", name="follow", text=why, hint="end it there, by hand", subject=pod),
                 ev.HaltDone(nonce=request.nonce, mode="release", verified=0, total=1, step=-1, seconds=0.0),
             ]
         )

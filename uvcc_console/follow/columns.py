@@ -79,7 +79,7 @@ class FigureNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FigureRow:
     """One row: its step and its figures, by the names that their columns have."""
 
     step: int
@@ -102,7 +102,7 @@ class _Counting:
 
 
 @dataclass(slots=True)
-class CsvTable:
+class DelimitedTable:
     """A table with a line of names on top; one without has its columns counted. ``bad`` counts rows of no use."""
 
     names: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class CsvTable:
     bad: int = 0
     counting: _Counting = field(default_factory=_Counting)
 
-    def rows(self, lines: Sequence[str]) -> list[Row]:
+    def rows(self, lines: Sequence[str]) -> list[FigureRow]:
         """What these lines hold."""
         return [row for line in lines if line.strip() and (row := self._row(line)) is not None]
 
@@ -133,7 +133,7 @@ class CsvTable:
         self.delimiter, self.names = delimiter, tuple(c.strip().lstrip("#").strip() for c in cells)
         return True
 
-    def _row(self, line: str) -> Row | None:
+    def _row(self, line: str) -> FigureRow | None:
         if not self.names or line[:1].isalpha() or line[:1] in "#\"'":
             if self.header(line):
                 return None
@@ -148,7 +148,7 @@ class CsvTable:
         if step is None:
             self.bad += 1
             return None
-        return Row(step, _figures(given))
+        return FigureRow(step, _figures(given))
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -169,13 +169,13 @@ def _figures(given: Mapping[str, float]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class JsonTable:
+class JsonLinesTable:
     """One JSON object a line; objects inside it are reached by names with a slash."""
 
     bad: int = 0
     counting: _Counting = field(default_factory=_Counting)
 
-    def rows(self, lines: Sequence[str]) -> list[Row]:
+    def rows(self, lines: Sequence[str]) -> list[FigureRow]:
         """What these lines hold; an object without a number is no row, and no mistake."""
         found = []
         for line in lines:
@@ -194,7 +194,7 @@ class JsonTable:
             if step is None:
                 self.bad += 1
             else:
-                found.append(Row(step, figures))
+                found.append(FigureRow(step, figures))
         return found
 
 

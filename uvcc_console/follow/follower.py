@@ -24,7 +24,7 @@ QUIET: Final = (ev.PodTelemetry, ev.CursorMoved, ev.Alert)
 """What is no news of the run itself."""
 
 
-class Follower:
+class FolderFollower:
     """Follows one folder. ``record`` takes every event in order; ``news`` is told of silence, in words, now and then.
 
     ``up``: whether the folder answered when it was asked last.

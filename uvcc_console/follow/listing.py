@@ -19,7 +19,7 @@ MOST_LOGS: Final = 64
 DEPTH: Final = 3
 NAME: Final = 200
 TABLES: Final = ("*.csv", "*.tsv", "*.jsonl", "*.ndjson", "events.out.tfevents.*")
-LOGS: Final = ("*.log", "*.out", "*.err")
+LOGS: Final = tuple(f"*.{ending}" for ending in ("log", "out", "err"))
 CONTRACT: Final = (
     files.RUN_JSON,
     files.TRAINING,
@@ -29,7 +29,7 @@ CONTRACT: Final = (
     files.exit_name(0),
     files.result_name(0),
 )
-RANKS: Final = ("heartbeat_rank*.jsonl", "exit_rank*.json", "result_rank*.json")
+RANKS: Final = (files.HEARTBEATS, files.EXITS, files.RESULTS)
 _PASSED_OVER: Final = (".*", files.CHECKPOINTS, "node_modules", "site-packages", "__pycache__")
 _STAT: Final = r"""
 s() {
@@ -54,7 +54,7 @@ class FileStat:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class FolderListing:
     """Files by their names relative to the folder; ``now`` is the machine's clock. ``more``: not all were listed."""
 
     now: float
@@ -125,7 +125,7 @@ def read_script(folder: str, name: str, offset: int, count: int) -> str:
     )
 
 
-def parse(out: bytes, folder: str, where: str) -> Listing:
+def parse(out: bytes, folder: str, where: str) -> FolderListing:
     """Read a listing. Raises UnreadableError for a folder that cannot be read, UvccError for an answer cut short."""
     first, _, rest = out.partition(b"\n")
     if first.startswith(b"TROUBLE "):
@@ -143,7 +143,7 @@ def parse(out: bytes, folder: str, where: str) -> Listing:
             found[name] = FileStat(int(m[1]), int(m[2]), float(m[3]))
         elif line:
             refused += 1
-    return Listing(float(first[4:]), found, refused, more)
+    return FolderListing(float(first[4:]), found, refused, more)
 
 
 def _shown(raw: bytes) -> str:

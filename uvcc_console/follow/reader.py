@@ -6,25 +6,32 @@ and event files give figures, its logs lines, and what is written to it is its o
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.follow import listing
-from uvcc_console.follow.columns import CsvTable, FigureNames, JsonTable, Row
-from uvcc_console.follow.listing import FileStat, Listing
+from uvcc_console.follow.columns import DelimitedTable, FigureNames, FigureRow, JsonLinesTable
+from uvcc_console.follow.file_tail import PIECE, Tail
+from uvcc_console.follow.folder_files import (
+    coord_of,
+    label_of,
+    matches_any,
+    of_contract,
+    reading_order,
+    run_id_of,
+    steps_of,
+    with_coord,
+)
+from uvcc_console.follow.listing import FileStat, FolderListing
 from uvcc_console.follow.shells import Shell
-from uvcc_console.follow.tail import PIECE, Tail
 from uvcc_console.follow.tfevents import EventFile
 from uvcc_console.follow.vital_signs import SCRIPT, VitalSigns
 from uvcc_console.rollout.decoder import LINE, Decoder
 from uvcc_engine.contract.agent_protocol.agent_messages import Lines
-from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.untrusted import STEPS, as_int, as_object
 from uvcc_engine.contract.run_files import files
@@ -70,7 +77,7 @@ class FolderReader:
         self._cursors = {name: list(at) for name, at in (cursors or {}).items() if len(at) == 2}
         self._known: dict[str, FileStat] = {}
         self._tails: dict[str, Tail] = {}
-        self._tables: dict[str, CsvTable | JsonTable] = {}
+        self._tables: dict[str, DelimitedTable | JsonLinesTable] = {}
         self._events: dict[str, EventFile] = {}
         self._documents: dict[str, FileStat] = {}
         self._names = FigureNames()
@@ -85,6 +92,11 @@ class FolderReader:
         self._beats: dict[str, float] = {}  # by worker: when its heartbeat file was written last, by that machine
         self._told: set[str] = set()
         self._step = -1
+
+    @property
+    def followed(self) -> list[str]:
+        """The files that are read, by their names in the folder."""
+        return sorted(self._known)
 
     async def probe(self) -> None:
         """See what is there, without reading it. Raises as :meth:`look` does."""
@@ -112,32 +124,32 @@ class FolderReader:
                 events += [told] if told is not None else []
         self.behind = False
         await self._learn()
-        for name in sorted(self._known, key=_order):
+        for name in sorted(self._known, key=reading_order):
             events += await self._read(name, self._known[name], found.now)
         return events
 
-    async def _asked(self, script: str) -> tuple[Listing, bytes]:
+    async def _asked(self, script: str) -> tuple[FolderListing, bytes]:
         said = await self.shell.run(script)
         return listing.parse(said.out, self.folder, self.shell.where), said.out
 
     # ---- which files
 
-    def _chosen(self, found: Listing) -> list[ev.Event]:
+    def _chosen(self, found: FolderListing) -> list[ev.Event]:
         """The files to follow from now on: those of the contract where there is one, else tables and logs."""
-        ours = {n: s for n, s in found.files.items() if _of_contract(n)}
+        ours = {n: s for n, s in found.files.items() if of_contract(n)}
         contract = any(files.is_heartbeat(n) or n == files.RUN_JSON for n in ours)
         events: list[ev.Event] = []
         if contract and not self.contract:
             self.contract, self.why_no_halt = True, ""
             self._forget_bare()
         if self.contract:
-            wanted = ours | {n: s for n, s in found.files.items() if "/" not in n and _matches(n, listing.LOGS)}
+            wanted = ours | {n: s for n, s in found.files.items() if "/" not in n and matches_any(n, listing.LOGS)}
         else:
-            wanted = {n: s for n, s in found.files.items() if _matches(n, (*listing.TABLES, *listing.LOGS))}
+            wanted = {n: s for n, s in found.files.items() if matches_any(n, (*listing.TABLES, *listing.LOGS))}
             self.why_no_halt = BARE if wanted else self.why_no_halt
         kept = sorted(
             wanted,
-            key=lambda n: (not _of_contract(n), _matches(n, listing.LOGS), n not in self._known, -wanted[n].mtime),
+            key=lambda n: (not of_contract(n), matches_any(n, listing.LOGS), n not in self._known, -wanted[n].mtime),
         )
         self._known = {n: wanted[n] for n in kept[:MOST_FOLLOWED]}
         more = len(kept) - MOST_FOLLOWED
@@ -159,7 +171,7 @@ class FolderReader:
 
     def _forget_bare(self) -> None:
         """What was read as a stranger's table is a file of the contract: it is read again as such."""
-        for name in [n for n in self._tails if _of_contract(n)]:
+        for name in [n for n in self._tails if of_contract(n)]:
             del self._tails[name]
 
     def _once(self, key: str, event: ev.Event) -> list[ev.Event]:
@@ -176,13 +188,13 @@ class FolderReader:
             if name in self._known and not self.run:
                 said = await self.shell.run(listing.read_script(self.folder, name, 0, PIECE), limit=2 * PIECE)
                 read = as_object(said.out) or {}
-                self.run = _run_id(read.get("run"))
+                self.run = run_id_of(read.get("run"))
         beat = next((n for n in self._known if files.is_heartbeat(n)), "")
         if not read.get("coord") and beat:
             said = await self.shell.run(listing.read_script(self.folder, beat, 0, 1 << 16), limit=1 << 17)
             read = as_object(said.out.partition(b"\n")[0]) or {}
         if not self._begun:
-            coord = _coord(read.get("coord")) or Coord(0, 0, 0, 0)
+            coord = coord_of(read.get("coord")) or Coord(0, 0, 0, 0)
             self.pod, self.coord = f"p{coord.party}r{coord.replica}", str(coord)
         self._vitals.pod = self.pod
         self._decode()
@@ -208,7 +220,7 @@ class FolderReader:
         tail = self._tails.get(name)
         if tail is None:
             tail = self._tails[name] = Tail()
-            if _matches(name, listing.LOGS):
+            if matches_any(name, listing.LOGS):
                 tail.whole = tail.last = _LOG_LAST
             if name in self._cursors and not self._rereads(name):
                 tail.ino, tail.at = self._cursors.pop(name)
@@ -219,7 +231,7 @@ class FolderReader:
 
         What an earlier one has told of it is not told again.
         """
-        return not self.contract and not _matches(name, listing.LOGS)
+        return not self.contract and not matches_any(name, listing.LOGS)
 
     async def _read(self, name: str, stat: FileStat, there: float) -> list[ev.Event]:
         """What is new of one file, at most so much at once."""
@@ -234,7 +246,7 @@ class FolderReader:
             self._step = -1
             fields = {"src": clean(name, 200), "reason": became}
             events.append(ev.EngineEvent(pod=self.pod, level="warn", event="rewind", fields=fields))
-        if first and tail.skipped and not _matches(name, listing.LOGS):
+        if first and tail.skipped and not matches_any(name, listing.LOGS):
             text = f"{clean(name, 200)} has {stat.size >> 20} MiB: only its last {tail.last >> 20} MiB are read"
             events.append(ev.Alert(level="info", name="follow", text=text))
         for _ in range(PIECES):
@@ -272,13 +284,13 @@ class FolderReader:
 
     async def _taken(self, name: str, tail: Tail, data: bytes, at: float, stat: FileStat) -> list[ev.Event]:
         """Bytes of a file as events; ``at`` is when they were written, 0 for just now."""
-        if _matches(name, ("events.out.tfevents.*",)) and not self.contract:
+        if matches_any(name, ("events.out.tfevents.*",)) and not self.contract:
             return self._scalars(name, tail, data, at)
         lines = tail.take(data)
         events: list[ev.Event] = []
         if self.contract:
             events += self._decoded(name, lines, at, stat)
-        elif _matches(name, listing.LOGS):
+        elif matches_any(name, listing.LOGS):
             shown = [clean(line, LINE) for line in lines]
             events += [ev.LogLines(pod=self.pod, src=clean(name, 200), lines=shown)] if shown else []
         else:
@@ -290,8 +302,8 @@ class FolderReader:
     async def _rows(self, name: str, lines: Sequence[str], at: float) -> list[ev.Event]:
         table = self._tables.get(name)
         if table is None:
-            table = self._tables[name] = JsonTable() if name.endswith(("jsonl", "ndjson")) else CsvTable()
-            if isinstance(table, CsvTable) and self._tails[name].cursor[1] - sum(len(x) + 1 for x in lines) > 0:
+            table = self._tables[name] = JsonLinesTable() if name.endswith(("jsonl", "ndjson")) else DelimitedTable()
+            if isinstance(table, DelimitedTable) and self._tails[name].cursor[1] - sum(len(x) + 1 for x in lines) > 0:
                 said = await self.shell.run(listing.read_script(self.folder, name, 0, 1 << 16), limit=1 << 17)
                 table.header(said.out.partition(b"\n")[0].decode(errors="replace").rstrip("\r"))
         rows = table.rows(lines)
@@ -305,7 +317,7 @@ class FolderReader:
     def _scalars(self, name: str, tail: Tail, data: bytes, at: float) -> list[ev.Event]:
         reader = self._events.setdefault(name, EventFile())
         tail.at += len(data)
-        rows = [Row(s.step, s.values) for s in reader.feed(data) if 0 <= s.step <= STEPS]
+        rows = [FigureRow(s.step, s.values) for s in reader.feed(data) if 0 <= s.step <= STEPS]
         found = self._figures(name, rows, at)
         if reader.bad:
             count, reader.bad = reader.bad, 0
@@ -314,9 +326,9 @@ class FolderReader:
         moved = {name: [tail.ino, tail.at - reader.pending]}
         return [*found, ev.CursorMoved(pod=self.pod, cursors=moved)]
 
-    def _figures(self, name: str, rows: Sequence[Row], at: float) -> list[ev.Event]:
+    def _figures(self, name: str, rows: Sequence[FigureRow], at: float) -> list[ev.Event]:
         """Rows as metrics, and the newest of them as the sign of life that a bare folder has."""
-        label = _label(name)
+        label = label_of(name)
         found: list[ev.Event] = []
         last: dict[str, float] = {}
         for row in rows:
@@ -342,16 +354,16 @@ class FolderReader:
         base = name.rpartition("/")[2]
         if base.endswith(".json"):
             read = as_object("\n".join(lines)) or {}
-            run = _run_id(read.get("run"))
+            run = run_id_of(read.get("run"))
             if run and base == files.RUN_JSON and run != self.run:
-                self.run, self.steps = run, _steps(read)
+                self.run, self.steps = run, steps_of(read)
                 self._decode()
             elif run and not self.run:
                 self.run = self._decoder.engine_run = run
             elif base == files.RUN_JSON:
-                self.steps = self.steps or _steps(read)
+                self.steps = self.steps or steps_of(read)
         if files.is_heartbeat(base):
-            lines = [_with_coord(line, self._rank_coord(base)) for line in lines]
+            lines = [with_coord(line, self._rank_coord(base)) for line in lines]
         message = Lines(run=self._decoder.engine_run, src=base, ino=stat.ino, off=stat.size, lines=lines)
         found = self._decoder.events(message)
         out: list[ev.Event] = []
@@ -396,55 +408,3 @@ class FolderReader:
     def over(self) -> bool:
         """Whether every worker that was ever heard of has left its exit record, the lead one too."""
         return self._left and not self._alive
-
-
-def _order(name: str) -> tuple[int, str]:
-    """What a run is comes first, how it ended last."""
-    base = name.rpartition("/")[2]
-    rank = 0 if base == files.RUN_JSON else 3 if files.is_exit(base) else 2 if files.is_result(base) else 1
-    return rank, name
-
-
-def _of_contract(name: str) -> bool:
-    return name in listing.CONTRACT or ("/" not in name and _matches(name, listing.RANKS))
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name.rpartition("/")[2], pattern) for pattern in patterns)
-
-
-def _label(name: str) -> str:
-    """What stands before a figure that another file has as well: an event file's folder, a table's own name."""
-    folder, _, base = name.rpartition("/")
-    if base.startswith("events.out."):
-        return folder.rpartition("/")[2] or "tb"
-    return base.rpartition(".")[0]
-
-
-def _run_id(found: object) -> str:
-    try:
-        return files.checked_run_id(found) if isinstance(found, str) else ""
-    except ConfigError:
-        return ""
-
-
-def _coord(found: object) -> Coord | None:
-    try:
-        return Coord.parse(found) if isinstance(found, str) else None
-    except ConfigError:
-        return None
-
-
-def _steps(read: Mapping[str, Any]) -> int:
-    """How many steps a run says that it will make, at the top of its facts or below; 0 where it does not."""
-    parts = [read, *(v for v in read.values() if isinstance(v, Mapping))]
-    parts += [v for p in parts[1:] for v in p.values() if isinstance(v, Mapping)]
-    return next((n for p in parts if (n := as_int(p.get("steps"), 1, STEPS))), 0)
-
-
-def _with_coord(line: str, coord: str) -> str:
-    """A heartbeat that names no worker, named by its file."""
-    read = as_object(line)
-    if read is None or _coord(read.get("coord")) is not None:
-        return line
-    return json.dumps(read | {"coord": coord})

@@ -24,7 +24,7 @@ PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ShellAnswer:
     """How a script ended, and what it printed."""
 
     exit: int
@@ -43,7 +43,7 @@ class Shell(Protocol):
     async def open(self) -> None:
         """Be ready for scripts. Raises UnreachableError, or HostKeyChanged."""
 
-    async def run(self, script: str, *, limit: int = bounded.OUTPUT) -> Said:
+    async def run(self, script: str, *, limit: int = bounded.OUTPUT) -> ShellAnswer:
         """Run a script. Raises UnreachableError where it gave no answer, UvccError for more than ``limit`` bytes."""
         ...
 
@@ -59,7 +59,7 @@ class LocalShell:
     async def open(self) -> None:
         """It is always there."""
 
-    async def run(self, script: str, *, limit: int = bounded.OUTPUT) -> Said:
+    async def run(self, script: str, *, limit: int = bounded.OUTPUT) -> ShellAnswer:
         try:
             process = await asyncio.create_subprocess_exec(
                 "/bin/sh",
@@ -84,7 +84,7 @@ class LocalShell:
                     if size > limit:
                         raise UvccError(f"{self.where} says more than {limit} bytes", "look at the folder by hand")
                     parts.append(piece)
-                return Said(await process.wait(), b"".join(parts))
+                return ShellAnswer(await process.wait(), b"".join(parts))
         except TimeoutError:
             raise UnreachableError(f"{self.where} gave no answer in {PATIENCE_S:g} s", "is its disk stuck?") from None
         finally:
@@ -118,11 +118,11 @@ class SshShell:
             await self._link.prove_shell()
             self._proved = True
 
-    async def run(self, script: str, *, limit: int = bounded.OUTPUT) -> Said:
+    async def run(self, script: str, *, limit: int = bounded.OUTPUT) -> ShellAnswer:
         done = await self._link.run(COMMAND, stdin=script.encode(), timeout=PATIENCE_S, limit=limit)
         if done.exit is None:
             raise UnreachableError(f"{self.where}: the link was lost ({done.trouble})", "it is tried again")
-        return Said(done.exit, done.stdout)
+        return ShellAnswer(done.exit, done.stdout)
 
     async def close(self) -> None:
         await self._link.close()

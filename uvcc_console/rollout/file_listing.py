@@ -39,7 +39,7 @@ WANTED: Final = (
     (files.SAMPLE, MIB),
     (f"{files.TENSORBOARD}/*", GIB),
     (files.EVENTS, 4 * GIB),
-    ("heartbeat_rank*.jsonl", 4 * GIB),
+    (files.HEARTBEATS, 4 * GIB),
     (files.LOGS, 4 * GIB),
     (files.STACKDUMPS, 64 * MIB),
     (files.RUN_JSON, 16 * MIB),

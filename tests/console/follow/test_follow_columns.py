@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from uvcc_console.follow.columns import MOST_NAMES, CsvTable, FigureNames, JsonTable, called
+from uvcc_console.follow.columns import MOST_NAMES, DelimitedTable, FigureNames, JsonLinesTable, called
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_column_is_called_by_what_it_means(name: str, wanted: str) -> None:
 
 
 def test_a_table_with_names_units_and_gaps() -> None:
-    table = CsvTable()
+    table = DelimitedTable()
     rows = table.rows(["global_step;loss;eval_loss;epoch;time", "1;2.5;;0;99", "2;nan;2.25;0;100", "x;1;;;", "3;2"])
     assert [(r.step, sorted(r.values)) for r in rows] == [(1, ["loss"]), (2, ["eval_loss", "loss"]), (3, ["loss"])]
     assert math.isnan(rows[1].values["loss"])
@@ -38,8 +38,8 @@ def test_a_table_with_names_units_and_gaps() -> None:
 
 
 def test_rows_are_counted_where_no_column_counts_them() -> None:
-    assert [r.step for r in CsvTable().rows(["loss,acc", "2,0.1", "1,0.2"])] == [1, 2]
-    rows = CsvTable().rows(["2,0.1", "1,0.2"])  # no line of names at all
+    assert [r.step for r in DelimitedTable().rows(["loss,acc", "2,0.1", "1,0.2"])] == [1, 2]
+    rows = DelimitedTable().rows(["2,0.1", "1,0.2"])  # no line of names at all
     assert [(r.step, dict(r.values)) for r in rows] == [
         (1, {"column_1": 2.0, "column_2": 0.1}),
         (2, {"column_1": 1.0, "column_2": 0.2}),
@@ -47,7 +47,7 @@ def test_rows_are_counted_where_no_column_counts_them() -> None:
 
 
 def test_json_lines_are_flattened_and_booleans_are_no_numbers() -> None:
-    table = JsonTable()
+    table = JsonLinesTable()
     rows = table.rows(
         [
             '{"step": 3, "train": {"loss": 1.5, "ok": true}, "ts": 9}',
@@ -75,6 +75,6 @@ def test_no_line_raises() -> None:
     signs = 'step,loss\n"1;\t{}[]:0.5e9nan\x00\x1b-+é'
     for _ in range(3000):
         line = "".join(dice.choice(signs) for _ in range(dice.randrange(40)))
-        table, objects = CsvTable(), JsonTable()
+        table, objects = DelimitedTable(), JsonLinesTable()
         for row in (*table.rows(["step,loss", line, "1,2"]), *table.rows([line]), *objects.rows([line])):
             assert 0 <= row.step <= 10**9

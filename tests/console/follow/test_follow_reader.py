@@ -11,9 +11,9 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.follow import listing, reader
+from uvcc_console.follow.file_tail import LONGEST, Tail
 from uvcc_console.follow.reader import FolderReader
 from uvcc_console.follow.shells import LocalShell
-from uvcc_console.follow.tail import LONGEST, Tail
 from uvcc_engine.contract import RunWriter
 from uvcc_engine.contract.errors import UnreadableError
 
@@ -22,11 +22,12 @@ class Watched:
     """A reader whose every look scans, and what it has found so far."""
 
     def __init__(self, folder: Path, cursors: dict[str, list[int]] | None = None) -> None:
-        self.reader = FolderReader(LocalShell(), str(folder), cursors)
+        self.clock = 0.0
+        self.reader = FolderReader(LocalShell(), str(folder), cursors, monotonic=lambda: self.clock)
         self.events: list[ev.Event] = []
 
     async def look(self) -> list[ev.Event]:
-        self.reader._scan_at = float("-inf")
+        self.clock += 2 * reader.SCAN_S
         found = await self.reader.look()
         self.events += [*self.reader.begun(), *found]
         return found
@@ -107,7 +108,7 @@ async def test_a_hostile_folder_is_read_within_its_bounds(tmp_path: Path, monkey
     await watched.look()
     assert 666.0 not in [loss for _, loss in watched.losses()]
     assert (2, 1.0) in watched.losses()
-    assert sorted(watched.reader._known) == ["-rf $(touch hacked).csv", "bad.jsonl"]
+    assert watched.reader.followed == ["-rf $(touch hacked).csv", "bad.jsonl"]
     assert not list(tmp_path.rglob("hacked"))
     assert any("names that cannot be shown" in e.text for e in watched.events if isinstance(e, ev.Alert))
     assert sum(e.count for e in watched.events if isinstance(e, ev.LinesMalformed)) >= 2
@@ -119,7 +120,7 @@ async def test_of_very_many_files_the_contracts_come_first_and_the_rest_is_told(
         (tmp_path / f"many{i}.log").touch()
     watched = Watched(tmp_path)
     await watched.look()
-    assert len(watched.reader._known) == reader.MOST_FOLLOWED
+    assert len(watched.reader.followed) == reader.MOST_FOLLOWED
     assert any("more than 512 files" in e.text for e in watched.events if isinstance(e, ev.Alert))
     with RunWriter.open(tmp_path, run="mine-1") as run:
         run.step(1, loss=2.0)

@@ -17,7 +17,7 @@ from uvcc_console.fleet.pins import HostKeyPins
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.ssherrors import HostKeyChanged
 from uvcc_console.fleet.user_ssh import UserKeys
-from uvcc_console.follow.follower import Follower
+from uvcc_console.follow.follower import FolderFollower
 from uvcc_console.follow.reader import FolderReader
 from uvcc_console.follow.shells import SshShell
 
@@ -46,12 +46,15 @@ def keys_of(path: Path) -> UserKeys:
     return UserKeys((str(path),), named=True)
 
 
-def follower_of(shell: SshShell, folder: Path, told: list[ev.Event], clock: list[float]) -> Follower:
+def follower_of(
+    shell: SshShell, folder: Path, told: list[ev.Event], clock: list[float], silence: list[str] | None = None
+) -> FolderFollower:
     async def no_time(seconds: float) -> None:
         await asyncio.sleep(0)
 
     reader = FolderReader(shell, str(folder), monotonic=lambda: clock[0])
-    return Follower(reader, told.extend, poll_s=0.0, sleep=no_time, clock=lambda: clock[0])
+    news = (silence if silence is not None else []).append
+    return FolderFollower(reader, told.extend, news, poll_s=0.0, sleep=no_time, clock=lambda: clock[0])
 
 
 @needs_sshd
@@ -66,9 +69,8 @@ async def test_a_lost_link_comes_back_and_reading_goes_on_from_its_cursor(
     told: list[ev.Event] = []
     clock = [0.0]
     shell = SshShell(PodLink("there", server.address, keys_of(key), known=HostKeyPins.here(), timeouts=QUICK))
-    follower = follower_of(shell, folder, told, clock)
     silence: list[str] = []
-    follower._news = silence.append
+    follower = follower_of(shell, folder, told, clock, silence)
     try:
         assert await follower.once()
         await server.stop()

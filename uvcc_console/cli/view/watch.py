@@ -92,7 +92,7 @@ class _Stream:
 async def _folder(args: argparse.Namespace) -> int:
     """Follow a folder until its run is over, or for ever. Raises at once where it cannot be reached or is not there."""
     from uvcc_console.follow.adopting import Adoption
-    from uvcc_console.follow.follower import Follower
+    from uvcc_console.follow.follower import FolderFollower
     from uvcc_console.follow.reader import FolderReader
     from uvcc_console.follow.target import read_target
 
@@ -103,7 +103,7 @@ async def _folder(args: argparse.Namespace) -> int:
     try:
         await shell.open()
         await reader.probe()
-        follower = Follower(reader, stream, common.say, path="ssh" if target.host else "file")
+        follower = FolderFollower(reader, stream, common.say, path="ssh" if target.host else "file")
         if args.no_follow:
             while await follower.once() and reader.behind:
                 pass

@@ -77,6 +77,7 @@ def is_result(name: str) -> bool:
     return name.startswith("result") and name.endswith(".json")
 
 
+HEARTBEATS: Final = "heartbeat_rank*.jsonl"
 EXITS: Final = "exit*.json"
 RESULTS: Final = "result*.json"
 LOGS: Final = "worker_*.log"
