@@ -9,6 +9,7 @@ from docs.make.words import HEAD, cell
 
 SERIES: Final[dict[str, str]] = {
     "mem_mib": "resident memory of the worker, MiB",
+    "gpu_mem_alloc_mib": "GPU memory that the worker holds, MiB",
     "gate_entropy_mean": "mean entropy of the attention gates",
     "gate_collapse_frac": "share of attention gates that chose one branch for good",
     "dt_fetch_s": "seconds that fetching a step's data took",

@@ -12,7 +12,7 @@ from uvcc_engine.contract.parsing.untrusted import as_float, as_int, as_timestam
 
 AT = "at"
 """The series of the console's time at each step: what turns an axis of steps into one of time."""
-BEAT_SERIES = ("mem_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
+BEAT_SERIES = ("mem_mib", "gpu_mem_alloc_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
 
 
 def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -13,23 +14,51 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing import yaml_text
 
 FALLS = 2  # rows that a falling loss takes
+STEP_MARK: Final = "@"  # in a gate's name, before the step of the full run that it was measured at
 
 
 def check(job: LmJobSettings, steps: int, gates: GatesPart) -> None:
     """Hold the rows of ``steps`` steps against the gates. Raises ConfigError naming the gate and what would do."""
     every = log_every(job)
-    wanted = {
-        "loss_falls": FALLS * gates.loss_falls,
-        "toks_per_s": int(gates.toks_per_s > 0),
-        "gate_entropy": int(gates.gate_entropy > 0),
-        "gate_collapse": int(gates.gate_collapse < 1),
-    }
-    for gate, rows in wanted.items():
+    for gate, rows in _rows(gates).items():
         if every and steps // every < rows:
             what = (
                 f"gates.{gate} needs {rows} rows, a smoke of {steps} steps that logs every {every} has {steps // every}"
             )
             raise ConfigError(what, f"smoke.steps of {rows * every}, or job.overrides.train.log_every {steps // rows}")
+
+
+def _rows(gates: GatesPart) -> dict[str, int]:
+    """Rows that each gate needs to be measured; none for those that are off."""
+    return {
+        "loss_falls": FALLS * gates.loss_falls,
+        "toks_per_s": int(gates.toks_per_s > 0),
+        "gate_entropy": int(gates.gate_entropy > 0),
+        "gate_collapse": int(gates.gate_collapse < 1),
+        "fetch_s": int(gates.fetch_s > 0),
+    }
+
+
+def windows(at: Sequence[int]) -> list[tuple[int, int]]:
+    """(step behind which it begins, step that it ends with) of each window of ``gates.at``."""
+    return list(zip((0, *at), at, strict=False))
+
+
+def check_windows(steps: int, gates: GatesPart, every: int = 1) -> None:
+    """Hold ``gates.at`` against a full run of ``steps`` steps with a row every ``every``; 0 where only the pod knows.
+
+    Raises ConfigError for steps out of order or behind the end, and for windows without the rows that a gate needs.
+    """
+    for since, until in windows(gates.at):
+        if until <= since:
+            raise ConfigError(f"gates.at is {gates.at}", "name each step once, in ascending order")
+        if until > steps:
+            raise ConfigError(f"gates.at names step {until}, the full run ends with step {steps}", "take it out")
+        there = until // every - since // every if every else until
+        for gate, rows in _rows(gates).items():
+            if there < rows:
+                what = f"gates.{gate} needs {rows} rows, steps {since + 1} to {until} of gates.at have {there}"
+                raise ConfigError(what, f"steps further apart, or a row more often than every {every} steps")
 
 
 def log_every(job: LmJobSettings) -> int:

@@ -180,7 +180,9 @@ class SmokePart(Strict):
 class GatesPart(Strict):
     """What must be measured before the full run starts. ``toks_per_s`` and ``gate_entropy`` are floors, 0 = no gate;
     ``gate_collapse`` (share of collapsed gates, 1 = no gate), ``gpu_mem_mib`` (reserved, 0 = no gate) and
-    ``watchdog_dumps`` (stalls, -1 = no gate) ceilings."""
+    ``watchdog_dumps`` (stalls, -1 = no gate) and ``fetch_s`` (seconds a step waits for data, 0 = no gate) ceilings.
+    ``at``: steps of the full run at which what its rows show is measured again. ``attention``: how thoroughly a
+    language model's attention is tried on the pods before training; auto is full on GPUs, nothing on processors."""
 
     loss_falls: bool = True
     result_hashes: int = Field(default=1, ge=1)
@@ -193,6 +195,9 @@ class GatesPart(Strict):
     gate_collapse: float = Field(default=1.0, ge=0, le=1)
     gpu_mem_mib: float = Field(default=0.0, ge=0)
     watchdog_dumps: int = Field(default=-1, ge=-1)
+    fetch_s: float = Field(default=0.0, ge=0)
+    at: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list, max_length=16)
+    attention: Literal["auto", "off", "quick", "full"] = "auto"
 
 
 class LimitsPart(Strict):

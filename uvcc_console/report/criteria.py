@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.plan.measurable import STEP_MARK
 from uvcc_console.report.package import Package, object_of, text_of
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import stamp
@@ -286,7 +287,9 @@ def _verified(package: Package, phase: str) -> Criterion:
 
 def _gate(package: Package, gate: str, ok: bool, wanted: str, measured: str) -> Criterion:
     """A gate was measured before the full run; those that files can show again are measured again."""
-    name, fact = f"gate {gate}", f"wanted {wanted}, measured {measured} before the full run"
+    figure, _, step = gate.partition(STEP_MARK)
+    when = f"at step {step} of the full run" if step else "before the full run"
+    name, fact = f"gate {figure}" + f" at step {step}" * bool(step), f"wanted {wanted}, measured {measured} {when}"
     status = MET if ok else NOT_MET
     if gate not in ("verifier", "result_hashes"):
         return Criterion(name, status, fact)

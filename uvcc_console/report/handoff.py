@@ -240,6 +240,7 @@ _LAUNCH: Final = (
     "gpus",
     "gpu_model",
     "gpu_memory_mib",
+    "driver",
     "vram",
     "torch",
     "cuda",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.machine import installed_code
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.signing.identity import PUBLIC
 
@@ -16,10 +17,7 @@ SEED_VARIABLE = "UVCC_IDENTITY_SEED"
 
 def code_hash() -> str:
     """Hash of the wheel this process runs from; "" where it runs from a source tree."""
-    try:
-        return (Path(__file__).parents[2] / "CODE_HASH").read_text().strip()
-    except OSError:
-        return ""
+    return installed_code.code_hash()
 
 
 def ensure_identity(folder: Path, seed_hex: str = "") -> dict[str, Any]:

@@ -250,3 +250,7 @@ def main(argv: list[str]) -> int:
         for c in checks:
             print(f"{'ok    ' if c.ok else 'FAILED'} {c.name:<18} {c.detail} ({c.seconds:.1f} s)")
     return 0 if all(c.ok for c in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

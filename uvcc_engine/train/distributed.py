@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,6 +121,15 @@ def vram_mib() -> int:
         return 0
     sizes = (torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     return int(max(sizes) // 2**20)
+
+
+def nvidia_driver(told: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The version of the NVIDIA driver, as its kernel module tells it; "" without one."""
+    try:
+        found = re.search(r"Module(?: for \S+)?\s+(\d[\d.]*)", told.read_text(errors="replace")[:1000])
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
 
 
 def start_group(device: str, timeout_min: float) -> RankGroup:

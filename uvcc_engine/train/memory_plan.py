@@ -27,7 +27,10 @@ from uvcc_engine.train.config import LMConfig
 
 MIB: Final = 1 << 20
 HEADROOM: Final = 1.15  # fragmentation of the allocator
-HINT: Final = "smaller train.batch_size with more train.accumulate, or runtime.gradient_checkpointing: true"
+HINT: Final = (
+    "smaller train.batch_size with more train.accumulate, runtime.gradient_checkpointing: true, train.loss_chunk, "
+    "ddp.shard on several GPUs, or a shorter train.seq_len"
+)
 BASE_MIB: Final = {"cpu": 200, "cuda": 900}  # interpreter, libraries, CUDA context, collectives' buffers
 
 

@@ -48,6 +48,7 @@ class RankTelemetry:
         self.gates: GateMetrics | None = None
         self.losses: dict[str, float] = {}
         self.last: dict[str, Any] = {}
+        self.peak_mib = 0.0  # of GPU memory, since the process began
         self.rate = 0.0  # tokens a second of all ranks, in the last log line
         self._curves = ScalarFile(writer.directory / files.TENSORBOARD) if writer.lead else None
 
@@ -97,6 +98,7 @@ class RankTelemetry:
         """metrics.json: the run in one line."""
         if self.writer.lead:
             known = {k: v for k, v in self.losses.items() if math.isfinite(v)}
+            known |= {"gpu_mem_peak_mib": self.peak_mib} if self.peak_mib else {}
             files.write_json(self.writer.directory / files.METRICS, {**facts, **known})
         if self._curves:
             self._curves.close()
@@ -105,7 +107,9 @@ class RankTelemetry:
         if self._device.type != "cuda":
             return {}
         allocated, reserved = torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
-        return {"gpu_mem_alloc_mib": allocated / 2**20, "gpu_mem_reserved_mib": reserved / 2**20}
+        self.peak_mib = torch.cuda.max_memory_allocated(self._device) / 2**20
+        mib = {"gpu_mem_alloc_mib": allocated / 2**20, "gpu_mem_reserved_mib": reserved / 2**20}
+        return mib | {"gpu_mem_peak_mib": self.peak_mib}
 
 
 def _fetch(w: Window) -> dict[str, float]:

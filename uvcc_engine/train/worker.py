@@ -7,6 +7,7 @@ import faulthandler
 import math
 import os
 import platform
+import shlex
 import signal
 import sys
 import traceback
@@ -20,6 +21,7 @@ from uvcc_engine import __version__
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.machine import installed_code
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
@@ -30,7 +32,7 @@ from uvcc_engine.train import effective, exported, generate, lm_state, memory_pl
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
-from uvcc_engine.train.distributed import RankGroup, choose_device, start_group, stop_group, vram_mib
+from uvcc_engine.train.distributed import RankGroup, choose_device, nvidia_driver, start_group, stop_group, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.printed_rows import PrintedRows
@@ -253,6 +255,10 @@ def _facts(cfg: lm_config.LMConfig, group: RankGroup, effects: list[lm_env.Effec
         "backend": group.backend,
         "device": str(group.device),
         "gpu": gpu,
+        "gpu_memory_mib": vram_mib(),
+        "driver": nvidia_driver(),
+        "code_hash": installed_code.code_hash(),
+        "launch": shlex.join(sys.orig_argv),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",

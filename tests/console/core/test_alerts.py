@@ -151,6 +151,10 @@ def test_gates_data_memory() -> None:
     for k in range(60):
         creeping.tick(mem_mib=200.0 + 5 * k)
     assert "memory_creep" in creeping.names()
+    on_gpu = Healthy(0)
+    for k in range(60):
+        on_gpu.tick(mem_mib=200.0, gpu_mem_alloc_mib=9000.0 + 100 * k)
+    assert "memory_creep" in on_gpu.names()
 
 
 def test_a_disk_that_fills_and_one_that_is_full() -> None:

@@ -28,6 +28,7 @@ SETTINGS = (
     "job.overrides.train.eval_every=0",
     "smoke.steps=12",
     "job.overrides.train.warmup=3",
+    "gates.at=[50, 100]",
     *PATIENT,
 )
 UVCC = [sys.executable, "-c", "import sys; from uvcc_console.cli.main import main; sys.exit(main())"]
@@ -141,7 +142,8 @@ def test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run(
     done = json.loads(operator.run("resume", run, "--wait", "--json"))
     assert done["status"] == "ok"
     names = ("loss_falls", "toks_per_s", "gate_entropy", "gate_collapse", "watchdog_dumps", "config", "halt_drill_s")
-    assert done["gates"] == dict.fromkeys(names, True)
+    of_windows = [f"{gate}@{step}" for step in (50, 100) for gate in ("loss_falls", *names[1:4])]
+    assert done["gates"] == dict.fromkeys([*names, *of_windows], True)
     assert [p.wait(300) for p in whole] == [0, 0]
     expected = json.loads((tmp_path / "whole" / "result.json").read_text())["result_hash"]
     assert done["result_hash"] == expected

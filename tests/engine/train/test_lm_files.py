@@ -17,7 +17,7 @@ from lm_kit import PATIENCE_S, free_port, run_here, small, start_ranks, wait_for
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.train import lm_state
-from uvcc_engine.train.distributed import RankGroup
+from uvcc_engine.train.distributed import RankGroup, nvidia_driver
 from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.tensorboard import ScalarFile
@@ -162,3 +162,26 @@ def test_two_ranks_with_a_static_graph_are_resumed_by_one(tmp_path: Path) -> Non
     losses = [float(r.split(",")[1]) for r in rows[1:]]
     assert max(losses[-3:]) < losses[0]
     assert os.path.exists(tmp_path / "run" / "heartbeat_rank1.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n", "550.90.07"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n", "570.124.06"),
+        ("something else", ""),
+        (None, ""),
+    ],
+)
+def test_the_drivers_version_is_read_from_its_module(tmp_path: Path, text: str | None, version: str) -> None:
+    told = tmp_path / "version"
+    if text is not None:
+        told.write_text(text)
+    assert nvidia_driver(told) == version
+
+
+def test_run_info_names_code_card_and_launch(tmp_path: Path) -> None:
+    assert train(small(steps=2), tmp_path, "lm") == 0
+    info = dict(line.split(": ", 1) for line in (tmp_path / "run.info").read_text().splitlines())
+    assert {"code_hash", "driver", "gpu", "gpu_memory_mib", "torch"} <= info.keys()
+    assert "pytest" in info["launch"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from uvcc_console.core import pod_states
 from uvcc_console.core.alerts.finding import ENOUGH, Finding, line, middle, training
@@ -16,18 +17,25 @@ SPENT = 0.9
 
 
 def memory_creep(s: Snapshot, now: float) -> Iterator[Finding]:
-    """Memory grows and does not come back: higher in each third of what is known, and by much in all."""
+    """Memory, also a GPU's, grows and does not come back: higher in each third of what is known, and by much in all."""
+    hint = "something is kept from step to step; a stack dump may show it"
     for w in training(s):
-        ys = line(s, w.coord, "mem_mib").ys()
-        if len(ys) < 3 * ENOUGH:
-            continue
-        third = len(ys) // 3
-        early, mid, late = (middle(ys[k * third : (k + 1) * third]) for k in range(3))
-        if early < mid < late and late > CREEP * early and late - early > LEAST_MIB:
-            text = f"{late:.0f} MiB, was {early:.0f} MiB"
-            yield Finding(
-                "memory_creep", text, "something is kept from step to step; a stack dump may show it", w.coord
-            )
+        grown = [words for name, where in _MEMORIES if (words := _grown(line(s, w.coord, name).ys(), where))]
+        if grown:
+            yield Finding("memory_creep", "; ".join(grown), hint, w.coord)
+
+
+_MEMORIES: Final = (("mem_mib", ""), ("gpu_mem_alloc_mib", " of GPU memory"))
+
+
+def _grown(ys: Sequence[float], where: str) -> str:
+    if len(ys) < 3 * ENOUGH:
+        return ""
+    third = len(ys) // 3
+    early, mid, late = (middle(ys[k * third : (k + 1) * third]) for k in range(3))
+    if early < mid < late and late > CREEP * early and late - early > LEAST_MIB:
+        return f"{late:.0f} MiB{where}, was {early:.0f} MiB"
+    return ""
 
 
 def disk_filling(s: Snapshot, now: float) -> Iterator[Finding]:

@@ -34,6 +34,9 @@ async def _plan(ctx: Rollout) -> str:
         images.check_all(fleet.model_dump(mode="json"), {"prime": IMAGES})
     if isinstance(job, LmJobSettings) and smoke is not None:
         measurable.check(job, smoke.steps, ctx.plan.profile.gates)
+    if (full := ctx.plan.phases.get(FULL)) is not None:
+        every = measurable.log_every(job) if isinstance(job, LmJobSettings) else 1
+        measurable.check_windows(full.steps, ctx.plan.profile.gates, every)
     await agree.check_job(ctx)
     names = ", ".join(f"{p.name} {p.steps} steps on {len(p.pods())} pods" for p in ctx.plan.phases.values())
     operated = operation_of(ctx.plan)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shlex
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from uvcc_console.core import events as ev
@@ -24,6 +25,7 @@ PROBE_S = 180.0  # of a pod among many that share a machine
 IMPORT_LOOKS, IMPORT_LOOK_S = 90, 2.0  # torch from a cold disk takes minutes
 CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
 _CHEAPER = "pods without GPUs would do, and cost less: fleet.gpu CPU_NODE"
+_VERDICT = ("ok", "error", "hint")
 _GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
 _PING = """
 import json, ssl, sys, time, urllib.request
@@ -65,7 +67,11 @@ async def preflight(ctx: Rollout) -> str:
     if isinstance(profile.job, LmJobSettings) and not findings:
         fits = await lm.fits(ctx)
         findings += [Problem(n, str(f["error"]), str(f["hint"])) for n, f in fits.items() if not f["ok"]]
-        add({n: {k: v for k, v in f.items() if k not in ("ok", "error", "hint")} for n, f in fits.items()})
+        add({n: {k: v for k, v in f.items() if k not in _VERDICT} for n, f in fits.items()})
+        if (how := attention_check(profile, probes)) and not findings:
+            tried = await lm.attention(ctx, how)
+            findings += [Problem(n, str(f["error"]), str(f["hint"])) for n, f in tried.items() if not f["ok"]]
+            add({n: {k: v for k, v in f.items() if k not in _VERDICT} for n, f in tried.items()})
     if profile.dp_preflight and not isinstance(profile.job, CommandJobSettings):
         for look in (fabric.ports,) if alone else (fabric.ports, fabric.ranks):
             if not findings:
@@ -80,6 +86,14 @@ async def preflight(ctx: Rollout) -> str:
         first = findings[0]
         raise UvccError(f"pod {first.pod}: {first.what}", first.hint)
     return f"{len(probes)} pods{_summary(facts)}"
+
+
+def attention_check(profile: Profile, probes: Mapping[str, Mapping[str, Any]]) -> str:
+    """How a language model's attention is tried before it is trained: quick, full, or "" for not at all."""
+    wanted = profile.gates.attention
+    if wanted == "auto":
+        wanted = "full" if computes_on_gpus(profile) and any(p.get("gpus") for p in probes.values()) else "off"
+    return "" if wanted == "off" else wanted
 
 
 def computes_on_gpus(profile: Profile) -> bool:

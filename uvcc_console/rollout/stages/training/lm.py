@@ -21,11 +21,12 @@ from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.rollout.stages.verify import collect
 from uvcc_engine.contract.checkpoints import checkpoint
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.parsing.safepaths import shown
 
 FIT_S = 300.0
 VERIFY_S = 900.0
+ATTENTION_S = 900.0
 _VERIFY = """
 import json, sys
 from pathlib import Path
@@ -52,6 +53,43 @@ async def fits(ctx: Rollout) -> dict[str, dict[str, Any]]:
         return _answer(member, await member.ssh.sh(command, timeout=FIT_S, stdin=json.dumps(asked).encode()))
 
     return await each(ctx.of_phase(phase), one)
+
+
+async def attention(ctx: Rollout, thoroughly: str) -> dict[str, dict[str, Any]]:
+    """Have every pod of the full run prove attention on its own device: causality, gradients, decoding.
+
+    ``thoroughly``: quick or full. By pod: the facts, or ``error`` and ``hint``. Minutes on processors.
+    """
+
+    async def one(member: Member) -> dict[str, Any]:
+        full = " --full" if thoroughly == "full" else ""
+        command = _engine(ctx, member, f"-m uvcc_engine.nsa.selftest --json{full}")
+        done = await member.ssh.run(command, timeout=ATTENTION_S)
+        if done.exit is None:
+            what = f"pod {member.name} gave no word on its attention in {ATTENTION_S:g} s ({done.trouble})"
+            raise UnreachableError(what, "retry; gates.attention: quick takes less")
+        return proven(done.text)
+
+    return await each(ctx.of_phase(ctx.plan.phases[FULL]), one)
+
+
+def proven(text: str) -> dict[str, Any]:
+    """What the last line of a pod's self-test says: which checks hold, or the first that does not."""
+    try:
+        rows = [(str(r["name"])[:40], r["ok"] is True, str(r["detail"])[:200]) for r in json.loads(_last_line(text))]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        rows = []
+    wrong = next(
+        (f"{name}: {shown(detail)}" for name, ok, detail in rows if not ok), "" if rows else "it did not answer"
+    )
+    if wrong:
+        hint = "take another image or GPU, or look by hand: uvcc-engine selftest; nothing was trained"
+        return {"ok": False, "error": f"attention is wrong on its device: {wrong}", "hint": hint}
+    return {"ok": True, "attention": ", ".join(name for name, _, _ in rows)}
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 async def verify_phase(ctx: Rollout, phase: Phase) -> str:

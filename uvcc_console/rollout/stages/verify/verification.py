@@ -132,6 +132,7 @@ def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasur
     for name, ceiling, off, found in (
         ("gate_collapse", gates.gate_collapse, 1.0, _beats(s, "gate_collapse_frac")),
         ("gpu_mem_mib", gates.gpu_mem_mib, 0.0, _beats(s, "gpu_mem_reserved_mib")),
+        ("fetch_s", gates.fetch_s, 0.0, _beats(s, "dt_fetch_s")),
     ):
         if ceiling != off:
             shown = f"{max(found):.3g}" if found else "not reported"
