@@ -23,7 +23,7 @@ from uvcc_console.fleet import pins, pod, ssh_keys, tunnels
 from uvcc_console.fleet.claims import Claims, book_for, books
 from uvcc_console.fleet.pins import HostKeyPins, split_address
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
-from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind, place_of, sections
+from uvcc_console.fleet.provider_kinds import GIVEN, FleetSettings, ProviderKind, place_of, sections
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.user_ssh import UserKeys, place
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
@@ -394,4 +394,4 @@ class InventoryFleet(FleetSettings):
         return self
 
 
-KIND = ProviderKind("inventory", InventoryFleet, make)
+KIND = ProviderKind("inventory", InventoryFleet, make, volumes=GIVEN)

@@ -17,7 +17,7 @@ from typing import Any
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import podhome, procs, ssh_keys
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
-from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
+from uvcc_console.fleet.provider_kinds import GIVEN, FleetSettings, ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 log = logger(__name__)
@@ -206,4 +206,4 @@ def _tail(home: Path) -> str:
     return lines[-1] if lines else "no output"
 
 
-KIND = ProviderKind("local", FleetSettings, make, here=True, consents=False)
+KIND = ProviderKind("local", FleetSettings, make, here=True, consents=False, volumes=GIVEN)

@@ -33,6 +33,7 @@ from uvcc_engine.contract.text import clean
 GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"
 PARTIES_KIND: Final = "parties"
+GIVEN: Final = "given"
 _FAILOVER: Final = "uvcc_console.fleet.failover.failover_provider"
 PARTY_NAMES: Final = tuple(f"P{party}" for party in range(PARTIES))
 OWN_KINDS: Final = {
@@ -63,6 +64,18 @@ class SpotPolicy(Strict):
     then: Literal["on_demand", "stop"] = "on_demand"
 
 
+class VolumeSettings(Strict):
+    """A language model's checkpoints on something that outlives its pods. ``size_gb``: of each pod's own volume, which
+    the run makes; ``path``: of a folder that the machines have anyhow. ``keep``: what lies there stays after the run.
+    ``price``: US dollars for a GB and month, where the vendor's list price is not yours.
+    """
+
+    size_gb: int = Field(default=0, ge=0, le=4096)
+    path: str = Field(default="", pattern=r"^(/[A-Za-z0-9._/-]{1,200})?$")
+    keep: bool = False
+    price: float | None = Field(default=None, ge=0)
+
+
 class FleetSettings(Strict):
     """Where pods come from: what every provider understands. ``per_party`` names the domain of each of the parties.
 
@@ -71,6 +84,7 @@ class FleetSettings(Strict):
     ``spot``: whether machines that may be taken away are rented, or how often and what then.
     ``fallbacks``: providers, regions or GPUs to go to, in order, where the ones before cannot be had.
     ``wait_for_stock``: hours that a run waits for offers that fit, before anything is rented.
+    ``volume``: where checkpoints lie, so that a pod that replaces a lost one finds them.
     ``reserve``: rent the full run's pods before the smoke, although it leaves some idle: where stock would be lost.
     """
 
@@ -94,6 +108,7 @@ class FleetSettings(Strict):
     packages: list[str] = []
     wheels: str = ""
     fallbacks: list[dict[str, Any]] = []
+    volume: VolumeSettings | None = None
 
     @model_validator(mode="after")
     def _three(self) -> FleetSettings:
@@ -118,6 +133,24 @@ class FleetSettings(Strict):
                     kind.settings.model_validate(one)
             except ConfigError as e:
                 raise ValueError(f"{where}: {e}") from e
+        return self
+
+    @model_validator(mode="after")
+    def _has_volumes(self) -> FleetSettings:
+        """A provider without volumes refuses the key by name, before anything is asked of it."""
+        if self.volume is None or self.provider == PARTIES_KIND:
+            return self
+        try:
+            kind = kind_of(self.provider)
+        except ConfigError:
+            return self  # that it is unknown is said elsewhere
+        if not kind.volumes:
+            raise ValueError(f"{kind.name} has no volumes here: leave out volume")
+        given = kind.volumes == GIVEN
+        if given and (not self.volume.path or self.volume.size_gb or self.volume.price):
+            raise ValueError(f"{kind.name} makes no volumes: volume.path names a folder of its machines, and no size")
+        if not given and (self.volume.path or not self.volume.size_gb):
+            raise ValueError(f"{kind.name} makes a volume for each pod: volume.size_gb says how large, and no path")
         return self
 
     @property
@@ -148,7 +181,9 @@ class ProviderKind:
 
     ``make``: (the profile's ``fleet`` section, folder of the run, the run's longest life in seconds) -> provider;
     raises ConfigError. ``here``: its pods are processes of this machine, which cost nothing and end by themselves.
-    ``consents``: whether a run must be confirmed, because pods cost money or belong to somebody.
+    ``consents``: whether a run must be confirmed, because pods cost money or belong to somebody. ``volumes``: where a
+    pod's volume is mounted, with ``{pod}`` for what its name begins with; ``GIVEN`` for a folder that the profile
+    names, empty where there are none.
     """
 
     name: str
@@ -156,6 +191,7 @@ class ProviderKind:
     make: Callable[[Mapping[str, Any], Path, float], Provider]
     here: bool = False
     consents: bool = True
+    volumes: str = ""
 
 
 @cache

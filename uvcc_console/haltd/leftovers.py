@@ -19,7 +19,7 @@ from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.fleet.cloud.intents import Intents
+from uvcc_console.fleet.cloud.intents import Intents, unended
 from uvcc_console.fleet.provider import Provider, Rents
 from uvcc_console.fleet.provider_kinds import provider_for, runs_here
 from uvcc_console.fleet.runclock import run_now
@@ -35,10 +35,10 @@ Make = Callable[[Snapshot], Provider]
 
 
 def needed(s: Snapshot, run_dir: Path) -> bool:
-    """Whether the run is over and left pods that do not end by themselves, or creates that are not proven."""
+    """Whether the run is over and left pods or volumes that do not end by themselves, or creates not proven."""
     if not s.ended or runs_here(dict(s.profile.get("fleet", {}))):
         return False
-    return _keeps(s) or any(t.open for t in Intents.of(run_dir).tries().values())
+    return _keeps(s) or any(t.open for t in Intents.of(run_dir).tries().values()) or bool(unended(run_dir))
 
 
 def _keeps(s: Snapshot) -> bool:

@@ -257,6 +257,14 @@ class EvidencePart(Strict):
     log_key: str = ""
 
 
+# shares on storage that outlives their pods, at accounts that one vendor may hold all of, would be no secret
+_NO_VOLUME: Final = {
+    "private": "fleet.volume is for language models: shares stay on the pods where they were born, and a pod that "
+    "replaces a lost one gets them from the other two parties",
+    "command": "fleet.volume is for language models: a command has no checkpoints that a new pod could go on from",
+}
+
+
 class Profile(Strict):
     """One way of running. ``dp_preflight``: before the smoke, the run's own layout of ranks meets and is measured."""
 
@@ -288,6 +296,8 @@ class Profile(Strict):
             raise ValueError(f"job.verify {self.job.verify}: there is no proof with {many}; give 1, or verify: off")
         if isinstance(self.job, PrivateJobSettings) and self.job.task == "infer" and self.smoke.steps:
             raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
+        if not isinstance(self.job, LmJobSettings) and any(self.fleet.of(p).volume for p in range(PARTIES)):
+            raise ValueError(_NO_VOLUME[self.job.kind])
         return self
 
 

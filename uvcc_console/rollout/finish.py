@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger, within
+from uvcc_console.fleet.cloud.intents import unended
 from uvcc_console.fleet.provider import Rents
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
@@ -113,6 +114,12 @@ async def _unproven(ctx: Rollout, keep: bool) -> Sequence[str]:
     except UvccError as e:
         left = [f"{ctx.plan.prefix}* ({e.what})"]
     if left:
-        text = f"never answered, and not proven to be nothing: {', '.join(left)}; the sidecar stays and ends what comes"
-        ctx.say(ev.Alert(level="warn", name="unanswered", text=text, hint="uvcc pods --sweep looks as well"))
+        volumes = {t.name for t in unended(ctx.run_dir)}
+        if never := [name for name in left if name not in volumes]:
+            text = f"never answered, and not proven to be nothing: {', '.join(never)}"
+            text += "; the sidecar stays and ends what comes"
+            ctx.say(ev.Alert(level="warn", name="unanswered", text=text, hint="uvcc pods --sweep looks as well"))
+        if stay := [name for name in left if name in volumes]:
+            text = f"volumes not proven gone, which cost on: {', '.join(stay)}; the sidecar stays and asks again"
+            ctx.say(ev.Alert(level="error", name="volume", text=text, hint="uvcc pods --sweep looks as well"))
     return left

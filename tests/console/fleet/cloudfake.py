@@ -42,6 +42,17 @@ class Rented:
     vanish_s: float = float("inf")
 
 
+@dataclass
+class Disk:
+    """A volume at the vendor."""
+
+    id: str
+    name: str
+    size: int
+    region: str
+    born: float
+
+
 class CloudFake:
     """What the vendors have in common. ``OPS``: where each kind of request goes, for failures on order."""
 
@@ -64,6 +75,9 @@ class CloudFake:
         self.born_state = ""
         self.vanish_s = float("inf")
         self.refuse_deletes = 0
+        self.disks: dict[str, Disk] = {}
+        self.disk_quota = 50
+        self.disks_shown_after = 0.0
         self.numbers = count(1001)
         self.transport = httpx.MockTransport(self.serve)
 
@@ -77,7 +91,36 @@ class CloudFake:
 
     @property
     def billing(self) -> list[str]:
-        return sorted(p.name for p in self.living if not p.foreign)
+        return sorted([*(p.name for p in self.living if not p.foreign), *(d.name for d in self.disks.values())])
+
+    # volumes, each a row of its own at every vendor
+
+    def new_disk(self, name: str, size: int, region: str) -> Disk | None:
+        """None where no more may be had."""
+        if len(self.disks) >= self.disk_quota:
+            return None
+        made = Disk(self.new_id(), name, size, region, self.now())
+        self.disks[made.id] = made
+        return made
+
+    def shown_disks(self) -> list[Disk]:
+        return [d for d in self.disks.values() if self.now() - d.born >= self.disks_shown_after]
+
+    def uses(self, disk: Disk) -> bool:
+        return any(disk.id in json.dumps(p.asked) or disk.name in json.dumps(p.asked) for p in self.living)
+
+    def end_disk(self, disk_id: str) -> int:
+        """The status of asking for a volume's end; one that a pod has does not go."""
+        disk = next((d for d in self.shown_disks() if d.id == disk_id), None)
+        if disk is None:
+            return 404
+        if self.uses(disk):
+            return 400
+        if self.refuse_deletes:
+            self.refuse_deletes -= 1
+            return 500
+        del self.disks[disk_id]
+        return 200
 
     def fail(self, op: str, action: str, *nth: int, **more: Any) -> None:
         method, path = self.OPS[op]
@@ -180,6 +223,9 @@ class RunPodFake(CloudFake):
         "create": ("POST", "/v2/pods"),
         "list": ("GET", "/v2/pods"),
         "delete": ("DELETE", "/v2/pods/"),
+        "new disk": ("POST", "/v2/network-volumes"),
+        "disks": ("GET", "/v2/network-volumes"),
+        "end disk": ("DELETE", "/v2/network-volumes/"),
     }
     TAKES = frozenset(
         {
@@ -220,14 +266,32 @@ class RunPodFake(CloudFake):
             case ("GET", "v2", "pods", pod_id):
                 pod = self.one(pod_id)
                 return said(self._record(pod)) if pod else self.no(404, "missing", "pod not found")
+            case ("POST", "v2", "network-volumes"):
+                if extra := set(body) - {"name", "size", "dataCenter", "type"}:
+                    return self.no(400, "invalid", f"unknown field {extra.pop()}")
+                made = self.new_disk(body["name"], body["size"], body["dataCenter"])
+                return said(self._disk(made), 201) if made else self.no(400, "limit", "volume quota exceeded")
+            case ("GET", "v2", "network-volumes"):
+                return said({"networkVolumes": [self._disk(d) for d in self.shown_disks()]})
+            case ("DELETE", "v2", "network-volumes", disk_id):
+                status = self.end_disk(disk_id)
+                return httpx.Response(204) if status == 200 else self.no(status, "", "the volume is attached to a pod")
             case ("DELETE", "v2", "pods", pod_id):
                 status = self.end(pod_id)
                 return httpx.Response(204) if status == 200 else self.no(status, "", "it cannot be done")
         return self.no(404, "missing", "not found")
 
+    @staticmethod
+    def _disk(disk: Disk) -> dict[str, Any]:
+        return {"id": disk.id, "name": disk.name, "size": disk.size, "dataCenter": disk.region, "type": "STANDARD"}
+
     def _create(self, body: Any) -> httpx.Response:
         if extra := set(body) - self.TAKES:
             return self.no(400, "invalid", f"unknown field {extra.pop()}")
+        for mount in body.get("mounts", {}).get("network", ()):
+            disk = self.disks.get(mount["volumeId"])
+            if disk is None or [disk.region] != body.get("dataCenterIds"):
+                return self.no(400, "invalid", "network volume not found in this data center")
         if self.broke:
             return self.no(402, "payment", "insufficient balance to create this pod")
         if len(self.living) >= self.quota:
@@ -262,6 +326,9 @@ class LambdaFake(CloudFake):
         "create": ("POST", "/v1/instance-operations/launch"),
         "list": ("GET", "/v1/instances"),
         "delete": ("POST", "/v1/instance-operations/terminate"),
+        "new disk": ("POST", "/v1/filesystems"),
+        "disks": ("GET", "/v1/file-systems"),
+        "end disk": ("DELETE", "/v1/filesystems/"),
     }
     TAKES = frozenset(
         {"region_name", "instance_type_name", "ssh_key_names", "file_system_names", "name", "hostname", "image"}
@@ -296,6 +363,18 @@ class LambdaFake(CloudFake):
             case ("GET", "instances", pod_id):
                 pod = self.one(pod_id)
                 return said({"data": self._record(pod)}) if pod else self.no(404, "missing", "no such instance")
+            case ("POST", "filesystems"):
+                if set(body) != {"name", "region"} or not re.fullmatch("[a-zA-Z]+[0-9a-zA-Z-]{0,59}", body["name"]):
+                    return self.no(400, "invalid", "invalid parameters")
+                made_disk = self.new_disk(body["name"], 0, body["region"])
+                return said({"data": self._disk(made_disk)}) if made_disk else self.no(400, "limit", "Quota exceeded.")
+            case ("GET", "file-systems"):
+                return said({"data": [self._disk(d) for d in self.shown_disks()]})
+            case ("DELETE", "filesystems", disk_id):
+                status = self.end_disk(disk_id)
+                if status != 200:
+                    return self.no(status, "missing" if status == 404 else "", "the file system is in use")
+                return said({"data": {"deleted_ids": [disk_id]}})
             case ("GET", "ssh-keys"):
                 return said({"data": list(self.keys.values())})
             case ("POST", "ssh-keys"):
@@ -315,7 +394,16 @@ class LambdaFake(CloudFake):
         places = [{"name": n, "description": n} for n in ("us-west-1", "us-east-1")] if self.stock > 0 else []
         return {"instance_type": kind, "regions_with_capacity_available": places}
 
+    def _disk(self, disk: Disk) -> dict[str, Any]:
+        at = {"name": disk.region, "description": disk.region}
+        where = {"mount_point": f"/lambda/nfs/{disk.name}", "is_in_use": self.uses(disk), "bytes_used": 0}
+        return {"id": disk.id, "name": disk.name, "created": "2026-11-22T00:00:00Z", "region": at, **where}
+
     def _launch(self, body: Any) -> httpx.Response:
+        for name in body.get("file_system_names", ()):
+            disk = next((d for d in self.disks.values() if d.name == name), None)
+            if disk is None or disk.region != body["region_name"]:
+                return self.no(400, "invalid", "the file system is not in this region")
         if extra := set(body) - self.TAKES:
             return self.no(400, "invalid", f"unknown parameter {extra.pop()}")
         if [k for k in body["ssh_key_names"] if k not in {key["name"] for key in self.keys.values()}]:

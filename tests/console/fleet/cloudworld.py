@@ -107,6 +107,7 @@ FAILED = {"prime": "failed", "runpod": "ERROR", "lambda": "terminating", "vast":
 FAILED |= {"kubernetes": "Failed", "skypilot": "STOPPED"}
 UNCLEAR = {"prime": "unclear", "lambda": "unhealthy", "vast": "offline", "kubernetes": "Unknown"}
 UNCLEAR["skypilot"] = "unhealthy"
+WITH_VOLUMES = ("runpod", "lambda", "kubernetes")
 # what cannot happen at a vendor, and why
 NEVER = {
     ("a_pod_in_an_unknown_state_for_long_is_given_up", "runpod"): "it has no such state",
@@ -119,6 +120,7 @@ NEVER = {
     ("a_quota_that_is_used_up", "skypilot"): "a quota is one region's, and the next offer is tried",
     ("a_pod_that_vanishes_at_boot_is_replaced", "skypilot"): "its launch ends when the machine is up",
     ("a_pod_that_is_dearer_than_quoted_is_not_kept", "skypilot"): "it names no price of what runs; it takes the cap",
+    ("without_stock_where_it_lies_no_pod_comes_elsewhere", "kubernetes"): "its scheduler sees to it",
     ("a_vendor_that_obeys_twice", "skypilot"): "a name is taken once at an API server",
 }
 

@@ -11,7 +11,7 @@ import re
 from typing import Any, ClassVar
 
 import httpx
-from cloudfake import CloudFake, Rented, said
+from cloudfake import CloudFake, Disk, Rented, said
 
 NAMESPACE = "lab"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -41,6 +41,9 @@ class KubernetesFake(CloudFake):
         "create": ("POST", f"/v1/namespaces/{NAMESPACE}/pods"),
         "list": ("GET", f"/v1/namespaces/{NAMESPACE}/pods"),
         "delete": ("DELETE", f"/v1/namespaces/{NAMESPACE}/pods/"),
+        "new disk": ("POST", f"/v1/namespaces/{NAMESPACE}/persistentvolumeclaims"),
+        "disks": ("GET", f"/v1/namespaces/{NAMESPACE}/persistentvolumeclaims"),
+        "end disk": ("DELETE", f"/v1/namespaces/{NAMESPACE}/persistentvolumeclaims/"),
     }
     page = 50
 
@@ -50,6 +53,7 @@ class KubernetesFake(CloudFake):
         self.hidden_nodes = False
         self.expire = 0  # so many continuations have expired
         self.version = 100
+        self.ending_claims: set[str] = set()
         self.waiting: dict[str, Any] = {}  # what the container waits for
         self.unschedulable = ""
 
@@ -65,7 +69,11 @@ class KubernetesFake(CloudFake):
         match (method, *parts):
             case ("POST", "apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"):
                 asked = body["spec"]["resourceAttributes"]
-                allowed = (asked["verb"], asked.get("subresource", "")) not in self.denied
+                pods = asked["resource"] == "pods"
+                allowed = (
+                    asked["verb"],
+                    asked.get("subresource", "") if pods else asked["resource"],
+                ) not in self.denied
                 return said({**body, "status": {"allowed": allowed}}, 201)
             case ("GET", "v1", "nodes"):
                 if self.hidden_nodes:
@@ -83,9 +91,52 @@ class KubernetesFake(CloudFake):
                 return said(self._object(pod)) if pod else self.no(404, "", f'pods "{name}" not found')
             case ("DELETE", "v1", "namespaces", ns, "pods", name) if ns == NAMESPACE:
                 return self._delete(name, body or {})
+            case ("GET", "v1", "namespaces", ns, "persistentvolumeclaims") if ns == NAMESPACE:
+                self._protected()
+                return self._list([self._claim(d) for d in self.shown_disks()], q, "PersistentVolumeClaimList")
+            case ("POST", "v1", "namespaces", ns, "persistentvolumeclaims") if ns == NAMESPACE:
+                return self._new_claim(body)
+            case ("DELETE", "v1", "namespaces", ns, "persistentvolumeclaims", name) if ns == NAMESPACE:
+                return self._end_claim(name, body or {})
             case (_, "v1", "namespaces", ns, *_):
                 return self.no(404, "", f'namespaces "{ns}" not found')
         return self.no(404, "", "the server could not find the requested resource")
+
+    def _new_claim(self, body: Any) -> httpx.Response:
+        name, spec = body["metadata"]["name"], body["spec"]
+        size = re.fullmatch(r"([0-9]+)G", spec["resources"]["requests"]["storage"])
+        if body["kind"] != "PersistentVolumeClaim" or spec["accessModes"] != ["ReadWriteOnce"] or size is None:
+            return self.no(422, "", f'PersistentVolumeClaim "{name}" is invalid')
+        if any(d.name == name for d in self.disks.values()):
+            return self.no(409, "", f'persistentvolumeclaims "{name}" already exists')
+        made = self.new_disk(name, int(size[1]), "")
+        if made is None:
+            how = "requested: persistentvolumeclaims=1, used: 9, limited: 9"
+            return self.no(403, "", f'persistentvolumeclaims "{name}" is forbidden: exceeded quota: disks, {how}')
+        return said(self._claim(made), 201)
+
+    def _end_claim(self, name: str, options: dict[str, Any]) -> httpx.Response:
+        """A claim in use stays, with a deletionTimestamp, until its pod is gone (``kubernetes.io/pvc-protection``)."""
+        disk = next((d for d in self.shown_disks() if d.name == name), None)
+        if disk is None:
+            return self.no(404, "", f'persistentvolumeclaims "{name}" not found')
+        if options.get("preconditions", {}).get("uid") not in (None, disk.id):
+            return self.no(409, "", "the UID in the precondition does not match the UID in record")
+        if self.refuse_deletes:
+            self.refuse_deletes -= 1
+            return self.no(500, "", "etcdserver: request timed out")
+        self.ending_claims.add(disk.id)
+        return said(self._claim(disk))
+
+    def _protected(self) -> None:
+        for disk in [d for d in self.disks.values() if d.id in self.ending_claims and not self.uses(d)]:
+            del self.disks[disk.id]
+
+    def _claim(self, disk: Disk) -> dict[str, Any]:
+        meta: dict[str, Any] = {"name": disk.name, "namespace": NAMESPACE, "uid": disk.id}
+        meta["labels"] = {"app.kubernetes.io/managed-by": "uvcc"}
+        meta |= {"deletionTimestamp": "2026-11-22T00:00:00Z"} if disk.id in self.ending_claims else {}
+        return {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": meta, "status": {"phase": "Bound"}}
 
     def _list(self, found: list[Any], q: dict[str, str], kind: str) -> httpx.Response:
         first = int(q.get("continue") or 0)

@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 import scenarios
-from cloudworld import NEVER, RUN, CloudWorld, Vendors, cloud_world
+import volume_scenarios
+from cloudworld import NEVER, RUN, WITH_VOLUMES, CloudWorld, Vendors, cloud_world
 
 Scenario = Callable[[CloudWorld], Awaitable[None]]
-ALL: dict[str, Scenario] = {
-    name: play
-    for name, play in vars(scenarios).items()
-    if iscoroutinefunction(play) and play.__module__ == scenarios.__name__ and name[0] != "_"
-}
+
+
+def _of(module: Any) -> dict[str, Scenario]:
+    helpers = ("_", "up", "lost")
+    own = ((n, f) for n, f in vars(module).items() if iscoroutinefunction(f) and f.__module__ == module.__name__)
+    return {name: play for name, play in own if name[0] != "_" and name not in helpers}
+
+
+ALL: dict[str, Scenario] = _of(scenarios)
+VOLUMES: dict[str, Scenario] = _of(volume_scenarios)
 
 
 @pytest.fixture
@@ -33,17 +39,19 @@ def _pairs() -> list[Any]:
     The market is played through by tests of its own as well: its part of the suite is run by hand.
     """
     pairs = [(name, vendor) for name in ALL for vendor in Vendors if (name, vendor) not in NEVER]
+    pairs += [(name, vendor) for name in VOLUMES for vendor in WITH_VOLUMES if (name, vendor) not in NEVER]
     return [pytest.param(n, v, marks=[pytest.mark.slow] if v == "prime" else []) for n, v in pairs]
 
 
 @pytest.mark.parametrize(("name", "vendor"), _pairs())
 async def test_scenario(name: str, vendor: str, own_run: Path) -> None:
     async with cloud_world(vendor, own_run) as world:
-        await ALL[name](world)
+        await (ALL | VOLUMES)[name](world)
         await world.down()
         assert world.fake.billing == []
 
 
 def test_there_are_enough_scenarios() -> None:
     assert len(ALL) == 60
-    assert {name for name, _ in NEVER} <= set(ALL)
+    assert len(VOLUMES) == 18
+    assert {name for name, _ in NEVER} <= set(ALL | VOLUMES)

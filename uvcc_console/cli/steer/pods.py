@@ -66,6 +66,7 @@ def run(argv: list[str]) -> int:
     asyncio.run(survey_pods(_known_fleets(args.provider), args.sweep, found))
     if args.sweep:
         asyncio.run(_prove(args.provider, found))
+    _volumes(args.provider, found)
     if args.json:
         common.emit(list(found.rows.values()))
     else:
@@ -178,10 +179,31 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     return [found[key] for key in sorted(found) if not only or key[0] in only]
 
 
+def _volumes(only: list[str], found: PodSurvey) -> None:
+    """Volumes that this machine's runs made and that are not proven gone, by what is on disk."""
+    from uvcc_console.fleet.cloud.intents import VOLUMES_FILE, Intents, unended
+    from uvcc_console.runs.sweep import KEPT, ORPHAN, fate_of
+
+    for run_dir in common.run_dirs():
+        shall_go = {t.name for t in unended(run_dir)}
+        for t in Intents(run_dir / VOLUMES_FILE).tries().values():
+            if not t.open or (only and t.provider not in only):
+                continue
+            fate = fate_of(t.base)
+            fate = KEPT if fate == ORPHAN and t.name not in shall_go else fate
+            row = {"name": t.name, "provider": t.provider, "provider_id": t.id, "price_hr": t.price_hr, "stray": False}
+            row |= {"address": f"volume in {t.region}" if t.region else "volume", "doubt": "", "fate": fate}
+            found.rows[t.provider, f"volume {t.id or t.name}"] = row | {"swept": False}
+            if fate == ORPHAN:
+                found.left.append(f"volume {t.name} is left behind: uvcc pods --sweep ends it")
+            elif fate == KEPT:
+                found.notes.append(f"volume {t.name} is kept and costs on; delete it at {t.provider}")
+
+
 async def _prove(only: list[str], found: PodSurvey) -> None:
     """Look at every create of runs that are over or dead and that had no answer; a line for each that is not proven."""
     from uvcc_console.fleet.cloud.ends import LAG_S
-    from uvcc_console.fleet.cloud.intents import Intents
+    from uvcc_console.fleet.cloud.intents import Intents, unended
     from uvcc_console.fleet.failover.failover_choice import chosen
     from uvcc_console.fleet.provider import Rents
     from uvcc_console.fleet.provider_kinds import DEFAULT, provider_for, sections
@@ -189,7 +211,7 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
 
     for run_dir in common.run_dirs():
         fate = fate_of(f"{POD_PREFIX}{run_dir.name}-p0r0")
-        tries = {t.name: t for t in Intents.of(run_dir).tries().values() if t.open}
+        tries = {t.name: t for t in [*Intents.of(run_dir).tries().values(), *unended(run_dir)] if t.open}
         given = common.read_snapshot(run_dir)[0].profile.get("fleet", {})
         fleet = dict(given) if isinstance(given, Mapping) else {}
         asked = {str(chosen(part, run_dir).get("provider", DEFAULT)) for part in sections(fleet)}
@@ -207,7 +229,9 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
             continue
         for name in left:
             until = time.strftime("%H:%M", time.localtime(tries[name].asked + LAG_S)) if name in tries else "later"
-            what = f"{name} was never answered; not proven yet that no pod comes of it"
+            if name in tries and tries[name].id:
+                continue  # a volume that will not go is told of with the others
+            what = f"{name} was never answered; not proven yet that nothing comes of it"
             found.unknown.append(f"{what}, look again at {until}: uvcc pods --sweep")
 
 

@@ -21,9 +21,10 @@ _ODD: Final = ("=", "+", "-", "@", "\t", "\r")
 def run(argv: list[str]) -> int:
     parser = common.Parser(
         "costs",
-        "List every create of every run of this machine: what it cost by our clock, in US dollars, and by the "
-        "provider's bill where its API tells one. VERDICT: agrees; over, billed is more than ours by over a tenth and "
-        "0.02 $; untold, no bill is known; open, it may still cost something; none, nothing was made. "
+        "List every create of every run of this machine, pods and their volumes (disk): what it cost by our clock, in "
+        "US dollars, and by the provider's bill where its API tells one. VERDICT: agrees; over, billed is more "
+        "than ours by over a tenth and 0.02 $; untold, no bill is known; open, it may cost something; none, nothing was "
+        "made. "
         f"--csv has the columns {', '.join(COLUMNS)}; times are UTC, and what is not known is empty.",
     )
     parser.add_json()
@@ -55,17 +56,19 @@ def run(argv: list[str]) -> int:
 
 def rows_of(run_dir: Path) -> Iterator[dict[str, Any]]:
     """One run's creates in the order in which they were asked for. Dollars; ``billed`` None where it is not told."""
-    from uvcc_console.fleet.cloud.intents import Intents, books_of
+    from uvcc_console.fleet.cloud.intents import VOLUMES_FILE, Intents, books_of
     from uvcc_console.fleet.runclock import run_now
 
-    tries = sorted(Intents.of(run_dir).tries().values(), key=lambda t: (t.asked, t.name))
+    pods = list(Intents.of(run_dir).tries().values())
+    volumes = list(Intents(run_dir / VOLUMES_FILE).tries().values())
+    tries = sorted([*pods, *volumes], key=lambda t: (t.asked, t.name))
     now = run_now(run_dir) if tries else 0.0
     for t in tries:
         over = bool(books_of([t], now).over)
         verdict = "open" if t.open else "none" if t.outcome != "gone" else "over" if over else "agrees"
         yield {
             "run": run_dir.name,
-            "pod": t.base.rpartition("-")[2],
+            "pod": t.base.rpartition("-")[2] + (" disk" if t in volumes else ""),
             "try": t.name,
             "provider": t.provider,
             "id": t.id,

@@ -20,8 +20,21 @@ OfferedRow = TypeVar("OfferedRow", bound=Labelled)
 
 
 @dataclass(frozen=True, slots=True)
+class RentedVolume:
+    """A volume at a vendor. ``region``: where it lies, empty where that binds nobody."""
+
+    id: str
+    name: str
+    region: str = ""
+    dying: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OfferFilter:
-    """What every pod must be. Empty values ask for nothing; ``max_price`` in US dollars an hour, None = any."""
+    """What every pod must be. Empty values ask for nothing; ``max_price`` in US dollars an hour, None = any.
+
+    ``volume``: the one that is mounted into it.
+    """
 
     gpu: str = ""
     gpus: int = 0
@@ -35,6 +48,7 @@ class OfferFilter:
     disk: int = 0
     max_price: float | None = None
     per_party: tuple[str, ...] = ()
+    volume: RentedVolume | None = None
 
     @classmethod
     def of(cls, fleet: Mapping[str, Any], request: PodRequest) -> OfferFilter:

@@ -19,6 +19,7 @@ from uvcc_console.fleet.provider import POD_PREFIX, Books
 from uvcc_engine.contract.run_files.files import append_synced
 
 FILE = "intents.jsonl"
+VOLUMES_FILE = "volumes.jsonl"
 _EARLIER = "prime_intents.jsonl"  # what runs of before 0.1 called it
 _NAME = re.compile(r"(?P<base>.+-p\d{1,4}r\d{1,4})x[0-9a-z]{6}")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -43,7 +44,8 @@ class Try:
     ``outcome``: "" (it may have a pod), refused, absent (proven never to have been) or gone (proven gone). ``held``:
     the run uses this pod. ``rejected``: it is not what was asked for. ``seen``: the market has shown it. ``billed``:
     US dollars by the provider's books. ``spot``: it may be taken away. ``ending``: we asked for its end; ``taken``: it
-    ended without that, and ``how`` is what the provider says of it.
+    ended without that, and ``how`` is what the provider says of it. ``region``: where a volume lies; ``kept``: it stays
+    after the run, if a pod had it.
     """
 
     name: str
@@ -63,6 +65,8 @@ class Try:
     ending: bool = False
     taken: bool = False
     how: str = ""
+    region: str = ""
+    kept: bool = False
 
     @property
     def base(self) -> str:
@@ -126,6 +130,11 @@ class Intents:
         return {name: t.heard for name, t in self.tries(prefix).items() if t.open}
 
 
+def unended(run_dir: Path) -> list[Try]:
+    """Volumes of a run that may still be there and shall not stay: not those that the profile keeps."""
+    return [t for t in Intents(run_dir / VOLUMES_FILE).tries().values() if t.open and not (t.kept and t.held)]
+
+
 def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
     pod_id = str(row.get("id") or "")
     if pod_id and t.id and pod_id != t.id:
@@ -146,6 +155,8 @@ def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
         ending=t.ending or bool(row.get("ending")),
         taken=t.taken or (bool(row.get("taken")) and not t.ending),
         how=t.how or str(row.get("how") or ""),
+        kept=t.kept or bool(row.get("kept")),
+        region=t.region or str(row.get("region") or ""),
         outcome=outcome,
         ended=ts if outcome and not t.outcome else t.ended,
     )

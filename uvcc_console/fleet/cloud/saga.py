@@ -22,6 +22,7 @@ from uvcc_console.fleet.cloud.ready import NotReady, Readiness
 from uvcc_console.fleet.cloud.runkey import RunKey
 from uvcc_console.fleet.cloud.stall import Stall
 from uvcc_console.fleet.cloud.vendor import Cloud, CloudOffer
+from uvcc_console.fleet.cloud.volumes import Volumes
 from uvcc_console.fleet.provider import Books, Caps, NoOffer, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -64,6 +65,7 @@ class CloudProvider:
         self.ends = Ends(client, run_dir, fleet.get("party"))
         self._asking = self.ends.asking  # creates under way here: who asked for them settles them
         self._guard = Guard(self.ends)
+        self.volumes = Volumes.of(client, fleet, run_dir)
         self._first: dict[int, asyncio.Lock] = {}
         self._key = RunKey(client, run_dir, str(fleet.get("ssh_key", "")))
 
@@ -94,6 +96,9 @@ class CloudProvider:
                 left[provider].pop(0)
             price = offer.price(self._wanted(request).disk) or 0.0
             row = {"offer": offer.label, "image": choice.image, "gpu": offer.gpu_type, "gpus": offer.gpu_count}
+            if self.volumes.size_gb:
+                price += self.volumes.hourly
+                row |= {"volume_gb": self.volumes.size_gb, "volume_hr": round(self.volumes.hourly, 4)}
             lines.append(QuoteLine(request, provider, offer.region, price, row))
         funnel = choice.funnel
         if self._client.where:
@@ -191,7 +196,7 @@ class CloudProvider:
                 reasons.append(str(e))
                 break
             try:
-                late = await self._room(request, self._price(request, offer))
+                late = await self._room(request, self._price(request, offer) + self.volumes.newly(request.name))
                 return late or await self._try(request, offer, image)
             except OverCap:
                 raise
@@ -263,15 +268,23 @@ class CloudProvider:
         first = choice.domains[request.party]
         names = [own] if own else [first, *(n for n in choice.by_provider if n not in planned | {first})]
         now = self._clock.now()
+        home = self.volumes.home(request.name)
         for name in names:
             if name in taken:
                 continue
             for offer in choice.by_provider.get(name, ()):
+                if (home is not None and offer.region != home) or (self._volume_bound and not offer.region):
+                    continue
                 if self._blocked.get(offer.key, 0.0) <= now:
                     if offer.once:  # nobody else who rents at the same moment shall try for it
                         self._block(offer)
                     return offer, choice.image
-        raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}")
+        where = f" in {home}, where its volume lies" if home is not None else ""
+        raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}{where}")
+
+    @property
+    def _volume_bound(self) -> bool:
+        return bool(self.volumes.size_gb) and self.volumes.bound
 
     def _block(self, offer: CloudOffer) -> None:
         """Try others first for a while; a queue is not to blame for what one of its machines did."""
@@ -298,6 +311,8 @@ class CloudProvider:
         cap = min(price * PRICE_SLACK, request.max_price_hr or float("inf"))
         name = attempt_name(request.name)
         key_id = await self._key.id()
+        if self.volumes.size_gb:
+            wanted = replace(wanted, volume=await self.volumes.ensure(request.name, offer.region))
         self._guard.refuse_over_cap(price)  # asked and written down without anything in between
         self._asking.add(name)
         try:
@@ -344,6 +359,7 @@ class CloudProvider:
                 at = await self._readiness.wait(pod, offer)
                 price = await self._same_price(pod)
                 key = self._readiness.host_key(at)
+                self.volumes.hold(pod.name)
                 there = replace(pod, user=at.user, host=at.host, port=at.port, jump=at.jump)
                 return replace(there, price_hr=price, host_key=key)
             except NotReady as e:
@@ -425,7 +441,8 @@ class CloudProvider:
         left = await self.ends.prove(lambda t: (ended and t.base not in keep) or self._guard.is_stray(t))
         if ended and not left:
             await self._key.forget()
-        return [t.name for t in left if not (t.held and (t.base in keep or not ended))]
+        stay = [t.name for t in left if not (t.held and (t.base in keep or not ended))]
+        return [*stay, *await self.volumes.prove(ended=ended, keep=keep)]
 
     async def close(self) -> None:
         await self._client.close()

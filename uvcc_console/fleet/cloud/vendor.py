@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, RentedVolume
 from uvcc_console.fleet.cloud.clock import Clock
 
 
@@ -168,6 +168,31 @@ class Cloud(Protocol):
     async def add_ssh_key(self, name: str, public_key: str) -> CloudKey: ...
     async def delete_ssh_key(self, key_id: str) -> None: ...
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class RentsVolumes(Protocol):
+    """What a vendor does beside that has volumes which outlive a pod; ``OfferFilter.volume`` mounts one.
+
+    ``volume_price``: US dollars for a GB and month, by the vendor's list. ``volume_bound``: only pods of its region
+    can have it. ``least_volume``: GB of the smallest.
+    """
+
+    volume_price: float
+    volume_bound: bool
+    least_volume: int
+
+    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
+        """Ask for one volume. Never repeated: UnreachableError means that it may exist."""
+        ...
+
+    async def volumes(self) -> Sequence[RentedVolume]:
+        """Every volume of the account. Raises rather than leave one out."""
+        ...
+
+    async def delete_volume(self, volume_id: str) -> bool:
+        """Ask for a volume's end; False where the vendor knows no such volume."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class FailoverProvider:
 
     def _open(self) -> list[Try]:
         """Creates of these pods that may cost something, whoever of the list was asked."""
-        return [t for t in self.current.ends.tries().values() if t.open]
+        return [*(t for t in self.current.ends.tries().values() if t.open), *self.current.volumes.tries()]
 
     async def quote(self, requests: Sequence[PodRequest]) -> Quote:
         """The first quote of the list; nobody else's once something may exist. Raises NoOffer with every reason."""
@@ -175,7 +175,9 @@ class FailoverProvider:
         while left := self._open():
             here = label(self._sections[choice])
             if any(t.held and not t.rejected for t in left):
-                why = f"{error.what}; no other provider is asked, {here} runs pods of this fleet"
+                pods = any(t.held and not t.rejected and t.open for t in self.current.ends.tries().values())
+                what = "runs pods of this fleet" if pods else "has a volume with this fleet's checkpoints"
+                why = f"{error.what}; no other provider is asked, {here} {what}"
                 raise UvccError(why, error.hint) from error
             try:
                 unproven = await self.current.prove(ended=True)

@@ -18,7 +18,7 @@ import httpx
 from pydantic import Field, model_validator
 
 from uvcc_console.fleet.cloud.calls import PAGE, PAGES, Call, Calls, CloudRefused, kind_of
-from uvcc_console.fleet.cloud.choice import OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import mapping, part, rows, text, whole
 from uvcc_console.fleet.cloud.intents import base_of
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NAME: Final = "kubernetes"
 IMAGE: Final = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
 PORT: Final = 2222
+MOUNT: Final = "/uvcc-volume"
 LABEL: Final = "app.kubernetes.io/managed-by"
 SELECTOR: Final = f"{LABEL}=uvcc"
 REGION: Final = "topology.kubernetes.io/region"
@@ -78,7 +79,8 @@ class KubernetesFleet(FleetSettings):
 
     ``gpu``: a product as the nodes' label ``gpu_label`` names it; ``regions``: by the nodes' label of their region.
     ``resource``: what a GPU is asked for as. ``cpus`` and ``memory`` (GiB) are requests. ``node_selector``: further
-    labels that a pod's node must have. ``user``: who the image's container runs as. ``price``: US dollars an
+    labels that a pod's node must have. ``user``: who the image's container runs as. ``storage_class``: of the volumes,
+    empty for the cluster's own. ``price``: US dollars an
     hour that a pod counts as, since a cluster names none.
     """
 
@@ -91,6 +93,7 @@ class KubernetesFleet(FleetSettings):
     memory: int = Field(default=16, ge=1)
     node_selector: dict[str, str] = Field(default_factory=dict)
     user: str = "root"
+    storage_class: str = Field(default="", pattern="^([a-z0-9][a-z0-9.-]{0,252})?$")
     price: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
@@ -107,6 +110,9 @@ class KubernetesClient(RestVendor):
     home = ""
     image = IMAGE
     free = True
+    volume_price = 0.0
+    volume_bound = False
+    least_volume = 1
 
     def __init__(
         self,
@@ -123,6 +129,7 @@ class KubernetesClient(RestVendor):
         self._namespace, self._fleet, self._seconds = cluster.namespace, fleet, seconds
         self._way = kube_tunnel.way({"context": fleet.context, "kubeconfig": fleet.kubeconfig})
         self._path = f"/api/v1/namespaces/{cluster.namespace}/pods"
+        self._claims = f"/api/v1/namespaces/{cluster.namespace}/persistentvolumeclaims"
 
     def _kind(self, response: httpx.Response, said: str) -> str:
         """The API has reasons for what it refuses; a quota and a webhook's no are both Forbidden, told by words."""
@@ -135,8 +142,13 @@ class KubernetesClient(RestVendor):
     async def permitted(self) -> None:
         """What a rollout needs in this namespace, asked of the cluster before anything is made there."""
         kube_tunnel.needed()
-        for verb, sub in (("create", ""), ("list", ""), ("get", ""), ("delete", ""), ("create", "portforward")):
-            wanted = {"namespace": self._namespace, "verb": verb, "resource": "pods", "subresource": sub}
+        needed = [("pods", verb, "") for verb in ("create", "list", "get", "delete")] + [
+            ("pods", "create", "portforward")
+        ]
+        if self._fleet.volume is not None:
+            needed += [("persistentvolumeclaims", verb, "") for verb in ("create", "list", "delete")]
+        for resource, verb, sub in needed:
+            wanted = {"namespace": self._namespace, "verb": verb, "resource": resource, "subresource": sub}
             body = {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
@@ -145,7 +157,7 @@ class KubernetesClient(RestVendor):
             path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
             said = mapping(await self._send(Call("POST", path, [], body)), "the cluster's access review")
             if part(said.get("status")).get("allowed") is not True:
-                what = f"{verb} pods{'/' if sub else ''}{sub} is not allowed in namespace {self._namespace}"
+                what = f"{verb} {resource}{'/' if sub else ''}{sub} is not allowed in namespace {self._namespace}"
                 raise CloudRefused("auth", 403, what)
 
     # the market
@@ -230,6 +242,10 @@ class KubernetesClient(RestVendor):
             "enableServiceLinks": False,
             "containers": [container],
         }
+        if wanted.volume is not None:
+            container["volumeMounts"] = [{"name": "checkpoints", "mountPath": MOUNT}]
+            claim = {"claimName": wanted.volume.name}
+            spec["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": claim}]
         if selector:
             spec["nodeSelector"] = selector
         if limits:
@@ -252,17 +268,41 @@ class KubernetesClient(RestVendor):
 
     async def delete(self, pod_id: str) -> bool:
         """Ask for the end of this pod, and of no later one of its name. It gets its half minute to end by itself."""
-        uid, name = _parts(pod_id)
+        return await self._delete(self._path, pod_id)
+
+    async def _delete(self, path: str, object_id: str) -> bool:
+        uid, name = _parts(object_id)
         if not name:
             return False
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         try:
-            known, _ = await self._known(Call("DELETE", f"{self._path}/{name}", [], body))
+            known, _ = await self._known(Call("DELETE", f"{path}/{name}", [], body))
         except CloudRefused as e:
             if e.status != 409:
                 raise
             return False
         return known
+
+    # claims for volumes: what lies behind them is the cluster's own affair
+
+    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
+        spec: dict[str, Any] = {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": f"{size_gb}G"}},
+        }
+        spec |= {"storageClassName": self._fleet.storage_class} if self._fleet.storage_class else {}
+        labels = {LABEL: "uvcc", "uvcc/request": base_of(name)}
+        meta = {"name": name, "labels": labels}
+        body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+        return _claim(await self._send(Call("POST", self._claims, [], body, repeat=False)))
+
+    async def volumes(self) -> Sequence[RentedVolume]:
+        found = await self._every(self._claims, "the cluster's list of claims", ("labelSelector", SELECTOR))
+        return [_claim(row) for row in found]
+
+    async def delete_volume(self, volume_id: str) -> bool:
+        """A claim that a pod uses stays until that pod is gone: the cluster sees to it."""
+        return await self._delete(self._claims, volume_id)
 
     def read_pod(self, row: Any) -> RentedPod:
         """A pod out of its object. Raises UnreachableError for one without a uid."""
@@ -291,6 +331,16 @@ class KubernetesClient(RestVendor):
             has_gpu=bool(part(part(first.get("resources")).get("limits")).get(self._fleet.resource)),
             logins=(login,) if ready else (),
         )
+
+
+def _claim(row: Any) -> RentedVolume:
+    """A claim out of its object. Raises UnreachableError for one without a uid."""
+    meta = part(mapping(row, "the cluster's claim").get("metadata"))
+    uid, name = meta.get("uid"), text(meta.get("name"))
+    if not isinstance(uid, str) or not _UID.fullmatch(uid):
+        raise UnreachableError(f"the cluster's claim has {str(uid)[:80]!r} for a uid", "the API may have changed")
+    shown = name if _NAME.fullmatch(name) else ""
+    return RentedVolume(f"{uid}_{shown}", name, dying=bool(meta.get("deletionTimestamp")))
 
 
 def _parts(pod_id: str) -> tuple[str, str]:
@@ -335,4 +385,4 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> CloudProvider
     return CloudProvider(client, fleet, run_dir)
 
 
-KIND: Final = ProviderKind(NAME, KubernetesFleet, make)
+KIND: Final = ProviderKind(NAME, KubernetesFleet, make, volumes=MOUNT)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx
 
 from uvcc_console.fleet.cloud.calls import Call, kind_of
-from uvcc_console.fleet.cloud.choice import OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
@@ -36,6 +36,9 @@ class LambdaClient(RestVendor):
 
     name = NAME
     home = URL
+    volume_price = 0.2
+    volume_bound = True
+    least_volume = 1
 
     def __init__(
         self, url: str, key: str, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
@@ -88,12 +91,14 @@ class LambdaClient(RestVendor):
         self, offer: PlainOffer, wanted: OfferFilter, *, name: str, image: str, key_id: str, cap: float
     ) -> RentedPod:
         """The price is that of the list: the API takes no ceiling, and an instance tells what its type costs."""
-        body = {
+        body: dict[str, Any] = {
             "region_name": offer.region,
             "instance_type_name": offer.gpu_type,
             "ssh_key_names": [self._key_names[key_id]],
             "name": name,
         }
+        if wanted.volume is not None:
+            body["file_system_names"] = [wanted.volume.name]
         answer = await self._send(Call("POST", "/instance-operations/launch", [], body, repeat=False))
         made = part(part(answer).get("data")).get("instance_ids")
         if not isinstance(made, list) or len(made) != 1:
@@ -110,6 +115,20 @@ class LambdaClient(RestVendor):
     async def delete(self, pod_id: str) -> bool:
         body = {"instance_ids": [ident(pod_id, "an instance")]}
         known, _ = await self._known(Call("POST", "/instance-operations/terminate", [], body))
+        return known
+
+    # file systems: each grows with what lies in it, at /lambda/nfs and its name
+
+    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
+        body = {"name": name, "region": region}
+        answer = mapping(await self._send(Call("POST", "/filesystems", [], body, repeat=False)), "lambda's file system")
+        return _volume(answer.get("data"))
+
+    async def volumes(self) -> Sequence[RentedVolume]:
+        return [_volume(row) for row in rows(await self._data("/file-systems"), "lambda's list of file systems")]
+
+    async def delete_volume(self, volume_id: str) -> bool:
+        known, _ = await self._known(Call("DELETE", f"/filesystems/{ident(volume_id, 'a file system')}", []))
         return known
 
     # the account
@@ -131,6 +150,13 @@ class LambdaClient(RestVendor):
 
     async def delete_ssh_key(self, key_id: str) -> None:
         await self._known(Call("DELETE", f"/ssh-keys/{ident(key_id, 'a key')}", []))
+
+
+def _volume(row: Any) -> RentedVolume:
+    """A file system out of its record. Raises UnreachableError for one without an id."""
+    said = mapping(row, "lambda's file system")
+    name, region = text(said.get("name")), text(part(said.get("region")).get("name"))
+    return RentedVolume(ident(said.get("id"), "lambda's file system"), name, region)
 
 
 def _pod(row: Any) -> RentedPod:
@@ -164,4 +190,4 @@ def _client(url: str, key: str, clock: Clock) -> LambdaClient:
 
 
 VENDOR: Final = Vendor(NAME, URL, ("LAMBDA_API_KEY",), _client)
-KIND: Final = ProviderKind(NAME, LambdaFleet, VENDOR.make)
+KIND: Final = ProviderKind(NAME, LambdaFleet, VENDOR.make, volumes="/lambda/nfs/{pod}")

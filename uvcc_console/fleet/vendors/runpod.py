@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_console.fleet.cloud.calls import PAGES, Call
-from uvcc_console.fleet.cloud.choice import OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
@@ -20,6 +20,7 @@ URL: Final = "https://api.runpod.io/v2"
 IMAGE: Final = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
 DISK_GIB: Final = 40
 PAGE: Final = 100
+MOUNT: Final = "/uvcc-volume"
 
 
 class RunPodClient(RestVendor):
@@ -28,6 +29,9 @@ class RunPodClient(RestVendor):
     name = NAME
     home = URL
     image = IMAGE
+    volume_price = 0.07
+    volume_bound = True
+    least_volume = 10
 
     async def permitted(self) -> None:
         await self._get("/pods", ("limit", 1))
@@ -71,23 +75,28 @@ class RunPodClient(RestVendor):
         }
         if offer.region:
             body["dataCenterIds"] = [offer.region]
+        if wanted.volume is not None:
+            body["mounts"] = {"network": [{"volumeId": wanted.volume.id, "path": MOUNT}]}
         return _pod(await self._send(Call("POST", "/pods", [], body, repeat=False)))
 
     async def pods(self) -> Sequence[RentedPod]:
-        """Every pod, page by page. Raises UnreachableError for a list that never ends, or names none as its next."""
-        found: dict[str, RentedPod] = {}
-        cursor = ""
+        return list({pod.id: pod for pod in map(_pod, await self._every("/pods", "pods"))}.values())
+
+    async def _every(self, path: str, key: str) -> list[Mapping[str, Any]]:
+        """A list, page by page. Raises UnreachableError for one that never ends, or names none as its next."""
+        found: list[Mapping[str, Any]] = []
+        cursor, what = "", f"runpod's list of {key}"
         for _ in range(PAGES):
-            answer = mapping(await self._get("/pods", ("limit", PAGE), ("cursor", cursor)), "runpod's list of pods")
-            found |= {pod.id: pod for pod in map(_pod, rows(answer.get("pods"), "runpod's list of pods"))}
+            answer = mapping(await self._get(path, ("limit", PAGE), ("cursor", cursor)), what)
+            found += rows(answer.get(key), what)
             page = part(answer.get("pagination"))
             following = text(page.get("nextCursor"))
             if not page.get("hasNextPage"):
-                return list(found.values())
+                return found
             if not following or following == cursor:
                 break
             cursor = following
-        raise UnreachableError("runpod's list of pods does not end", "the API may have changed")
+        raise UnreachableError(f"{what} does not end", "the API may have changed")
 
     async def pod(self, pod_id: str) -> RentedPod | None:
         known, answer = await self._known(Call("GET", f"/pods/{ident(pod_id, 'a pod')}", []))
@@ -96,6 +105,26 @@ class RunPodClient(RestVendor):
     async def delete(self, pod_id: str) -> bool:
         known, _ = await self._known(Call("DELETE", f"/pods/{ident(pod_id, 'a pod')}", []))
         return known
+
+    # network volumes
+
+    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
+        body = {"name": name, "size": size_gb, "dataCenter": region}
+        return _volume(await self._send(Call("POST", "/network-volumes", [], body, repeat=False)))
+
+    async def volumes(self) -> Sequence[RentedVolume]:
+        return [_volume(row) for row in await self._every("/network-volumes", "networkVolumes")]
+
+    async def delete_volume(self, volume_id: str) -> bool:
+        known, _ = await self._known(Call("DELETE", f"/network-volumes/{ident(volume_id, 'a volume')}", []))
+        return known
+
+
+def _volume(row: Any) -> RentedVolume:
+    """A network volume out of its record. Raises UnreachableError for one without an id."""
+    said = mapping(row, "runpod's network volume")
+    name, region = text(said.get("name")), text(said.get("dataCenter"))
+    return RentedVolume(ident(said.get("id"), "runpod's network volume"), name, region)
 
 
 def _pod(row: Any) -> RentedPod:
@@ -130,4 +159,4 @@ def _client(url: str, key: str, clock: Clock) -> RunPodClient:
 
 
 VENDOR: Final = Vendor(NAME, URL, ("RUNPOD_API_KEY",), _client)
-KIND: Final = ProviderKind(NAME, RunPodFleet, VENDOR.make)
+KIND: Final = ProviderKind(NAME, RunPodFleet, VENDOR.make, volumes=MOUNT)

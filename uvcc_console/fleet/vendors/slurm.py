@@ -23,7 +23,7 @@ from uvcc_console.fleet.cloud.own_machines import PlainOffer
 from uvcc_console.fleet.cloud.plain_vendor import PlainVendor
 from uvcc_console.fleet.cloud.vendor import EndedPod, PastPod, RentedPod, SshTarget
 from uvcc_console.fleet.provider import POD_PREFIX
-from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
+from uvcc_console.fleet.provider_kinds import GIVEN, FleetSettings, ProviderKind
 from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
@@ -259,4 +259,4 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> CloudProvider
     return CloudProvider(client, fleet, run_dir)
 
 
-KIND: Final = ProviderKind(NAME, SlurmFleet, make)
+KIND: Final = ProviderKind(NAME, SlurmFleet, make, volumes=GIVEN)

@@ -21,7 +21,7 @@ from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, each, readdress
-from uvcc_console.rollout.stages.fleet import stock
+from uvcc_console.rollout.stages.fleet import stock, volume
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -240,6 +240,7 @@ async def teardown(ctx: Rollout) -> list[str]:
     """
     known = {m.request.name: m for m in ctx.due()}
     ctx.say(*(ctx.pod_event(m, "deleting") for m in known.values() if m.pod is not None))
+    await volume.clear(ctx)
     for member in ctx.members.values():
         await detach(member)
     unlisted: list[UvccError] = []

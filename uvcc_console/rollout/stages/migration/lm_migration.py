@@ -12,7 +12,7 @@ from uvcc_console.core.journal import iter_events
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Rollout
-from uvcc_console.rollout.stages.fleet import preflight, replacing
+from uvcc_console.rollout.stages.fleet import preflight, replacing, volume
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.runs import processes
 from uvcc_engine.contract.checkpoints.checkpoint import CheckpointManifest
@@ -50,19 +50,37 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
     for name in names:
         await replacing.replace_pod(ctx, name)
     await preflight.preflight(ctx)
+    await volume.lay(ctx, phase, [ctx.members[name] for name in names])
+    steps: dict[str, int] = {}
+    found: list[str] = []
     for name, manifest in held.items():
-        if manifest is not None:
+        there = await volume.has(ctx, phase, ctx.members[name]) if phase.name == FULL else -1
+        if there > (manifest.step if manifest is not None else 0):
+            found.append(name)
+            steps[name] = there
+            continue
+        if manifest is None and _only_there(ctx, phase, name):
+            what = f"the volume of {name} has not the checkpoint that {name} told of, and none has come home"
+            raise ConfigError(what, "uvcc resume looks again; a new run starts over")
+        if manifest is not None and there < manifest.step:
             await checkpoint_copies.bring_back(ctx, phase, ctx.members[name], manifest.step)
-    steps = {name: manifest.step if manifest is not None else 0 for name, manifest in held.items()}
-    fields = {"pods": list(names), "steps": steps, "engine_run": phase.engine_run}
+        steps[name] = manifest.step if manifest is not None else 0
+    fields = {"pods": list(names), "steps": steps, "engine_run": phase.engine_run, "volumes": found}
     ctx.say(ev.EngineEvent(pod="", level="warn", event=EVENT, fields=fields))
     step = min(steps.values())
-    where = f"step {step}, restored from home" if step else "the beginning: no checkpoint had been written"
+    whence = "found on its volume" if len(found) == len(names) else "restored from home"
+    where = f"step {step}, {whence}" if step else "the beginning: no checkpoint had been written"
     return f"{', '.join(names)} replaced; {phase.engine_run} goes on from {where}"
 
 
+def _only_there(ctx: Rollout, phase: Phase, name: str) -> bool:
+    """Whether the pod had told of a checkpoint."""
+    return phase.name == FULL and ctx.bus.snapshot.checkpoints.get(name, (-1, ""))[0] >= 0
+
+
 async def rescue(ctx: Rollout, phase: Phase, name: str) -> CheckpointManifest | None:
-    """See that the newest checkpoint of a pod is home; None if there never was one, or of the smoke: it starts over.
+    """See that the newest checkpoint of a pod is home; None if there never was one, or of the smoke: it starts over,
+    or if its volume has it.
 
     Raises ConfigError if the pod has the only one, VerificationError if that at home was altered.
     """
@@ -78,7 +96,7 @@ async def rescue(ctx: Rollout, phase: Phase, name: str) -> CheckpointManifest | 
             text = f"the checkpoint of step {step} stays with the pod that goes: {describe(e).what}"
             ctx.say(ev.Alert(level="warn", name="checkpoint_home", text=text, subject=name))
     found = checkpoint_copies.newest_at_home(ctx, phase, name)
-    if found is None and step >= 0:
+    if found is None and step >= 0 and not volume.wanted(ctx, member):
         what = f"{name} holds the only checkpoints of this run: none has come home"
         raise ConfigError(what, "restart its workers; job.fetch_checkpoint brings them home while the run goes on")
     return found

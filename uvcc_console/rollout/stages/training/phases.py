@@ -19,6 +19,7 @@ from uvcc_console.plan.plan import SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
+from uvcc_console.rollout.stages.fleet import volume
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
@@ -66,6 +67,8 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
             ctx.start_from = None
             ctx.say(ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", hint="F9"))
         return {}
+    if phase.kind == "lm":
+        await volume.lay(ctx, phase, ctx.of_phase(phase))
     start = await earlier_checkpoint.chosen(ctx, phase) if known else -1
     masks = await earlier_checkpoint.masks(ctx, phase, start) if known else 0
     cited = await cited_certificate(ctx, phase) if known and start < 0 else ""
