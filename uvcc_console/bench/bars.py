@@ -22,6 +22,8 @@ BARS: Final[BenchBars] = {
     ("rss_1e6", "bytes"): BenchBar(200.0),
     ("rss_2e6", "bytes"): BenchBar(200.0),
     ("pods_200_cpu", "share"): BenchBar(0.40, "python"),
+    ("ssh_500", "seconds"): BenchBar(20.0, "python"),
+    ("ssh_500", "bytes"): BenchBar(150.0),
     ("first_step", "seconds"): BenchBar(20.0, "python"),
     ("demo_total", "seconds"): BenchBar(90.0, "python"),
     ("demo_memory", "bytes"): BenchBar(2560.0),

@@ -11,12 +11,16 @@ from typing import Final
 
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.site_policy import SiteJudgement
+from uvcc_console.fleet.provider_kinds import PARTIES_KIND, known
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.owndata import model_words, settle
 from uvcc_console.plan.plan import FULL, make_plan, new_run_id, operation_of, revealed_values
 from uvcc_console.plan.profile import load
+from uvcc_console.plan.schema import Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.proof_mode import OFF
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.suggest import nearest
 from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Proposal, ProposedLimits, Revealed
@@ -34,8 +38,12 @@ def propose(
     owners: Sequence[str],
     lasts_s: float,
     tell: Callable[[str], None],
+    providers: Sequence[str] = (),
 ) -> Proposal:
-    """What this profile's full run would be. Raises ConfigError for a job that is not private, or bad keys."""
+    """What this profile's full run would be; ``providers``: who hosts each party, where the profile does not say it.
+
+    Raises ConfigError for a job that is not private, for bad keys, and for a provider that a domain could not have.
+    """
     name, profile = load(profile_name, settings)
     profile, _ = settle(profile, tell)
     plan = make_plan(new_run_id(name), name, profile)
@@ -44,7 +52,7 @@ def propose(
         raise ConfigError("a proposal is of a private job and names three domains", "--domain once for P0, P1 and P2")
     with tempfile.TemporaryDirectory(prefix="uvcc-propose-") as scratch:
         code = build_wheel(Path(scratch)).sha256
-    first, second, third = profile.fleet.per_party or [profile.fleet.provider] * 3
+    first, second, third = _hosts(profile, providers)
     now = int(time.time())
     limits = profile.limits
     return Proposal(
@@ -63,6 +71,18 @@ def propose(
         expires=now + int(lasts_s),
         nonce=secrets.token_hex(32),
     )
+
+
+def _hosts(profile: Profile, given: Sequence[str]) -> Sequence[str]:
+    if given and len(given) != PARTIES:
+        raise ConfigError(f"--providers names {len(given)}", "three, for P0, P1 and P2: runpod,lambda,inventory")
+    for name in given:
+        if name == PARTIES_KIND or not name:
+            raise ConfigError(f"--providers has {name!r}", "each party has one provider")
+        near = nearest(name, known())
+        if name not in known() and near:  # an operator of a market, or a host's own domain, may be called anything else
+            raise ConfigError(f"--providers has {name!r}", f"did you mean {near}?")
+    return given or profile.fleet.per_party or [profile.fleet.of(party).provider for party in range(PARTIES)]
 
 
 def _to_whom(value: str, owners: Sequence[str]) -> str:

@@ -220,7 +220,7 @@ def parse(raw: Mapping[str, Any], source: str = "") -> Profile:
         raise _explain(errors[0], raw, source) from None
 
 
-def _anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Relative paths of the profile that exist below ``folder``, made absolute: the conductor works elsewhere."""
     out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
     for part, key in _PATHS:
@@ -229,7 +229,7 @@ def _anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             out[part][key] = str((folder / value).resolve())
     fleet = out.get("fleet")
     if isinstance(fleet, dict) and isinstance(fleet.get("parties"), Mapping):
-        own = {n: _anchored({"fleet": p}, folder)["fleet"] for n, p in fleet["parties"].items()}
+        own = {n: anchored({"fleet": p}, folder)["fleet"] for n, p in fleet["parties"].items()}
         out["fleet"] = {**fleet, "parties": own}
     return out
 
@@ -237,5 +237,5 @@ def _anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def load(name: str, settings: Iterable[str] = ()) -> tuple[str, Profile]:
     """Find, read, override and check: (short name, profile)."""
     path = find(name)
-    raw = override(_anchored(read(path), path.parent), settings)
-    return path.stem, parse(_anchored(raw, Path.cwd()), path.name)
+    raw = override(anchored(read(path), path.parent), settings)
+    return path.stem, parse(anchored(raw, Path.cwd()), path.name)

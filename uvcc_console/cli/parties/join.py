@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Literal
 
 from uvcc_console.cli import common
@@ -20,10 +21,11 @@ def run(argv: list[str]) -> int:
     parser = common.Parser("join", "Show what a proposal would compute, reveal and cost; approve or refuse it.")
     parser.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it; see: uvcc proposals")
     parser.add_argument("--refuse", default="", metavar="REASON", help="refuse it")
+    parser.add_argument("--fleet", type=Path, metavar="FILE", help="YAML of this domain's own pods: provider, account")
     parser.add_argument("--yes", action="store_true", help="approve without asking, where the site policy lets it")
     add_relay(parser)
     args = parser.parse_args(argv)
-    from uvcc_console.federation import domain_key, proposing, rendezvous, site_policy
+    from uvcc_console.federation import domain_key, own_fleet, proposing, rendezvous, site_policy
     from uvcc_engine.contract.peer_protocol.record_names import APPROVALS, PROPOSALS
     from uvcc_engine.transcript.signed import approvals
 
@@ -34,7 +36,12 @@ def run(argv: list[str]) -> int:
     party = p.party_of(ours.public)
     rendezvous.check_no_equivocation(standing.signed, twice)
     judged = site_policy.evaluate(p, site_policy.load(ours.folder / site_policy.FILE), ours.public, time.time())
+    fleet = own_fleet.read(args.fleet) if args.fleet else own_fleet.of(ours, p)
+    if fleet and not args.refuse:
+        own_fleet.check(fleet, p, party)
     common.show("\n".join(proposing.screen(standing, judged)))
+    if fleet:
+        common.show(f"own pods     {own_fleet.words(fleet)}")
     reason = args.refuse or "; ".join(f"{rule}: {why}" for rule, why in judged.refused)
     if not reason and not (args.yes and judged.yes):
         if not sys.stdin.isatty():
@@ -46,6 +53,8 @@ def run(argv: list[str]) -> int:
         of="proposal", sha256=p.id, party=party, decision=decision, reason=clean(reason)[: approvals.LONGEST_REASON]
     )
     body = approvals.signed(word, lambda payload: ours.sign(approvals.APPROVAL_NAMESPACE, payload))
+    if args.fleet and not reason:
+        own_fleet.keep(ours, p, fleet)
     rendezvous.keep(standing.hearing(body))  # here first: a domain never forgets what it signed
     there.leave(f"{PROPOSALS}{p.id}", standing.signed.body)  # the very text that was shown here
     there.leave(f"{APPROVALS}{p.id}/{party}", body)

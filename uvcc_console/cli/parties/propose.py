@@ -22,6 +22,9 @@ def run(argv: list[str]) -> int:
         ("--owner", "key of a data owner, the first first"),
     ):
         parser.add_argument(flag, action="append", default=[], type=Path, metavar="FILE.pub", help=what)
+    parser.add_argument(
+        "--providers", default="", metavar="A,B,C", help="who hosts P0, P1 and P2, where the profile does not say it"
+    )
     parser.add_argument("--expires", type=float, default=24.0, metavar="HOURS", help="open for so long (24)")
     add_relay(parser)
     parser.add_set()
@@ -41,6 +44,7 @@ def run(argv: list[str]) -> int:
         owners=[domain_key.read_public(f) for f in args.owner],
         lasts_s=args.expires * 3600,
         tell=common.say,
+        providers=[name.strip() for name in args.providers.split(",")] if args.providers else (),
     )
     signed = SignedProposal.make(proposal, lambda payload: ours.sign(PROPOSAL_NAMESPACE, payload))
     there.leave(f"{PROPOSALS}{proposal.id}", signed.body)

@@ -50,6 +50,21 @@ def fetch(proposal_id: str, there: Rendezvous) -> None:
     rendezvous.keep(standing)
 
 
+def _own_pods(proposal_id: str) -> list[str]:
+    """This domain's own fleet in the profile's place, as it joined; nothing where it named none."""
+    import json
+
+    from uvcc_console.federation import domain_key, own_fleet
+    from uvcc_console.federation.rendezvous import kept
+
+    ours, proposal = domain_key.load(), kept(proposal_id).signed.proposal
+    fleet = own_fleet.of(ours, proposal)
+    if fleet:
+        own_fleet.check(fleet, proposal, proposal.party_of(ours.public))
+        common.say(f"own pods: {own_fleet.words(fleet)}")
+    return [f"fleet={json.dumps(fleet)}"] if fleet else []
+
+
 def _seat(args: argparse.Namespace, agreed: bytes) -> SeatAtTable:
     """This domain's seat in the run of a proposal. Raises ConfigError where the proposal does not name this domain."""
     from functools import partial
@@ -101,6 +116,9 @@ def run(argv: list[str]) -> int:
     from uvcc_console.plan.plan import make_plan, new_run_id, operation_of
     from uvcc_console.plan.profile import load
 
+    if args.domain:
+        fetch(args.proposal, meeting(args))
+        args.set = [*_own_pods(args.proposal), *args.set]
     name, profile = load(args.profile, args.set)
     if kind_in(profile.fleet.model_dump(mode="json")).consents and not args.yes:
         for sentence in operation_of(make_plan(new_run_id(name), name, profile)):
@@ -113,8 +131,6 @@ def run(argv: list[str]) -> int:
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return FAILED
-    if args.domain:
-        fetch(args.proposal, meeting(args))
     agreed = approved_document(args.proposal) if args.proposal else b""
     tui = has_terminal() and not (args.headless or args.json or args.quiet)
     return launch(

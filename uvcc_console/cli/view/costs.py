@@ -22,9 +22,9 @@ def run(argv: list[str]) -> int:
     parser = common.Parser(
         "costs",
         "List every create of every run of this machine, pods and their volumes (disk): what it cost by our clock, in "
-        "US dollars, and by the provider's bill where its API tells one. VERDICT: agrees; over, billed is more "
-        "than ours by over a tenth and 0.02 $; untold, no bill is known; open, it may cost something; none, nothing was "
-        "made. "
+        "US dollars, and by the provider's bill where its API tells one. VERDICT: agrees; over, billed is more than "
+        "ours by over a tenth and 0.02 $; untold, no bill is known; open, it may still cost something; none, nothing "
+        "was made. "
         f"--csv has the columns {', '.join(COLUMNS)}; times are UTC, and what is not known is empty.",
     )
     parser.add_json()

@@ -175,7 +175,7 @@ class FederatedParty:
             party=party,
             domain=self.domain,
             code_hash=ctx.wheel.sha256,
-            provider=first.provider,
+            provider=_host(self.seat.proposal.providers[party], ctx.plan.profile.fleet.kind, first.provider),
             region=first.region or "unknown",
             pods=tuple(pods),
             collector=await asyncio.to_thread(_collector),
@@ -391,6 +391,11 @@ def _bound(host: str) -> str:
 def _collector() -> str:
     collector.private_key()  # made at first use
     return collector.public_line()
+
+
+def _host(named: str, kind: str, operator: str) -> str:
+    """Who hosts this party, in the proposal's words: it names a kind of provider, or one operator of a market."""
+    return kind if named == kind else operator
 
 
 def _vouched(party: int, pod: RosterPod) -> ev.Event:

@@ -89,14 +89,15 @@ async def rescue(ctx: Rollout, phase: Phase, name: str) -> CheckpointManifest | 
     member, job = ctx.members[name], ctx.plan.profile.job
     assert isinstance(job, LmJobSettings)
     step, sha256 = ctx.bus.snapshot.checkpoints.get(name, (-1, ""))
-    if member.agent is not None and step >= 0 and ctx.bus.snapshot.home.get(name) != (step, sha256):
+    there = volume.wanted(ctx, member)  # nothing is fetched: the pod in its place has it
+    if not there and member.agent is not None and step >= 0 and ctx.bus.snapshot.home.get(name) != (step, sha256):
         try:
             await checkpoint_copies.bring_home(ctx, phase, member, step, sha256, keep=job.fetch_keep, rate=math.inf)
         except UvccError as e:
             text = f"the checkpoint of step {step} stays with the pod that goes: {describe(e).what}"
             ctx.say(ev.Alert(level="warn", name="checkpoint_home", text=text, subject=name))
     found = checkpoint_copies.newest_at_home(ctx, phase, name)
-    if found is None and step >= 0 and not volume.wanted(ctx, member):
+    if found is None and step >= 0 and not there:
         what = f"{name} holds the only checkpoints of this run: none has come home"
         raise ConfigError(what, "restart its workers; job.fetch_checkpoint brings them home while the run goes on")
     return found
