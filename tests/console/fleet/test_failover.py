@@ -134,6 +134,67 @@ async def test_where_one_cannot_the_next_is_asked(own_run: Path, kind: str) -> N
         await two.down(console)
 
 
+def _wallets(monkeypatch: pytest.MonkeyPatch, first: float | None, second: float | None) -> None:
+    for client, money in ((RunPodClient, first), (LambdaClient, second)):
+
+        async def wallet(self: Any, money: float | None = money) -> float | None:
+            return money
+
+        monkeypatch.setattr(client, "wallet", wallet)
+
+
+async def test_a_wallet_that_does_not_last_is_passed_over(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _wallets(monkeypatch, 0.5, 100.0)
+    async with _two(own_run) as two:
+        console = two.console()
+        assert (await console.quote([MINE])).wallet == 100.0
+        await two.up(console)
+        assert [len(those) for those in two.billing] == [0, 1]
+        assert "its wallet holds 0.50 $, the run may cost 2.00" in two.told[0]
+        await two.down(console)
+
+
+@pytest.mark.parametrize("kind", ["quota", "broken"])
+async def test_after_the_quote_the_next_one_s_wallet_and_price_are_looked_at_again(
+    own_run: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first wallet was held against the run when it was planned; the second is when it comes to that."""
+    _wallets(monkeypatch, 100.0, 0.5)
+    async with _two(own_run) as two:
+        console = two.console()
+        await console.quote([MINE])
+        _trouble(kind, two)
+        with pytest.raises(UvccError, match=r"lambda H100: its wallet holds 0\.50 \$, the run may cost"):
+            await console.wait_ready(await console.create(MINE))
+        assert two.second.asked("create") == []
+        _wallets(monkeypatch, 100.0, None)
+        two.second.PRICE = 5.5  # type: ignore[misc]  (dearer than limits.hourly)
+        monkeypatch.setitem(FLEET["fallbacks"][0], "max_price", 9.0)
+        dear = two.console()
+        with pytest.raises(UvccError, match=r"lambda H100: costs 5\.50 \$/h, limits\.hourly is 5\.00"):
+            await dear.wait_ready(await dear.create(MINE))
+        assert two.second.asked("create") == []
+        await two.down(console)
+
+
+async def test_the_books_hold_what_both_cost(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _wallets(monkeypatch, None, None)
+    async with _two(own_run) as two:
+        two.first.born_state = "ERROR"
+        console = two.console()
+        await two.up(console)
+        books = console.books()
+        assert books.hourly == pytest.approx(2.0)
+        assert books.spent > 0.0
+        before = books.spent
+        await two.clock.sleep(3600.0)
+        assert console.books().spent == pytest.approx(before + 2.0)
+        tries = intents.Intents.of(own_run).tries().values()
+        assert {t.provider for t in tries} == {"runpod", "lambda"}
+        assert before > sum(t.cost(two.clock.now()) for t in tries if t.provider == "lambda") - 2.0  # the first's, too
+        await two.down(console)
+
+
 async def test_the_first_of_the_list_is_taken_where_it_can(own_run: Path) -> None:
     async with _two(own_run) as two:
         console = two.console()

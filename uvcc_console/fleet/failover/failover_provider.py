@@ -43,7 +43,7 @@ def make(section: Mapping[str, Any], run_dir: Path, ttl_s: float) -> FailoverPro
             what = f"fleet.fallbacks: {label(one)} does not write down what it is about to rent"
             raise ConfigError(what, "take one that rents: prime, runpod, lambda, vast, slurm, kubernetes, skypilot")
         made.append((one, provider))
-    return FailoverProvider(made, run_dir, int(section.get("party", -1)))
+    return FailoverProvider(made, run_dir, int(section.get("party", -1)), ttl_s)
 
 
 def listen(provider: Provider, tell: Callable[[str], None]) -> None:
@@ -54,9 +54,17 @@ def listen(provider: Provider, tell: Callable[[str], None]) -> None:
 
 
 class FailoverProvider:
-    """A list of providers as one. ``party``: whose pods these are, -1 for a whole fleet's."""
+    """A list of providers as one. ``party``: whose pods these are, -1 for a whole fleet's; ``ttl_s``: the run's
+    life, which a wallet has to last for."""
 
-    def __init__(self, those: Sequence[tuple[Mapping[str, Any], CloudProvider]], run_dir: Path, party: int) -> None:
+    def __init__(
+        self,
+        those: Sequence[tuple[Mapping[str, Any], CloudProvider]],
+        run_dir: Path,
+        party: int,
+        ttl_s: float = 3600.0,
+    ) -> None:
+        self._ttl_s = ttl_s
         self._sections = [section for section, _ in those]
         self._providers = [provider for _, provider in those]
         self._run_dir, self._party = run_dir, party
@@ -105,9 +113,9 @@ class FailoverProvider:
         if self._open():
             return await self.current.quote([self._as(self._chosen, r) for r in requests])
         reasons: list[tuple[str, UvccError]] = []
-        for choice, (section, provider) in enumerate(zip(self._sections, self._providers, strict=True)):
+        for choice, section in enumerate(self._sections):
             try:
-                found = await provider.quote([self._as(choice, r) for r in requests])
+                found = await self._affordable(choice, requests)
             except (NoOffer, UnreachableError, CloudRefused) as e:
                 reasons.append((label(section), e))
                 continue
@@ -118,6 +126,25 @@ class FailoverProvider:
         passing = any(not isinstance(e, NoOffer) or e.passing for _, e in reasons)
         what = "; ".join(f"{name}: {e.what}" for name, e in reasons)
         raise NoOffer(what, "add another to fleet.fallbacks, or loosen a constraint", passing=passing)
+
+    async def _affordable(self, choice: int, requests: Sequence[PodRequest]) -> Quote:
+        """What one of the list asks, within the run's caps and its own wallet: each of the list has another.
+
+        Raises NoOffer where the price or the wallet does not allow it, and what a quote raises.
+        """
+        found = await self._providers[choice].quote([self._as(choice, r) for r in requests])
+        caps, books = self.caps, self.books()
+        hourly = found.hourly
+        left = hourly * self._ttl_s / 3600.0
+        if caps is not None:
+            left = min(left, max(0.0, caps.total - books.spent))
+            if hourly > caps.hourly + 1e-9:
+                what = f"costs {hourly:.2f} $/h, limits.hourly is {caps.hourly:.2f}"
+                raise NoOffer(what, "raise the cap or take fewer pods", passing=False)
+        if found.wallet is not None and found.wallet < left:
+            what = f"its wallet holds {found.wallet:.2f} $, the run may cost {left:.2f}"
+            raise NoOffer(what, "top it up, or lower limits.total or limits.ttl", passing=False)
+        return found
 
     def _choose(self, choice: int, why: str) -> None:
         if choice == self._chosen:
@@ -189,7 +216,22 @@ class FailoverProvider:
                 raise UnreachableError(why, "uvcc pods --sweep goes on") from error
             if unproven:
                 await self.current.ends.clock.sleep(LOOK_S)
-        self._choose(choice + 1, error.what)
+        await self._next(choice, error)
+
+    async def _next(self, choice: int, error: UvccError) -> None:
+        """Choose the next that offers it within caps and wallet; who was not quoted yet is, before anything is rented.
+
+        Raises the error, with every reason, where there is none.
+        """
+        said = [error.what]
+        for following in range(choice + 1, len(self._sections)):
+            try:
+                await self._affordable(following, list(self._requests.values()))
+            except (NoOffer, UnreachableError, CloudRefused) as e:
+                said.append(f"{label(self._sections[following])}: {e.what}")
+                continue
+            return self._choose(following, "; ".join(said))
+        raise UvccError("; ".join(said), error.hint) from error
 
     async def delete(self, pod: Pod) -> None:
         await self.current.delete(pod)
