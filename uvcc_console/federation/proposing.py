@@ -52,7 +52,7 @@ def propose(
         raise ConfigError("a proposal is of a private job and names three domains", "--domain once for P0, P1 and P2")
     with tempfile.TemporaryDirectory(prefix="uvcc-propose-") as scratch:
         code = build_wheel(Path(scratch)).sha256
-    first, second, third = _hosts(profile, providers)
+    first, second, third = hosts_of(profile, providers)
     now = int(time.time())
     limits = profile.limits
     return Proposal(
@@ -73,7 +73,8 @@ def propose(
     )
 
 
-def _hosts(profile: Profile, given: Sequence[str]) -> Sequence[str]:
+def hosts_of(profile: Profile, given: Sequence[str]) -> Sequence[str]:
+    """Who hosts each of the three parties: as given, else as the profile has it. Raises ConfigError for no provider."""
     if given and len(given) != PARTIES:
         raise ConfigError(f"--providers names {len(given)}", "three, for P0, P1 and P2: runpod,lambda,inventory")
     for name in given:

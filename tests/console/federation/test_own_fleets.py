@@ -114,7 +114,7 @@ async def test_three_domains_on_three_providers_end_verified(users: tuple[list[U
                     running.append(user.start("rollout", "demo", *of, *_meets(user, url), *JOB, *SPEND))
             for n, process in enumerate(running):
                 out, err = await asyncio.to_thread(process.communicate, timeout=300)
-                assert process.returncode == 0, (n, out, err[-3000:])
+                assert process.returncode == 0, f"P{n}: {out}\n{err[-3000:]}"
                 assert json.loads(out)["verified"]
             assert (market.fake.billing, len(market.fake.asked("POST", "/pods/"))) == ([], 1)
             for n, user in enumerate(three):
@@ -196,5 +196,5 @@ def test_the_fleet_of_a_file_is_one_domain_s(tmp_path: Path) -> None:
 )
 def test_who_hosts_is_three_names(given: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        proposing._hosts(None, given)  # type: ignore[arg-type]
+        proposing.hosts_of(None, given)  # type: ignore[arg-type]
     assert said in f"{error.value} {error.value.hint}"

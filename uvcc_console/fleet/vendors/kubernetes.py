@@ -38,6 +38,7 @@ NAME: Final = "kubernetes"
 IMAGE: Final = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
 PORT: Final = 2222
 MOUNT: Final = "/uvcc-volume"
+NAME_OF_VOLUME: Final = "volume"
 LABEL: Final = "app.kubernetes.io/managed-by"
 SELECTOR: Final = f"{LABEL}=uvcc"
 REGION: Final = "topology.kubernetes.io/region"
@@ -243,9 +244,9 @@ class KubernetesClient(RestVendor):
             "containers": [container],
         }
         if wanted.volume is not None:
-            container["volumeMounts"] = [{"name": "checkpoints", "mountPath": MOUNT}]
+            container["volumeMounts"] = [{"name": NAME_OF_VOLUME, "mountPath": MOUNT}]
             claim = {"claimName": wanted.volume.name}
-            spec["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": claim}]
+            spec["volumes"] = [{"name": NAME_OF_VOLUME, "persistentVolumeClaim": claim}]
         if selector:
             spec["nodeSelector"] = selector
         if limits:
