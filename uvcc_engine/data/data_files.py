@@ -1,4 +1,7 @@
-"""Data files a data owner may bring: .npz, .npy, IDX (MNIST), .csv and .pt. Read strictly, never unpickled."""
+"""Data files a data owner may bring: .npz, .npy, IDX (MNIST), .csv, .safetensors, .pt, and folders of PNG files.
+
+Read strictly, never unpickled.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
+from uvcc_engine.data.image_folder import read_images
 from uvcc_engine.data.sets import Floats, Ints
 
 _FEATURE_NAMES: Final = ("x", "X", "features", "images", "data")
@@ -34,14 +38,19 @@ DAMAGED: Final = (
 def read_rows(path: Path, labels: Path | None = None) -> tuple[Floats, Ints]:
     """Features (n, d) as float64 and labels (n,) from one file, or from two where the format holds one array.
 
-    ``.npz`` and ``.pt`` hold both by name, ``.csv`` has the label in its last column, ``.npy`` and IDX need ``labels``.
+    ``.npz``, ``.safetensors`` and ``.pt`` hold both by name, ``.csv`` has the label in its last column, a folder has
+    one of PNG files for each class, ``.npy`` and IDX need ``labels``.
     Raises UnreadableError if a file is not of its format, ConfigError if the arrays do not fit together.
     """
+    if path.is_dir():
+        if labels is not None:
+            raise ConfigError(f"{path.name} says by its folders which class an image is of", "leave the labels out")
+        return read_images(path)
     kind = _kind(path)
-    if kind in ("npz", "pt", "csv"):
+    if kind in ("npz", "pt", "csv", "safetensors"):
         if labels is not None:
             raise ConfigError(f"{path.name} holds its labels itself", "leave the labels file out")
-        x, y = {"npz": _read_npz, "pt": _read_pt, "csv": _read_csv}[kind](path)
+        x, y = _WITH_LABELS[kind](path)
     else:
         if labels is None:
             raise ConfigError(f"{path.name} holds one array only", "name the labels file as well")
@@ -81,11 +90,14 @@ def _fit(path: Path, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[
 
 def _kind(path: Path) -> str:
     suffix = path.suffix.lower()
-    if suffix in (".npz", ".npy", ".csv", ".pt"):
+    if suffix in (".npz", ".npy", ".csv", ".pt", ".safetensors"):
         return suffix[1:]
     if "idx" in path.name.lower():
         return "idx"
-    raise ConfigError(f"cannot tell the format of {path.name}", "use .npz, .npy, .csv, .pt or an IDX file")
+    raise ConfigError(
+        f"cannot tell the format of {path.name}",
+        "use .npz, .npy, .csv, .safetensors, .pt, an IDX file, or a folder of PNG files",
+    )
 
 
 def _readable(path: Path, read: Callable[[], Any]) -> Any:
@@ -120,6 +132,24 @@ def _read_npz(path: Path) -> tuple[Any, Any]:
     return x, y
 
 
+def _read_safetensors(path: Path) -> tuple[Any, Any]:
+    x, y = features_and_labels(path, read_tensors(path))
+    return x, y
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """All arrays of a ``.safetensors`` file by name. Raises UnreadableError, also for types that NumPy has not."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it holds more than {MOST_BYTES >> 30} GiB")
+        return load_file(path)
+    except (SafetensorError, *DAMAGED) as error:
+        raise UnreadableError(f"cannot read {path}: {error}", "write it again as safetensors, of numbers") from error
+
+
 def _read_pt(path: Path) -> tuple[Any, Any]:
     import pickle
 
@@ -150,6 +180,14 @@ def _read_csv(path: Path) -> tuple[Any, Any]:
     if table.shape[1] < 2:
         raise ConfigError(f"{path.name} has {table.shape[1]} column", "features first, the label last")
     return table[:, :-1], table[:, -1]
+
+
+_WITH_LABELS: Final[dict[str, Callable[[Path], tuple[Any, Any]]]] = {
+    "npz": _read_npz,
+    "safetensors": _read_safetensors,
+    "pt": _read_pt,
+    "csv": _read_csv,
+}
 
 
 def _is_number(cell: str) -> bool:

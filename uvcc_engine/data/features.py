@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, is_missing
-from uvcc_engine.data.schema import COUNT, ONE_HOT, REAL, Schema, SchemaColumn, Statistics, class_word
+from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS, date_of, days_of
+from uvcc_engine.data.schema import COUNT, DATE, DATES, ONE_HOT, REAL, Schema, SchemaColumn, Statistics, class_word
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels
 
 RowMask = NDArray[np.bool_]
@@ -141,10 +143,11 @@ def class_numbers(table: CsvTable, schema: Schema) -> Ints:
 def held_out(table: CsvTable, schema: Schema) -> RowMask:
     """Which rows are for the test: a hash of the row's id, or of its number, so that a row stays on its side."""
     ids = table.column(schema.by) if schema.by else [str(table.first + row) for row in range(len(table))]
-    return np.array([_draw(schema.seed, one) < schema.test for one in ids], dtype=np.bool_)
+    return np.array([draw(schema.seed, one) < schema.test for one in ids], dtype=np.bool_)
 
 
-def _draw(seed: int, one: str) -> float:
+def draw(seed: int, one: str) -> float:
+    """A public number from 0 to 1 that a row's id and the seed decide."""
     digest = hashlib.sha256(f"UVCC_SPLIT_V1|{seed}|{one}".encode()).digest()
     return int.from_bytes(digest[:8], "little") / 2.0**64
 
@@ -165,6 +168,8 @@ def check_columns(table: CsvTable, schema: Schema) -> None:
 def numbers(table: CsvTable, column: SchemaColumn) -> Floats:
     """The column's numbers, nan where one is missing and may be. Raises ConfigError naming row and column."""
     cells = table.column(column.name)
+    if column.kind in DATES:
+        return np.array([np.nan if one is None else days_of(one) for one in _moments(table, column)])
     plain = _plain_numbers(cells, above=-1.0 if column.kind == "log" else -np.inf)
     if plain is not None:
         return plain
@@ -181,6 +186,31 @@ def numbers(table: CsvTable, column: SchemaColumn) -> Floats:
         else:
             found[row] = number
     return found
+
+
+def _moments(table: CsvTable, column: SchemaColumn) -> list[datetime | None]:
+    """The column's dates, None where one is missing and may be. Raises ConfigError naming row and column."""
+    found: list[datetime | None] = []
+    for row, cell in enumerate(table.column(column.name)):
+        moment = date_of(cell, column.order)
+        if moment is None and not is_missing(cell):
+            raise ConfigError(
+                f"{table.place(row, column.name)} holds {cell[:40]!r}, which is no date in the order {column.order}",
+                f"mend the cell, or give the column another order: {', '.join(ORDERS)}; years have four digits",
+            )
+        if moment is None:
+            _may_miss(table, row, column)
+        found.append(moment)
+    return found
+
+
+def _date_parts(table: CsvTable, column: SchemaColumn) -> list[Floats]:
+    """A feature for each month and each day of the week, Monday first; none of them where the date is missing."""
+    moments = _moments(table, column)
+    months = np.array([-1 if one is None else one.month - 1 for one in moments])
+    weekdays = np.array([-1 if one is None else one.weekday() for one in moments])
+    parts = [(months == k) for k in range(MONTHS)] + [(weekdays == k) for k in range(WEEKDAYS)]
+    return [part.astype(np.float64) for part in parts]
 
 
 def _plain_numbers(cells: list[str], above: float) -> Floats | None:
@@ -248,7 +278,8 @@ def _scaled(table: CsvTable, column: SchemaColumn) -> list[Floats]:
     lacking = np.isnan(x)
     x = np.clip(np.where(lacking, s.fill, x), s.low, s.high)
     x = ((np.log1p(x) if column.kind == "log" else x) - s.shift) * s.scale
-    return [x, lacking.astype(np.float64)] if column.missing == "indicator" else [x]
+    parts = _date_parts(table, column) if column.kind == DATE else []
+    return [x, *parts, *([lacking.astype(np.float64)] if column.missing == "indicator" else [])]
 
 
 def _one_hot(table: CsvTable, column: SchemaColumn) -> list[Floats]:

@@ -11,11 +11,21 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, as_number, is_missing
-from uvcc_engine.data.schema import CLASSES, DROP, MOST_CATEGORIES, ONE_HOT, REAL, Schema, SchemaColumn, class_word
+from uvcc_engine.data.dates import looks_like_date, order_of
+from uvcc_engine.data.schema import (
+    CLASSES,
+    DAYS,
+    DROP,
+    MOST_CATEGORIES,
+    ONE_HOT,
+    REAL,
+    Schema,
+    SchemaColumn,
+    class_word,
+)
 
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
 _IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
-_DATE: Final = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([T ]\d{1,2}:\d{2}.*)?")
 _FAR: Final = 10.0  # deviations from the mean: a column with values beyond is clipped
 _FEW_MISSING: Final = 0.1
 _FEW_ROWS: Final = 20  # below this, texts that all differ may still be categories
@@ -93,9 +103,8 @@ def _column(table: CsvTable, name: str) -> tuple[SchemaColumn, str, bool]:
         return SchemaColumn(name, DROP), "constant" if words else "empty", False
     numeric = [row for row in rows if as_number(cells[row]) is not None]
     unique = len(words) == len(cells)
-    if all(_DATE.fullmatch(cells[row].strip()) for row in rows):
-        told = "dates are not read: to learn from them, write numbers, like a year or the days since a day"
-        return SchemaColumn(name, DROP), told, False
+    if all(looks_like_date(cells[row]) for row in rows):
+        return _dates(name, [cells[row] for row in rows], lacking, len(cells))
     if len(numeric) == len(rows):
         numbers = np.array([table.number(row, name) for row in rows], dtype=np.float64)
         if unique and _IDENTIFIER.search(name) and np.array_equal(numbers, np.floor(numbers)):
@@ -123,6 +132,16 @@ def _column(table: CsvTable, name: str) -> tuple[SchemaColumn, str, bool]:
     if len(words) > MOST_CATEGORIES:
         return SchemaColumn(name, DROP), f"{len(words)} different texts, too many to become features", False
     return SchemaColumn(name, ONE_HOT, "indicator" if lacking else "error", _sorted(words)), _told(lacking), False
+
+
+def _dates(name: str, cells: list[str], lacking: int, rows: int) -> tuple[SchemaColumn, str, bool]:
+    order = order_of(cells)
+    if not order:
+        told = "dates in no clear order: to learn from them, give kind: days and order: ymd, dmy or mdy"
+        return SchemaColumn(name, DROP), told, False
+    missing = "error" if not lacking else "mean" if lacking < _FEW_MISSING * rows else "indicator"
+    note = "dates, as days since 1970; kind: date adds months and days of the week"
+    return SchemaColumn(name, DAYS, missing, order=order), "; ".join(filter(None, [note, _told(lacking)])), False
 
 
 def _numbers(

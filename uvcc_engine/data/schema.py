@@ -23,14 +23,19 @@ import yaml
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import did_you_mean
+from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS
 
 NUMERIC: Final = ("standardise", "minmax", "log", "clip")
+DAYS: Final = "days"
+DATE: Final = "date"
+DATES: Final = (DAYS, DATE)
 ONE_HOT: Final = "one-hot"
 DROP: Final = "drop"
-KINDS: Final = (*NUMERIC, ONE_HOT, DROP)
+KINDS: Final = (*NUMERIC, ONE_HOT, *DATES, DROP)
 CLASSES, BINARY, REAL, COUNT = "classes", "binary", "real", "count"
+NEXT: Final = "next-token"
 TARGETS: Final = (CLASSES, BINARY, REAL, COUNT)
-OBJECTIVE: Final = {CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson"}
+OBJECTIVE: Final = {CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson", NEXT: "cross-entropy"}
 """What is trained on for each kind of target, where a job does not say otherwise."""
 MISSING: Final = ("error", "mean", "indicator", "drop")
 MOST_CATEGORIES: Final = 64
@@ -56,7 +61,9 @@ class SchemaColumn:
     """One column: ``kind`` says how it becomes features, ``missing`` what stands for a value that there is not.
 
     Numbers: ``standardise`` to mean 0 and deviation 1, ``minmax`` to 0..1, ``log`` (of 1 + x) and ``clip`` (at the
-    quantiles 0.01 and 0.99), both standardised afterwards. ``one-hot``: a feature for each of ``values``.
+    quantiles 0.01 and 0.99), both standardised afterwards. ``one-hot``: a feature for each of ``values``. Dates, whose
+    parts stand in ``order``: ``days`` since 1970, standardised, and ``date``, the same with a feature for each month
+    and each day of the week.
     ``mean`` puts in the training rows' mean, ``indicator`` that and a feature that says so, ``drop`` leaves the row
     out, ``error`` refuses.
     """
@@ -66,20 +73,31 @@ class SchemaColumn:
     missing: str = "error"
     values: tuple[str, ...] = ()
     statistics: Statistics | None = None
+    order: str = ORDERS[0]
 
     @property
     def width(self) -> int:
         """How many features it becomes."""
         if self.kind == DROP:
             return 0
-        return (len(self.values) if self.kind == ONE_HOT else 1) + (self.missing == "indicator")
+        one = {ONE_HOT: len(self.values), DATE: 1 + MONTHS + WEEKDAYS}.get(self.kind, 1)
+        return one + (self.missing == "indicator")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    """How a text becomes rows: windows of ``positions`` letters, a new one every ``stride`` letters."""
+
+    positions: int
+    stride: int
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
     """A whole schema. ``values``: the classes in the order of their numbers, none of a real target or a count; ``by``:
     the column whose hash decides whether a row trains or tests, the row's number if empty. ``scaling``: of a real
-    target, by which it is brought to mean 0 and deviation 1."""
+    target, by which it is brought to mean 0 and deviation 1. ``text``: of a text, whose
+    letters ``values`` are; it has no columns."""
 
     target: str
     values: tuple[str, ...]
@@ -89,15 +107,23 @@ class Schema:
     seed: int = 7
     kind: str = CLASSES
     scaling: Statistics | None = None
+    text: TextPlan | None = None
 
     @property
     def outputs(self) -> int:
         """Outputs of a model: one per class, or a single one."""
-        return len(self.values) if self.kind == CLASSES else 1
+        return len(self.values) if self.kind in (CLASSES, NEXT) else 1
+
+    @property
+    def positions(self) -> int:
+        """At how many places of a row a model answers."""
+        return 1 if self.text is None else self.text.positions
 
     @property
     def features(self) -> int:
         """Columns of what the network is fed."""
+        if self.text is not None:
+            return self.text.positions * len(self.values)
         return sum(column.width for column in self.columns)
 
     @property
@@ -129,6 +155,8 @@ def load_schema(path: Path) -> Schema:
 
 def parse_schema(found: object, where: str = "schema") -> Schema:
     """A schema from plain values. Raises ConfigError naming the place."""
+    if isinstance(found, Mapping) and "text" in found:
+        return _text_schema(found, where)
     top = _mapping(found, where, ("target", "split", "columns"), ("target", "columns"))
     target = _mapping(top["target"], f"{where}: target", ("column", "kind", "values", "scaling"), ("column",))
     split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "by", "seed"), ())
@@ -149,6 +177,36 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
     return schema
 
 
+def _text_schema(found: object, where: str) -> Schema:
+    top = _mapping(found, where, ("text", "split"), ("text",))
+    text = _mapping(top["text"], f"{where}: text", ("positions", "stride", "letters"), ("positions", "letters"))
+    split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "seed"), ())
+    letters = text["letters"]
+    if letters == "bytes":
+        letters = [chr(value) for value in range(256)]
+    if not isinstance(letters, list) or not all(isinstance(one, str) and len(one) == 1 for one in letters):
+        raise ConfigError(f"{where}: text.letters is no list of single letters", "put each in quotes, or write bytes")
+    if len(set(letters)) != len(letters) or not 2 <= len(letters) <= _MOST_LETTERS:
+        raise ConfigError(f"{where}: text.letters has {len(letters)} letters", f"2 to {_MOST_LETTERS}, each once")
+    positions = _count(text["positions"], f"{where}: text.positions")
+    stride = _count(text.get("stride", positions), f"{where}: text.stride")
+    test = _number(split.get("test", 0.1), f"{where}: split.test")
+    if not 0.0 < test < 1.0:
+        raise ConfigError(f"{where}: split.test is {test:g}", "give the share of test rows, like 0.1")
+    seed = _seed(split.get("seed", 7), f"{where}: split.seed")
+    return Schema("next letter", tuple(letters), (), test, seed=seed, kind=NEXT, text=TextPlan(positions, stride))
+
+
+_MOST_LETTERS: Final = 4096
+_MOST_POSITIONS: Final = 8192
+
+
+def _count(found: object, where: str) -> int:
+    if type(found) is int and 1 <= found <= _MOST_POSITIONS:
+        return found
+    raise ConfigError(f"{where} is {_short(found)}", f"it must be a whole number of 1 to {_MOST_POSITIONS}")
+
+
 def _check(schema: Schema, where: str) -> None:
     if schema.kind in (REAL, COUNT):
         if schema.values:
@@ -167,7 +225,7 @@ def _check(schema: Schema, where: str) -> None:
 def _column(name: str, found: object, where: str) -> SchemaColumn:
     if isinstance(found, str):
         found = {"kind": found}
-    part = _mapping(found, where, ("kind", "missing", "values", "statistics"), ("kind",))
+    part = _mapping(found, where, ("kind", "missing", "values", "order", "statistics"), ("kind",))
     kind, missing = _one_of(part["kind"], KINDS, f"{where}.kind"), part.get("missing", "error")
     values = _words(part["values"], f"{where}.values") if "values" in part else ()
     if (kind == ONE_HOT) != bool(values):
@@ -177,7 +235,10 @@ def _column(name: str, found: object, where: str) -> SchemaColumn:
             f"{where} has {len(values)} categories, at most {MOST_CATEGORIES} become features",
             "put rare ones together in the data, or give it kind: drop",
         )
-    column = SchemaColumn(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values)
+    if "order" in part and kind not in DATES:
+        raise ConfigError(f"{where} is of kind {kind} and has an order", "leave it out; days and date have one")
+    order = _one_of(part.get("order", ORDERS[0]), ORDERS, f"{where}.order")
+    column = SchemaColumn(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values, order=order)
     if "statistics" not in part:
         return column
     return replace(column, statistics=_statistics(part["statistics"], column.values, f"{where}.statistics"))
@@ -257,6 +318,11 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
     """The schema as YAML that :func:`parse_schema` reads back unchanged; ``notes`` stand behind their columns."""
     split: dict[str, Any] = {"test": schema.test, "seed": schema.seed} | ({"by": schema.by} if schema.by else {})
     lines = [f"# {line}" for line in about.splitlines()]
+    if schema.text is not None:
+        every = [chr(value) for value in range(256)]
+        letters = "bytes" if list(schema.values) == every else list(schema.values)
+        text = {"positions": schema.text.positions, "stride": schema.text.stride, "letters": letters}
+        return "\n".join([*lines, _line("text", text), _line("split", split)]) + "\n"
     lines += [_line("target", _target_to_json(schema)), _line("split", split)]
     lines.append("columns:")
     for column in schema.columns:
@@ -289,6 +355,8 @@ def _column_to_json(column: SchemaColumn) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": column.kind}
     if column.values:
         found["values"] = list(column.values)
+    if column.order != ORDERS[0]:
+        found["order"] = column.order
     if column.missing != "error":
         found["missing"] = column.missing
     if column.statistics is not None:

@@ -13,7 +13,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.array_files import RowReader, rows_in_step, stored_arrays
 from uvcc_engine.data.csv_table import DELIMITERS, CsvTable, header_names
-from uvcc_engine.data.table_files import array_columns, text_columns
+from uvcc_engine.data.table_files import array_columns, read_table, text_columns
 
 MOST_CELLS: Final = 1 << 15
 """Cells of one part: as text they take some 3 MiB."""
@@ -24,7 +24,7 @@ def table_batches(path: Path) -> Iterator[CsvTable]:
 
     Parts have no digest: it would be that of other bytes.
     """
-    found, read = False, {".npz": _npz, ".parquet": _parquet}.get(path.suffix.lower(), _csv)
+    found, read = False, {".npz": _npz, ".parquet": _parquet, ".safetensors": _whole}.get(path.suffix.lower(), _csv)
     for part in read(path):
         found = True
         yield part
@@ -63,6 +63,10 @@ def _part(name: str, names: list[str], rows: list[tuple[list[str], int]], first:
     cells = zip(*(row for row, _ in rows), strict=True)
     columns = {one: list(map(str.strip, column)) for one, column in zip(names, cells, strict=True)}
     return CsvTable(name, columns, tuple(line for _, line in rows), "", first)
+
+
+def _whole(path: Path) -> Iterator[CsvTable]:
+    yield read_table(path)
 
 
 def _npz(path: Path) -> Iterator[CsvTable]:

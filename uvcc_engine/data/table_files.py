@@ -1,28 +1,35 @@
-"""Tables from files: CSV, Parquet (with the extra ``data``) and ``.npz`` of named columns. Nothing is unpickled."""
+"""Tables from files: CSV, Parquet (with the extra ``data``), ``.npz`` and ``.safetensors`` of named columns.
+
+Nothing is unpickled.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.csv_table import CsvTable, read_bytes, read_csv
-from uvcc_engine.data.data_files import MOST_BYTES
+from uvcc_engine.data.data_files import MOST_BYTES, read_tensors
 
 
 def read_table(path: Path) -> CsvTable:
-    """A table by its file's ending: ``.parquet``, ``.npz``, all else CSV. Raises UnreadableError or ConfigError."""
+    """A table by its file's ending: ``.parquet``, ``.npz``, ``.safetensors``, all else CSV.
+
+    Raises UnreadableError or ConfigError.
+    """
     suffix = path.suffix.lower()
-    if suffix not in (".parquet", ".npz"):
+    if suffix not in _READERS:
         return read_csv(path)
     raw = read_bytes(path)
-    columns = (_parquet if suffix == ".parquet" else _npz)(path, raw)
+    columns = _READERS[suffix](path, raw)
     counts = {len(cells) for cells in columns.values()}
     if len(counts) != 1 or not counts.pop():
         raise ConfigError(f"{path.name} has no rows, or columns of different lengths", "give every row every column")
@@ -51,8 +58,9 @@ def text_columns(file: str, found: Any) -> dict[str, list[str]]:
         kind = column.type
         plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
-        if not (plain or texts or pa.types.is_null(kind)):
-            raise ConfigError(f"{file}: column {name!r} is of type {kind}", "write it as numbers or as text")
+        days = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+        if not (plain or texts or days or pa.types.is_null(kind)):
+            raise ConfigError(f"{file}: column {name!r} is of type {kind}", "write it as numbers, dates or text")
         if name in columns:
             raise ConfigError(f"{file} has two columns {name!r}", "rename one")
         columns[name] = [_cell(value) for value in column.to_pylist()]
@@ -74,6 +82,20 @@ def _npz(path: Path, raw: bytes) -> dict[str, list[str]]:
     for name, array in arrays.items():
         columns |= array_columns(path.name, name, array)
     return columns
+
+
+def _safetensors(path: Path, raw: bytes) -> dict[str, list[str]]:
+    columns: dict[str, list[str]] = {}
+    for name, array in sorted(read_tensors(path).items()):  # the file keeps no order of its own
+        columns |= array_columns(path.name, name, array)
+    return columns
+
+
+_READERS: Final[dict[str, Callable[[Path, bytes], dict[str, list[str]]]]] = {
+    ".parquet": _parquet,
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+}
 
 
 def array_columns(file: str, name: str, array: np.ndarray[Any, Any]) -> dict[str, list[str]]:

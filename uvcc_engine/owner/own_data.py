@@ -22,13 +22,13 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import read_arrays, read_rows
 from uvcc_engine.data.features import Prepared, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema, schema_text
 from uvcc_engine.data.sets import Floats, load_digits
 from uvcc_engine.data.table_files import read_table
+from uvcc_engine.data.text_windows import infer_text, text_dataset
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 
@@ -38,21 +38,31 @@ WEIGHTS, MODEL, FITTED = owner_files.WEIGHTS, owner_files.MODEL, owner_files.PRE
 
 def prepared(data: Path, schema: Path, pin: Path | None = None) -> Prepared:
     """The table as the network sees it. Raises ConfigError if ``pin`` says that it is not what was planned with."""
-    table, plan = read_table(data), load_schema(schema)
+    made, now = _ready(data, schema)
     if pin is not None:
-        now, then = digests(table, schema), files.read_json(pin)
+        then = files.read_json(pin)
         for what, path in (("data", data), ("schema", schema)):
             if now[what] != then.get(what):
                 raise ConfigError(
                     f"{path.name} has changed since the run was planned", "put the old file back, or start a new run"
                 )
-    return prepare(table, plan)
+    return made
 
 
-def digests(table: CsvTable, schema: Path) -> dict[str, str]:
+def _ready(data: Path, schema: Path) -> tuple[Prepared, dict[str, str]]:
+    """The rows that a schema makes of a table or a text, and what a plan holds both files to."""
+    plan = load_schema(schema)
+    if plan.text is not None:
+        rows, digest = text_dataset(data, plan)
+        return Prepared(rows, plan), digests(digest, schema)
+    table = read_table(data)
+    return prepare(table, plan), digests(table.digest, schema)
+
+
+def digests(data: str, schema: Path) -> dict[str, str]:
     """What a plan holds the owner's files to. It stays with the owner: a digest of small data gives it away."""
     try:
-        return {"data": table.digest, "schema": hashlib.sha256(schema.read_bytes()).hexdigest()}
+        return {"data": data, "schema": hashlib.sha256(schema.read_bytes()).hexdigest()}
     except OSError as error:
         raise UnreadableError(f"cannot read {schema}: {error.strerror}", "check the path") from error
 
@@ -62,6 +72,8 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
     out: Path = args.out or owner_files.schema_beside(args.file)
     if out.exists() and not args.force:
         raise ConfigError(f"{out} exists already", "edit it, give --out another name, or --force to write a new one")
+    if args.file.suffix.lower() == ".txt":
+        return _infer_text(args.file, out)
     table = read_table(args.file)
     found = infer(table, args.target)
     prepare(table, found.schema)  # what is written can be trained on, or is refused here
@@ -80,7 +92,18 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-_HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), one-hot (with values), drop.
+def _infer_text(file: Path, out: Path) -> dict[str, Any]:
+    schema, notes = infer_text(file)
+    data, _ = text_dataset(file, schema)  # what is written can be trained on, or is refused here
+    about = f"{file.name}: a text, of which a model learns the letter that comes next.\n"
+    files.write_atomic(out, schema_text(schema, about).encode(), mode=0o600)
+    rows = len(data.train_x) + len(data.test_x)
+    told = {"text": f"windows of {schema.positions} of {len(schema.values)} letters", **notes}
+    found = {"schema": str(out), "rows": rows, "features": schema.features, "target": schema.target}
+    return found | {"kind": schema.kind, "classes": [], "columns": {}, "notes": told}
+
+
+_HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), one-hot (with values), days, date (with order), drop.
 missing: error (the default), mean, indicator.
 target.kind: classes (the default), binary, real, count; target.values are the classes 0, 1, ...
 split.by: the column whose hash puts a row into training or test."""
@@ -91,14 +114,14 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     asked = _asked(args.model)
     args.schema = owner_files.named_schema(args.data, args.schema)
     found: dict[str, Any] = {}
+    positions = 1
     if args.schema is not None:
         if args.data is None:
             raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
-        table = read_table(args.data)
-        ready = prepare(table, load_schema(args.schema))
-        features, classes = ready.schema.features, ready.schema.outputs
+        ready, pin = _ready(args.data, args.schema)
+        features, classes, positions = ready.schema.features, ready.schema.outputs, ready.schema.positions
         rows = {"train": len(ready.data.train_x), "test": len(ready.data.test_x)}
-        found = {"rows": rows, "pin": digests(table, args.schema), "objective": OBJECTIVE[ready.schema.kind]}
+        found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind]}
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
         found["total"] = len(x)
@@ -111,10 +134,10 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         extras.require("torch", "job.model names a torch module")
         from uvcc_engine.model.definition.torch_module import model_of_file
 
-        made = model_of_file(asked, features, classes)
+        made = model_of_file(asked, features, classes, positions)
         return found | {"model": model_to_json(made.model), "notes": list(made.notes)}
     if isinstance(asked, list):
-        model = model_of_list(asked, features, classes)
+        model = model_of_list(asked, features, classes, positions)
     else:
         model = find_model(asked) if isinstance(asked, str) else model_of_json(asked)
     if (model.features, model.classes) != (features, classes):
@@ -139,6 +162,8 @@ def _asked(text: str) -> Any:
 def predict(args: argparse.Namespace) -> dict[str, Any]:
     """Predict in clear with opened weights: a CSV with each row's class and every class's probability, or a number."""
     weights, model, schema = _trained(args)
+    if schema.text is not None:
+        raise ConfigError("a model of a text predicts letters, not columns", "use its weights in a program of yours")
     table = read_table(args.data)
     outputs = _outputs(model, weights, transform(table, schema))
     ids = table.columns.get(schema.by) if schema.by else None

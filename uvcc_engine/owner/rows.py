@@ -49,13 +49,19 @@ def rows_of(job: PrivateJob, args: argparse.Namespace) -> OwnerRows:
     """What the owner's files give for this job. Raises ConfigError or UnreadableError naming what does not fit."""
     path: Path | None = args.data
     if job.task == "train" and path is not None and args.schema is not None:
-        return _by_schema(job, path, load_schema(args.schema))
+        schema = load_schema(args.schema)
+        return _by_schema(job, path, schema) if schema.text is None else _whole(job, args, schema)
     if job.task == "train" and path is not None and path.suffix.lower() == ".csv":
         if args.labels is not None:
             raise ConfigError(f"{path.name} holds its labels itself", "leave the labels file out")
         return _numeric_csv(job, path)
     if job.task == "train" and path is not None and _by_rows(path, args.labels):
         return _arrays(job, path, args.labels)
+    return _whole(job, args)
+
+
+def _whole(job: PrivateJob, args: argparse.Namespace, schema: Schema | None = None) -> OwnerRows:
+    """What is held whole while it is shared."""
     tensors = input_tensors(job, args)
 
     def blocks() -> Blocks:
@@ -64,7 +70,7 @@ def rows_of(job: PrivateJob, args: argparse.Namespace) -> OwnerRows:
             for start in range(0, len(values), at_once):
                 yield name, values[start : start + at_once]
 
-    return OwnerRows({name: values.shape for name, values in tensors.items()}, blocks)
+    return OwnerRows({name: values.shape for name, values in tensors.items()}, blocks, schema)
 
 
 def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:

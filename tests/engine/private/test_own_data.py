@@ -279,15 +279,6 @@ def test_a_plan_fills_in_what_follows_from_the_data(tmp_path: Path, capsys: pyte
         file.write_bytes(kept)
 
 
-@pytest.mark.parametrize("form", ["2024-{:02}-11", "{}.3.2024", "2024/{:02}/01 12:30:00", "2024-{:02}-11T09:00"])
-def test_dates_are_left_out_by_name_and_told_so(form: str, tmp_path: Path) -> None:
-    rows = [[form.format(1 + i % 12), i % 9, i % 2] for i in range(ROWS)]
-    found = infer(read_table(write(tmp_path / "visits.csv", ["seen", "age", "ill"], rows)))
-    assert [c.kind for c in found.schema.columns if c.name == "seen"] == ["drop"]
-    assert "dates are not read" in found.notes["seen"]
-    assert "dates are not read" in schema_text(found.schema, "visits", found.notes)
-
-
 def test_a_schema_that_lies_beside_the_table_is_named_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

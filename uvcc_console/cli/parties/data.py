@@ -1,4 +1,4 @@
-"""``uvcc data infer FILE``: a first schema of a table, and what a demo on that table needs."""
+"""``uvcc data infer FILE``: a first schema of a table or a text, and what a demo on it needs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from uvcc_engine.contract.job import owner_files
 # what suits a table of a few hundred rows: the profile's own values are for the digits
 _FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
 _LAYERS = "[{linear: 16}, relu, linear]"
+_OF_TEXT = (
+    "[{embedding: 16}, {residual: [layer-norm, {attention: {heads: 2, causal: true}}]},"
+    " {residual: [layer-norm, {linear: 32}, gelu, {linear: 16}]}, layer-norm, linear]"
+)
 
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("data", "Your own data: what its columns are.")
     actions = parser.add_subparsers(dest="action", required=True, parser_class=common.RaisingParser)
-    infer = actions.add_parser("infer", help="read a CSV file and write a first schema beside it")
+    infer = actions.add_parser("infer", help="read a table or a text and write a first schema beside it")
     infer.add_argument("file", type=Path)
     infer.add_argument("--target", default="", metavar="COLUMN", help="else target, label, ... or the last column")
     infer.add_argument("--out", type=Path, metavar="FILE", help="the schema's file; NAME.schema.yaml without it")
@@ -66,4 +70,4 @@ def settings_for(data: str, schema: str = "", target: str = "") -> list[str]:
     else:
         common.say(summary(infer_schema(file, target, known)))
     named = [f"job.data={json.dumps(str(file))}", f"job.schema={json.dumps(str(known))}"]
-    return [*named, f"job.model={_LAYERS}", *_FOR_TABLES]
+    return [*named, f"job.model={_OF_TEXT if file.suffix.lower() == '.txt' else _LAYERS}", *_FOR_TABLES]

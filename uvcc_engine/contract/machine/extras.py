@@ -18,6 +18,7 @@ EXTRAS: Final = {
     "zstandard": "report",
     "sklearn": "test",
     "pyarrow": "data",
+    "PIL": "data",
 }
 
 
