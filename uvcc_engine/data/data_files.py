@@ -138,13 +138,14 @@ def _read_safetensors(path: Path) -> tuple[Any, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All arrays of a ``.safetensors`` file by name. Raises UnreadableError, also for types that NumPy has not."""
+    """All arrays of a ``.safetensors`` file by name, each in its own shape. Raises UnreadableError, also for types that
+    NumPy has not."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it holds more than {MOST_BYTES >> 30} GiB")
+            raise UnreadableError(f"{path} holds more than {MOST_BYTES >> 30} GiB", "train on a part of it")
         return load_file(path)
     except (SafetensorError, *DAMAGED) as error:
         raise UnreadableError(f"cannot read {path}: {error}", "write it again as safetensors, of numbers") from error

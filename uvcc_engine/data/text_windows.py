@@ -103,7 +103,10 @@ def text_dataset(path: Path, schema: Schema) -> tuple[Dataset, str]:
 
 
 def infer_text(path: Path) -> tuple[Schema, Mapping[str, str]]:
-    """A first schema of a text: the letters that it has, or its bytes where they are more than ``MOST_LETTERS``."""
+    """A first schema of a text: the letters that it has, or its bytes where they are more than ``MOST_LETTERS``.
+
+    Raises UnreadableError, or ConfigError for a text of fewer than two letters.
+    """
     text = _decoded(path, _bytes(path))
     letters = tuple(sorted(set(text)))
     notes = {}

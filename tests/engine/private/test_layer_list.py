@@ -147,6 +147,13 @@ def test_the_policy_holds_the_model_and_not_its_text() -> None:
     assert digest == "e34538af1551743465abc79efb03d1cf07b9711104282887508a2f398c9e96be"
 
 
+def test_whole_numbers_of_a_model_are_the_same_in_the_policy_and_in_the_worker() -> None:
+    job = job_of([{"lines": 2}, {"linear": 4}, {"attention": 2}, {"leaky-relu": 0.0}, "mean", "linear"], 6, 2)
+    signed = PrivateJob.from_json(json.loads(canonical(job.to_json())))
+    assert signed == job
+    assert find_model(signed.model) == find_model(job.model)
+
+
 def test_a_list_trains_to_the_last_bit_as_the_shipped_model_of_the_same_layers() -> None:
     shipped = PrivateJob(steps=2, batch=32, test_rows=60)
     listed = replace(shipped, model=job_of([{"linear": 32}, "relu", "linear"]).model)

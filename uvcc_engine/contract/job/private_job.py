@@ -229,11 +229,21 @@ def where_it_says_something(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model_text(found: Any) -> str:
     try:
-        return sorted_json(found)
+        return sorted_json(_as_canonical(found))
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"job.model cannot be written as JSON: {str(error)[:80]}", "numbers, words and lists"
         ) from error
+
+
+def _as_canonical(value: Any) -> Any:
+    """Whole numbers as canonical JSON writes them: the policy's 0 is this text's 0.0."""
+    if isinstance(value, dict):
+        return {key: _as_canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_canonical(item) for item in value]
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53
+    return int(value) if whole else value
 
 
 def _model_json(text: str) -> Any:
