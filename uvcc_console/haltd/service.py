@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
@@ -38,6 +39,7 @@ from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.haltd.reaper import Reaper
+from uvcc_console.plan.plan import SIGTERM
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
@@ -49,6 +51,7 @@ WARM_S = 5.0
 REAP_EVERY_S = 2.0
 REAP_HALT_S = 120.0
 LOOK_S = 5.0
+AT_ONCE_S = 0.5
 
 
 class Service:
@@ -182,7 +185,7 @@ class Service:
         lease = 0.0 if self._only else float(seconds(profile.get("lease", 60.0)))
         self._halter.auto = tuple(profile.get("auto", (machine.HOLD, machine.HALT, machine.TERM)))
         if self._given_times is None:
-            self._halter.times = machine.Times.patient(float(profile.get("patience", 0.0)))
+            self._halter.times = ladder_times(self.snapshot.profile)
         self._halter.checkpoints = self.snapshot.job_kind != "command"
         self._halter.votes = self.snapshot.job_kind == "private"
         self._channels.sync(self.snapshot, lease)
@@ -318,6 +321,13 @@ class Service:
                 self._append([gone])
         finally:
             await provider.close()
+
+
+def ladder_times(profile: Mapping[str, Any]) -> machine.Times:
+    """The ladder's times for a profile; a command that never looks at a control file gets its SIGTERM at once."""
+    halt, job = profile.get("halt", {}), profile.get("job", {})
+    found = machine.Times.patient(float(halt.get("patience", 0.0)))
+    return replace(found, halt=AT_ONCE_S) if isinstance(job, Mapping) and job.get("halt") == SIGTERM else found
 
 
 async def _delete(delete: Callable[[Pod], Awaitable[None]], pod: Pod) -> None:

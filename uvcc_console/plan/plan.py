@@ -21,6 +21,7 @@ from uvcc_engine.contract.job.rollout_phases import SMOKE as SMOKE
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
+SIGTERM = "sigterm"  # job.halt of a command that never looks at a control file
 # keys of a private job that name the owner's files here; all others go into the policy
 OWNERS_FILES = ("data", "data_schema", "labels", "weights")
 # stages that train: they go on from a checkpoint
@@ -157,7 +158,8 @@ def engine_job(
     if isinstance(job, LmJobSettings):
         train = {"seed": job.seed, **job.overrides.get("train", {}), "steps": steps}
         return {"config": job.config, "plan": dict(job.plan), **job.overrides, "train": train}
-    return {"steps": steps, "cwd": job.cwd}
+    # where code is brought along the command itself goes to its folder there
+    return {"steps": steps, "cwd": "" if job.code else job.cwd} | ({"halt": SIGTERM} if job.halt == SIGTERM else {})
 
 
 def _requests(run: str, profile: Profile, full: Phase) -> dict[str, PodRequest]:

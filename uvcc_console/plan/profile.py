@@ -24,6 +24,7 @@ _PATHS = (
     ("fleet", "hosts"),
     ("fleet", "ssh_key"),
     ("fleet", "wheels"),
+    ("job", "code"),
     ("job", "data"),
     ("job", "schema"),
     ("job", "labels"),

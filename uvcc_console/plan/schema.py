@@ -154,13 +154,34 @@ class LmJobSettings(Strict):
 
 
 class CommandJobSettings(Strict):
-    """Any program that writes the run contract into ``$UVCC_RUN_DIR``."""
+    """Any program that writes the run contract into ``$UVCC_RUN_DIR``.
+
+    ``code``: a folder here that goes to the pods, without what git ignores and what looks like a secret; the command
+    starts in a copy of it, one for each phase. ``setup``: a command that is run in it once on every pod, or ``auto``
+    for what a requirements.txt or pyproject.toml asks for. ``artifacts``: patterns of files that come home from it.
+    ``halt``: ``control-file``, or ``sigterm`` for a program that never looks at one.
+    """
 
     kind: Literal["command"]
     argv: list[str] = Field(min_length=1)
     steps: int = Field(gt=0)
     ranks: int = Field(default=1, gt=0)
     cwd: str = ""
+    code: str = ""
+    code_include: list[str] = []
+    code_exclude: list[str] = []
+    code_mib: float = Field(default=256.0, gt=0)
+    setup: str = ""
+    artifacts: list[str] = []
+    halt: Literal["control-file", "sigterm"] = "control-file"
+
+    @model_validator(mode="after")
+    def _of_a_folder(self) -> CommandJobSettings:
+        if not self.code and (self.setup or self.artifacts or self.code_include or self.code_exclude):
+            raise ValueError("job.setup, job.artifacts and job.code_* are about the folder that job.code uploads")
+        if self.code and (self.cwd.startswith("/") or ".." in self.cwd.split("/")):
+            raise ValueError(f"job.cwd {self.cwd!r}: with job.code it is a folder in the uploaded one")
+        return self
 
 
 class TopologyPart(Strict):

@@ -153,12 +153,18 @@ def create_run(
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
     from uvcc_console.fleet.provider_kinds import runs_here, sections
+    from uvcc_console.plan import code_tree
     from uvcc_console.plan.owndata import keep_pin, settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
+    from uvcc_console.plan.schema import CommandJobSettings
 
     short, profile = load(profile_name, settings)
     profile, pin = settle(profile, tell)
+    job = profile.job
+    code = code_tree.survey(job) if isinstance(job, CommandJobSettings) and job.code else None
+    for left in code.left_out if code is not None else ():
+        tell(f"not uploaded: {left}")
     if any(runs_here(part) for part in sections(profile.fleet.model_dump(mode="json"))):
         extras.require("torch", "local pods compute on this machine")
     if part is not None:
@@ -175,6 +181,8 @@ def create_run(
         except OSError as e:
             raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
     keep_pin(folder, pin)
+    if code is not None:
+        code_tree.keep(code, folder)
     plan = make_plan(run, short, profile, seed)
     plan = part(plan) if part is not None else plan
     journal = Journal(folder / JOURNAL, source="cli")

@@ -79,7 +79,9 @@ def foretold(step: dict[str, Any], steps: int, rtt_s: float, bytes_s: float) -> 
 
 def _said(plan: Plan) -> dict[str, Any]:
     """What the profile alone decides."""
+    from uvcc_console.plan import code_tree
     from uvcc_console.plan.plan import revealed_values
+    from uvcc_console.plan.schema import CommandJobSettings
 
     profile, full = plan.profile, plan.phases["full"]
     t = full.topology
@@ -94,6 +96,12 @@ def _said(plan: Plan) -> dict[str, Any]:
         "steps": {name: phase.steps for name, phase in plan.phases.items()},
         "cap": {"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
     }
+    job = profile.job
+    if isinstance(job, CommandJobSettings):
+        found["halt"] = job.halt
+        if job.code:
+            tree = code_tree.survey(job)
+            found["code"] = tree.record() | {"setup": job.setup, "artifacts": job.artifacts, "words": tree.words}
     if full.kind == "private":
         model = full.job["model"]
         found["model"] = model if isinstance(model, str) else model.get("name", "a list of layers")
@@ -110,6 +118,13 @@ def _rehearsed(job: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(owners_program(["--job", str(path)], "rehearse")))
 
 
+_HALTS: Final = {
+    "control-file": "by the control file, drilled before the smoke",
+    "sigterm": "by SIGTERM alone: the program does not look at the control file, cannot be held, and the drill ends "
+    "the smoke's processes by it",
+}
+
+
 def lines(found: dict[str, Any]) -> list[str]:
     """The plan for people."""
     t, cap, steps = found["topology"], found["cap"], found["steps"]
@@ -122,6 +137,13 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"may cost   {spent}, for {cap['ttl_s'] / 60:g} minutes at most",
         f"stages     {' '.join(found['stages'])}",
     ]
+    if "halt" in found:
+        told.append(f"a halt     {_HALTS[found['halt']]}")
+    if code := found.get("code"):
+        told.append(f"uploads    {code['folder']}: {code['words']}")
+        told += [f"           not {name}" for name in code["left_out"]]
+        told.append(f"setup      {code['setup'] or 'nothing is installed'}")
+        told.append(f"brings     {', '.join(code['artifacts']) or 'no files beside those of the run contract'}")
     if "reveal" in found:
         told.append(f"reveals    {', '.join(found['reveal'])}")
     if step := found.get("step"):

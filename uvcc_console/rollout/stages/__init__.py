@@ -9,9 +9,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.fleet import wheel_cache
 from uvcc_console.fleet.prime.offers import IMAGES
 from uvcc_console.fleet.provider import TellsEnds
-from uvcc_console.plan import images, measurable
-from uvcc_console.plan.plan import FULL, SMOKE, Phase, operation_of
-from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
+from uvcc_console.plan import code_tree, images, measurable
+from uvcc_console.plan.plan import FULL, SIGTERM, SMOKE, Phase, operation_of
+from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout.context import Halted, Rollout
 from uvcc_console.rollout.stage_runner import StageFunction
 from uvcc_console.rollout.stages.fleet import preflight, provision
@@ -40,7 +40,11 @@ async def _plan(ctx: Rollout) -> str:
     await agree.check_job(ctx)
     names = ", ".join(f"{p.name} {p.steps} steps on {len(p.pods())} pods" for p in ctx.plan.phases.values())
     operated = operation_of(ctx.plan)
-    return "; ".join((f"{ctx.plan.profile.job.kind}: {names}", *operated))
+    tree = code_tree.kept(ctx.run_dir)
+    code = (f"uploads {tree.words}",) if tree is not None else ()
+    by_signal = isinstance(job, CommandJobSettings) and job.halt == SIGTERM
+    halts = ("it cannot be held: SIGTERM alone ends it",) if by_signal else ()
+    return "; ".join((f"{ctx.plan.profile.job.kind}: {names}", *code, *halts, *operated))
 
 
 async def _verify_smoke(ctx: Rollout) -> str:

@@ -34,6 +34,7 @@ BEAT_EVERY_S: Final = 5.0
 SAME_STEP_EVERY_S: Final = 0.5
 WAIT_TOLD_S: Final = 2.0
 MEMORY_EVERY_S: Final = 1.0
+_CODE: Final = {"tree": "UVCC_CODE_TREE", "commit": "UVCC_CODE_COMMIT", "dirty": "UVCC_CODE_DIRTY"}  # of job.code
 COUNTS: Final = ("sent_bytes",)  # totals: true until the next one, whatever phase says so in between
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
 
@@ -129,7 +130,9 @@ class RunWriter:
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write ``run.json`` and ``run.info``: resolved config, ids, versions, device, code hash."""
-        write_run_facts(self.directory, {"run": self.run, "coord": self.coord, **facts})
+        code = {name: os.environ[variable] for name, variable in _CODE.items() if variable in os.environ}
+        told = {"code": code, **facts} if code else facts
+        write_run_facts(self.directory, {"run": self.run, "coord": self.coord, **told})
 
     def metrics(
         self,

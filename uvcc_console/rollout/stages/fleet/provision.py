@@ -21,7 +21,7 @@ from uvcc_console.fleet.wheel import build_wheel
 from uvcc_console.plan.plan import SMOKE, derive
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Member, Rollout, each, readdress
-from uvcc_console.rollout.stages.fleet import stock, volume
+from uvcc_console.rollout.stages.fleet import code, stock, volume
 from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -183,6 +183,7 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         life_s=life_left(ctx),
         give_way=priority.give_way(profile.fleet.kind, len(ctx.members)),
     )
+    await code.bring(ctx, member.ssh, member.boot.python, progress)
     await attach(ctx, member)
 
 

@@ -14,16 +14,16 @@ from uvcc_console.core.shown import shown
 from uvcc_console.core.snapshot import HaltView, Snapshot, WorkerView
 from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import certificate
-from uvcc_console.plan import changed_settings
-from uvcc_console.plan.plan import SMOKE, Phase
+from uvcc_console.plan import changed_settings, code_tree
+from uvcc_console.plan.plan import SIGTERM, SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
-from uvcc_console.rollout.stages.fleet import volume
+from uvcc_console.rollout.stages.fleet import code, volume
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
-from uvcc_console.rollout.stages.training import agree
+from uvcc_console.rollout.stages.training import agree, signal_drill
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.job.link_spec import LinkSpec
@@ -96,6 +96,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     async def begin(member: Member) -> dict[str, int]:
         mine = [str(c) for c in phase.coords(member.name)]
         env = _environment(ctx, phase)
+        await code.work_folder(ctx, member.ssh, phase.engine_run)
         made = [
             _spec(ctx, phase, c, found.get(c, LinkSpec()), env | worlds.get(c, {}), resume=attempt > 0) for c in mine
         ]
@@ -153,7 +154,7 @@ async def _watch(ctx: Rollout, phase: Phase) -> None:
 
 
 def _spec(ctx: Rollout, phase: Phase, coord: str, link: LinkSpec, env: dict[str, str], *, resume: bool) -> WorkerSpec:
-    there, job = f"runs/{phase.engine_run}", ctx.plan.profile.job
+    there = f"runs/{phase.engine_run}"
     private = phase.kind == "private"
     return WorkerSpec(
         run=phase.engine_run,
@@ -167,7 +168,7 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: LinkSpec, env: dict[str,
         link=link,
         resume=resume,
         env=env,
-        argv=list(job.argv) if isinstance(job, CommandJobSettings) else [],
+        argv=_argv(ctx, phase),
     )
 
 
@@ -175,7 +176,22 @@ def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
     """The profile's environment, and whom to give way to; a command is told how many steps this phase has."""
     profile = ctx.plan.profile
     env = {**priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())), **profile.env}
+    tree = code_tree.kept(ctx.run_dir)
+    env |= code.environment(tree) if tree is not None else {}
     return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
+
+
+def _argv(ctx: Rollout, phase: Phase) -> list[str]:
+    """The command of a command job, in its work folder where it brought its code along."""
+    job, tree = ctx.plan.profile.job, code_tree.kept(ctx.run_dir)
+    if not isinstance(job, CommandJobSettings):
+        return []
+    return list(job.argv) if tree is None else code.command(job, tree, phase.engine_run)
+
+
+def by_signal(phase: Phase) -> bool:
+    """Whether its processes never look at a control file: SIGTERM alone ends them."""
+    return phase.job.get("halt") == SIGTERM
 
 
 def _views(s: Snapshot, phase: Phase) -> list[WorkerView]:
@@ -201,6 +217,9 @@ async def drill(ctx: Rollout, resumed: bool) -> str:
     """
     phase = ctx.plan.phases[SMOKE]
     pids = await launch(ctx, phase) if resumed or not _started(ctx.bus.snapshot, phase) else {}
+    if by_signal(phase):
+        await _shown(ctx, pids)
+        return await signal_drill.drill(ctx, phase)
     if phase.steps >= LONG_SMOKE:
         await _shown(ctx, pids)
         await _training(ctx, phase)
@@ -256,7 +275,8 @@ async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
     """Run a phase to its end. Entered again, workers that ended are started from the last common checkpoint."""
     phase = ctx.plan.phases[name]
     s = ctx.bus.snapshot
-    if not _started(s, phase) or (resumed and (not _finished(s, phase) or ctx.start_from is not None)):
+    drilled = by_signal(phase) and name == SMOKE and not resumed and _all_ended(s, phase)
+    if drilled or not _started(s, phase) or (resumed and (not _finished(s, phase) or ctx.start_from is not None)):
         await _shown(ctx, await launch(ctx, phase))
     found = await _outcome(ctx, phase)
     if found is not None:
@@ -373,6 +393,8 @@ def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) ->
     """No worker gave a sign of life for ``stall_s``, and nobody holds them. Pure; ``began`` is a time stamp."""
     if s.halt.nonce and not s.halt.done:
         return None
+    if by_signal(phase) and not any(w.beat_ts for w in _views(s, phase)):
+        return None  # it writes no heartbeats either: that its process lives is all there is
     quiet = now - max([began, *(w.beat_ts for w in _views(s, phase))])
     return Trouble(f"no worker gave a sign of life for {quiet:.0f} s") if quiet > stall_s else None
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.plan import code_tree
 from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.rollout import file_listing
 from uvcc_console.rollout.context import Member, Rollout, each
+from uvcc_console.rollout.stages.verify.outputs import fetch_outputs
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
 SUMS = "SHA256SUMS"
@@ -115,11 +118,12 @@ def _same(path: Path, digest: str) -> bool:
 async def fetch_phase(ctx: Rollout, phase: Phase) -> int:
     """Evidence of every pod of a phase; returns the number of files. One pod's failure does not keep the others'."""
     members = ctx.of_phase(phase)
+    outputs = await each(members, lambda m: fetch_outputs(ctx, phase, m))
     done = await asyncio.gather(*(fetch(ctx, phase, m) for m in members), return_exceptions=True)
     for one in done:
         if isinstance(one, BaseException):
             raise describe(one) from one
-    return sum(n for n in done if isinstance(n, int))
+    return sum(outputs.values()) + sum(n for n in done if isinstance(n, int))
 
 
 async def collect(ctx: Rollout) -> str:
@@ -133,6 +137,9 @@ async def collect(ctx: Rollout) -> str:
     for phase in started:
         count += await fetch_phase(ctx, phase)
     await each(ctx.live(), lambda m: _agent_log(ctx, m))
+    if (tree := code_tree.kept(ctx.run_dir)) is not None:  # which code it was, beside what came of it
+        with DownloadFolder(ctx.artifacts) as downloads:
+            downloads.write((code_tree.RECORD,), json.dumps(tree.record(), indent=1).encode())
     ctx.bus.commit()
     await asyncio.to_thread(collector.private_key)  # its public half goes into allowed_signers
     written = await asyncio.to_thread(write_artifacts, ctx.run_dir)
@@ -164,6 +171,7 @@ async def last_words(ctx: Rollout) -> None:
         try:
             async with asyncio.timeout(LAST_S):
                 await fetch(ctx, phase, member)
+                await fetch_outputs(ctx, phase, member)
         except (UvccError, ExceptionGroup, TimeoutError) as e:
             why = f"it takes longer than {LAST_S:.0f} s" if isinstance(e, TimeoutError) else describe(e)
             text = f"no evidence from {member.name}: {why}"
