@@ -36,6 +36,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Plane, Tag
 from uvcc_engine.plane.connect import open_plane
@@ -68,7 +69,8 @@ def main(spec: WorkerSpec) -> int:
             trouble.append(PreflightTrouble(part, error.what, error.hint))
 
     with attempt("groups"):
-        groups = measure_groups(RankAddress.of(coord, spec.topology, os.environ), job, facts)
+        keys = party_keys(spec, coord, job)
+        groups = measure_groups(RankAddress.of(coord, spec.topology, os.environ), job, facts, keys)
     if job.peers and (coord.stage, coord.tensor) == (0, 0):
         with attempt("pairs"):
             pairs = measure_pairs(spec, coord, job, attempt)
@@ -83,15 +85,34 @@ def main(spec: WorkerSpec) -> int:
 # -- inside a party --------------------------------------------------------------------------------------------------
 
 
-def measure_groups(place: RankAddress, job: PreflightJob, facts: dict[str, str]) -> dict[str, GroupFigures]:
+def party_keys(spec: WorkerSpec, coord: Coord, job: PreflightJob) -> PartyKeys | None:
+    """What this rank proves itself to its sister ranks with; None where nobody told who they are.
+
+    Raises UvccError for an identity that cannot be read, ConfigError for a list that does not fit the topology.
+    """
+    if not job.pods:
+        return None
+    pods = [PublicIdentity.from_json(pod) for pod in job.pods]
+    return PartyKeys.of(Identity.load(Path(spec.identity_dir)), pods, _sid_job(spec), coord.party, spec.topology)
+
+
+def _sid_job(spec: WorkerSpec) -> bytes:
+    return hashlib.sha256(b"UVCC_PREFLIGHT_V1" + spec.run.encode()).digest()
+
+
+def measure_groups(
+    place: RankAddress, job: PreflightJob, facts: dict[str, str], keys: PartyKeys | None = None
+) -> dict[str, GroupFigures]:
     """An all-reduce in each group of this rank, by ``dp``, ``pp``, ``tp``; empty for a party of one rank.
 
-    ``facts`` learns the ``backend``, also where the ranks do not add up.
+    ``facts`` learns the ``backend``, also where the ranks do not add up. ``keys``: see ``PartyGroups.open``.
     ``mib_s`` is the bus bandwidth: what each rank sends in a ring, 2(n-1)/n of the block, over the best time.
     Raises PeerLostError if the ranks do not meet, VerificationError if they do not add up.
     """
     device = device_of(job.device)
-    groups = PartyGroups.open(place, on_event=lambda name, fields: None, device=device.type, timeout_s=job.timeout_s)
+    groups = PartyGroups.open(
+        place, on_event=lambda name, fields: None, device=device.type, timeout_s=job.timeout_s, keys=keys
+    )
     facts["backend"] = groups.backend
     try:
         groups.start_dp()
@@ -139,7 +160,7 @@ def measure_pairs(
     The pairs take turns, in the same order everywhere, each inside ``attempt("pair N")``. Raises UvccError where the
     link cannot be opened at all.
     """
-    sid_job = hashlib.sha256(b"UVCC_PREFLIGHT_V1" + spec.run.encode()).digest()
+    sid_job = _sid_job(spec)
     patience = job.timeout_s
     plane = open_plane(
         party=coord.party,

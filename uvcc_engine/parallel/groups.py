@@ -1,15 +1,14 @@
 """Process groups of one party: where its ranks meet, and which groups they bring up when.
 
 A party's world is a mesh ("dp", "pp", "tp") of R x S x T ranks. Its ranks find each other through a store that rank 0
-serves at an address that the console or the agent chose. Tensor and pipeline groups come up at the start, the
+serves at an address that the console or the agent chose. The ranks of one replica share a pod; beyond it, store and
+groups are sealed between the pods' identities. Tensor and pipeline groups come up at the start, the
 data-parallel group after the first backward pass, off the critical path.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,29 +24,33 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract.job.topology import AXES
 from uvcc_engine.contract.run_files import flight
 from uvcc_engine.contract.run_files.waiting import Waiting
-from uvcc_engine.parallel import unix_group
+from uvcc_engine.parallel import meeting, sealed_group
 from uvcc_engine.parallel.group import TIMEOUT_S, Communicator, OnEvent, lost
+from uvcc_engine.parallel.meeting import SealedMeeting
+from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import LOOK_S, Presence, post_withdrawal, read_withdrawal, serve_withdrawal
 
 TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
-BACKEND_VARIABLE: Final = "UVCC_GROUP_BACKEND"
 _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
-_LISTEN_S: Final = 3.0
-_JOIN_S: Final = 10.0
 _MOST_NOTE: Final = 64 << 20
 
 
 class PartyGroups:
     """The store and the groups of one rank. ``alone`` if the party has a single rank: then nothing is opened."""
 
-    def __init__(self, place: RankAddress, *, device: str, timeout_s: float, on_event: OnEvent) -> None:
+    def __init__(
+        self, place: RankAddress, *, device: str, timeout_s: float, on_event: OnEvent, keys: PartyKeys | None = None
+    ) -> None:
         """See :meth:`open`."""
         self.place = place
         self.alone = place.world == 1
         self._device = torch.device(device).type
-        self._backend = _backend(self._device, place)
+        self._keys = keys
+        self._sealed = not self.alone and meeting.is_sealed(place, keys)
+        self._backend = meeting.local_backend(self._device)
+        self._met: SealedMeeting | None = None
         self._timeout_s = timeout_s
         # ranks that come up on few processors must not keep them busy with asking for each other
         self._longest_poll = _POLL_S[1] * max(1.0, place.world / 16)
@@ -70,13 +73,16 @@ class PartyGroups:
         check: Callable[[], None] = lambda: None,
         device: str = "cpu",
         timeout_s: float = 0.0,
+        keys: PartyKeys | None = None,
     ) -> PartyGroups:
         """Meet the sister ranks and bring up the tensor and the pipeline group. ``check`` may raise to give up waiting.
 
-        Raises PeerLostError if not all come within ``timeout_s`` (0: ``UVCC_GROUP_TIMEOUT_S``, else 300 s).
+        ``keys``: who the party's pods are; a world that meets beyond this machine needs them, and what crosses between
+        its pods is sealed. Raises PeerLostError if not all come within ``timeout_s`` (0: ``UVCC_GROUP_TIMEOUT_S``, else
+        300 s), ConfigError for a world beyond this machine without keys.
         """
         limit = timeout_s or float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_S))
-        found = cls(place, device=device, timeout_s=limit, on_event=on_event)
+        found = cls(place, device=device, timeout_s=limit, on_event=on_event, keys=keys)
         flight.provide("sequence", found.sequence)
         if not found.alone:
             found._user_check = check
@@ -93,8 +99,11 @@ class PartyGroups:
 
     @property
     def backend(self) -> str:
-        """What carries the groups: nccl, gloo or unix; "" for a party of one rank, which has none."""
-        return "" if self.alone else self._backend
+        """What carries the groups: nccl, gloo or unix within a pod, sealed beyond it; "" for a party of one rank."""
+        if self.alone:
+            return ""
+        within = self.place.topology.stages * self.place.topology.tensor > 1
+        return " and ".join([self._backend] * (within or not self._sealed) + [sealed_group.NAME] * self._sealed)
 
     def _check(self) -> None:
         """Raise if waiting for a sister rank has no sense any more: the caller's wish, or one that is gone."""
@@ -134,56 +143,51 @@ class PartyGroups:
     def _meet(self) -> None:
         place, timeout = self.place, timedelta(seconds=self._timeout_s)
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connections at first use: a mesh of 64 needs few of 4032
-        if place.address.startswith("127."):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # only ranks of one pod are left to gloo and NCCL, which would take any interface
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         try:
-            if place.rank == 0:
-                listener = self._listener()
-                self._store = TCPStore(
-                    place.address, place.port, None, True, timeout, False, master_listen_fd=listener.detach()
-                )
-            else:
-                self._store = self._join()
+            world = self._open_sealed() if self._sealed else self._open_local(timeout)
             store = PrefixStore("groups", self._store)
-            dist.init_process_group(
-                self._backend, timeout=timeout, world_size=place.world, rank=place.rank, store=store
-            )
+            dist.init_process_group(world, timeout=timeout, world_size=place.world, rank=place.rank, store=store)
         except (RuntimeError, OSError) as error:
             raise lost(place.coord.party, f"{place.coord} cannot meet its sister ranks", error) from error
         self.gather(b"")  # all are there: what follows is not timed with the others' start
         self.tp, self.pp = self._group("tp"), self._group("pp")
-        self.pp_back = Communicator.open(place, "pp", self._backend, self._timeout_s, lambda name, fields: None)
+        self.pp_back = self._bring_up("pp", lambda name, fields: None)
 
-    def _listener(self) -> socket.socket:
-        """The store's own port; somebody who holds it for a moment is waited for."""
-        # a pod's address may be that of a gateway before it, which cannot be listened on
-        address = self.place.address if self.place.address.startswith("127.") else ""
-        deadline, pause = time.monotonic() + _LISTEN_S, threading.Event()
-        while True:
-            try:
-                return socket.create_server((address, self.place.port), backlog=1024)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-            pause.wait(0.1)
+    def _open_local(self, timeout: timedelta) -> str:
+        place = self.place
+        if place.rank == 0:
+            fd = meeting.listen(place).detach()
+            self._store = TCPStore(place.address, place.port, None, True, timeout, False, master_listen_fd=fd)
+        else:
+            self._store = meeting.join_local(place, self._timeout_s, self._wait)
+        return self._backend
 
-    def _join(self) -> Any:
-        """torch's store client backs off for seconds while no server is there, and hears nobody; this looks itself."""
-        place, deadline, pause = self.place, time.monotonic() + self._timeout_s, threading.Event()
-        while True:
-            try:
-                socket.create_connection((place.address, place.port), 2.0).close()
-                store = TCPStore(place.address, place.port, None, False, timedelta(seconds=_JOIN_S), False)
-                store.set_timeout(timedelta(seconds=self._timeout_s))
-                return store
-            except (OSError, RuntimeError):  # not there yet, or gone between the two
-                if time.monotonic() > deadline:
-                    raise
-            self._check()
-            pause.wait(self._longest_poll)
+    def _open_sealed(self) -> str:
+        place, keys = self.place, self._keys
+        assert keys is not None
+        if place.rank == 0:
+            self._met = SealedMeeting.serve(place, keys, self._timeout_s, self._on_event)
+        else:
+            self._met = SealedMeeting.join(place, keys, self._timeout_s, self._on_event, self._wait)
+        self._store = self._met.store
+        return sealed_group.register(self._met.network)
+
+    def _wait(self) -> None:
+        """Between two looks for the meeting place."""
+        self._check()
+        threading.Event().wait(self._longest_poll)
 
     def _group(self, name: str) -> Communicator:
-        return Communicator.open(self.place, name, self._backend, self._timeout_s, self._on_event)
+        return self._bring_up(name, self._on_event)
+
+    def _bring_up(self, name: str, on_event: OnEvent) -> Communicator:
+        """Ranks of one replica share a pod: only the data-parallel group can leave it."""
+        crosses = self._sealed and name == "dp"
+        backend = sealed_group.NAME if crosses else self._backend
+        return Communicator.open(self.place, name, backend, self._timeout_s, on_event)
 
     def start_dp(self) -> None:
         """Bring up the data-parallel group, unless it is up: all ranks of the world call this at the same point."""
@@ -271,6 +275,9 @@ class PartyGroups:
                 dist.destroy_process_group()
         except RuntimeError as error:
             self._on_event("group_close", {"coord": str(self.place.coord), "why": " ".join(str(error).split())[:200]})
+        finally:
+            if self._met is not None:
+                self._met.close()
 
     def _part(self, store: Any) -> None:
         """Rank 0 serves the store, so it goes last; it does not wait for long."""
@@ -278,19 +285,3 @@ class PartyGroups:
         while self.place.rank == 0 and gone < self.place.world and time.monotonic() < deadline:
             pause.wait(_POLL_S[0])
             gone = store.add("gone", 0)
-
-
-def _backend(device: str, place: RankAddress) -> str:
-    """NCCL between GPUs, gloo between CPUs of several machines, Unix sockets between ranks that meet on this one.
-
-    ``UVCC_GROUP_BACKEND`` = gloo or unix overrides the last two. Raises ConfigError.
-    """
-    if device == "cuda":
-        return "nccl"
-    here = place.address.startswith("127.")
-    wanted = os.environ.get(BACKEND_VARIABLE) or (unix_group.NAME if here and sys.platform == "linux" else "gloo")
-    if wanted == unix_group.NAME and sys.platform != "linux":
-        raise ConfigError(f"{BACKEND_VARIABLE} is {wanted!r}", "it needs Linux' abstract sockets; use gloo here")
-    if wanted not in ("gloo", unix_group.NAME):
-        raise ConfigError(f"{BACKEND_VARIABLE} is {wanted!r}", f"use gloo or {unix_group.NAME}")
-    return unix_group.register() if wanted == unix_group.NAME else wanted

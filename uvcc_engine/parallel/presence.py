@@ -14,11 +14,14 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from uvcc_engine.contract.errors import PeerLostError
+from uvcc_engine.parallel import meeting
+from uvcc_engine.parallel.meeting import SealedMeeting
+from uvcc_engine.parallel.party_keys import PartyKeys
 
 LOOK_S: Final = 0.5
 GONE: Final = "word"
@@ -121,36 +124,59 @@ def serve_withdrawal(store: Any, world: int, stay_s: float = WORD_S) -> None:
         return  # the place is gone
 
 
-def withdraw(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S) -> None:
+class _Place(NamedTuple):
+    address: str
+    port: int
+    rank: int
+
+
+def withdraw(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S, keys: PartyKeys | None = None) -> None:
     """Tell the sister ranks of a rank that failed before it met them. Does nothing where there are none.
 
     ``env``: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The first rank, who would have been the meeting place, is one
-    for ``stay_s`` seconds or until all have heard; another one looks for the place for ``REACH_S`` seconds.
+    for ``stay_s`` seconds or until all have heard; another one looks for the place for ``REACH_S`` seconds. Beyond
+    this machine it takes the party's ``keys``: without them nobody would listen.
     """
     rank, world = env.get("RANK", "0"), env.get("WORLD_SIZE", "1")
     if not (rank.isdecimal() and world.isdecimal() and int(world) > 1 and env.get("MASTER_PORT", "").isdecimal()):
         return
-    address, port = env.get("MASTER_ADDR", ""), int(env["MASTER_PORT"])
-    pause = threading.Event().wait
-    end = time.monotonic() + REACH_S
+    place = _Place(env.get("MASTER_ADDR", ""), int(env["MASTER_PORT"]), int(rank))
+    sealed = meeting.wants_seal(place.address)
+    if sealed and keys is None:
+        return
     try:
-        if rank == "0":
-            store = TCPStore(address, port, None, True, timedelta(seconds=stay_s), False)
-            post_withdrawal(store, 0, why)
-            serve_withdrawal(store, int(world), stay_s)
-            return
-        while not _reachable(address, port):
-            if time.monotonic() > end:
-                return
-            pause(0.1)
-        post_withdrawal(TCPStore(address, port, None, False, timedelta(seconds=_ANSWER_S), False), int(rank), why)
+        if place.rank == 0:
+            _serve_word(place, int(world), why, stay_s, keys if sealed else None)
+        else:
+            _leave_word(place, why, keys if sealed else None)
     except (RuntimeError, OSError):
         return  # nobody can be told
 
 
-def _reachable(address: str, port: int) -> bool:
+def _serve_word(place: _Place, world: int, why: str, stay_s: float, keys: PartyKeys | None) -> None:
+    if keys is None:
+        store = TCPStore(place.address, place.port, None, True, timedelta(seconds=stay_s), False)
+        post_withdrawal(store, 0, why)
+        serve_withdrawal(store, world, stay_s)
+        return
+    met = SealedMeeting.serve(place, keys, stay_s, lambda name, fields: None)
     try:
-        socket.create_connection((address, port), 1.0).close()
-    except OSError:
-        return False
-    return True
+        post_withdrawal(met.store, 0, why)
+        serve_withdrawal(met.store, world, stay_s)
+    finally:
+        met.close()
+
+
+def _leave_word(place: _Place, why: str, keys: PartyKeys | None) -> None:
+    def look_again() -> None:
+        threading.Event().wait(0.1)
+
+    if keys is None:
+        store = meeting.join_local(place, REACH_S, look_again)
+        post_withdrawal(store, place.rank, why)
+        return
+    sealed = meeting.join_store(place, keys, REACH_S, look_again)
+    try:
+        post_withdrawal(sealed, place.rank, why)
+    finally:
+        sealed.close()

@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -77,8 +77,12 @@ class MemberConnection:
                 return
             idle = not self._left
             self._left += [memoryview(bytes(part)) for part in parts if len(part)]
-            if idle:
-                threading.Thread(target=self._write, name="group writer", daemon=True).start()
+            self._start_writer(idle)
+
+    def _start_writer(self, idle: bool) -> None:
+        """Have what is left written by a thread, unless one is at it (not ``idle``)."""
+        if idle and self._left:
+            threading.Thread(target=self._write, name="group writer", daemon=True).start()
 
     def _now(self, parts: list[memoryview]) -> list[memoryview]:
         """Send without waiting; returns what is left."""
@@ -166,10 +170,12 @@ class UnixGroup(dist.ProcessGroup):
     Tensors are contiguous and lie on the host; their shape is the same at all members, as torch asks.
     """
 
+    backend_name = NAME
+
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs know the other constructor only
         self._store, self._me, self._size, self._timeout_s = store, rank, size, timeout.total_seconds()
-        self._lines: dict[int, MemberConnection] = {}
+        self._lines: Mapping[int, MemberConnection] = {}
         self._operations = 0
         self._names = {"name": "", "desc": ""}
         if rank == 0:
@@ -178,7 +184,7 @@ class UnixGroup(dist.ProcessGroup):
     # -- what torch calls --------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        return NAME
+        return self.backend_name
 
     def getGroupName(self) -> str:
         return self._names["name"]
@@ -305,7 +311,7 @@ class UnixGroup(dist.ProcessGroup):
         for line in self._lines.values():
             line.flush()
 
-    def _others(self) -> dict[int, MemberConnection]:
+    def _others(self) -> Mapping[int, MemberConnection]:
         if not self._lines and self._size > 1:
             try:
                 self._lines = self._connected()
@@ -313,7 +319,7 @@ class UnixGroup(dist.ProcessGroup):
                 raise RuntimeError(f"a member cannot be reached: {error}") from error
         return self._lines
 
-    def _connected(self) -> dict[int, MemberConnection]:
+    def _connected(self) -> Mapping[int, MemberConnection]:
         """A line to every other member: this one dials those before it and takes the calls of those behind it."""
         meeting = bytes(self._store.get("meeting")).decode()
         found: dict[int, socket.socket] = {}

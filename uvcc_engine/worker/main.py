@@ -28,6 +28,7 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import withdraw
 from uvcc_engine.plane.connect import open_plane
@@ -35,6 +36,8 @@ from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.sealing.seeds import SEEDS, seal_seeds, seeds_name
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
+from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.transcript.terms.policy import Policy
 from uvcc_engine.worker.admission import Admission, admit
 from uvcc_engine.worker.compute_setup import device_of, pair_keys
 from uvcc_engine.worker.consensus import StepConsensus
@@ -70,18 +73,20 @@ def main(spec: WorkerSpec) -> int:
         writer.told = Narrator().tell
         writer.told("worker_start", "info", {"coord": spec.coord, "run": spec.run, "pid": os.getpid()})
         writer.heartbeat(0, "start", "checks policy and inputs")
+        keys: PartyKeys | None = None
         try:
             admitted = admit(spec)
+            keys = _keys_in(admitted.policy, admitted.identity, admitted.party)
             facts = _facts(spec, admitted)
             writer.describe(facts)
             accepted = {k: facts[k] for k in ("policy_hash", "sid_job", "code_hash", "attempt", "resume")}
             writer.told("policy_accepted", "info", accepted)
             if SEEDS in admitted.job.reveal:
                 _disclose(spec, admitted)
-            outcome = _connected(spec, admitted, writer, terminated)
+            outcome = _connected(spec, admitted, keys, writer, terminated)
         except UvccError as error:
             _report(writer, 0, error)
-            withdraw(os.environ, error.what)
+            withdraw(os.environ, error.what, keys=keys or _keys_at_hand(spec))
             return error.exit_code
         if outcome.error is not None:
             _report(writer, outcome.step, outcome.error)
@@ -99,7 +104,24 @@ def _disclose(spec: WorkerSpec, admitted: Admission) -> None:
     files.write_atomic(Path(spec.dir) / seeds_name(a.coord), box)
 
 
-def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, terminated: list[int]) -> RunOutcome:
+def _keys_in(policy: Policy, identity: Identity, party: int) -> PartyKeys:
+    """Who this party's pods are, as the policy names them."""
+    pods = [policy.public(party, replica) for replica in range(policy.topology.replicas)]
+    return PartyKeys.of(identity, pods, policy.sid_job, party, policy.topology)
+
+
+def _keys_at_hand(spec: WorkerSpec) -> PartyKeys | None:
+    """The same for a worker that was not admitted, if its files can be read: its sisters are to hear why."""
+    try:
+        identity, policy = Identity.load(Path(spec.identity_dir)), Policy.load(Path(spec.policy))
+        return _keys_in(policy, identity, policy.party_of(identity.public))
+    except UvccError:
+        return None
+
+
+def _connected(
+    spec: WorkerSpec, admitted: Admission, keys: PartyKeys, writer: RunWriter, terminated: list[int]
+) -> RunOutcome:
     """Open the plane, run the session, and tell the peers if it fails."""
     recorder = LateRecorder()
     plane = open_plane(
@@ -137,7 +159,9 @@ def _connected(spec: WorkerSpec, admitted: Admission, writer: RunWriter, termina
     try:
         with Ticker(writer, lambda: _waiting_on(plane, groups)), _orders(spec, admitted, writer):
             place = RankAddress.of(admitted.coord, admitted.policy.topology, os.environ)
-            groups = PartyGroups.open(place, on_event=lambda name, fields: writer.event(name, **fields), check=check)
+            groups = PartyGroups.open(
+                place, on_event=lambda name, fields: writer.event(name, **fields), check=check, keys=keys
+            )
             ranks = Ranks(groups)
             table.among_ranks = ranks.greatest
             session = WorkerSession(

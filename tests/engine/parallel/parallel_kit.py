@@ -20,16 +20,32 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.meeting import BACKEND_VARIABLE
+from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import HEARD, Presence, withdraw
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.transcript.signing.identity import Identity
 
+JOB = b"J" * 32
 Body = Callable[[PartyGroups, list[tuple[str, dict[str, Any]]]], Any]
 
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
+
+
+def pod(replica: int, party: int = 0) -> Identity:
+    """The identity of a party's pod."""
+    own = 1 + party + 3 * replica
+    return Identity(bytes([own] * 32), bytes([own + 100] * 32))
+
+
+def party_keys(topology: Topology, replica: int, *, party: int = 0, sid_job: bytes = JOB) -> PartyKeys:
+    """What a rank of a replica's pod has to prove itself with."""
+    pods = [pod(r, party).public for r in range(topology.replicas)]
+    return PartyKeys.of(pod(replica, party), pods, sid_job, party, topology)
 
 
 def run_ranks(
@@ -41,8 +57,11 @@ def run_ranks(
     dies: int = -1,
     gives_up: Mapping[int, str] = MappingProxyType({}),
     late: bool = False,
+    sealed: bool = False,
 ) -> list[Any]:
     """``body(groups, events)`` in every rank of party 0; results in rank order, raised exceptions as they are.
+
+    ``sealed``: as if every replica were another machine.
 
     The rank that ``dies`` is there and ends before it meets the others, when all have seen it; those that give up tell
     why. ``late``: the last rank starts when those that give up have ended, and the first one knows it.
@@ -60,6 +79,9 @@ def run_ranks(
         if (pid := os.fork()) == 0:
             os.close(reader)
             rank, world = topology.local_rank(coord), topology.workers_per_party
+            if sealed:
+                os.environ[BACKEND_VARIABLE] = "sealed"
+            keys = party_keys(topology, coord.replica) if sealed else None
             if rank == dies:
                 _die(port, rank, world)
             if rank in gives_up:
@@ -69,9 +91,9 @@ def run_ranks(
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                 }
-                withdraw(env, gives_up[rank])
+                withdraw(env, gives_up[rank], keys=keys)
                 os._exit(0)
-            _rank(coord, topology, port, body, writer, timeout_s, end_gracefully)
+            _rank(coord, topology, port, body, writer, timeout_s, end_gracefully, keys)
         os.close(writer)
         pipes.append((pid, reader))
     found = []
@@ -92,12 +114,19 @@ def _die(port: int, rank: int, world: int) -> None:
 
 
 def _rank(
-    coord: Coord, topology: Topology, port: int, body: Body, writer: int, timeout_s: float, end_gracefully: bool
+    coord: Coord,
+    topology: Topology,
+    port: int,
+    body: Body,
+    writer: int,
+    timeout_s: float,
+    end_gracefully: bool,
+    keys: PartyKeys | None = None,
 ) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     try:
         place = RankAddress(coord, topology, "127.0.0.1", port)
-        groups = PartyGroups.open(place, on_event=lambda n, f: events.append((n, f)), timeout_s=timeout_s)
+        groups = PartyGroups.open(place, on_event=lambda n, f: events.append((n, f)), timeout_s=timeout_s, keys=keys)
         result = body(groups, events)
         groups.close(graceful=end_gracefully)
     except Exception as error:  # noqa: BLE001 - handed to the parent

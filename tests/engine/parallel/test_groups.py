@@ -19,7 +19,7 @@ from uvcc_engine.parallel.presence import read_withdrawal, withdraw
 Events = list[tuple[str, dict[str, Any]]]
 
 
-@pytest.mark.parametrize("backend", ["unix", "gloo"])
+@pytest.mark.parametrize("backend", ["unix", "gloo", "sealed"])
 def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimension(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimen
         found["mesh"] = (mesh.mesh_dim_names, mesh["dp", "tp"].size(), mesh.get_local_rank("dp"))
         return found
 
-    for rank, found in enumerate(run_ranks(Topology(2, 2, 2), body)):
+    for rank, found in enumerate(run_ranks(Topology(2, 2, 2), body, sealed=backend == "sealed")):
         assert not isinstance(found, Exception), found
         r, s, t = rank // 4, rank // 2 % 2, rank % 2
         assert found["rank"] == rank
@@ -64,7 +64,7 @@ def test_a_world_of_eight_adds_gathers_broadcasts_and_passes_on_along_each_dimen
         ready = [("group_ready", g) for g in ("dp", "pp", "tp")]
         waits = [("uid_wait", g) for g, index in (("dp", r), ("pp", s), ("tp", t)) if index]
         assert found["events"] == ready + waits
-        assert found["backends"] == {backend}
+        assert found["backends"] == ({"unix", "sealed", "unix and sealed"} if backend == "sealed" else {backend})
         assert found["mesh"] == (("dp", "pp", "tp"), 4, r)
 
 
@@ -79,27 +79,29 @@ def test_one_rank_alone_opens_nothing() -> None:
     groups.close()
 
 
-def test_a_rank_that_ends_is_named_by_the_collective_that_missed_it() -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_rank_that_ends_is_named_by_the_collective_that_missed_it(sealed: bool) -> None:
     def body(groups: PartyGroups, events: Events) -> str:
         if groups.place.rank == 1:
             os._exit(9)
         groups.start_dp()
         return "went on without it"
 
-    found = run_ranks(Topology(2), body, timeout_s=3.0, end_gracefully=False)
+    found = run_ranks(Topology(2), body, timeout_s=3.0, end_gracefully=False, sealed=sealed)
     assert isinstance(found[0], PeerLostError)
     assert "dp" in found[0].what
     assert found[1] is None
 
 
-def test_a_rank_that_ends_before_the_meeting_is_named_by_all_others_within_seconds() -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_rank_that_ends_before_the_meeting_is_named_by_all_others_within_seconds(sealed: bool) -> None:
     """Killed on its way to the meeting: who shares its machine sees it, the word at the meeting place reaches all."""
 
     def absent(groups: PartyGroups, events: Events) -> str:
         return "met without it"
 
     began = time.monotonic()
-    found = run_ranks(Topology(4), absent, timeout_s=300.0, end_gracefully=False, dies=2)
+    found = run_ranks(Topology(4), absent, timeout_s=300.0, end_gracefully=False, dies=2, sealed=sealed)
     assert time.monotonic() - began < 100.0  # it would wait for 300 s
     assert found.pop(2) is None
     for error in found:
@@ -108,13 +110,17 @@ def test_a_rank_that_ends_before_the_meeting_is_named_by_all_others_within_secon
         assert error.party == 0
 
 
-@pytest.mark.parametrize(("rank", "late"), [(0, False), (1, False), (1, True)])
-def test_a_rank_that_gives_up_before_the_meeting_tells_the_others_why(rank: int, late: bool) -> None:
+@pytest.mark.parametrize(
+    ("rank", "late", "sealed"),
+    [(0, False, False), (1, False, False), (1, True, False), (0, False, True), (1, False, True)],
+)
+def test_a_rank_that_gives_up_before_the_meeting_tells_the_others_why(rank: int, late: bool, sealed: bool) -> None:
     def absent(groups: PartyGroups, events: Events) -> str:
         return "met without it"
 
     why = "its input is damaged"
-    found = run_ranks(Topology(3), absent, timeout_s=100.0, end_gracefully=False, gives_up={rank: why}, late=late)
+    ranks: dict[str, Any] = {"gives_up": {rank: why}, "late": late, "sealed": sealed}
+    found = run_ranks(Topology(3), absent, timeout_s=100.0, end_gracefully=False, **ranks)
     found.pop(rank)
     for error in found:
         assert isinstance(error, PeerLostError), error

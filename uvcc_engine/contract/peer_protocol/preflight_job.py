@@ -34,7 +34,8 @@ class PreflightJob:
     """What is measured: blocks of ``reduce_mib`` MiB in a group and ``pair_mib`` MiB between parties.
 
     ``timeout_s``: seconds for the ranks to meet. ``peers``: public identities by party, empty where the run has one
-    party. Raises ConfigError for a size, a time or a device that is none.
+    party. ``pods``: those of the party's own pods, by replica, for what crosses between them. Raises ConfigError for a
+    size, a time or a device that is none.
     """
 
     timeout_s: float
@@ -42,6 +43,7 @@ class PreflightJob:
     pair_mib: float
     device: str = "cpu"
     peers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pods: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s <= MOST_S:
@@ -58,7 +60,7 @@ class PreflightJob:
         return strict.read(cls, data, "job")
 
     def to_json(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k != "peers" or v}
+        return {k: v for k, v in asdict(self).items() if k not in ("peers", "pods") or v}
 
 
 @dataclass(frozen=True, slots=True)

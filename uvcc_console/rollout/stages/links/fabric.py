@@ -126,7 +126,9 @@ def _spec(
     if isinstance(profile.job, LmJobSettings):
         job = replace(job, device=str(profile.job.overrides.get("runtime", {}).get("device", "auto")))
     elif isinstance(profile.job, PrivateJobSettings):
-        job = replace(job, peers={str(p): identity_of(ctx, p, coord.replica).to_json() for p in range(PARTIES)})
+        peers = {str(p): identity_of(ctx, p, coord.replica).to_json() for p in range(PARTIES)}
+        pods = range(phase.topology.replicas if worlds else 0)
+        job = replace(job, peers=peers, pods=[identity_of(ctx, coord.party, r).to_json() for r in pods])
     return WorkerSpec(
         run=phase.engine_run,
         kind=NAME,

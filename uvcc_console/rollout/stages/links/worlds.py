@@ -7,13 +7,14 @@ import time
 from uvcc_console.core import events as ev
 from uvcc_console.plan.plan import Phase, pod_name
 from uvcc_console.rollout.context import Rollout
-from uvcc_console.rollout.stages.links.ports import MASTERS, free_ports, host_of
+from uvcc_console.rollout.stages.links.ports import LOOPBACK, MASTERS, free_ports, host_of
 
 
 async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]]:
     """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of every worker of a phase, by coordinate.
 
-    Empty where a party has one worker only. A party's first pod holds its rank 0, which serves the others.
+    Empty where a party has one worker only. A party's first pod holds its rank 0, which serves the others: at an
+    address that no other machine reaches, if the party has no other pod.
     """
     size = phase.topology
     if size.workers_per_party == 1:
@@ -23,7 +24,7 @@ async def meeting_places(ctx: Rollout, phase: Phase) -> dict[str, dict[str, str]
     at: dict[int, tuple[str, int]] = {}
     for party in parties:
         name = pod_name(party, 0)
-        at[party] = (host_of(ctx.members[name]), masters[name][0])
+        at[party] = (host_of(ctx.members[name]) if size.replicas > 1 else LOOPBACK, masters[name][0])
         fields = {"phase": phase.name, "party": party, "addr": at[party][0], "port": at[party][1]}
         ctx.say(ev.EngineEvent(pod=name, level="info", event="dp_master_port_selected", fields=fields, at=time.time()))
     pods: dict[str, int] = {}
