@@ -60,15 +60,13 @@ def test_no_path_of_a_machine_in_tracked_files() -> None:
 def test_the_manual_promises_no_more_than_the_policy_states() -> None:
     """Who operates a run is signed in every policy; the sentences about privacy must say the same."""
     from uvcc_engine.contract.job.topology import Topology
-    from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, Operation
+    from uvcc_engine.transcript.terms.operation import ONE_OPERATOR, SEALED, Operation
 
     pages = [ROOT / "README.md", ROOT / "docs" / "security" / "index.md"]
     text = " ".join(" ".join(page.read_text() for page in pages).split())
     stated = Operation.of(Topology(replicas=2))
     assert ("One operator runs everything and could look" in text) == (stated.operators == ONE_OPERATOR)
-    assert ("own workers (replicas, stages, tensor ranks) is not encrypted" in text) == (
-        stated.party_traffic == IN_CLEAR
-    )
+    assert ("and so is traffic between a party's own pods" in text) == (stated.party_traffic == SEALED)
     assert "not the operator" not in text
     assert "remove that trust" not in text
 

@@ -11,7 +11,7 @@ from uvcc_console.plan.plan import make_plan, operation_of
 from uvcc_console.plan.profile import load
 from uvcc_console.runs import domain
 from uvcc_engine.contract.job.topology import Topology
-from uvcc_engine.transcript.terms.operation import IN_CLEAR, ONE_OPERATOR, THREE_DOMAINS, Operation
+from uvcc_engine.transcript.terms.operation import ONE_OPERATOR, SEALED, THREE_DOMAINS, Operation
 
 ROOT = Path(__file__).parents[1]
 VERDICTS = {"protected", "reads", "bends"}
@@ -82,9 +82,9 @@ def test_the_operator_holds_every_key_and_the_table_says_so(table: dict[str, lis
 
 
 def test_traffic_inside_a_party_is_told_as_the_policy_states_it(table: dict[str, list[str]]) -> None:
-    clear = Operation.of(Topology(replicas=2)).party_traffic == IN_CLEAR
-    assert clear == ("bends" in _row(table, "one party's own pods"))
-    assert clear == (_row(table, "the same for two parties") == ["reads", "reads", "reads", "protected"])
+    sealed = Operation.of(Topology(replicas=2)).party_traffic == SEALED
+    assert sealed == (_row(table, "one party's own pods") == ["protected"] * 4)  # tests/engine/parallel/test_capture
+    assert sealed == (_row(table, "the same for two parties") == ["protected"] * 4)
 
 
 def test_two_domains_read_what_one_cannot(table: dict[str, list[str]]) -> None:

@@ -143,11 +143,9 @@ class PartyGroups:
     def _meet(self) -> None:
         place, timeout = self.place, timedelta(seconds=self._timeout_s)
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connections at first use: a mesh of 64 needs few of 4032
-        # only ranks of one pod are left to gloo and NCCL, which would take any interface
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        meeting.keep_here(os.environ)  # only ranks of one pod are left to gloo and NCCL
         try:
-            world = self._open_sealed() if self._sealed else self._open_local(timeout)
+            world = self._open_local(timeout) if self._keys is None else self._open_sealed(self._keys)
             store = PrefixStore("groups", self._store)
             dist.init_process_group(world, timeout=timeout, world_size=place.world, rank=place.rank, store=store)
         except (RuntimeError, OSError) as error:
@@ -165,15 +163,15 @@ class PartyGroups:
             self._store = meeting.join_local(place, self._timeout_s, self._wait)
         return self._backend
 
-    def _open_sealed(self) -> str:
-        place, keys = self.place, self._keys
-        assert keys is not None
+    def _open_sealed(self, keys: PartyKeys) -> str:
+        """The store of this party's own ranks, on one machine, too: others may have an account there."""
+        place = self.place
         if place.rank == 0:
             self._met = SealedMeeting.serve(place, keys, self._timeout_s, self._on_event)
         else:
-            self._met = SealedMeeting.join(place, keys, self._timeout_s, self._on_event, self._wait)
+            self._met = SealedMeeting.join(place, keys, self._timeout_s, self._wait)
         self._store = self._met.store
-        return sealed_group.register(self._met.network)
+        return sealed_group.register(self._met.network(self._on_event)) if self._sealed else self._backend
 
     def _wait(self) -> None:
         """Between two looks for the meeting place."""

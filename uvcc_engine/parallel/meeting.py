@@ -1,4 +1,7 @@
-"""Where a party's ranks meet: torch's own store on one machine, the sealed one beyond it."""
+"""Where a party's ranks meet: at a store that only they can join.
+
+Without keys, in a replay or a measurement on one machine, it is torch's own store on a loopback address.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -23,6 +26,7 @@ from uvcc_engine.parallel.sealed_store import SealedStore, StoreValues, serve
 from uvcc_engine.parallel.sealed_stream import StrangerError
 
 BACKEND_VARIABLE: Final = "UVCC_GROUP_BACKEND"
+CLEAR_VARIABLE: Final = "UVCC_GROUP_CLEAR"
 _LISTEN_S: Final = 3.0
 _JOIN_S: Final = 10.0
 _REFUSED_S: Final = 15.0  # a rank 0 that does not take this one's key for so long will not take it later either
@@ -86,6 +90,28 @@ def wants_seal(address: str) -> bool:
     return not stays_here(address) or os.environ.get(BACKEND_VARIABLE) == sealed_group.NAME
 
 
+def keep_here(env: MutableMapping[str, str]) -> None:
+    """Have gloo and NCCL listen where no other machine reaches them."""
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        env[name] = loopback
+
+
+def check_plain_world(env: Mapping[str, str]) -> None:
+    """Refuse a world of torch's own groups, which nothing seals, beyond this machine.
+
+    For the trainer of the language model, which has no shares: ``UVCC_GROUP_CLEAR`` = accept takes the network for
+    one that may read it. Raises ConfigError.
+    """
+    address, world = env.get("MASTER_ADDR", ""), env.get("WORLD_SIZE", "1")
+    all_here = stays_here(address) or env.get("LOCAL_WORLD_SIZE", "") == world
+    if not all_here and env.get(CLEAR_VARIABLE) != "accept":
+        raise ConfigError(
+            f"a world of {world} ranks meets at {address[:80]}, beyond this machine, and its traffic is not encrypted",
+            f"train on one machine, or over a network of your own that may read it: {CLEAR_VARIABLE}=accept",
+        )
+
+
 def listen(place: MeetingPlace) -> socket.socket:
     """The store's own port; somebody who holds it for a moment is waited for. Raises OSError."""
     # a pod's address may be that of a gateway before it, which cannot be listened on
@@ -101,10 +127,10 @@ def listen(place: MeetingPlace) -> socket.socket:
 
 
 class SealedMeeting:
-    """A rank at the sealed meeting place: its store, and the network its groups use."""
+    """A rank at the sealed meeting place: its store, and its door, through which groups find each other."""
 
-    def __init__(self, store: SealedStore, network: PartyNetwork) -> None:
-        self.store, self.network = store, network
+    def __init__(self, store: SealedStore, keys: PartyKeys, rank: int, door: Door | None, addresses: list[str]) -> None:
+        self.store, self._keys, self._rank, self._door, self._addresses = store, keys, rank, door, addresses
 
     @classmethod
     def serve(cls, place: MeetingPlace, keys: PartyKeys, limit_s: float, on_event: OnEvent) -> SealedMeeting:
@@ -112,26 +138,28 @@ class SealedMeeting:
         values = StoreValues()
         door = Door(listen(place), keys, place.rank, on_event)
         door.serve_store(lambda stream: serve(values, stream))
-        store = SealedStore(values, None, limit_s)
-        return cls(store, PartyNetwork(keys, place.rank, door, [place.address]))
+        return cls(SealedStore(values, None, limit_s), keys, place.rank, door, [place.address])
 
     @classmethod
-    def join(
-        cls, place: MeetingPlace, keys: PartyKeys, limit_s: float, on_event: OnEvent, wait: Callable[[], None]
-    ) -> SealedMeeting:
+    def join(cls, place: MeetingPlace, keys: PartyKeys, limit_s: float, wait: Callable[[], None]) -> SealedMeeting:
         """Another rank: look for the meeting place, calling ``wait`` in between, which may raise.
 
         Raises OSError if it is not there in time, StrangerError if it does not take this rank's key.
         """
         store = join_store(place, keys, limit_s, wait)
-        local = store.own_address
-        here = local if stays_here(local) else ""
-        door = Door(socket.create_server((here, 0), backlog=1024), keys, place.rank, on_event)
-        return cls(store, PartyNetwork(keys, place.rank, door, [local, store.seen_address]))
+        return cls(store, keys, place.rank, None, [store.own_address, store.seen_address])
+
+    def network(self, on_event: OnEvent) -> PartyNetwork:
+        """What groups beyond this machine connect with: rank 0 listens at the store's port, others at one of theirs."""
+        if self._door is None:
+            here = self.store.own_address if stays_here(self.store.own_address) else ""
+            self._door = Door(socket.create_server((here, 0), backlog=1024), self._keys, self._rank, on_event)
+        return PartyNetwork(self._keys, self._rank, self._door, self._addresses)
 
     def close(self) -> None:
         self.store.close()
-        self.network.door.close()
+        if self._door is not None:
+            self._door.close()
 
 
 def join_store(place: MeetingPlace, keys: PartyKeys, limit_s: float, wait: Callable[[], None]) -> SealedStore:

@@ -50,6 +50,12 @@ class PartyKeys:
         """The identity of the pod that a rank runs on; None for a rank that there is not."""
         return self.pods[rank // self.ranks_per_pod] if 0 <= rank < self.ranks else None
 
+    def rank_to_show(self, rank: int) -> int:
+        """``rank``, or where this pod's identity is that of another pod of the party, a rank of that one."""
+        if self.pod_of(rank) == self.identity.public or self.identity.public not in self.pods:
+            return rank
+        return self.pods.index(self.identity.public) * self.ranks_per_pod
+
     def knock_key(self, rank: int) -> bytes:
         """What only this pod and that of ``rank`` can compute; an agreement of keys once per pod."""
         replica = rank // self.ranks_per_pod

@@ -134,21 +134,20 @@ def withdraw(env: Mapping[str, str], why: str, *, stay_s: float = WORD_S, keys: 
     """Tell the sister ranks of a rank that failed before it met them. Does nothing where there are none.
 
     ``env``: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The first rank, who would have been the meeting place, is one
-    for ``stay_s`` seconds or until all have heard; another one looks for the place for ``REACH_S`` seconds. Beyond
-    this machine it takes the party's ``keys``: without them nobody would listen.
+    for ``stay_s`` seconds or until all have heard; another one looks for the place for ``REACH_S`` seconds. Ranks that
+    have the party's ``keys`` hear only who has them, too.
     """
     rank, world = env.get("RANK", "0"), env.get("WORLD_SIZE", "1")
     if not (rank.isdecimal() and world.isdecimal() and int(world) > 1 and env.get("MASTER_PORT", "").isdecimal()):
         return
     place = _Place(env.get("MASTER_ADDR", ""), int(env["MASTER_PORT"]), int(rank))
-    sealed = meeting.wants_seal(place.address)
-    if sealed and keys is None:
+    if keys is None and meeting.wants_seal(place.address):
         return
     try:
         if place.rank == 0:
-            _serve_word(place, int(world), why, stay_s, keys if sealed else None)
+            _serve_word(place, int(world), why, stay_s, keys)
         else:
-            _leave_word(place, why, keys if sealed else None)
+            _leave_word(place, why, keys)
     except (RuntimeError, OSError):
         return  # nobody can be told
 
@@ -175,7 +174,9 @@ def _leave_word(place: _Place, why: str, keys: PartyKeys | None) -> None:
         store = meeting.join_local(place, REACH_S, look_again)
         post_withdrawal(store, place.rank, why)
         return
-    sealed = meeting.join_store(place, keys, REACH_S, look_again)
+    # a pod that was started with the keys of another pod is heard as a rank of that one
+    shown = place._replace(rank=keys.rank_to_show(place.rank))
+    sealed = meeting.join_store(shown, keys, REACH_S, look_again)
     try:
         post_withdrawal(sealed, place.rank, why)
     finally:

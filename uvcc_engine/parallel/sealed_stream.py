@@ -168,7 +168,7 @@ def knocker(keys: PartyKeys, me: int, challenge: bytes, knock: bytes) -> tuple[i
     magic, version, source, destination, _ = _KNOCK.unpack_from(knock)
     if magic != _MAGIC or version != _VERSION:
         return -1, "not a knock"
-    if keys.pod_of(source) is None or destination != me or source == me:
+    if keys.pod_of(source) is None or destination != me:
         return -1, "for another rank"
     if not hmac.compare_digest(_mac(keys, source, challenge, knock[: _KNOCK.size]), knock[_KNOCK.size :]):
         return -1, "not by a pod of this party"

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.run_files import flight
 from uvcc_engine.contract.run_files.waiting import Waiting
+from uvcc_engine.parallel import meeting
 from uvcc_engine.parallel import torch_flight as recorder
 from uvcc_engine.train import sharded
 from uvcc_engine.train.config import DDPConfig
@@ -133,13 +134,19 @@ def nvidia_driver(told: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 
 def start_group(device: str, timeout_min: float) -> RankGroup:
-    """Join the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun or the agent set them)."""
+    """Join the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun or the agent set them).
+
+    Raises ConfigError for a world beyond this machine, whose traffic nothing encrypts, unless it was accepted.
+    """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if world > 1:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
+        meeting.check_plain_world(os.environ)
+        if meeting.stays_here(os.environ.get("MASTER_ADDR", "")):
+            meeting.keep_here(os.environ)
         recorder.arm()
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_min))
     group = RankGroup(rank, world, chosen)

@@ -130,9 +130,9 @@ def test_missing_fields(policy: Policy, field: str) -> None:
 def test_a_policy_says_who_operates_the_run(make_policy: Callable[..., Policy]) -> None:
     alone, many = make_policy(topology=Topology()), make_policy(topology=Topology(replicas=2))
     assert alone.to_json()["operation"] == {"operators": "one", "party_traffic": "none"}
-    assert many.to_json()["operation"] == {"operators": "one", "party_traffic": "clear"}
+    assert many.to_json()["operation"] == {"operators": "one", "party_traffic": "sealed"}
     assert ["could look" in line for line in alone.operation.sentences()] == [True]
-    assert "not encrypted" in many.operation.sentences()[1]
+    assert "own pods is encrypted" in many.operation.sentences()[1]
 
 
 @pytest.mark.parametrize("key", ["ed25519", "x25519"])

@@ -188,7 +188,7 @@ class Policy:
         self.hash = sha(self.text); self.sid = sha(b"UVCC_SID_JOB_V1", self.hash)
         self.replicas, self.stages, self.tensor = (data["topology"][n] for n in ("replicas", "stages", "tensor"))
         self.who, own = "three" if "proposal" in data["inputs"] else "one", self.replicas * self.stages * self.tensor
-        if data["operation"] != {"operators": self.who, "party_traffic": "clear" if own > 1 else "none"}:
+        if data["operation"] != {"operators": self.who, "party_traffic": "sealed" if own > 1 else "none"}:
             raise Unreadable("policy.operation is not what a run of this size does")
         job = data["job"]
         self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")

@@ -1,4 +1,4 @@
-"""Who operates a run, and what is not encrypted in it: stated in the policy, signed by all parties, shown everywhere.
+"""Who operates a run, and how what crosses inside a party is protected: stated in the policy, signed by all parties, shown everywhere.
 
 A claim of privacy is only as strong as the way a run is operated. What this code does is written into the policy as
 data, so that a certificate cannot promise more than the parties signed.
@@ -17,13 +17,13 @@ from uvcc_engine.contract.job.topology import Topology
 ONE_OPERATOR: Final = "one"
 THREE_DOMAINS: Final = "three"
 NO_TRAFFIC: Final = "none"
-IN_CLEAR: Final = "clear"
+SEALED: Final = "sealed"
 _FIELDS: Final = ("operators", "party_traffic")
 _WORDS: Final = {
     ONE_OPERATOR: "one operator runs the data owner's program and all three domains, and could look at everything",
     THREE_DOMAINS: "each of three domains drives its own pods with keys of its own; two of them together could look",
     NO_TRAFFIC: "every party is one worker: nothing crosses between its own pods",
-    IN_CLEAR: "traffic between a party's own workers is not encrypted",
+    SEALED: "traffic between a party's own pods is encrypted, and only those pods can join it",
 }
 
 
@@ -37,7 +37,7 @@ class Operation:
     @classmethod
     def of(cls, topology: Topology, *, apart: bool = False) -> Operation:
         """How this code operates a run of that size. ``apart``: each domain conducts its own part of it."""
-        return cls(THREE_DOMAINS if apart else ONE_OPERATOR, IN_CLEAR if topology.workers_per_party > 1 else NO_TRAFFIC)
+        return cls(THREE_DOMAINS if apart else ONE_OPERATOR, SEALED if topology.workers_per_party > 1 else NO_TRAFFIC)
 
     @classmethod
     def from_json(cls, data: Any, topology: Topology, *, apart: bool = False) -> Operation:
