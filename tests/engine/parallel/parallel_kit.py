@@ -58,10 +58,13 @@ def run_ranks(
     gives_up: Mapping[int, str] = MappingProxyType({}),
     late: bool = False,
     sealed: bool = False,
+    address: str = "127.0.0.1",
+    enter: Callable[[int], None] = lambda rank: None,
 ) -> list[Any]:
     """``body(groups, events)`` in every rank of party 0; results in rank order, raised exceptions as they are.
 
-    ``sealed``: as if every replica were another machine.
+    ``sealed``: as if every replica were another machine. ``address``: where they meet; ``enter``: called by every
+    rank's process first.
 
     The rank that ``dies`` is there and ends before it meets the others, when all have seen it; those that give up tell
     why. ``late``: the last rank starts when those that give up have ended, and the first one knows it.
@@ -79,6 +82,7 @@ def run_ranks(
         if (pid := os.fork()) == 0:
             os.close(reader)
             rank, world = topology.local_rank(coord), topology.workers_per_party
+            enter(rank)
             if sealed:
                 os.environ[BACKEND_VARIABLE] = "sealed"
             keys = party_keys(topology, coord.replica) if sealed else None
@@ -93,7 +97,7 @@ def run_ranks(
                 }
                 withdraw(env, gives_up[rank], keys=keys)
                 os._exit(0)
-            _rank(coord, topology, port, body, writer, timeout_s, end_gracefully, keys)
+            _rank(coord, topology, port, body, writer, timeout_s, end_gracefully, keys, address)
         os.close(writer)
         pipes.append((pid, reader))
     found = []
@@ -122,10 +126,11 @@ def _rank(
     timeout_s: float,
     end_gracefully: bool,
     keys: PartyKeys | None = None,
+    address: str = "127.0.0.1",
 ) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     try:
-        place = RankAddress(coord, topology, "127.0.0.1", port)
+        place = RankAddress(coord, topology, address, port)
         groups = PartyGroups.open(place, on_event=lambda n, f: events.append((n, f)), timeout_s=timeout_s, keys=keys)
         result = body(groups, events)
         groups.close(graceful=end_gracefully)

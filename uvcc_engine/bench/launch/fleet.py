@@ -95,15 +95,15 @@ def _parent(pid: int) -> int:
 class Forker:
     """The process that workers are forked from, as on a pod."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
-        """``env`` is added to what this process has, and reaches every worker."""
+    def __init__(self, folder: Path, env: Mapping[str, str] | None = None, *, within: Sequence[str] = ()) -> None:
+        """``env`` is added to what this process has, and reaches every worker. ``within``: a command that runs it."""
         site = folder / "site"
         site.mkdir(parents=True)
         (site / "CODE_HASH").write_text(CODE)
         (site / "uvcc_engine").symlink_to(Path(uvcc_engine.__file__).parent)
         self._forked: list[int] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "uvcc_engine.bench.launch.fleet_forker"],
+            [*within, sys.executable, "-m", "uvcc_engine.bench.launch.fleet_forker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -147,9 +147,16 @@ class Fleet:
         *,
         keys: Callable[[int, int], Identity] = pod_identity,
         goes_on: Callable[[list[PolicyParty]], Migration] | None = None,
+        elsewhere: Mapping[int, Forker] | None = None,
+        meets: str = "127.0.0.1",
     ) -> None:
-        """``keys``: the identity of a party's pod of a replica; ``goes_on``: where the job starts, by the parties."""
+        """``keys``: the identity of a party's pod of a replica; ``goes_on``: where the job starts, by the parties.
+
+        ``elsewhere``: who starts the workers of a replica, if not ``forker``; ``meets``: the address of the first
+        replica's machine, where the parties' ranks meet.
+        """
         self.folder, self.job, self.size, self._forker = folder, job, size, forker
+        self._elsewhere, self._meets = dict(elsewhere or {}), meets
         self.coords = list(size.coords())
         pods = [[keys(p, r) for p in range(3)] for r in range(size.replicas)]
         public = [tuple(i.public for i in row) for row in pods]
@@ -222,14 +229,17 @@ class Fleet:
                 "inputs": str(home / "inputs"),
                 "link": link(c) if link else {"kind": "direct", "listen": f"127.0.0.1:{listen[c]}", "peers": peers},
                 "lead": self.lead(c),
-                "env": {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(masters[c.party])},
+                "env": {**world, "MASTER_ADDR": self._meets, "MASTER_PORT": str(masters[c.party])},
             }
             self.pids[c] = self._start(WorkerSpec.from_json(values | changes))
 
     def _start(self, spec: WorkerSpec) -> int:
         c = Coord.parse(spec.coord)
         log = self.home(c.party, c.replica) / f"worker_{c}.log"
-        return int(self._forker.ask({"spec": spec.to_json(), "log": str(log)})["pid"])
+        return int(self._at(c).ask({"spec": spec.to_json(), "log": str(log)})["pid"])
+
+    def _at(self, c: Coord) -> Forker:
+        return self._elsewhere.get(c.replica, self._forker)
 
     def hand_over(self, to: Fleet, step: int, pods: Sequence[tuple[int, int]]) -> dict[Coord, int]:
         """Have some (party, replica) pods of this fleet hand a checkpoint over to another's; returns exit codes.
@@ -264,7 +274,10 @@ class Fleet:
 
     def wait(self, seconds: float = 120.0) -> dict[Coord, int]:
         """Exit codes by worker; what still runs after ``seconds`` is killed."""
-        found = self._forker.ask({"wait": list(self.pids.values()), "seconds": seconds})
+        found = {}
+        for forker in (self._forker, *self._elsewhere.values()):
+            mine = [pid for c, pid in self.pids.items() if self._at(c) is forker]
+            found |= forker.ask({"wait": mine, "seconds": seconds})
         return {c: int(found[str(pid)]) for c, pid in self.pids.items()}
 
     def end(self) -> None:
