@@ -325,7 +325,7 @@ class Snapshot:
 
     @property
     def operation(self) -> tuple[str, ...]:
-        """Who could look into this run, how a party's own traffic is protected, and what it proves, if it proves anything; nothing
+        """Who could look into this run, how a party's own traffic is protected, what it proves, if anything; nothing
         for jobs that claim no privacy."""
         if not self.proves:
             return ()

@@ -200,7 +200,7 @@ def make_plan(run: str, profile_name: str, profile: Profile, seed: int | None = 
 
 
 def operation_of(plan: Plan) -> tuple[str, ...]:
-    """Who could look into this run, how a party's own traffic is protected, and what it proves, if it proves anything; nothing
+    """Who could look into this run, how a party's own traffic is protected, what it proves, if anything; nothing
     for jobs that claim no privacy."""
     full = plan.phases[FULL]
     said = Operation.of(full.topology, apart=full.only >= 0).sentences(str(full.job.get("verify", OFF)))

@@ -1,4 +1,4 @@
-"""``bench parallel``: how long groups take to come up, what the pipeline loses, what overlap hides.
+"""``bench parallel``: how long groups take to come up, what the pipeline loses, what overlap hides, what sealing costs.
 
 Fleets of real workers train on this machine over direct links. ``bubble_s4_m32`` is read from the ticks that the stages
 report: the share of stages x time between a step's first and last tick in which a stage works on nothing; its
@@ -21,6 +21,7 @@ from typing import Any, Final
 from uvcc_engine.bench.launch.fleet import Fleet, Forker
 from uvcc_engine.bench.scenarios.hidden_wait import BAR as HIDDEN_BAR
 from uvcc_engine.bench.scenarios.hidden_wait import hidden_rows
+from uvcc_engine.bench.scenarios.party_traffic import traffic_rows
 from uvcc_engine.bench.scenarios.whole_scale import phase6_rows
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
@@ -41,7 +42,7 @@ BARS: Final[calibration.BenchBars] = {
     ("bubble_s4_m32", "share"): BenchBar(BUBBLE_BAR),
     ("hidden_20ms", "share"): BenchBar(HIDDEN_BAR, at_least=True),
 }
-PARTS: Final = ("init", "bubble", "hidden")
+PARTS: Final = ("init", "bubble", "hidden", "traffic")
 PHASE6: Final = "phase6"
 _LATENCY_S: Final = 0.02
 _LIMIT_S: Final = 300.0
@@ -130,6 +131,7 @@ def main(argv: list[str]) -> int:
         "init": lambda: init_rows(args.runs, Topology(2, 4, 1, 4)),
         "bubble": lambda: bubble_rows(args.runs, 4, 32),
         "hidden": hidden_rows,
+        "traffic": lambda: traffic_rows(5 * args.runs),
         PHASE6: lambda: phase6_rows(2),
     }
     wanted = (*PARTS, PHASE6) if args.phase6 else PARTS

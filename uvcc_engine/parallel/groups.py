@@ -196,6 +196,11 @@ class PartyGroups:
         self._on_event("dp_ready", {"coord": str(self.place.coord)})
 
     @property
+    def store(self) -> Any:
+        """The party's store; None for a party of one rank, and after the end."""
+        return self._store
+
+    @property
     def mesh(self) -> DeviceMesh:
         """The party's world as torch's mesh ("dp", "pp", "tp"). Raises ConfigError before the last group is up."""
         groups = {g.name: g.group for g in (self.dp, self.pp, self.tp)}

@@ -79,7 +79,7 @@ class Door:
         self._store = serve
 
     def take(self, meeting: bytes, rank: int, limit_s: float) -> SealedStream:
-        """The connection of ``rank`` for a group. Raises TimeoutError if it does not come."""
+        """The connection of ``rank`` for a group. Raises OSError if it does not come in time, or the door is closed."""
         with self._news:
             if not self._news.wait_for(lambda: (meeting, rank) in self._arrived or self._closed, limit_s):
                 raise TimeoutError(f"rank {rank} does not come")

@@ -146,7 +146,7 @@ class SealedGroup(UnixGroup):
 
 
 def on_host(x: Tensor) -> Tensor:
-    """``x``, or a copy of it in the host's memory."""
+    """``x``, of any shape, or a copy of it in the host's memory."""
     return x if x.device.type == "cpu" else x.to("cpu")
 
 

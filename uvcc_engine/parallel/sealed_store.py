@@ -34,6 +34,7 @@ class StoreValues:
         self._news = threading.Condition()
 
     def set(self, key: bytes, value: bytes) -> None:
+        """Raises ValueError where there are too many keys already."""
         with self._news:
             if key not in self._values and len(self._values) >= _MOST_KEYS:
                 raise ValueError("the store holds too many keys")
@@ -167,7 +168,7 @@ class SealedStore(Store):
         return self._ask(b"has", *(k.encode() for k in keys))[0] == _YES
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Raises RuntimeError if they do not all come in time."""
+        """Raises DistStoreError, a RuntimeError, if they do not all come in time."""
         limit_s = self._limit_s if timeout is None else timeout.total_seconds()
         deadline = time.monotonic() + limit_s
         while self._ask(b"wait", *(k.encode() for k in keys))[0] != _YES:

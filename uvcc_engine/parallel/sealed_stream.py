@@ -46,9 +46,9 @@ class StrangerError(ConnectionError):
 class SealedStream:
     """An established connection to rank ``rank``: bytes in order. One thread may write while another reads."""
 
-    def __init__(self, sock: socket.socket, session: SecureSession, rank: int, *, rekey: int = REKEY_RECORDS) -> None:
-        self.sock, self.rank = sock, rank
-        self._session, self._rekey = session, rekey
+    def __init__(self, sock: socket.socket, session: SecureSession, rank: int) -> None:
+        self.sock, self.rank, self.rekey_records = sock, rank, REKEY_RECORDS
+        self._session = session
         self._sent = self._received = 0
         self._sealed = buffer(RECORD_BYTES + fr.TAG_BYTES)
         self._plain = memoryview(b"")  # opened and not asked for yet
@@ -64,8 +64,13 @@ class SealedStream:
         for at in range(0, len(data), RECORD_BYTES):
             yield self._seal(data[at : at + RECORD_BYTES])
 
+    @property
+    def generation(self) -> int:
+        """How often the key was changed that the next record is sealed with."""
+        return self._session.generation
+
     def _seal(self, plain: bytes | memoryview) -> memoryview:
-        if self._sent and self._sent % self._rekey == 0:
+        if self._sent and self._sent % self.rekey_records == 0:
             self._session.rekey()
         generation, size = self._session.generation, _RECORD.size
         head = _RECORD.pack(len(plain), generation, self._sent)

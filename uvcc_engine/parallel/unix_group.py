@@ -210,6 +210,11 @@ class UnixGroup(dist.ProcessGroup):
 
         def finish() -> None:
             theirs = torch.empty_like(mine)
+            if self._size == 2:  # in either order the same, and a pass over memory less
+                self._lines[1 - self._me].receive(key, _bytes(theirs))
+                x.copy_(theirs.add_(mine))
+                self._flush()
+                return
             total = torch.zeros_like(mine)
             for member in range(self._size):
                 if member != self._me:
@@ -370,7 +375,7 @@ def _check_size(key: int, found: int, wanted: int) -> None:
 
 def _check_sum(opts: Any) -> None:
     if opts is not None and opts.reduceOp != dist.ReduceOp.SUM:
-        raise RuntimeError(f"the unix backend only adds up, not {opts.reduceOp}")
+        raise RuntimeError(f"this backend only adds up, not {opts.reduceOp}")
 
 
 def register() -> str:

@@ -24,6 +24,7 @@ from uvcc_engine.contract.run_files import flight
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import meeting
 from uvcc_engine.parallel import torch_flight as recorder
+from uvcc_engine.parallel.party_keys import stays_here
 from uvcc_engine.train import sharded
 from uvcc_engine.train.config import DDPConfig
 
@@ -145,7 +146,7 @@ def start_group(device: str, timeout_min: float) -> RankGroup:
     if world > 1:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
         meeting.check_plain_world(os.environ)
-        if meeting.stays_here(os.environ.get("MASTER_ADDR", "")):
+        if stays_here(os.environ.get("MASTER_ADDR", "")):
             meeting.keep_here(os.environ)
         recorder.arm()
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_min))

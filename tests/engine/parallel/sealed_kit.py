@@ -41,7 +41,7 @@ def connection(rekey: int = sealed_stream.REKEY_RECORDS) -> Iterator[tuple[Seale
     with open_door(party_keys(size, 0)) as door:
         dialled = dial(door, party_keys(size, 1), 1)
         taken = door.take(MEETING, 1, 20.0)
-        dialled._rekey = taken._rekey = rekey
+        dialled.rekey_records = taken.rekey_records = rekey
         yield dialled, taken
         dialled.close()
         taken.close()

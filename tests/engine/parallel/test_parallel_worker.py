@@ -58,7 +58,8 @@ def test_a_hold_and_a_halt_on_one_pod_stop_everybody_at_one_step(forker: Forker,
 def test_a_killed_worker_ends_all_and_a_resume_comes_to_the_same_end(
     forker: Forker, whole: Fleet, tmp_path: Path
 ) -> None:
-    fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
+    """The one that is killed has its replicas on two machines, as it were, and both runs of it are the calm one's."""
+    fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE, env={"UVCC_GROUP_BACKEND": "sealed"})
     fleet.launch()
     victim = Coord(1, 1, 0, 0)
     until(lambda: fleet.events(victim, "checkpoint_written"), 120, "the first checkpoint")
@@ -69,6 +70,8 @@ def test_a_killed_worker_ends_all_and_a_resume_comes_to_the_same_end(
     fleet.launch(resume=True)
     assert set(fleet.wait().values()) == {0}, fleet.logs()
     same_end(fleet, whole)
+    carried = {e["group"]: e["backend"] for e in fleet.events(victim, "group_ready")}
+    assert carried == {"dp": "sealed", "pp": "unix"}
 
 
 def long_wait(waiting: Waiting | None, whom: str = "") -> bool:

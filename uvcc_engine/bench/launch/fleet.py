@@ -149,14 +149,15 @@ class Fleet:
         goes_on: Callable[[list[PolicyParty]], Migration] | None = None,
         elsewhere: Mapping[int, Forker] | None = None,
         meets: str = "127.0.0.1",
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """``keys``: the identity of a party's pod of a replica; ``goes_on``: where the job starts, by the parties.
 
         ``elsewhere``: who starts the workers of a replica, if not ``forker``; ``meets``: the address of the first
-        replica's machine, where the parties' ranks meet.
+        replica's machine, where the parties' ranks meet; ``env``: added to that of the workers.
         """
         self.folder, self.job, self.size, self._forker = folder, job, size, forker
-        self._elsewhere, self._meets = dict(elsewhere or {}), meets
+        self._elsewhere, self._meets, self._env = dict(elsewhere or {}), meets, dict(env or {})
         self.coords = list(size.coords())
         pods = [[keys(p, r) for p in range(3)] for r in range(size.replicas)]
         public = [tuple(i.public for i in row) for row in pods]
@@ -229,7 +230,7 @@ class Fleet:
                 "inputs": str(home / "inputs"),
                 "link": link(c) if link else {"kind": "direct", "listen": f"127.0.0.1:{listen[c]}", "peers": peers},
                 "lead": self.lead(c),
-                "env": {**world, "MASTER_ADDR": self._meets, "MASTER_PORT": str(masters[c.party])},
+                "env": {**self._env, **world, "MASTER_ADDR": self._meets, "MASTER_PORT": str(masters[c.party])},
             }
             self.pids[c] = self._start(WorkerSpec.from_json(values | changes))
 
@@ -274,7 +275,7 @@ class Fleet:
 
     def wait(self, seconds: float = 120.0) -> dict[Coord, int]:
         """Exit codes by worker; what still runs after ``seconds`` is killed."""
-        found = {}
+        found: dict[str, int] = {}
         for forker in (self._forker, *self._elsewhere.values()):
             mine = [pid for c, pid in self.pids.items() if self._at(c) is forker]
             found |= forker.ask({"wait": mine, "seconds": seconds})

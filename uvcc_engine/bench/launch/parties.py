@@ -1,4 +1,7 @@
-"""Three processes, one per party, from one configuration: each prints one JSON value, which is returned by party."""
+"""Three processes, one per party, from one configuration: each prints one JSON value, which is returned by party.
+
+Where fewer or more are wanted, they are no parties but what the module says.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def one_core() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def said_by(module: str, config: Mapping[str, Any], limit_s: float = 1800.0) -> list[Any]:
+def said_by(module: str, config: Mapping[str, Any], limit_s: float = 1800.0, *, count: int = PARTIES) -> list[Any]:
     """What ``python -m uvcc_engine.bench.party.<module> CONFIG PARTY`` printed. Raises UvccError if a party fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
@@ -28,7 +31,7 @@ def said_by(module: str, config: Mapping[str, Any], limit_s: float = 1800.0) -> 
         command = [sys.executable, "-m", f"uvcc_engine.bench.party.{module}", str(path)]
         parties = [
             subprocess.Popen([*command, str(p)], stdout=subprocess.PIPE, text=True, env=one_core())
-            for p in range(PARTIES)
+            for p in range(count)
         ]
         try:
             said = [party.communicate(timeout=limit_s)[0] for party in parties]

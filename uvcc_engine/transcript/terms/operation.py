@@ -1,4 +1,4 @@
-"""Who operates a run, and how what crosses inside a party is protected: stated in the policy, signed by all parties, shown everywhere.
+"""Who operates a run, and how a party's own traffic is protected: stated in the policy, signed by all three, and shown.
 
 A claim of privacy is only as strong as the way a run is operated. What this code does is written into the policy as
 data, so that a certificate cannot promise more than the parties signed.

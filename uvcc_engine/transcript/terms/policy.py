@@ -256,7 +256,10 @@ class Policy:
 
     @property
     def operation(self) -> Operation:
-        """Who operates the run and how a party's own traffic is protected: only three that each conduct a part name a proposal."""
+        """Who operates the run and how a party's own traffic is protected.
+
+        Only three that each conduct a part name a proposal.
+        """
         return Operation.of(self.topology, apart=bool(self.proposal))
 
     @property
