@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -78,6 +79,16 @@ async def test_every_worker_is_told_its_rank_and_where_rank_0_of_its_party_is(ct
     assert [(e.event, e.fields["phase"]) for e in told] == [("dp_master_port_selected", "full")] * 3
     alone = await meeting_places(ctx, ctx.plan.phases["smoke"])
     assert {env["WORLD_SIZE"] for env in alone.values()} == {"4"}  # the ranks of one pod meet, too
+
+
+async def test_a_partys_only_pod_meets_where_no_other_machine_reaches_it(ctx: Rollout) -> None:
+    for name, member in ctx.members.items():
+        assert member.pod is not None
+        member.pod = dataclasses.replace(member.pod, host=f"pod-{name}.example")
+    alone = await meeting_places(ctx, ctx.plan.phases["smoke"])
+    assert {env["MASTER_ADDR"] for env in alone.values()} == {"127.0.0.1"}
+    found = await meeting_places(ctx, ctx.plan.phases["full"])
+    assert found["p1r1s0t0"]["MASTER_ADDR"] == "pod-p1r0.example"  # for its sealed ranks
 
 
 async def test_pods_of_one_host_never_get_the_same_port(ctx: Rollout) -> None:

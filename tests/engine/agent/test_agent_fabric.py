@@ -48,6 +48,7 @@ def specs(folder: Path, **job: Any) -> dict[Coord, tuple[WorkerSpec, dict[str, s
                 "reduce_mib": 0.25,
                 "pair_mib": 0.25,
                 "peers": {str(p.party): who[p].public.to_json() for p in peers},
+                "pods": [who[Coord(r, c.party, 0, 0)].public.to_json() for r in range(SIZE.replicas)],
                 **job,
             },
             dir=str(folder / f"pod-{c.party}-{c.replica}"),
@@ -86,13 +87,17 @@ def test_the_agent_knows_these_ranks() -> None:
     assert ENTRIES["preflight"] == fabric.__name__
 
 
-def test_ranks_add_up_inside_a_party_and_talk_between_parties(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["unix", "sealed"])
+def test_ranks_add_up_inside_a_party_and_talk_between_parties(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UVCC_GROUP_BACKEND", backend)
     found = run(specs(tmp_path))
     assert len(found) == 6
     for coord, report in found.items():
         party = Coord.parse(coord).party
         assert report["trouble"] == []
-        assert report["backend"] == "unix"
+        assert report["backend"] == backend
         assert set(report["groups"]) == {"dp"}
         assert report["groups"]["dp"]["size"] == 2
         assert report["groups"]["dp"]["mib_s"] > 0
@@ -114,6 +119,14 @@ def test_a_rank_that_never_comes_is_reported_by_those_who_waited(tmp_path: Path)
         waiting = {t["part"]: t for t in found[coord]["trouble"]}
         assert "party 1" in waiting["pair 1"]["what"]
         assert waiting["pair 1"]["hint"]
+
+
+def test_pods_beyond_this_machine_that_nobody_named_do_not_meet(tmp_path: Path) -> None:
+    spec, env = specs(tmp_path, pods=[], peers={})[Coord(0, 0, 0, 0)]
+    (report,) = run({Coord(0, 0, 0, 0): (spec, env | {"MASTER_ADDR": "10.77.0.9"})}).values()
+    (trouble,) = report["trouble"]
+    assert "beyond this machine, and has no keys to seal it" in trouble["what"]
+    assert "policy that names the party's pods" in trouble["hint"]
 
 
 def test_a_sum_that_is_wrong_is_no_bandwidth() -> None:
