@@ -256,10 +256,7 @@ class Policy:
 
     @property
     def operation(self) -> Operation:
-        """Who operates the run and how a party's own traffic is protected.
-
-        Only three that each conduct a part name a proposal.
-        """
+        """Who operates it, and what a party's traffic is: only three that each conduct a part name a proposal."""
         return Operation.of(self.topology, apart=bool(self.proposal))
 
     @property
