@@ -28,6 +28,10 @@ COMMANDS: Final = {
     "seal": ("uvcc_engine.owner.seal", "split and seal an owner's rows for one proposal, in bounded memory"),
     "table": ("uvcc_engine.owner.own_data", "the data owner's: a schema from a CSV file, predictions in clear"),
     "rehearse": ("uvcc_engine.simulate.step_rehearsal", "what a step of a private job costs, from made-up rows"),
+    "gpt": (
+        "uvcc_engine.simulate.private_gpt",
+        "a private GPT by three simulated parties, beside its clear twin, and a text from it",
+    ),
     "audit": ("uvcc_engine.owner.audit", "the data owner's: replay a run from its seeds, name who strayed"),
     "form": (
         "uvcc_engine.owner.program_form",

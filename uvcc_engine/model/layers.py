@@ -25,6 +25,7 @@ __all__ = [
     "flat",
     "forward_powers_protocol",
     "forward_protocol",
+    "next_protocol",
     "set_training",
     "weighted",
 ]
@@ -79,6 +80,13 @@ def forward_protocol(rt: Runtime, layers: Sequence[Layer], x: Share) -> MpcProto
             left.pop()
         else:
             x = yield from layer.forward_protocol(rt, x)
+    return x
+
+
+def next_protocol(rt: Runtime, layers: Sequence[Layer], x: Share, place: int) -> MpcProtocol[Share]:
+    """One more line (rows, features) through all layers; see ``Layer.next_protocol``."""
+    for layer in layers:
+        x = yield from layer.next_protocol(rt, x, place)
     return x
 
 

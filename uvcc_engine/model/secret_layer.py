@@ -24,6 +24,8 @@ class Layer(ABC):
     ``training``: whether a step of training is going on; normalisation over a batch asks for it.
     """
 
+    by_line: ClassVar[bool] = False
+    """Whether it does to each line what it would do to that line alone."""
     weight: Share | None = None
     training: bool = False
 
@@ -34,6 +36,13 @@ class Layer(ABC):
     @abstractmethod
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         """Gradient of the inputs from the gradient of the outputs, in the shapes of the forward pass."""
+
+    def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
+        """Outputs (rows, features) for one more line of every row, the one at ``place``, those before it having gone
+        through this very layer, from 0 on. Raises ConfigError for a layer that needs all lines at once."""
+        if not self.by_line:
+            raise ConfigError(f"{type(self).__name__} cannot go on line by line", "generate with causal attention")
+        return (yield from self.forward_protocol(rt, x))
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         """``scale`` times the gradient of the weight, summed over the rows; for layers that have one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 
@@ -12,6 +12,11 @@ WeightShape = tuple[int, int]
 
 A table or an image is one line, pixels lying flat; a text is one line per position, once it is embedded.
 """
+
+
+MOST_SHARED: Final = 2048
+"""Numbers among which a softmax may share: classes, letters, or places that attention looks at. Of more, the line
+through the inverse of their sum is too flat for the ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,12 @@ def check_positive(spec: Any, *names: str) -> None:
         value = getattr(spec, name)
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{type(spec).__name__}.{name} is {value!r}", "it must be at least 1")
+
+
+def check_shared(what: str, count: int) -> None:
+    """Refuse (ConfigError) a softmax among more numbers than the ring holds."""
+    if count > MOST_SHARED:
+        raise ConfigError(f"{what} is {count}, a softmax among more than {MOST_SHARED} has no fixed point", "use fewer")
 
 
 def check_image(image: Image) -> None:

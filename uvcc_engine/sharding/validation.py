@@ -13,6 +13,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
 from uvcc_engine.model.definition.specs import Dense, ModelSpec, Relu, find_model
+from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sharding.partition import place_layers, stage_bounds
 
@@ -99,6 +100,8 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
             f"objective {job.objective!r} for {model.classes} outputs",
             "cross-entropy takes one per class, binary, huber and poisson take one",
         )
+    if job.objective == "cross-entropy" and job.task == "train":
+        check_shared(f"{model.name}: the number of classes", model.classes)
     real = single and job.objective != "binary"
     for name in job.reveal:
         fits = {

@@ -18,7 +18,7 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.data.sets import Dataset
+from uvcc_engine.data.sets import Dataset, one_hot
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.simulate import fitting
 from uvcc_engine.simulate.metering import LayerCost
@@ -65,9 +65,13 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     model = fit_model(job)
     rng = np.random.default_rng(job.seed)
     rows = max(2 * job.batch, job.min_rows)
-    x = rng.standard_normal((job.batch + rows, model.features))
     kinds = max(2, model.classes)
-    numbers = rng.integers(0, kinds, job.batch + rows)
+    numbers = rng.integers(0, kinds, (job.batch + rows, model.positions))
+    if model.positions > 1 and model.features == model.targets:  # letters, of which the next ones are learned
+        x = one_hot(numbers, kinds)
+    else:
+        x = rng.standard_normal((job.batch + rows, model.features))
+        numbers = numbers if model.positions > 1 else numbers[:, 0]
     y = numbers if model.classes > 1 else numbers.astype(np.float64)
     data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes)
     times: list[float] = []

@@ -34,6 +34,8 @@ class Affine(LayerSpec):
 class AffineLayer(Layer):
     """2 rounds forward and 2 backward; none for a factor that is a whole number. The factor keeps 15 bits."""
 
+    by_line = True
+
     def __init__(self, spec: Affine) -> None:
         self._spec = spec
 

@@ -20,7 +20,7 @@ from uvcc_engine.model import ops
 from uvcc_engine.model.parts import Local, StagePart
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive, check_shared
 from uvcc_engine.model.tensor_parallel import COLUMNS, PartContext, PlaceContext, Placed, TensorParallel, bounds
 
 if TYPE_CHECKING:
@@ -80,15 +80,16 @@ class AttentionLayer(Layer):
         self._scale = 1.0 / math.sqrt(spec.width // spec.heads)
         self._parts: list[Share] = []
         self._weights: Share | None = None
+        self._past: list[Share] = []
 
-    def _heads(self, x: Share, counts: Sequence[int]) -> list[Share]:
+    def _heads(self, x: Share, counts: Sequence[int], lines: int = 0) -> list[Share]:
         """(rows * positions, heads * width of a head) -> for every part (rows, heads, positions, width of a head)."""
         spec = self._spec
         each = spec.width // spec.heads
         ends = list(accumulate(counts))
 
         def cut(t: Tensor, k: int) -> Tensor:
-            split = t.reshape(-1, spec.positions, ends[-1], each)
+            split = t.reshape(-1, lines or spec.positions, ends[-1], each)
             return split[:, :, ends[k] - counts[k] : ends[k]].transpose(1, 2).contiguous()
 
         return [ops.Share(cut(x.first, k), cut(x.second, k), x.f) for k in range(len(counts))]
@@ -98,11 +99,13 @@ class AttentionLayer(Layer):
         lines = len(parts[0].first) * self._spec.positions
         return ops.cat([p.map(lambda t: t.transpose(1, 2).reshape(lines, -1)) for p in parts], 1)
 
-    def _turned_protocol(self, rt: Runtime, q: Share, k: Share, sign: int) -> MpcProtocol[list[Share]]:
+    def _turned_protocol(
+        self, rt: Runtime, q: Share, k: Share, sign: int, lines: slice = slice(None)
+    ) -> MpcProtocol[list[Share]]:
         """Queries and keys turned by their places, or turned back: 2 rounds."""
         if not self._spec.rotary:
             return [q, k]
-        table = ops.public(rt, ops.torch.from_numpy(angles(self._spec)), f=q.f)
+        table = ops.public(rt, ops.torch.from_numpy(angles(self._spec)[:, lines]), f=q.f)
         found = yield from ops.product_with_protocol(rt, ops.cat([q, k], 1), table, lambda x, t: _turned(x, t, sign))
         heads = self._spec.heads
         return [found.index((slice(None), slice(None, heads))), found.index((slice(None), slice(heads, None)))]
@@ -132,6 +135,22 @@ class AttentionLayer(Layer):
         mixed = yield from ops.matmul_protocol(rt, self._weights, v)
         return self._lay([mixed])
 
+    def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
+        """One more line: its query over the keys and values of all lines before it, which are kept. Raises ConfigError
+        unless it is causal."""
+        spec = self._spec
+        if not spec.causal:
+            raise ConfigError("attention to lines that are still to come", "generate with causal attention")
+        parts = self._heads(x, (spec.heads, spec.shared_heads, spec.shared_heads), lines=1)
+        q, k = yield from self._turned_protocol(rt, parts[0], parts[1], 1, slice(place, place + 1))
+        more = [self._spread(k), self._spread(parts[2])]
+        self._past = [ops.cat([old, new], 2) for old, new in zip(self._past, more, strict=True)] if place else more
+        keys, values = self._past
+        scores = yield from ops.matmul_protocol(rt, q, keys.T, scale=self._scale)
+        share, _, _ = yield from ops.softmax_protocol(rt, (yield from ops.to_exp_scale_protocol(rt, scores)))
+        mixed = yield from ops.matmul_protocol(rt, (yield from ops.rescale_protocol(rt, share, x.f)), values)
+        return mixed.map(lambda t: t.transpose(1, 2).reshape(x.shape[0], spec.width))
+
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._weights is not None
         q, k, v = self._parts
@@ -148,6 +167,7 @@ class AttentionLayer(Layer):
 
 def _output_shape(spec: Attention, shape: WeightShape) -> WeightShape:
     check_positive(spec, "positions", "width", "heads")
+    check_shared("Attention.positions", spec.positions)
     if spec.width % spec.heads or shape[0] % spec.positions:
         raise ConfigError(
             f"{spec} cannot divide {spec.width} features into heads, or {shape[0]} lines into positions",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
-from uvcc_engine.model.layers import backward_protocol, forward_protocol
+from uvcc_engine.model.layers import backward_protocol, forward_protocol, next_protocol
 from uvcc_engine.model.parts import Pass, Plain, StagePart, backward_parts_protocol, forward_parts_protocol
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
 from uvcc_engine.model.secret_layer import LayerBlock
@@ -62,6 +62,9 @@ class ChainLayer(LayerBlock):
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         return (yield from forward_protocol(rt, self.inner, x))
 
+    def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
+        return (yield from next_protocol(rt, self.inner, x, place))
+
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         for layer in reversed(self.inner):
             grad = yield from layer.input_gradient_protocol(rt, grad)
@@ -82,6 +85,10 @@ class BranchesLayer(LayerBlock):
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         self._seen = yield from ops.par(*(layer.forward_protocol(rt, x) for layer in self.inner))
         return (yield from joined_protocol(rt, self._spec.join, self._seen))
+
+    def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
+        found = yield from ops.par(*(layer.next_protocol(rt, x, place) for layer in self.inner))
+        return (yield from joined_protocol(rt, self._spec.join, found))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         parts = yield from parted_protocol(rt, self._spec.join, self._seen, grad)

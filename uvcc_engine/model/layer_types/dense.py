@@ -63,6 +63,7 @@ class DenseLayer(ProductLayer):
     """
 
     direct = True
+    by_line = True
 
     def __init__(self, weight: Share) -> None:
         self.weight = weight

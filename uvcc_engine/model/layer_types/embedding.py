@@ -64,6 +64,13 @@ class EmbeddingLayer(Layer):
         self._seen = _letters_and_places(self._spec, rt, x)
         return (yield from ops.matmul_protocol(rt, self._seen, self.weight))
 
+    def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
+        """The vectors of one-hot letters (rows, vocabulary) at ``place``."""
+        assert self.weight is not None
+        spec = self._spec
+        found = yield from ops.matmul_protocol(rt, x, self.weight.index(slice(0, spec.vocabulary)))
+        return ops.add(found, self.weight.index(spec.vocabulary + place)) if spec.places else found
+
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         """Raises ConfigError: letters have no gradient."""
         raise ConfigError("an embedding has no input gradient", "put it first")

@@ -28,6 +28,8 @@ class Gelu(LayerSpec):
 class GeluLayer(Layer):
     """x times the normal distribution function of x: forward 13 rounds and keeps the slope; backward 2 rounds."""
 
+    by_line = True
+
     def __init__(self) -> None:
         self._slope: Share | None = None
 

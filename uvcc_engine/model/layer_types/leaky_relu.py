@@ -37,6 +37,8 @@ class LeakyRelu(LayerSpec):
 class LeakyReluLayer(Layer):
     """slope x + (1 - slope) max(0, x): forward 7 rounds and keeps the secret sign bits, backward 2 rounds."""
 
+    by_line = True
+
     def __init__(self, spec: LeakyRelu) -> None:
         self._units = spec.units
         self._factor: Share | None = None

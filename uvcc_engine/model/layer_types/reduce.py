@@ -10,7 +10,7 @@ from uvcc_engine.model import ops
 from uvcc_engine.model.parts import keeps_layout, one_rank
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register
 from uvcc_engine.model.secret_layer import Layer
-from uvcc_engine.model.shapes import WeightShape, check_features, check_positive
+from uvcc_engine.model.shapes import WeightShape, check_features, check_positive, check_shared
 from uvcc_engine.model.tensor_parallel import COLUMNS, PlaceContext, Placed, TensorParallel
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class MaximumLayer(Layer):
 class SoftmaxLayer(Layer):
     """Forward 14 rounds and more for more than 10 features; backward 4."""
 
+    by_line = True
+
     def __init__(self) -> None:
         self._shares: Share | None = None
 
@@ -107,6 +109,7 @@ def _reduce_products(spec: Reduce) -> int:
 
 def _same_shape(spec: Softmax, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")
+    check_shared("Softmax.width", spec.width)
     check_features(spec, shape, spec.width)
     return shape
 

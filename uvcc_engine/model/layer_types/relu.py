@@ -34,6 +34,8 @@ class ReluLayer(FusedActivation):
     comes down and the choice by the bits take 2.
     """
 
+    by_line = True
+
     def __init__(self) -> None:
         self._positive: Share | None = None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
-from uvcc_engine.model.layers import backward_protocol, forward_protocol
+from uvcc_engine.model.layers import backward_protocol, forward_protocol, next_protocol
 from uvcc_engine.model.parts import Pass, Plain, StagePart, backward_parts_protocol, forward_parts_protocol
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
 from uvcc_engine.model.secret_layer import LayerBlock
@@ -39,6 +39,9 @@ class ResidualLayer(LayerBlock):
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         return ops.add(x, (yield from forward_protocol(rt, self.inner, x)))
+
+    def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
+        return ops.add(x, (yield from next_protocol(rt, self.inner, x, place)))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         below = grad

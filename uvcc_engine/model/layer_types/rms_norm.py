@@ -47,6 +47,8 @@ class RmsNorm(WeightedSpec):
 class RmsNormLayer(Layer):
     """x / sqrt(mean(x^2) + epsilon) times the gain. Forward 29 rounds, backward 8."""
 
+    by_line = True
+
     def __init__(self, weight: Share) -> None:
         self.weight = weight
         self._normal: Share | None = None

@@ -45,6 +45,8 @@ class Silu(_Curved):
 class SmoothLayer(Layer):
     """A curve entry by entry: forward keeps the slope, which backward multiplies by in 2 rounds."""
 
+    by_line = True
+
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
         self._slope: Share | None = None

@@ -31,6 +31,8 @@ from uvcc_engine.mpc.products.arithmetic import (
 )
 
 LEAST_SUM = 1.0 - 2.0**-8  # of powers of which the largest is one, up to rounding
+MOST_SUMMANDS = 2048
+"""Of powers whose sum is divided by: of more, the line through the inverse is too flat for the ring."""
 _SQUARE_BITS = 60  # of a square below 2 in absolute value, so that it can be truncated
 
 
@@ -102,6 +104,8 @@ def softmax_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProto
 def softmax_of_shifted_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share]]:
     """(probabilities, sum of powers) of ``[rows, n]`` whose rows have maximum zero: 8 rounds for n <= 15."""
     n = x.shape[-1]
+    if n > MOST_SUMMANDS:
+        raise ConfigError(f"a softmax of {n} numbers", f"up to {MOST_SUMMANDS} fit the ring")
     if n > SUM_LIMIT:
         powers = yield from exp_protocol(rt, x, dealer=dealer)
         total = powers.sum(-1, keepdim=True)
