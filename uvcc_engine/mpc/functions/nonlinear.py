@@ -102,7 +102,10 @@ def softmax_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProto
 
 
 def softmax_of_shifted_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[tuple[Share, Share]]:
-    """(probabilities, sum of powers) of ``[rows, n]`` whose rows have maximum zero: 8 rounds for n <= 15."""
+    """(probabilities, sum of powers) of ``[rows, n]`` whose rows have maximum zero: 8 rounds for n <= 15.
+
+    Raises ConfigError for more than ``MOST_SUMMANDS`` numbers of a row.
+    """
     n = x.shape[-1]
     if n > MOST_SUMMANDS:
         raise ConfigError(f"a softmax of {n} numbers", f"up to {MOST_SUMMANDS} fit the ring")
