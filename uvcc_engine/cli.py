@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "verify": ("uvcc_engine.transcript.proof.cli", "check a run, its artifacts or a proof bundle"),
     "prove": ("uvcc_engine.transcript.proof.leaf_proof", "one leaf of a transcript is in what was signed; checks such"),
     "open": ("uvcc_engine.transcript.proof.leaf_proof:open_main", "the same with the message itself, at its party"),
+    "evaluate": ("uvcc_engine.train.evaluate", "what a trained language model can do: perplexity, needle, copying"),
     "selftest": ("uvcc_engine.agent.selftest", "check that this installation can do its work"),
     "longctx": ("uvcc_engine.nsa.longctx", "one attention layer over 65,536 tokens: time, blocks read, memory"),
     "bench": ("uvcc_engine.bench", "measure: bench NAME [--json]"),

@@ -108,7 +108,7 @@ def export(run: Path, folder: Path, *, step: int = -1, precision: str = "fp32") 
         tokens=manifest.step * per_step,
     )
     said = ExportedConfig(model=cfg.model, origin=origin, tokenizer=cfg.data.tokenizer, precision=precision)
-    return _write(folder, said, weights, Path(cfg.data.merges).expanduser() if cfg.data.merges else None)
+    return write(folder, said, weights, Path(cfg.data.merges).expanduser() if cfg.data.merges else None)
 
 
 def _weights_of(manifest: ck.CheckpointManifest) -> dict[str, Tensor]:
@@ -122,7 +122,11 @@ def _weights_of(manifest: ck.CheckpointManifest) -> dict[str, Tensor]:
         raise VerificationError("checkpoint", f"{path} cannot be loaded: {error}", ck.EARLIER) from error
 
 
-def _write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], merges: Path | None) -> ExportedConfig:
+def write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], merges: Path | None) -> ExportedConfig:
+    """Write a new ``folder`` whole or not at all; the config with its weights' hash. ``merges``: of the tokenizer.
+
+    Raises UvccError where the disk refuses.
+    """
     from safetensors.torch import save_file
 
     making = folder.with_name(f"{folder.name}.making-{os.getpid()}")
