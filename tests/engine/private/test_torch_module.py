@@ -239,6 +239,41 @@ def test_modules_that_do_not_fit_are_refused(module: nn.Module, shape: tuple[int
         model_of_module(module, shape, 2)
 
 
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("s + torch.arange(3.0)", "line 11: add adds numbers of its own to the scores"),
+        ("torch.where(torch.ones(3, 3).tril() > 0, s, 0.0)", "line 11: where is no part of an attention"),
+        ("s.masked_fill(torch.ones(3, 3).tril() == 0, 0.0)", "line 11: masked_fill is no part of an attention"),
+        ("s.masked_fill(torch.ones(3, 3).triu() == 0, -torch.inf)", "a mask that is neither causal nor open"),
+        ("s * 0.25", r"scales by 0\.25"),
+        ("torch.tanh(s)", "line 11: tanh is no part of an attention"),
+    ],
+)
+def test_an_attention_that_is_another_is_refused_and_not_taken_for_the_usual_one(
+    line: str, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(WRITTEN.format(line=line))
+    with pytest.raises(ConfigError, match=what):
+        model_of_file(f"{tmp_path}/mine.py:Model", 12, 2)
+
+
+WRITTEN = """\
+import torch
+class Model(torch.nn.Module):
+    input_shape = (3, 4)
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.out = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        s = self.q(x) @ self.k(x).transpose(1, 2)
+        s = {line}
+        return self.out((torch.softmax(s, -1) @ self.v(x)).mean(1))
+"""
+
+
 def test_the_owners_plan_takes_a_file(tmp_path: Path, capsys: Any) -> None:
     from uvcc_engine.owner.own_data import main
 

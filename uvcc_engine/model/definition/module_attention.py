@@ -40,7 +40,7 @@ def scaled_attention(walk: Walk, node: Node, source: Node, run: Run) -> None:
     if found.get("mask") is not None:
         if walk.graph.secret(found["mask"]):
             raise walk.graph.refusal(node, "has a mask that is computed from the data", "use a public one")
-        causal = _is_causal(walk.graph, node, _seen(walk.graph.constant(found["mask"])))
+        causal = _is_causal(walk.graph, node, _seen(walk.graph, node, walk.graph.constant(found["mask"])))
     query = found["query"]
     scale = found.get("scale")
     _attend(walk, node, source, run, (query, found["key"], found["value"]), causal=causal, scale=scale)
@@ -67,8 +67,8 @@ def product_attention(walk: Walk, node: Node, source: Node, run: Run) -> None:
         elif name == "masked_fill" and len(other) == 2 and float(graph.constant(other[1])) < _MASKED and seen is None:
             seen = ~graph.constant(other[0]).bool()
         elif name == "add" and len(secret) == 1 and other and seen is None:
-            seen = _seen(graph.constant(other[0]))
-        elif name == "where" and len(secret) == 1 and secret[0] is args_of(scores)[1] and seen is None:
+            seen = _seen(graph, scores, graph.constant(other[0]))
+        elif name == "where" and _fills(graph, scores) and seen is None:
             seen = graph.constant(args_of(scores)[0]).bool()
         else:
             raise graph.refusal(scores, "is no part of an attention", _HINT)
@@ -94,9 +94,20 @@ def _copied(node: Any) -> Node:
     return node
 
 
-def _seen(mask: Tensor) -> Tensor:
-    """Which places count: a mask says so, or is added to the scores."""
-    return mask if mask.dtype == torch.bool else mask > _MASKED
+def _fills(graph: Graph, node: Node) -> bool:
+    """Whether ``where`` keeps the scores, and puts what does not count in place of the others."""
+    condition, kept, other = args_of(node)[:3]
+    public = not graph.secret(condition) and not graph.secret(other)
+    return public and graph.secret(kept) and bool((graph.constant(other) < _MASKED).all())
+
+
+def _seen(graph: Graph, node: Node, mask: Tensor) -> Tensor:
+    """Which places count: a mask says so, or is added to the scores. Raises ConfigError for other numbers added."""
+    if mask.dtype == torch.bool:
+        return mask
+    if not bool(((mask == 0) | (mask < _MASKED)).all()):
+        raise graph.refusal(node, "adds numbers of its own to the scores", "add 0 or -inf, as a mask does")
+    return mask == 0
 
 
 def _is_causal(graph: Graph, node: Node, seen: Tensor) -> bool:
