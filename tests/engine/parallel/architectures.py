@@ -148,6 +148,33 @@ class Written(nn.Module):
         return found
 
 
+class Rotary(nn.Module):
+    """Queries and keys turned by their places, in halves of a head or by neighbours; all heads share keys."""
+
+    input_shape = (5, 8)
+
+    def __init__(self, *, neighbours: bool = False, base: float = 10000.0, apart: float = 1.0) -> None:
+        super().__init__()
+        self.q, self.kv, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.neighbours, self.apart = neighbours, apart
+        self.turns = torch.outer(torch.arange(5.0), base ** (-torch.arange(0, 4, 2) / 4))
+
+    def turned(self, x: Tensor, apart: float = 1.0) -> Tensor:
+        cos, sin = torch.cos(self.turns * apart), torch.sin(self.turns * apart)
+        if self.neighbours:
+            a, b = x[..., 0::2], x[..., 1::2]
+            return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+        a, b = x.chunk(2, -1)
+        return x * torch.cat([cos, cos], -1) + torch.cat([-b, a], -1) * torch.cat([sin, sin], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.turned(self.q(x).view(-1, 5, 2, 4).transpose(1, 2))
+        k, v = (one.view(-1, 5, 1, 4).transpose(1, 2).expand(-1, 2, -1, -1) for one in self.kv(x).chunk(2, -1))
+        mixed = fn.scaled_dot_product_attention(q, self.turned(k, self.apart), v, is_causal=True)
+        found: Tensor = self.out(mixed.transpose(1, 2).reshape(-1, 5, 8).mean(1))
+        return found
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A module, the parts whose weights it uses, in order, and what its data are."""
@@ -172,6 +199,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         4,
     ),
     "vit": Architecture(Vit, ("cut", "token", "places", "norm", "mix", "mix.out_proj", "out"), 3),
+    "rotary": Architecture(Rotary, ("q+kv", "out"), 2),
     "written": Architecture(Written, ("q+k+v", "out"), 2),
 }
 

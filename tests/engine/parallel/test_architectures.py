@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES, ResNet, weights_of
+from architectures import ARCHITECTURES, ResNet, Rotary, weights_of
 from training_kit import check_replicas, train, weights
 
 from uvcc_engine import simulate
@@ -25,7 +25,7 @@ from uvcc_engine.sharding.validation import fit_model
 torch.set_num_threads(1)
 UNIT = 2.0**-16
 TOPOLOGIES = [Topology(2, 1, 1, 2), Topology(1, 2, 1, 1), Topology(1, 1, 2, 1)]
-REFUSED = {("vit", 2), ("written", 2), ("sequence", 2), ("mlp", 2), ("resnet", 2)}
+REFUSED = {("vit", 2), ("rotary", 2), ("written", 2), ("sequence", 2), ("mlp", 2), ("resnet", 2)}
 """Architectures and numbers of tensor ranks that a plan refuses."""
 
 
@@ -117,3 +117,20 @@ def test_a_language_model_of_ones_own_is_fitted_on_letters() -> None:
     assert np.allclose(found.losses, found.twin().losses, atol=4e-3)
     with pytest.raises(ConfigError, match="letters of shape"):
         simulate.fit(ARCHITECTURES["gpt"].make(), x + 1, x, steps=2)
+
+
+@pytest.mark.parametrize("base", [10000.0, 500.0])
+def test_places_that_turn_neighbours_are_understood_and_others_refused(base: float) -> None:
+    torch.manual_seed(2)
+    module = Rotary(neighbours=True, base=base)
+    made = model_of_module(module, (5, 8), 2)
+    (attention,) = [spec for spec in made.model.layers if type(spec).__name__ == "Attention"]
+    assert getattr(attention, "rotary", 0.0) == base
+    order = [0, 2, 1, 3]  # the layer turns halves: neighbours lie one half apart there
+    both = weights_of(module, ("q", "kv"), 1)
+    mixed = torch.cat([both[0][:, [*order, *(4 + i for i in order)]], both[1][:, [*order, 4, 5, 6, 7]]], 1)
+    x = torch.randn(6, 5, 8)
+    ours = forward(made.model, [mixed, *weights_of(module, ("out",), 1)], x.flatten(1).double())
+    assert (ours - module(x).double()).abs().max() < 1e-6
+    with pytest.raises(ConfigError, match=r"line [0-9]+: "):
+        model_of_module(Rotary(base=base, apart=0.5), (5, 8), 2)

@@ -18,6 +18,7 @@ from torch.fx import Node
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Ints
 from uvcc_engine.model.definition.module_graph import Graph, args_of, keywords_of, name_of, shape_of
+from uvcc_engine.model.definition.module_rotary import turned
 from uvcc_engine.model.definition.module_walk import Run, Walk
 from uvcc_engine.model.layer_spec import LayerSpec, weighted_specs
 from uvcc_engine.model.layer_types.attention import Attention
@@ -125,6 +126,7 @@ class _Part:
 
     base: Node
     columns: Ints
+    rotary: float = 0.0
 
 
 def _attend(
@@ -154,7 +156,10 @@ def _attend(
     graph_run = _Columns(walk, node, parting, run, lines)
     walk.emit(parting, source, run)
     graph_run.put([one.base for one in parts], wanted)
-    spec = Attention(lines, heads * each, heads, 0 if shared == heads else shared, causal=causal)
+    if parts[2].rotary or parts[0].rotary != parts[1].rotary:
+        raise graph.refusal(node, "turns queries and keys by different angles", "turn both alike, and no values")
+    kv = 0 if shared == heads else shared
+    spec = Attention(lines, heads * each, heads, kv, causal=causal, rotary=parts[0].rotary)
     walk.add(run, node, spec, lines)
     back = np.arange(lines * heads * each).reshape(lines, heads, each).transpose(1, 0, 2)
     run.take(back.reshape(-1))
@@ -162,11 +167,18 @@ def _attend(
 
 def _part(graph: Graph, node: Node, tensor: Node, parting: Node, size: tuple[int, int], flip: bool) -> _Part:
     """Which columns of which node a tensor (rows, heads, lines, each) is; ``flip``: its last axes are exchanged."""
-    base, index = graph.moved(tensor, parting)
     lines, each = size
     shape = shape_of(tensor)[1:]
-    places = (np.arange(math.prod(shape)) if index is None else index).reshape(-1, *shape[-2:])
-    places = places.transpose(0, 2, 1) if flip else places
+    if (shape[-2:][::-1] if flip else shape[-2:]) != size:
+        raise graph.refusal(node, f"is of {list(shape_of(tensor))}", f"give queries and keys the same lines: {_HINT}")
+    rotary = turned(graph, tensor, parting, size, flip=flip)
+    base, index = graph.moved(tensor if rotary is None else rotary.before, parting)
+    places = np.arange(math.prod(shape)) if index is None else index
+    if rotary is not None:
+        places = places[rotary.places]
+    else:
+        places = places.reshape(-1, *shape[-2:])
+        places = places.transpose(0, 2, 1) if flip else places
     width = shape_of(base)[-1]
     if places.shape[1:] != (lines, each) or math.prod(shape_of(base)[1:-1]) != lines:
         raise graph.refusal(
@@ -175,7 +187,7 @@ def _part(graph: Graph, node: Node, tensor: Node, parting: Node, size: tuple[int
     columns = places - np.arange(lines)[:, None] * width
     if not (columns == columns[:, :1]).all() or columns.min() < 0 or columns.max() >= width:
         raise graph.refusal(node, "mixes lines on the way to its heads", _HINT)
-    return _Part(base, columns[:, 0].astype(np.int64))
+    return _Part(base, columns[:, 0].astype(np.int64), 0.0 if rotary is None else rotary.base)
 
 
 def _shared(graph: Graph, node: Node, heads: int, keys: Ints, values: Ints) -> int:

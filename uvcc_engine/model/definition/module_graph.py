@@ -129,7 +129,7 @@ class Graph:
             raise self.refusal(base, "gives several tensors", "use operations that give one")
         each = numbers_of(base)
         start = torch.arange(ROWS * each).reshape(shape_of(base))
-        found = self._carried(node, {base: start}).reshape(ROWS, -1)
+        found = self.carried(node, {base: start}).reshape(ROWS, -1)
         rows = torch.arange(ROWS)[:, None] * each
         if shape_of(node)[:1] != (ROWS,) or not torch.equal(found - rows, (found[:1]).expand_as(found)):
             raise self.refusal(node, "moves numbers from one row of the data to another", "leave the first axis alone")
@@ -141,7 +141,8 @@ class Graph:
         same = isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64, torch.int64)
         return name_of(node) in MOVES or (name_of(node) in _CASTS and same)
 
-    def _carried(self, node: Node, known: Mapping[Node, Any]) -> Tensor:
+    def carried(self, node: Node, known: Mapping[Node, Any]) -> Tensor:
+        """What a node gives, in its own shape, where the nodes below it have the ``known`` values."""
         found: Tensor = self._evaluated(node, dict(known))
         return found.contiguous()
 
