@@ -15,6 +15,7 @@ from kubefake import NAMESPACE, KubernetesFake
 from primefake import PrimeFake
 from primerecords import FakePod
 from skyfake import SkyFake
+from slurmfake import SlurmFake
 from virtualtime import VirtualClock
 
 from uvcc_console.fleet.cloud.ready import Readiness
@@ -28,6 +29,7 @@ from uvcc_console.fleet.vendors.kubernetes import KubernetesClient, KubernetesFl
 from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
 from uvcc_console.fleet.vendors.runpod import RunPodClient
 from uvcc_console.fleet.vendors.skypilot import SkyClient
+from uvcc_console.fleet.vendors.slurm import SlurmClient
 from uvcc_console.fleet.vendors.vast import VastClient
 
 RUN = "uvcc-demo-20261121-0115-ab12"
@@ -94,6 +96,10 @@ def _skypilot(transport: Any, clock: VirtualClock, infra: Sequence[str] = ()) ->
     return SkyClient(infra, clock=clock, sky=transport, call=_at_once)
 
 
+def _slurm(transport: Any, clock: VirtualClock) -> SlurmClient:
+    return SlurmClient(minutes=70, price=2.0, clock=clock, command=transport)
+
+
 Vendors: dict[str, tuple[type[Any], str, Callable[..., Cloud]]] = {
     "prime": (PrimeSide, "H100_80GB", lambda **at: PrimeClient(Account(KEY, "http://prime.test"), **at)),
     "runpod": (RunPodFake, "H100", lambda **at: RunPodClient("http://runpod.test/api/v2", KEY, **at)),
@@ -101,16 +107,24 @@ Vendors: dict[str, tuple[type[Any], str, Callable[..., Cloud]]] = {
     "vast": (VastFake, "H100", lambda **at: VastClient("http://vast.test/api/v0", KEY, **at)),
     "kubernetes": (KubernetesFake, "H100", _kubernetes),
     "skypilot": (SkyFake, "H100", _skypilot),
+    "slurm": (SlurmFake, "H100", _slurm),
 }
 # how each says what the scenarios need it to say
 FAILED = {"prime": "failed", "runpod": "ERROR", "lambda": "terminating", "vast": "exited"}
-FAILED |= {"kubernetes": "Failed", "skypilot": "STOPPED"}
+FAILED |= {"kubernetes": "Failed", "skypilot": "STOPPED", "slurm": "NODE_FAIL"}
 UNCLEAR = {"prime": "unclear", "lambda": "unhealthy", "vast": "offline", "kubernetes": "Unknown"}
 UNCLEAR["skypilot"] = "unhealthy"
 WITH_VOLUMES = ("runpod", "lambda", "kubernetes")
 # what cannot happen at a vendor, and why
 NEVER = {
     ("a_pod_in_an_unknown_state_for_long_is_given_up", "runpod"): "it has no such state",
+    ("a_pod_in_an_unknown_state_for_long_is_given_up", "slurm"): "a job of a node that is lost fails, or is ended",
+    ("a_market_behind_a_gateway_s_page", "slurm"): "its commands speak to its own controller, without a gateway",
+    ("a_market_that_asks_to_wait", "slurm"): "its commands wait by themselves",
+    ("a_create_that_shall_wait", "slurm"): "its commands wait by themselves",
+    ("an_answer_that_leads_to_another_host", "slurm"): "its commands follow their own configuration",
+    ("an_account_without_money", "slurm"): "a cluster takes no money; a used-up allowance is a limit",
+    ("a_pod_that_is_dearer_than_quoted_is_not_kept", "slurm"): "a cluster names no prices",
     ("stock_that_is_gone_after_the_quote", "kubernetes"): "a pod without a node is made, and waits for one",
     ("a_pod_that_is_dearer_than_quoted_is_not_kept", "kubernetes"): "a cluster names no prices",
     ("a_vendor_that_obeys_twice", "kubernetes"): "a name is taken once in a namespace",
@@ -118,6 +132,7 @@ NEVER = {
     ("a_market_that_asks_to_wait", "skypilot"): "its API server is the user's own and has no such answer",
     ("an_answer_that_leads_to_another_host", "skypilot"): "SkyPilot's own client follows its own server",
     ("a_quota_that_is_used_up", "skypilot"): "a quota is one region's, and the next offer is tried",
+    ("a_pod_that_is_gone_before_it_was_ever_shown_is_replaced", "skypilot"): "its launch ends when the machine is up",
     ("a_pod_that_vanishes_at_boot_is_replaced", "skypilot"): "its launch ends when the machine is up",
     ("a_pod_that_is_dearer_than_quoted_is_not_kept", "skypilot"): "it names no price of what runs; it takes the cap",
     ("without_stock_where_it_lies_no_pod_comes_elsewhere", "kubernetes"): "its scheduler sees to it",

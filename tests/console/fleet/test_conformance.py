@@ -52,6 +52,6 @@ async def test_scenario(name: str, vendor: str, own_run: Path) -> None:
 
 
 def test_there_are_enough_scenarios() -> None:
-    assert len(ALL) == 60
+    assert len(ALL) == 61
     assert len(VOLUMES) == 18
     assert {name for name, _ in NEVER} <= set(ALL | VOLUMES)

@@ -131,8 +131,10 @@ class SlurmClient(PlainVendor):
         _, out, _ = await self._run("sinfo", "--noheader", "--format=%R|%a|%G")
         found: dict[tuple[str, str], PlainOffer] = {}
         for line in out.splitlines():
-            partition, _, rest = clean(line).partition("|")
-            up, _, gres = rest.partition("|")
+            parts = clean(line).split("|")
+            if len(parts) != 3:
+                raise UnreachableError("sinfo answered in another form", "is an alias or a wrapper in between?")
+            partition, up, gres = parts
             types = re.findall(r"gpu:([A-Za-z][\w.-]*):\d+", gres) or [""]
             for gpu in types:
                 found[partition, gpu] = PlainOffer(
