@@ -2,9 +2,9 @@
 
 It is how the console gets to hosts that somebody already has, for the time until the run's own key is there. The
 configuration's ``Host`` blocks give a host's address, user, port, keys and ``ProxyJump``; the agent's keys are offered
-too (also those on a FIDO token); a key beside which its certificate lies (``KEY-cert.pub``) is shown with it; and a
-locked key that no agent holds is opened with what ``$SSH_ASKPASS`` answers. What the configuration says of checking
-host keys is not asked: each host has its one pinned key.
+too, also those on a FIDO token, which only an agent speaks to here; a key beside which its certificate lies
+(``KEY-cert.pub``) is shown with it; and a locked key that no agent holds is opened with what ``$SSH_ASKPASS`` answers.
+What the configuration says of checking host keys is not asked: each host has its one pinned key.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ CONFIG: Final = "~/.ssh/config"
 _USUAL: Final = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 ASKPASS_S: Final = 60.0
 _MAGIC: Final = b"openssh-key-v1\0"
+_TOKEN: Final = "sk-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,37 @@ class UserKeys:
                 found.append((key, str(beside)) if beside.exists() else key)
         return {"client_keys": found, "agent_path": self.agent or None, "ignore_encrypted": True}
 
+    def _of_token(self, file: str, key: asyncssh.SSHKey) -> asyncssh.SSHKey:
+        """A key's file is no key where a FIDO token signs: the agent speaks to it, as OpenSSH's own does."""
+        if key.get_algorithm().startswith(_TOKEN):
+            raise _OnToken(file)
+        return key
+
     def _opened(self, file: str) -> asyncssh.SSHKey | None:
         """The key in a file; None for one that the agent may hold, or that nobody named."""
         locked = False
         try:
             locked = _locked(Path(file).read_bytes())
             if not locked:
-                return asyncssh.read_private_key(file)
+                return self._of_token(file, asyncssh.read_private_key(file))
             if program := os.environ.get("SSH_ASKPASS"):
-                return _unlocked(file, program)
+                return self._of_token(file, _unlocked(file, program))
             why = "it has a passphrase"
         except (asyncssh.KeyEncryptionError, asyncssh.KeyImportError, OSError) as e:
             why = str(e)
+        except _OnToken:
+            if self.named and not self.agent:
+                hint = f"ssh-add {file}: the agent asks the token, and you touch it"
+                raise UnreadableError(f"the SSH key {file} is on a FIDO token", hint) from None
+            return None
         if self.named and not (locked and self.agent):
             hint = f"ssh-add {file}, or set SSH_ASKPASS" if locked else "name an OpenSSH private key"
             raise UnreadableError(f"cannot use the SSH key {file}: {why}", hint)
         return None
+
+
+class _OnToken(Exception):
+    """A key whose signing is a token's."""
 
 
 def _locked(data: bytes) -> bool:
