@@ -75,9 +75,16 @@ async def _connect(folder: Path, ports: list[int], links: int, bare: bool) -> No
     began = time.monotonic()
     await asyncio.gather(*(one(n) for n in range(links)))
     took = time.monotonic() - began
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-    sys.stdout.write(json.dumps({"seconds": took, "mib": mib, "links": len(kept)}) + "\n")
+    sys.stdout.write(json.dumps({"seconds": took, "mib": _peak_mib(), "links": len(kept)}) + "\n")
     sys.stdout.flush()
+
+
+def _peak_mib() -> float:
+    """The most memory that this program had. What getrusage says counts the process that it was forked from as well."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 
 
 def bench(runs: int = 3, *, pods: int = PODS, links: int = LINKS) -> list[Row]:
