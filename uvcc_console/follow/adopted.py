@@ -42,6 +42,7 @@ HALT_POLL_S: Final = 0.25
 COST_EVERY_S: Final = 5.0
 WATCH_EVERY_S: Final = 2.0
 VERDICT_S: Final = 75.0
+FOREIGN: Final = "it is only followed: what runs there is not this console's to change"
 NOT_TOUCHED: Final = "nothing there was touched"
 
 
@@ -160,6 +161,11 @@ class AdoptedRun:
     def _heard(self, event: ev.Event) -> None:
         if isinstance(event, ev.Intent) and event.action in ("teardown", "stop"):
             self.end(f"{event.action} asked by {event.by}")
+        elif isinstance(event, ev.Intent) and event.action != "resume":  # what only a run of one's own has
+            pod = str(event.args.get("pod", ""))
+            self._bus.record(
+                [ev.ActionDone(action=event.action, pod=pod, ok=False, detail=f"{FOREIGN} ({self._words})")]
+            )
         elif isinstance(event, ev.HaltRequested) and (event.nonce, event.mode) not in self._direct:
             self._obey(event)
 

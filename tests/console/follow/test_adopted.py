@@ -119,6 +119,10 @@ def test_a_bare_folder_says_why_it_cannot_be_halted_and_a_tear_down_touches_noth
     assert "no run contract" in decision.why
     assert main(["halt", s.run]) == 2
     assert "no run contract" in capsys.readouterr().err
+    assert main(["pod", s.run, "restart", "p0r0"]) != 0
+    assert "only followed" in capsys.readouterr().err
+    assert main(["status", s.run]) == 0
+    assert "step 2," in capsys.readouterr().out  # of how many, nobody has said
     assert main(["teardown", s.run]) == 0
     assert "was touched" in capsys.readouterr().out
     assert sorted(p.name for p in folder.iterdir()) == ["log.csv"]

@@ -31,7 +31,8 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     if s.phase:
         loss = jsonview.last_value(s, "loss")
         shown = f", loss {loss:.4f}" if loss is not None else ""
-        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step, 0)} of {s.steps_planned}{shown}")
+        planned = f" of {s.steps_planned}" if s.steps_planned else ""
+        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step, 0)}{planned}{shown}")
         lines.append(f"agreed   epoch {s.agreed_epoch}" if s.agreed_epoch >= 0 else "agreed   not yet")
     if s.fork:
         lines.append(f"FORK     {s.fork}")
