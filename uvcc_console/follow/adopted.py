@@ -41,6 +41,7 @@ TICK_S: Final = 0.05
 HALT_POLL_S: Final = 0.25
 COST_EVERY_S: Final = 5.0
 WATCH_EVERY_S: Final = 2.0
+SETTLE_S: Final = 5.0
 VERDICT_S: Final = 75.0
 FOREIGN: Final = "it is only followed: what runs there is not this console's to change"
 NOT_TOUCHED: Final = "nothing there was touched"
@@ -70,6 +71,7 @@ class AdoptedRun:
         self._known: tuple[bool, str] | None = None
         self._ending = ""
         self._up = True
+        self._judge_at = 0.0
 
     def end(self, reason: str) -> None:
         """Stop following; the first reason counts."""
@@ -142,6 +144,7 @@ class AdoptedRun:
             self._channel.heard(event)
             if isinstance(event, ev.LinkChanged):
                 self._up = event.up
+                self._judge_at = time.monotonic() + SETTLE_S  # what was missed is folded first: it is no silence
                 self._halter.link(self._reader.pod, event.up)
 
     def _pod(self, state: str, detail: str) -> ev.PodChanged:
@@ -204,7 +207,7 @@ class AdoptedRun:
     async def _tick(self) -> None:
         """Beats under both names, the ladder's clock, the meter that shows no money, and the detectors."""
         beats = [pulse.Beat(self._run_dir, name) for name in (processes.CONDUCTOR, processes.HALTD)]
-        watch, cost, look = alerts.Watch(), 0.0, 0.0
+        watch, cost = alerts.Watch(), 0.0
         try:
             while True:
                 now = time.monotonic()
@@ -215,8 +218,8 @@ class AdoptedRun:
                 if now >= cost and self._up and self._told:  # while the folder is out of reach, the picture is old
                     cost = now + COST_EVERY_S
                     self._bus.record([ev.CostTick(hourly=0.0, spent=0.0)])
-                if now >= look and self._up:
-                    look = now + WATCH_EVERY_S
+                if now >= self._judge_at and self._up:
+                    self._judge_at = now + WATCH_EVERY_S
                     self._bus.record(watch.look(self._bus.snapshot, time.time()))
                 await asyncio.sleep(TICK_S)
         finally:
