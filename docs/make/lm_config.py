@@ -37,7 +37,8 @@ MEANINGS: Final[dict[str, str]] = {
     "(a stream of the hub), `prepared` (what `uvcc-engine data prepare` wrote to `path`) or `synthetic` (made up)",
     "data.path": "of `local` a .txt or .jsonl file or a folder of them; of `fineweb_edu` another dataset or a folder "
     "of its shards; of `prepared` its folder",
-    "data.tokenizer": "`byte` (256 symbols, 0 ends a document) or `gpt2` (50257 symbols, 50256 ends a document)",
+    "data.tokenizer": "`byte` (256 symbols, 0 ends a document), `gpt2` (50257, 50256 ends a document) or `file`",
+    "data.tokenizer_file": "of `file`: what `uvcc-engine data tokenizer` or Hugging Face's tokenizers wrote",
     "data.merges": "a file with GPT-2's merges (vocab.bpe or merges.txt); without it tiktoken fetches them",
     "data.shuffle": "prepared text in another order in each pass, which follows from `train.seed`",
     "data.val_percent": "documents whose hash falls in this share are held out, for ever",

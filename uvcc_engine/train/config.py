@@ -31,7 +31,8 @@ class DataConfig:
 
     source: str = "local"
     path: str = ""
-    tokenizer: str = "byte"  # byte (256 symbols, 0 = end of document) or gpt2 (50257, 50256 = end of document)
+    tokenizer: str = "byte"  # byte (256 symbols, 0 = end of document), gpt2 (50257, 50256 = end of document) or file
+    tokenizer_file: str = ""  # of "file": what `uvcc-engine data tokenizer` or Hugging Face's tokenizers wrote
     merges: str = ""  # file with GPT-2's merges (vocab.bpe or merges.txt); empty = tiktoken fetches them
     shuffle: bool = False  # prepared text in another order in each pass, which follows from train.seed
     val_percent: int = 1  # documents whose hash falls in this share are held out, for ever
@@ -126,7 +127,7 @@ class LMConfig:
 
     def __post_init__(self) -> None:
         _one_of("data.source", self.data.source, SOURCES)
-        _one_of("data.tokenizer", self.data.tokenizer, ("byte", "gpt2"))
+        _one_of("data.tokenizer", self.data.tokenizer, TOKENIZERS)
         _one_of("runtime.device", self.runtime.device, ("auto", "cpu", "cuda"))
         _one_of("runtime.precision", self.runtime.precision, ("bf16", "fp32"))
         _one_of("ddp.compress", self.ddp.compress, ("bf16", "off"))
@@ -139,7 +140,8 @@ class LMConfig:
             raise ConfigError(f"data.path has no effect with data.source={self.data.source}", "remove one of them")
         if self.data.merges and self.data.tokenizer != "gpt2":
             raise ConfigError(f"data.merges has no effect with data.tokenizer={self.data.tokenizer}", "remove it")
-        wanted = VOCAB[self.data.tokenizer]
+        self._check_own_tokenizer()
+        wanted = VOCAB.get(self.data.tokenizer, self.model.vocab)
         if self.model.vocab != wanted:
             raise ConfigError(
                 f"model.vocab={self.model.vocab} does not fit data.tokenizer={self.data.tokenizer}",
@@ -171,6 +173,16 @@ class LMConfig:
 
         self._check_shard()
 
+    def _check_own_tokenizer(self) -> None:
+        own = self.data.tokenizer == "file"
+        if own != bool(self.data.tokenizer_file):
+            what = "data.tokenizer_file is missing" if own else "data.tokenizer_file has no effect"
+            raise ConfigError(f"{what} with data.tokenizer={self.data.tokenizer}", "name both, or neither")
+        if own and not LEAST_VOCAB <= self.model.vocab <= MOST_VOCAB:
+            raise ConfigError(
+                f"model.vocab={self.model.vocab}", f"a tokenizer has {LEAST_VOCAB} to {MOST_VOCAB} symbols"
+            )
+
     def _check_shard(self) -> None:
         if not self.ddp.shard:
             return
@@ -200,6 +212,8 @@ class LMConfig:
 SOURCES: Final = ("local", "python_docs", "fineweb_edu", "prepared", "synthetic")
 MOST_SAMPLED: Final = 4096
 VOCAB: Final = {"byte": 256, "gpt2": 50257}
+TOKENIZERS: Final = (*VOCAB, "file")
+LEAST_VOCAB, MOST_VOCAB = 257, 1 << 16  # the bytes and an end; what prepared text has room for
 
 
 def _at_least(name: str, value: float, least: int) -> None:

@@ -1,8 +1,9 @@
 """A trained language model as a folder of its own: what it is, its weights, and how to read its tokens.
 
 ``config.json`` names shapes, tokenizer and where the weights come from (run, step, SHA-256 of the checkpoint);
-``model.safetensors`` holds the weights by their parameter's name; ``vocab.bpe`` stands beside them where the training
-had a file of merges; ``README.md`` says the same in words. Nothing in it is executed by whoever loads it.
+``model.safetensors`` holds the weights by their parameter's name. Where the training had a file of merges or a tokenizer
+of its own, ``vocab.bpe`` or ``tokenizer.json`` is there as well. ``README.md`` says the same in words. Nothing in it is
+executed by whoever loads it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ FORMAT: Final = "uvcc-lm-1"
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 MERGES: Final = "vocab.bpe"
+TOKENIZER: Final = "tokenizer.json"
+_FILE_OF: Final = {"gpt2": MERGES, "file": TOKENIZER}  # by the name of the tokenizer
 _WIDTHS: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MOST_LAYERS: Final = 1024
 
@@ -108,7 +111,13 @@ def export(run: Path, folder: Path, *, step: int = -1, precision: str = "fp32") 
         tokens=manifest.step * per_step,
     )
     said = ExportedConfig(model=cfg.model, origin=origin, tokenizer=cfg.data.tokenizer, precision=precision)
-    return write(folder, said, weights, Path(cfg.data.merges).expanduser() if cfg.data.merges else None)
+    return write(folder, said, weights, _tokenizer_file(cfg.data))
+
+
+def _tokenizer_file(data: lm_config.DataConfig) -> Path | None:
+    """The file that the training's tokenizer came from; None where it came with the package."""
+    name = data.tokenizer_file or data.merges
+    return Path(name).expanduser() if name else None
 
 
 def _weights_of(manifest: ck.CheckpointManifest) -> dict[str, Tensor]:
@@ -122,8 +131,8 @@ def _weights_of(manifest: ck.CheckpointManifest) -> dict[str, Tensor]:
         raise VerificationError("checkpoint", f"{path} cannot be loaded: {error}", ck.EARLIER) from error
 
 
-def write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], merges: Path | None) -> ExportedConfig:
-    """Write a new ``folder`` whole or not at all; the config with its weights' hash. ``merges``: of the tokenizer.
+def write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], own: Path | None) -> ExportedConfig:
+    """Write a new ``folder`` whole or not at all; the config with its weights' hash. ``own``: the tokenizer's file.
 
     Raises UvccError where the disk refuses.
     """
@@ -134,8 +143,8 @@ def write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], merges
         making.mkdir(parents=True)
         save_file(weights, making / WEIGHTS, metadata={"format": "pt"})
         said = dataclasses.replace(said, sha256=_sha256(making / WEIGHTS))
-        if merges is not None:
-            shutil.copyfile(merges, making / MERGES)
+        if own is not None:
+            shutil.copyfile(own, making / _FILE_OF[said.tokenizer])
         (making / "README.md").write_text(_card(said))
         (making / CONFIG).write_text(json.dumps(dataclasses.asdict(said), indent=2) + "\n")
         if folder.exists():
@@ -175,11 +184,11 @@ def read_config(folder: Path) -> ExportedConfig:
     if raw.get("format") != FORMAT:
         raise UnreadableError(f"{path} is of format {str(raw.get('format'))[:40]!r}", f"this version reads {FORMAT}")
     said = strict.read(ExportedConfig, raw, str(path))
-    if said.tokenizer not in lm_config.VOCAB or said.precision not in _WIDTHS:
+    if said.tokenizer not in lm_config.TOKENIZERS or said.precision not in _WIDTHS:
         raise UnreadableError(f"{path}: tokenizer {said.tokenizer!r}, precision {said.precision!r}", "export it again")
     if said.model.n_layers > MOST_LAYERS:
         raise UnreadableError(f"{path} asks for {said.model.n_layers} layers", f"at most {MOST_LAYERS}")
-    if said.model.vocab != lm_config.VOCAB[said.tokenizer]:
+    if said.model.vocab != lm_config.VOCAB.get(said.tokenizer, said.model.vocab):
         raise UnreadableError(f"{path}: {said.model.vocab} symbols do not fit the tokenizer {said.tokenizer}")
     return said
 
@@ -215,8 +224,9 @@ def load(folder: Path) -> Exported:
     with torch.device("meta"):
         model = LanguageModel(said.model)
     model.load_state_dict(weights, assign=True)
-    merges = folder / MERGES
-    tokenizer = make_tokenizer(said.tokenizer, str(merges) if merges.exists() else "")
+    own = folder / _FILE_OF.get(said.tokenizer, MERGES)
+    there = str(own) if own.exists() or said.tokenizer == "file" else ""
+    tokenizer = make_tokenizer(said.tokenizer, there, said.model.vocab)
     return Exported(said, model.eval(), tokenizer)
 
 

@@ -40,7 +40,7 @@ from uvcc_engine.train.sharded import assembled
 from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.text.data import Cursor, Packer
 from uvcc_engine.train.text.sources import make_source
-from uvcc_engine.train.text.tokenizer import Tokenizer, make_tokenizer
+from uvcc_engine.train.text.tokenizer import Tokenizer, tokenizer_of
 from uvcc_engine.train.watchdog import Watchdog
 
 
@@ -124,7 +124,7 @@ def _train(
 
     step = manifest.step if manifest else 0
     try:
-        tokenizer = make_tokenizer(cfg.data.tokenizer, cfg.data.merges)
+        tokenizer = tokenizer_of(cfg.data, cfg.model.vocab)
         trainer = LmTrainer(
             cfg,
             group,

@@ -168,7 +168,7 @@ def test_a_preparation_that_is_cut_off_leaves_nothing_that_could_be_trained_on(
 
     out = tmp_path / "out"
     with monkeypatch.context() as m:
-        m.setattr(preparing, "make_tokenizer", lambda *_: Breaks())
+        m.setattr(preparing, "tokenizer_of", lambda *_: Breaks())
         with pytest.raises(KeyboardInterrupt):
             prepare(DataConfig(path=str(text)), 0, out, shard_tokens=400)
     assert not out.exists()

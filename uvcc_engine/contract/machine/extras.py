@@ -13,6 +13,7 @@ EXTRAS: Final = {
     "nats": "nats",
     "datasets": "train",
     "tiktoken": "train",
+    "tokenizers": "train",
     "tensorboard": "train",
     "matplotlib": "report",
     "zstandard": "report",

@@ -19,7 +19,7 @@ from uvcc_engine.train.text.data import bucket_of
 from uvcc_engine.train.text.documents import DocumentSource
 from uvcc_engine.train.text.prepared import FORMAT, MANIFEST, RECORD, PreparedManifest, PreparedShard, shard_name
 from uvcc_engine.train.text.sources import FineWeb, LocalText, PythonManual, make_source
-from uvcc_engine.train.text.tokenizer import Tokenizer, make_tokenizer
+from uvcc_engine.train.text.tokenizer import Tokenizer, tokenizer_id, tokenizer_of
 
 SHARD_TOKENS: Final = 32 << 20
 PARTIAL: Final = ".partial"
@@ -56,7 +56,7 @@ def prepare(
     if out.exists():
         raise ConfigError(f"{out} exists", "name another folder, or remove it")
     partial = out.with_name(out.name + PARTIAL)
-    tokenizer = make_tokenizer(cfg.tokenizer, cfg.merges)
+    tokenizer = tokenizer_of(cfg, 0)
     texts = one_pass(make_source(cfg, seed), documents)
     try:
         shutil.rmtree(partial, ignore_errors=True)  # of a preparation that was cut off
@@ -65,7 +65,7 @@ def prepare(
         if not shards:
             raise ConfigError("the source has no document", "the files are empty")
         about = f"{cfg.source} {cfg.path}".strip() + (f", the first {documents} documents" if documents else "")
-        manifest = PreparedManifest(format=FORMAT, tokenizer=cfg.tokenizer, source=about, shards=shards)
+        manifest = PreparedManifest(format=FORMAT, tokenizer=tokenizer_id(cfg), source=about, shards=shards)
         files.write_json(partial / MANIFEST, manifest.to_json())
         partial.rename(out)
         files.fsync_dir(out.parent)

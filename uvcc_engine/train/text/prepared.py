@@ -24,7 +24,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.train.config import VOCAB
+from uvcc_engine.train.config import MOST_VOCAB, VOCAB
 from uvcc_engine.train.text.documents import DocumentStream, TokenDocument
 
 FORMAT: Final = "uvcc-prepared-text-1"
@@ -149,7 +149,9 @@ class PreparedText:
     def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
         manifest = PreparedManifest.read(self.folder)
         if manifest.tokenizer != self.tokenizer:
-            hint = f"data.tokenizer: {manifest.tokenizer}, or prepare it anew"
+            own = manifest.tokenizer.startswith("file:")
+            hint = "the file it was prepared with" if own else f"data.tokenizer: {manifest.tokenizer}"
+            hint += ", or prepare it anew"
             raise UnreadableError(f"{self.folder} was prepared with the tokenizer {manifest.tokenizer[:40]!r}", hint)
         stream = _PreparedStream(self, manifest, first, rank, world)
         if facts and facts != stream.facts():
@@ -190,7 +192,9 @@ class _PreparedStream:
     def _document(self, place: int) -> TokenDocument:
         at = bisect_right(self._ends, place)
         if at not in self._shards:
-            self._shards[at] = _Shard(self._source.folder, self._manifest.shards[at], VOCAB[self._source.tokenizer])
+            self._shards[at] = _Shard(
+                self._source.folder, self._manifest.shards[at], VOCAB.get(self._source.tokenizer, MOST_VOCAB)
+            )
         return self._shards[at].document(place - (self._ends[at - 1] if at else 0))
 
 

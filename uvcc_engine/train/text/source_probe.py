@@ -16,9 +16,9 @@ from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.lm_job import check_world, overrides, resolve
 from uvcc_engine.train.text.data import Packer
-from uvcc_engine.train.text.prepare import prepare
+from uvcc_engine.train.text.prepare import one_pass, prepare
 from uvcc_engine.train.text.sources import make_source
-from uvcc_engine.train.text.tokenizer import make_tokenizer
+from uvcc_engine.train.text.tokenizer import tokenizer_of, train_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class SourceProbe:
 def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> SourceProbe:
     """Read batches as rank ``rank`` would. Raises what a training would: UnreachableError, ConfigError."""
     check_world(cfg, world)
-    tokenizer = make_tokenizer(cfg.data.tokenizer, cfg.data.merges)
+    tokenizer = tokenizer_of(cfg.data, cfg.model.vocab)
     packer = Packer(
         make_source(cfg.data, cfg.train.seed),
         tokenizer,
@@ -73,23 +73,28 @@ def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> SourceProbe:
 
 
 def main(argv: list[str]) -> int:
-    """``uvcc-engine data probe CONFIG`` and ``uvcc-engine data prepare CONFIG --out FOLDER``."""
+    """``uvcc-engine data probe CONFIG``, ``data prepare CONFIG --out FOLDER``, ``data tokenizer CONFIG --out FILE``."""
     parser = argparse.ArgumentParser(
         prog="uvcc-engine data", description="look at a training's data source, prepare it"
     )
-    parser.add_argument("action", choices=["probe", "prepare"])
+    parser.add_argument("action", choices=["probe", "prepare", "tokenizer"])
     parser.add_argument("config", help="a packaged config or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")
     parser.add_argument("--batches", type=int, default=5, help="probe: read so many")
     parser.add_argument("--ranks", type=int, default=1, help="probe: as one of so many ranks")
     parser.add_argument("--rank", type=int, default=0, help="probe: which of them")
-    parser.add_argument("--out", type=Path, help="prepare: the folder to write, which must not exist")
-    parser.add_argument("--documents", type=int, default=0, help="prepare: at most so many; 0: one pass of the source")
+    parser.add_argument("--out", type=Path, help="prepare, tokenizer: what to write; it must not exist")
+    parser.add_argument("--documents", type=int, default=0, help="prepare, tokenizer: at most so many; 0: one pass")
+    parser.add_argument(
+        "--vocab", type=int, default=4096, help="tokenizer: symbols, the 256 bytes and the end included"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     cfg, _ = lm_env.apply(resolve({"config": args.config, "overrides": overrides(args.set)}), os.environ)
     if args.action == "prepare":
         return _prepare(cfg, args.out, args.documents, args.json)
+    if args.action == "tokenizer":
+        return _tokenizer(cfg, args.out, args.documents, args.vocab)
     found = probe(cfg, rank=args.rank, world=args.ranks, batches=max(1, args.batches)).to_json()
     if args.json:
         json.dump(found, sys.stdout)
@@ -118,4 +123,13 @@ def _prepare(cfg: LMConfig, out: Path | None, most: int, as_json: bool) -> int:
     shards = f"{len(made.shards)} shard{'s' if len(made.shards) > 1 else ''}"
     print(f"{out}: {made.documents:,} documents, {made.tokens:,} tokens ({made.tokenizer}), {shards}")
     print(f"train on it: --set data.source=prepared --set data.path={out}")
+    return 0
+
+
+def _tokenizer(cfg: LMConfig, out: Path | None, most: int, vocab: int) -> int:
+    if out is None or most < 0:
+        raise ConfigError("data tokenizer needs a file and no negative number", "--out tokenizer.json")
+    size = train_tokenizer(one_pass(make_source(cfg.data, cfg.train.seed), most), vocab, out)
+    print(f"{out}: {size:,} symbols")
+    print(f"train with it: --set data.tokenizer=file --set data.tokenizer_file={out} --set model.vocab={size}")
     return 0

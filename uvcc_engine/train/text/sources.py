@@ -15,6 +15,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.text.documents import DocumentSource, DocumentStream
 from uvcc_engine.train.text.prepared import PreparedText
+from uvcc_engine.train.text.tokenizer import tokenizer_id
 
 
 class _Numbered:
@@ -238,5 +239,5 @@ def make_source(cfg: DataConfig, seed: int) -> DocumentSource:
     if cfg.source == "python_docs":
         return PythonManual()
     if cfg.source == "prepared":
-        return PreparedText(Path(cfg.path).expanduser(), cfg.tokenizer, seed if cfg.shuffle else None)
+        return PreparedText(Path(cfg.path).expanduser(), tokenizer_id(cfg), seed if cfg.shuffle else None)
     return Synthetic(seed) if cfg.source == "synthetic" else FineWeb(cfg.path or FINEWEB_EDU)

@@ -1,11 +1,18 @@
-"""Text to ids: UTF-8 bytes, or GPT-2's byte pairs (Radford et al. 2019) through tiktoken."""
+"""Text to ids: UTF-8 bytes, GPT-2's byte pairs (Radford et al. 2019) through tiktoken, or a tokenizer of one's own."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.train.config import LEAST_VOCAB, MOST_VOCAB, DataConfig
+
+END: Final = "<|endoftext|>"
+LARGEST_FILE: Final = 64 << 20
 
 
 class Tokenizer(Protocol):
@@ -30,13 +37,37 @@ class ByteTokenizer:
         return bytes(ids).decode(errors="replace")
 
 
-def make_tokenizer(name: str, merges: str = "") -> Tokenizer:
-    """byte or gpt2, the latter from a file of merges or as tiktoken finds it.
+def tokenizer_of(data: DataConfig, vocab: int) -> Tokenizer:
+    """The tokenizer that a config names. Raises as ``make_tokenizer`` does, and ConfigError for other than ``vocab``
+    symbols."""
+    return make_tokenizer(data.tokenizer, data.tokenizer_file or data.merges, vocab)
 
-    Raises ConfigError, UnreadableError or UnreachableError with a hint if the GPT-2 vocabulary cannot be had.
+
+def tokenizer_id(data: DataConfig) -> str:
+    """What tells a tokenizer from others: its name, with the hash of its file where it has one of its own.
+
+    Raises UnreadableError for a file that cannot be read.
+    """
+    if data.tokenizer != "file":
+        return data.tokenizer
+    path = Path(data.tokenizer_file).expanduser()
+    try:
+        return f"file:{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+    except OSError as e:
+        raise UnreadableError(f"cannot read {path}: {e.strerror}", "data.tokenizer_file names it") from e
+
+
+def make_tokenizer(name: str, path: str = "", vocab: int = 0) -> Tokenizer:
+    """byte; gpt2, from a file of merges at ``path`` or as tiktoken finds it; or file, that of Hugging Face at ``path``.
+
+    Raises ConfigError, UnreadableError or UnreachableError with a hint if a vocabulary cannot be had, or if a file's
+    has another number of symbols than ``vocab`` (0: any).
     """
     if name == "byte":
         return ByteTokenizer()
+    if name == "file":
+        return OwnTokenizer(Path(path).expanduser(), vocab)
+    merges = path
     try:
         import tiktoken
     except ImportError as e:
@@ -44,7 +75,7 @@ def make_tokenizer(name: str, merges: str = "") -> Tokenizer:
             "the gpt2 tokenizer needs tiktoken", "pip install 'uvcc[train]', or data.tokenizer: byte"
         ) from e
     if merges:
-        special = {"<|endoftext|>": _GPT2.eos}
+        special = {END: _GPT2.eos}
         ranks = gpt2_ranks(Path(merges).expanduser())
         return _GPT2(tiktoken.Encoding("gpt2", pat_str=_PIECES, mergeable_ranks=ranks, special_tokens=special))
     try:
@@ -95,3 +126,75 @@ class _GPT2:
 
     def decode(self, ids: list[int]) -> str:
         return str(self._encoding.decode(ids))
+
+
+class OwnTokenizer:
+    """A ``tokenizer.json`` of Hugging Face's tokenizers with the token ``<|endoftext|>``, which text cannot contain.
+
+    Raises ConfigError without that library or for another number of symbols than ``vocab`` (0: any), UnreadableError
+    for a file that is none.
+    """
+
+    def __init__(self, path: Path, vocab: int = 0) -> None:
+        hf = _library()
+        try:
+            if path.stat().st_size > LARGEST_FILE:
+                raise UnreadableError(f"{path} is larger than {LARGEST_FILE >> 20} MiB", "name a tokenizer.json")
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise UnreadableError(f"cannot read {path}: {e}", "data.tokenizer_file names a tokenizer.json") from e
+        try:
+            self._own = hf.Tokenizer.from_str(text)
+        except Exception as e:  # the library raises nothing narrower, whatever is wrong with the file
+            said = " ".join(str(e).split())[:200]
+            raise UnreadableError(f"{path} is no tokenizer: {said}", "uvcc-engine data tokenizer writes one") from e
+        end = self._own.token_to_id(END)
+        if end is None:
+            raise UnreadableError(f"{path} has no token {END}, which ends a document", "add it as a special token")
+        size = self._own.get_vocab_size()
+        if size > MOST_VOCAB or (vocab and size != vocab):
+            raise ConfigError(f"{path} has {size} symbols, model.vocab is {vocab}", f"model.vocab: {size}")
+        self._own.encode_special_tokens = True  # an end that a text spells out is text
+        self.eos = int(end)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._own.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._own.decode(ids, skip_special_tokens=False))
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int, out: Path) -> int:
+    """Learn byte pairs of ``texts`` (Sennrich et al. 2016, on bytes) and write them; how many symbols there are.
+
+    There may be fewer than ``vocab`` where the text is short. Raises ConfigError without the library, for a size that
+    no tokenizer has, or for a file that exists; UvccError where the disk refuses.
+    """
+    if not LEAST_VOCAB <= vocab <= MOST_VOCAB:
+        raise ConfigError(f"--vocab {vocab}", f"{LEAST_VOCAB} to {MOST_VOCAB}")
+    if out.exists():
+        raise ConfigError(f"{out} exists", "name another file, or remove it")
+    hf = _library()
+    own = hf.Tokenizer(hf.models.BPE())
+    own.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = hf.decoders.ByteLevel()
+    alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=[END], initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    own.train_from_iterator(texts, trainer)
+    try:
+        files.write_atomic(out, own.to_str(pretty=True).encode())
+    except OSError as e:
+        raise files.write_failed(out, e) from e
+    return int(own.get_vocab_size())
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as e:
+        hint = "pip install 'uvcc[train]', or data.tokenizer: byte"
+        raise ConfigError("a tokenizer of one's own needs the library tokenizers", hint) from e
+    return tokenizers
