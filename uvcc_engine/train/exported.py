@@ -1,9 +1,8 @@
 """A trained language model as a folder of its own: what it is, its weights, and how to read its tokens.
 
 ``config.json`` names shapes, tokenizer and where the weights come from (run, step, SHA-256 of the checkpoint);
-``model.safetensors`` holds the weights by their parameter's name. Where the training had a file of merges or a tokenizer
-of its own, ``vocab.bpe`` or ``tokenizer.json`` is there as well. ``README.md`` says the same in words. Nothing in it is
-executed by whoever loads it.
+``model.safetensors`` holds the weights by their parameter's name. The tokenizer's own file, if it has one, is there as
+``vocab.bpe`` or ``tokenizer.json``. ``README.md`` says the same in words. Nothing in it is executed by whoever loads it.
 """
 
 from __future__ import annotations
