@@ -2,7 +2,7 @@
 
 ``config.json`` names shapes, tokenizer and where the weights come from (run, step, SHA-256 of the checkpoint);
 ``model.safetensors`` holds the weights by their parameter's name. The tokenizer's own file, if it has one, is there as
-``vocab.bpe`` or ``tokenizer.json``. ``README.md`` says the same in words. Nothing in it is executed by whoever loads it.
+``vocab.bpe`` or ``tokenizer.json``. ``README.md`` says the same in words. Whoever loads it executes nothing in it.
 """
 
 from __future__ import annotations
