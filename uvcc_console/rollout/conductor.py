@@ -48,7 +48,7 @@ from uvcc_console.rollout.stage_runner import BACK, StageRunner
 from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
-from uvcc_console.rollout.stages.verify.window_gates import hold_at_gates
+from uvcc_console.rollout.stages.verify import window_gates
 from uvcc_console.runs import domain, logfile, processes, sweep
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
@@ -262,7 +262,7 @@ async def _driven(
     aside = [
         beside.start("the spend guard", lambda: side_tasks.keep_costs(ctx, spending, end_request.ask), vital=True),
         beside.start("the detectors", lambda: side_tasks.detect(ctx)),
-        beside.start("the gates of the full run", lambda: hold_at_gates(ctx)),
+        beside.start("the gates of the full run", lambda: window_gates.hold_at_gates(ctx)),
         beside.start("the sweep", lambda: side_tasks.sweep_others(ctx)),
         beside.start("the copies of checkpoints", lambda: checkpoint_copies.keep_home(ctx)),
     ]

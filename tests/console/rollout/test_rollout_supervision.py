@@ -18,6 +18,7 @@ from uvcc_console.core.supervision import FIRST_S, LONGEST_S, SideTasks
 from uvcc_console.rollout import conductor, ingest, side_tasks
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.migration import checkpoint_copies
+from uvcc_console.rollout.stages.verify import window_gates
 from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -28,6 +29,7 @@ WORKS = {
     "the guard of the sidecar": (side_tasks, "guard_sidecar"),
     "the spend guard": (side_tasks, "keep_costs"),
     "the detectors": (side_tasks, "detect"),
+    "the gates of the full run": (window_gates, "hold_at_gates"),
     "the sweep": (side_tasks, "sweep_others"),
     "the copies of checkpoints": (checkpoint_copies, "keep_home"),
     "the ingest of p0r0": (ingest, "run"),

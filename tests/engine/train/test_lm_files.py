@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,4 +186,4 @@ def test_run_info_names_code_card_and_launch(tmp_path: Path) -> None:
     assert train(small(steps=2), tmp_path, "lm") == 0
     info = dict(line.split(": ", 1) for line in (tmp_path / "run.info").read_text().splitlines())
     assert {"code_hash", "driver", "gpu", "gpu_memory_mib", "torch"} <= info.keys()
-    assert "pytest" in info["launch"]
+    assert info["launch"] == shlex.join(sys.orig_argv)
