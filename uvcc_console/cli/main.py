@@ -46,6 +46,7 @@ VERBS: Final[dict[str, Verb]] = {
     "halt": Verb("steer", "stop a run with proof; --drill only rehearses it"),
     "resume": Verb("start", "go on from the last common checkpoint"),
     "pod": Verb("steer", "stack dump, fetch, restart, replace, triage: what the console's keys do"),
+    "infer": Verb("parties", "a client of a model that is served: make a key, get a ticket, ask"),
     "data": Verb("parties", "infer FILE: a first schema of your own CSV file"),
     "owner": Verb("parties", "the data owner's: make a key, open a run's results, predict with them in clear"),
     "domain": Verb("parties", "init, show: a domain's own key; export, join, open, consent: a party's console"),
@@ -82,8 +83,10 @@ def module_of(verb: str) -> ModuleType:
 def groups() -> dict[str, list[str]]:
     """The verbs by who uses them."""
     rooms = {"evidence": "evidence, for operators and auditors", "machine": "this machine"}
-    owners = {"data": "data owner", "owner": "data owner", "domain": "domain"}
-    found: dict[str, list[str]] = {title: [] for title in ("operator", *rooms.values(), "data owner", "domain")}
+    owners = {"data": "data owner", "owner": "data owner", "infer": "client of a served model"}
+    found: dict[str, list[str]] = {
+        title: [] for title in ("operator", *rooms.values(), "data owner", "client of a served model", "domain")
+    }
     for verb, about in VERBS.items():
         usual = "domain" if about.room == "parties" else "operator"
         found[owners.get(verb) or rooms.get(about.room, usual)].append(verb)

@@ -48,6 +48,10 @@ def propose(
     profile, _ = settle(profile, tell)
     plan = make_plan(new_run_id(name), name, profile)
     full = plan.phases[FULL]
+    if full.job.get("task") == "serve":
+        raise ConfigError(
+            "a served model cannot be proposed yet: nobody hands its clients their tokens", "uvcc rollout"
+        )
     if not operation_of(plan) or len(domains) != 3:
         raise ConfigError("a proposal is of a private job and names three domains", "--domain once for P0, P1 and P2")
     with tempfile.TemporaryDirectory(prefix="uvcc-propose-") as scratch:

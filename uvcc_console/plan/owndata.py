@@ -92,7 +92,9 @@ def keep_pin(run_dir: Path, pin: Mapping[str, str] | None) -> None:
         raise UvccError(f"cannot write {path}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
 
 
-def owners_program(args: Sequence[str], command: str = "table", *, inherit: bool = False) -> str:
+def owners_program(
+    args: Sequence[str], command: str = "table", *, inherit: bool = False, limit_s: float | None = LIMIT_S
+) -> str:
     """Run ``uvcc-engine COMMAND``; what it prints, or straight to this process's output. Raises UvccError."""
     try:
         done = subprocess.run(
@@ -102,11 +104,11 @@ def owners_program(args: Sequence[str], command: str = "table", *, inherit: bool
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=LIMIT_S,
+            timeout=limit_s,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     except subprocess.TimeoutExpired:
-        raise UvccError(f"the owner's program took longer than {LIMIT_S:.0f} s", "is the data too large?") from None
+        raise UvccError(f"the owner's program took longer than {limit_s:.0f} s", "is the data too large?") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         if done.returncode < 0 or not lines:

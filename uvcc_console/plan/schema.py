@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 from uvcc_console.core.rungs import HaltRung
 from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.link_spec import LinkKind
 from uvcc_engine.contract.job.private_job import (
@@ -25,6 +26,7 @@ from uvcc_engine.contract.job.private_job import (
     Task,
 )
 from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, why_not
+from uvcc_engine.contract.job.served_clients import check_clients, misplaced
 from uvcc_engine.contract.job.spec import LM_SEED
 from uvcc_engine.contract.job.topology import MOST_OF_PROFILE, PARTIES
 
@@ -82,6 +84,7 @@ class PrivateJobSettings(Strict):
     name, or a list of layers whose shapes follow from the data; the plan replaces the list by a model with all shapes.
     ``epochs``: so many passes over the training rows instead of ``steps``.
     ``rounds``: ``auto`` is ``sparing`` for local pods, which share this machine, and ``few`` for all others.
+    ``clients``, ``idle``: of task ``serve``, who may ask and how long it waits for them.
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
     """
 
@@ -116,14 +119,22 @@ class PrivateJobSettings(Strict):
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""
     weights: str = ""
+    clients: list[str] = []
+    idle: Seconds = DEFAULTS.idle
 
     @model_validator(mode="after")
     def _reveals_what_it_has(self) -> PrivateJobSettings:
         if not BOUNDS["clip_norm"].hold(self.clip_norm):
             raise ValueError(f"clip_norm {self.clip_norm:g} is too short: {BOUNDS['clip_norm'].hint}")
         for item in self.reveal:
-            if (item == "predictions") != (self.task == "infer"):
-                raise ValueError(f"task {self.task} cannot reveal {item}: 'infer' reveals predictions and nothing else")
+            if trouble := misplaced(item, self.task):
+                raise ValueError(f"task {self.task} cannot reveal {item}: {trouble}")
+        try:
+            check_clients(self.task, self.clients, self.idle)
+        except ConfigError as e:
+            raise ValueError(f"{e.what}: {e.hint}") from e
+        if self.task == "serve" and (not self.weights or self.data or self.labels):
+            raise ValueError("task serve takes the owner's job.weights and no job.data: its clients ask")
         if self.data_schema not in ("", owner_files.NO_SCHEMA) and (
             self.task != "train" or not self.data or self.labels
         ):
@@ -315,10 +326,12 @@ class Profile(Strict):
         if isinstance(self.job, PrivateJobSettings) and self.job.verify != OFF and set(size.values()) != {1}:
             many = next(f"topology.{name} {n}" for name, n in size.items() if n != 1)
             raise ValueError(f"job.verify {self.job.verify}: there is no proof with {many}; give 1, or verify: off")
-        if isinstance(self.job, PrivateJobSettings) and self.job.task == "infer" and self.smoke.steps:
-            raise ValueError("a job of task infer answers its queries once: give smoke.steps 0")
         if not isinstance(self.job, LmJobSettings) and any(self.fleet.of(p).volume for p in range(PARTIES)):
             raise ValueError(_NO_VOLUME[self.job.kind])
+        if isinstance(self.job, PrivateJobSettings) and self.job.task != "train" and self.smoke.steps:
+            raise ValueError(f"a job of task {self.job.task} answers its queries once: give smoke.steps 0")
+        if isinstance(self.job, PrivateJobSettings) and self.job.task == "serve" and self.link in ("direct", "nats"):
+            raise ValueError(f"clients of a served model ask through the relay: link {self.link} has none; give relay")
         return self
 
 

@@ -172,7 +172,7 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
             found[name] = encode_fixed(name, weight, job.frac_bits)
     if not found:
         raise ConfigError("nothing to share for this job", "name the queries with --data, the model with --weights")
-    if args.data is not None and args.weights is not None:
+    if (args.data is not None or job.task == "serve") and args.weights is not None:
         check_tensors(shapes_of(found), job, model)
     return found
 
@@ -182,7 +182,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     job = PrivateJob.from_json(files.read_json(args.check))
     size = {name: getattr(args, name) for name in ("workers", "replicas", "stages", "tensor", "microbatches")}
     model = fit_model(job, **size)
-    rows = {} if job.task == "infer" and not (args.data or args.weights) else _rows(input_tensors(job, args))
+    rows = {} if job.task != "train" and not (args.data or args.weights) else _rows(input_tensors(job, args))
     return {"ok": True, "model": model.name, "weights": [list(w.weight_shape) for w in model.weights], "rows": rows}
 
 

@@ -171,7 +171,7 @@ def predict(args: argparse.Namespace) -> dict[str, Any]:
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow([schema.by if ids else "row", schema.target, *(f"p({value})" for value in schema.values)])
     chances = _chances(outputs) if schema.values else np.zeros((len(outputs), 0))
-    numbers = _numbers(schema, outputs) if not schema.values else np.zeros(0)
+    numbers = numbers_of(schema, outputs) if not schema.values else np.zeros(0)
     for row in range(len(outputs)):
         said = schema.values[int(chances[row].argmax())] if schema.values else f"{numbers[row]:.9g}"
         lines.writerow([ids[row] if ids else row + 1, said, *(f"{one:.6f}" for one in chances[row])])
@@ -194,7 +194,7 @@ def _chances(outputs: Floats) -> Floats:
     return chances
 
 
-def _numbers(schema: Schema, outputs: Floats) -> Floats:
+def numbers_of(schema: Schema, outputs: Floats) -> Floats:
     """The number that is expected of every row, in the target's own units."""
     if schema.kind == COUNT:
         return np.exp(np.minimum(outputs[:, 0], HIGHEST_LOG_RATE))

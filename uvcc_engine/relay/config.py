@@ -136,7 +136,9 @@ def _entry(n: int, entry: Any) -> tuple[str, _Entry]:
         "token",
         "send_to",
     }:
-        raise ConfigError(f"credential {n} is not {{party, group, token}}", "or owner, coordinator, auditor for party")
+        raise ConfigError(
+            f"credential {n} is not {{party, group, token}}", "or owner, coordinator, auditor, client for party"
+        )
     role, which, group, token = roles[0], entry[roles[0].value], entry["group"], entry["token"]
     if type(which) is not int or which not in range(SCOPES[role].count):
         raise ConfigError(f"credential {n} names {role} {which!r} of group {group!r}", _numbers(role))
@@ -148,7 +150,9 @@ def _entry(n: int, entry: Any) -> tuple[str, _Entry]:
     if send_to is not None:
         good = SCOPES[role].mail and isinstance(send_to, list) and all(type(to) is int for to in send_to)
         if not good or not set(send_to) <= set(range(PARTIES)):
-            raise ConfigError(f"credential {n} may send to {send_to!r}", "a list of parties; for a party or an owner")
+            raise ConfigError(
+                f"credential {n} may send to {send_to!r}", "a list of parties; for a party, an owner or a client"
+            )
         send_to = tuple(send_to)
     return token, _Entry(role, number_of(role, which), group, send_to)
 

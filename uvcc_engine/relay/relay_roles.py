@@ -23,6 +23,7 @@ class Role(StrEnum):
     OWNER = "owner"
     COORDINATOR = "coordinator"
     AUDITOR = "auditor"
+    CLIENT = "client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ SCOPES: Final[dict[Role, RoleScope]] = {
     Role.OWNER: RoleScope(16, 64, mail=True, writes=_OWNERS, reads=(*_AGREED, names.OWNER_KEYS)),
     Role.COORDINATOR: RoleScope(128, 16, mail=False, writes=(names.PROPOSALS,), reads=(*_AGREED, *_ADVANCED)),
     Role.AUDITOR: RoleScope(160, 32, mail=False, writes=(), reads=(*_AGREED, *_ADVANCED, *_OWNERS, names.SIGNATURES)),
+    Role.CLIENT: RoleScope(192, 64, mail=True, writes=(), reads=()),
 }
 
 
@@ -73,12 +75,12 @@ def called(number: int) -> str:
 
 
 def may_send_to(role: Role, narrowed: Sequence[int] | None, number: int, group: Iterable[int]) -> frozenset[int]:
-    """Whose mailboxes somebody may write to. An owner writes to parties, a party to the other parties and to the
-    owners; ``narrowed`` says to which parties. ``group``: the numbers of all people of its group.
+    """Whose mailboxes somebody may write to. An owner and a client write to parties, a party to the other parties, to
+    the owners and to the clients; ``narrowed`` says to which parties. ``group``: the numbers of all of its group.
     """
     if not SCOPES[role].mail:
         return frozenset()
     parties = frozenset(narrowed) if narrowed is not None else frozenset(range(PARTIES)) - {number}
-    owners = SCOPES[Role.OWNER]
-    theirs = frozenset(group) & frozenset(range(owners.first, owners.first + owners.count))
+    kinds = (SCOPES[Role.OWNER], SCOPES[Role.CLIENT])
+    theirs = frozenset(group) & frozenset(n for kind in kinds for n in range(kind.first, kind.first + kind.count))
     return parties | theirs if role is Role.PARTY else parties

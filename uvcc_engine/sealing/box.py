@@ -75,6 +75,11 @@ def box_key(box: bytes, *, recipient: Identity, sender: str) -> bytes:
     return wrap_key(*(recipient.pair_secret(agreement_key(k), salt, "box") for k in (sender, header["ephemeral"])))
 
 
+def sender_of(box: bytes) -> str:
+    """Whose key a box says that it was sealed with; true only once it opens. Raises UnreadableError for no box."""
+    return str(_header(box)[0]["sender"])
+
+
 def open_with(box: bytes, key: bytes) -> tuple[bytes | bytearray, dict[str, Any]]:
     """Open a box with its :func:`box_key`. Raises UnreadableError, VerificationError if it was altered."""
     if box.startswith(streamed_box.MAGIC):

@@ -118,7 +118,7 @@ def share_tensors(
     if any(len(p) != PARTIES for p in pods) or len({i.x25519 for p in pods for i in p}) != PARTIES * len(pods):
         raise ConfigError("three different party identities are needed", "list the public identities of p0, p1, p2")
     entropy = os.urandom(32) if seed is None else _entropy(tensors, frac_bits, parties, owner, seed)
-    split = {name: _split(values, derive(entropy, f"split|{name}")) for name, values in tensors.items()}
+    split = {name: split_ring(values, derive(entropy, f"split|{name}")) for name, values in tensors.items()}
     blinds = [derive(entropy, f"blind|{c}") for c in range(PARTIES)]
     parts = [
         encode_component(c, frac_bits, {name: components[c] for name, components in split.items()})
@@ -200,7 +200,8 @@ def _entropy(
     return owner.own_secret(sha256(*digest), f"input-shares|{seed}")
 
 
-def _split(values: Ring, key: bytes) -> tuple[Ring, Ring, Ring]:
+def split_ring(values: Ring, key: bytes) -> tuple[Ring, Ring, Ring]:
+    """Three components of ring elements of any shape, two of them from the stream of ``key`` (32 bytes, used once)."""
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(16 * values.size))
     words = np.frombuffer(stream, dtype="<i8").astype(np.int64)
     first, second = words[: values.size].reshape(values.shape), words[values.size :].reshape(values.shape)

@@ -143,13 +143,19 @@ def _check_rows_of_ranks(job: PrivateJob, model: ModelSpec, replicas: int, tenso
 
 def check_tensors(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob, model: ModelSpec) -> None:
     """Refuse (ConfigError naming the tensor) inputs that are not what the job works on."""
-    if job.task == "infer":
+    if job.task in ("infer", "serve"):
         wanted = {f"weight.{i}": layer.weight_shape for i, layer in enumerate(model.weights)}
         for name, shape in wanted.items():
             if shapes.get(name) != shape:
                 raise ConfigError(
                     f"{name} has shape {shapes.get(name)}, {model.name} takes {shape}", "share that model's own weights"
                 )
+        if job.task == "serve":
+            if QUERY in shapes:
+                raise ConfigError(
+                    "queries are among the inputs of a served model", "its clients ask it; leave job.data out"
+                )
+            return
         _check_rows(shapes, QUERY, model, model.features, None)
         steps = -(-shapes[QUERY][0] // job.batch)
         if job.steps != steps:

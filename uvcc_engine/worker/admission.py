@@ -14,6 +14,7 @@ from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
@@ -90,7 +91,8 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
         raise ConfigError("the worker's job is not the job of the signed policy", "launch it with the policy's job")
     for value in job.reveal:
         owner_only = value in (*SEALED, SEEDS) and policy.reveals(value, OWNER)
-        if not owner_only and not policy.reveals(value):
+        to_clients = value == ANSWERED_ONLY["serve"] and policy.reveals(value, CLIENTS)
+        if not owner_only and not to_clients and not policy.reveals(value):
             raise ConfigError(f"the job reveals {value!r}, the policy does not", "list it in the policy, or not at all")
     inputs = open_set(
         _read_box(spec.inputs),

@@ -20,6 +20,7 @@ from uvcc_engine.contract.peer_protocol import peer_messages
 from uvcc_engine.contract.peer_protocol.peer_messages import (
     HOLD,
     AttachedNote,
+    BatchTurn,
     HoldVote,
     PeerMessage,
     Resume,
@@ -69,7 +70,7 @@ class StepConsensus:
     def say(self, message: PeerMessage, notes: Mapping[int, bytes] | None = None) -> None:
         """Send one message to both peers; ``notes`` gives each the bytes that go with it."""
         for peer in self.peers:
-            if notes is not None and isinstance(message, StepVote | AttachedNote):
+            if notes is not None and isinstance(message, StepVote | BatchTurn | AttachedNote):
                 message = replace(message, note=notes.get(peer, b""))
             self._plane.send_control(peer, peer_messages.encode(self._run, message))
 
@@ -193,6 +194,13 @@ class StepConsensus:
             stay(decision)
             pause.wait(HOLD_ROUND_S)
             turn += 1
+
+    def turn(self, said: BatchTurn, notes: Mapping[int, bytes]) -> tuple[Vote, dict[int, bytes]]:
+        """One turn of waiting for queries: the largest vote, and what each peer said of its own."""
+        self.say(said, notes)
+        heard = self.hear(said)
+        decision = self.among_ranks(_largest([said.vote, *(m.vote for m in heard.values())]))
+        return decision, {p: m.note for p, m in heard.items()}
 
     def agree_step(
         self, mine: Resume, *, among_ranks: Callable[[set[int]], set[int]] = lambda steps: steps

@@ -43,6 +43,7 @@ from uvcc_engine.worker.compute_setup import device_of, pair_keys
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
+from uvcc_engine.worker.served_session import ServedSession
 from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession
 
 PEER_TIMEOUT_S: Final = 10.0
@@ -164,7 +165,7 @@ def _connected(
             )
             ranks = Ranks(groups)
             table.among_ranks = ranks.greatest
-            session = WorkerSession(
+            session = (ServedSession if admitted.job.task == "serve" else WorkerSession)(
                 spec,
                 admitted,
                 writer,

@@ -41,6 +41,7 @@ from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.worker.ranks import Ranks
+from uvcc_engine.worker.served_model import ServedModel
 
 _TERMINATED: Final = "sigterm"
 
@@ -73,7 +74,9 @@ class LateRecorder:
 
 
 class WorkerSession:
-    """Drives the protocol of one admitted worker over an open plane."""
+    """Drives the protocol of one admitted worker over an open plane. ``PHASE``: what its heartbeats say it does."""
+
+    PHASE = "train"
 
     def __init__(
         self,
@@ -116,12 +119,16 @@ class WorkerSession:
         self._evidence: WorkerEvidence | None = None
         self._mark: HighWaterMark | None = None
         self._loss: float | None = None
+        self._halting = Vote()
+        self._taken_at = -1  # the step of the last checkpoint that this session took
         self._agreed = True  # whether the last finished epoch was agreed with both peers
         self.step = 0
         self.running = False  # whether the parties have met
 
     def _learner(self, runtime: Callable[[int], Runtime]) -> Learner:
         a, groups = self._admitted, self._ranks.groups
+        if a.job.task == "serve":
+            return ServedModel(self._rt, a.job, a.model, a.inputs)
         if a.job.task == "infer":
             return Predictor(self._rt, a.job, a.model, a.inputs)
         if groups.alone and a.policy.topology.microbatches == 1:  # the one kind that proves: see check_provable
@@ -158,10 +165,13 @@ class WorkerSession:
         elif job.start is not None:
             self._migrate(job.start)
         self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
-        self._writer.heartbeat(self.step, "train", "start")
+        self._writer.heartbeat(self.step, self.PHASE, "start")
         while self.step < job.steps:
+            if self._before_step().vote == HALT:
+                return self._halt(self._halting, taken=self._taken_at == self.step)
             decision = self._train_step(self.step)
             self.step += 1
+            self._after_step()
             due = self.step % job.checkpoint_every == 0
             if due:
                 self._scheduled_checkpoint()
@@ -170,6 +180,17 @@ class WorkerSession:
             if decision.vote == HALT:
                 return self._halt(decision, taken=due)
         return self._finish()
+
+    def _before_step(self) -> Vote:
+        """What is waited for before a step; a vote to halt ends the run there."""
+        return Vote()
+
+    def _rows(self) -> int:
+        """Rows of the step that was just done."""
+        return self._admitted.job.batch
+
+    def _after_step(self) -> None:
+        """What follows a step, before its checkpoint."""
 
     def close(self) -> None:
         """Release the transcript files and end the checkpoints' thread. Harmless twice."""
@@ -312,11 +333,11 @@ class WorkerSession:
         decision = self._settle_votes(epoch, mine)
         revealed = {} if result.loss is None else {"loss": result.loss}
         self._finished(self._proof.finish(epoch, revealed, _verdict(result.proved)))
-        rate = job.batch / (time.monotonic() - began)
+        rate = self._rows() / (time.monotonic() - began)
         if result.loss is not None:
             self._loss = result.loss
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
-        self._writer.heartbeat(step + 1, "train", samples_per_s=round(rate, 1), sent_bytes=self._sent())
+        self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), sent_bytes=self._sent())
         return decision
 
     # -- hold, halt, checkpoints -------------------------------------------------------------------------------------
@@ -333,7 +354,7 @@ class WorkerSession:
         after = self._table.hold(self.step, self._vote, stay)
         if after.vote != HALT:
             self._writer.event("released", nonce=nonce)
-            self._writer.heartbeat(self.step, "train", "released")
+            self._writer.heartbeat(self.step, self.PHASE, "released")
         return after
 
     def _halt(self, decision: Vote, *, taken: bool) -> RunOutcome:
@@ -371,6 +392,7 @@ class WorkerSession:
 
     def _take(self, *, scheduled: bool) -> str:
         root = self._proof.last_root
+        self._taken_at = self.step
         extra = {"loss": self._loss, "scheduled": scheduled}
         return self._checkpoints.take(self.step, self._trainer.state(), root.root.hex() if root else "", extra)
 

@@ -112,7 +112,7 @@ class Fleet:
             parties=[PolicyParty(i, p.public, "local", "here") for i, p in enumerate(PARTIES)],
             owner=made.owner,
             commitments=made.commitments,
-            reveal=[(v, "owner") if v in SEALED else v for v in job.reveal],
+            reveal=[(v, "owner") if v in SEALED else (v, "clients") if v == "answers" else v for v in job.reveal],
             limits=limits,
             nonce=hashlib.sha256(b"nonce").hexdigest(),
         )
@@ -191,12 +191,17 @@ def direct_links() -> list[dict[str, Any]]:
     return [{"kind": "direct", "listen": peers[str(p)], "peers": peers} for p in range(3)]
 
 
+def client_token(number: int) -> str:
+    return hashlib.sha256(b"client %d" % number).hexdigest()
+
+
 @contextlib.contextmanager
-def relay_links(folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """A relay process; yields the parties' link settings."""
+def relay_links(folder: Path, clients: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """A relay process; yields the parties' link settings. ``clients`` have ``client_token``s there."""
     group = "test.full"
     tokens = [hashlib.sha256(b"token %d" % p).hexdigest() for p in range(3)]
     credentials = [{"party": p, "group": group, "token": t} for p, t in enumerate(tokens)]
+    credentials += [{"client": n, "group": group, "token": client_token(n)} for n in range(clients)]
     config = folder / "relay.json"
     config.write_text(json.dumps({"db": "relay.db", "ready_file": "ready.json", "credentials": credentials}))
     config.chmod(0o600)

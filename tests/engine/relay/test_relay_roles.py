@@ -25,13 +25,15 @@ from uvcc_engine.relay.relay_roles import SCOPES, Role
 from uvcc_engine.relay.stream import MAGIC, hello
 from uvcc_engine.transcript.signed import orders
 
-PEOPLE: Final = [("party", 0), ("party", 1), ("owner", 0), ("owner", 1), ("coordinator", 0), ("auditor", 0)]
+PEOPLE = [("party", 0), ("party", 1), ("owner", 0), ("owner", 1), ("coordinator", 0), ("auditor", 0)]
+PEOPLE += [("client", 0), ("client", 1)]
 CREDENTIALS: Final = [{role: n, "group": "g", "token": f"token-of-{role}-{n}-0123"} for role, n in PEOPLE]
 BOX: Final = 5
 OTHERS: Final = ("order/", "beat/", "consent/", "x")  # of runs; nobody's but the parties'
 SENDS: Final = {  # to whom each may write
-    "party": {"party", "owner"},
+    "party": {"party", "owner", "client"},
     "owner": {"party"},
+    "client": {"party"},
     "coordinator": set[str](),
     "auditor": set[str](),
 }
@@ -42,12 +44,14 @@ LEAVES: Final = {
     "owner": {names.OWNER_KEYS, names.OWNER_SHARES},
     "coordinator": {names.PROPOSALS},
     "auditor": set[str](),
+    "client": set[str](),
 }
 READS: Final = {
     "party": EVERY,
     "owner": AGREED | {names.OWNER_KEYS},
     "coordinator": AGREED | {names.BARRIERS, names.REPORTS},
     "auditor": EVERY - set(OTHERS),
+    "client": set[str](),
 }
 
 
@@ -123,7 +127,7 @@ def test_the_combined_request_gives_nobody_more(url: str, who: tuple[str, int]) 
         binary.request_pieces(BOX, 1, 0, 1 << 20, [mine["delivery"]], [binary.Item(16, 0, 0, b"m", b"x")], 1)
     )
     status, answer = ask(url, who, binary.PATH, body)
-    if who[0] == "owner":
+    if SENDS[who[0]]:
         found = binary.read_reply(answer)
         assert (status, found.fates, found.messages) == (200, bytes([binary.FORBIDDEN]), [])
     else:

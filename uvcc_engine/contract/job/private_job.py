@@ -11,16 +11,17 @@ from typing import Any, Final, Literal, get_args
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, check_mode
+from uvcc_engine.contract.job.served_clients import check_clients, misplaced
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
 MetricName = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
-Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "seeds"]
+Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "answers", "seeds"]
 Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
-Task = Literal["train", "infer"]
+Task = Literal["train", "infer", "serve"]
 Device = Literal["auto", "cpu", "cuda"]
 Rounds = Literal["few", "sparing"]
 METRICS: Final[tuple[str, ...]] = get_args(MetricName)
@@ -72,6 +73,7 @@ BOUNDS: Final[Mapping[str, Bounds]] = {
     "warmup": Bounds("give a number of steps, 0 for none", 0),
     "frac_bits": Bounds("give 8 to 24 fractional bits; 16 is usual", 8, 24),
     "seed": Bounds("give a seed of 0 to 2^63 - 1", 0, 2**63, below=True),
+    "idle": Bounds("give seconds, 0 for no end", 0),
     "beta2": Bounds("give Adam's second decay rate in [0.5, 0.999]", 0.5, 0.999),
 }
 """The one place that says between which numbers a job's keys lie; profiles ask for the same."""
@@ -96,7 +98,9 @@ class PrivateJob:
     initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss that is trained on;
     ``huber``, ``binary`` and ``poisson`` take models of one output, and of such a model ``mse`` fits numbers.
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
-    ``predictions``, sealed to the owner. ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
+    ``predictions``, sealed to the owner. In task ``serve`` it answers those of ``clients`` (X25519 keys in hex), in
+    ``steps`` batches of at most ``batch`` rows, and the ``answers`` are sealed to whoever asked; after ``idle`` seconds
+    without a query it stops waiting (0: never). ``momentum`` is Adam's first decay rate, too, and ``beta2`` its second.
     ``schedule``: how the learning rate falls, to nothing by a line or a cosine, or not at all; before, it rises by a
     line over ``warmup`` steps. ``weight_decay`` takes so much of every matrix per unit of the learning rate, apart from
     its gradient (as AdamW does, with any optimiser; normalisations keep theirs). ``clip_norm``: the gradient of each
@@ -135,6 +139,8 @@ class PrivateJob:
     device: Device = "auto"
     rounds: Rounds = "few"
     verify: ProofMode = "off"
+    clients: tuple[str, ...] = ()
+    idle: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -156,10 +162,9 @@ class PrivateJob:
         for item in self.reveal:
             if item not in REVEALABLE:
                 raise ConfigError(f"job.reveal: unknown item {item!r}", did_you_mean(item, REVEALABLE))
-            if (item == "predictions") != (self.task == "infer"):
-                raise ConfigError(
-                    f"job.reveal: {item!r} in task {self.task!r}", "task 'infer' reveals 'predictions' and nothing else"
-                )
+            if trouble := misplaced(item, self.task):
+                raise ConfigError(f"job.reveal: {item!r} in task {self.task!r}", trouble)
+        check_clients(self.task, self.clients, self.idle)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:
@@ -217,14 +222,15 @@ class PrivateJob:
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
 
 
-LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify")
+LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify", "clients", "idle")
 """Keys that a policy names only where they say something."""
 DEFAULTS: Final = PrivateJob()
 
 
 def where_it_says_something(found: Mapping[str, Any]) -> dict[str, Any]:
     """A job's keys without those of ``LATER`` that have their default: pods of an older version do not know them."""
-    return {key: value for key, value in found.items() if key not in LATER or value != getattr(DEFAULTS, key)}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    return {key: found[key] for key, value in plain.items() if key not in LATER or value != getattr(DEFAULTS, key)}
 
 
 def _model_text(found: Any) -> str:

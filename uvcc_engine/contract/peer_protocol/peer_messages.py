@@ -38,6 +38,7 @@ class Topic(StrEnum):
 
     VOTE = "vote"
     HOLD = "hold"
+    BATCH = "batch"
     RESUME = "resume"
     STATE = "state"
     STOPPED = "stopped"
@@ -98,6 +99,21 @@ class HoldVote:
     step: int
     turn: int
     vote: Vote = Vote()
+
+    @property
+    def place(self) -> dict[str, int | str]:
+        return {"step": self.step, "turn": self.turn}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTurn:
+    """A party's vote while a served model waits for queries, and what waits at its desk as ``note``."""
+
+    topic: ClassVar[Topic] = Topic.BATCH
+    step: int
+    turn: int
+    vote: Vote = Vote()
+    note: bytes = b""
 
     @property
     def place(self) -> dict[str, int | str]:
@@ -190,7 +206,7 @@ class PairFigures:
         return cls(*good) if len(good) == len(names) else Malformed("malformed measurements")
 
 
-PeerMessage = StepVote | HoldVote | Resume | FinalState | Stopped | AttachedNote
+PeerMessage = StepVote | HoldVote | BatchTurn | Resume | FinalState | Stopped | AttachedNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +231,9 @@ def encode(run: str, message: PeerMessage) -> bytes:
             found["note"] = base64.b64encode(message.note).decode()
         case HoldVote():
             found |= {"step": message.step, "turn": message.turn, **message.vote.to_json()}
+        case BatchTurn():
+            found |= {"step": message.step, "turn": message.turn, **message.vote.to_json()}
+            found["note"] = base64.b64encode(message.note).decode()
         case Resume():
             found |= {**message.place, "steps": list(message.steps), "verify": message.verify}
         case FinalState():
@@ -307,6 +326,11 @@ def _hold_vote(found: Mapping[str, Any]) -> HoldVote:
     return HoldVote(_number(found.get("step"), "step"), _number(found.get("turn"), "turn"), _vote(found))
 
 
+def _batch_turn(found: Mapping[str, Any]) -> BatchTurn:
+    step, turn = _number(found.get("step"), "step"), _number(found.get("turn"), "turn")
+    return BatchTurn(step, turn, _vote(found), _note(found))
+
+
 def _resume(found: Mapping[str, Any]) -> Resume:
     listed, what = found.get("steps"), "list of checkpoints"
     if not isinstance(listed, list) or len(listed) > MOST_STEPS:
@@ -348,6 +372,7 @@ def _noted(topic: Topic) -> Callable[[Mapping[str, Any]], AttachedNote]:
 _READERS: Final[dict[str, Callable[[Mapping[str, Any]], PeerMessage]]] = {
     Topic.VOTE: _step_vote,
     Topic.HOLD: _hold_vote,
+    Topic.BATCH: _batch_turn,
     Topic.RESUME: _resume,
     Topic.STATE: _final_state,
     Topic.STOPPED: _stopped,

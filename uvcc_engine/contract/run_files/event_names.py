@@ -42,6 +42,9 @@ NAMES: Final[dict[str, EventName]] = {
     "step_skipped": EventName(Area.RUN, "a gradient was not a number and was not applied"),
     "sample_written": EventName(Area.RUN, "the finished language model wrote a text"),
     "weights_taken": EventName(Area.RUN, "the training begins with another one's weights"),
+    "batch_answered": EventName(Area.RUN, "a served model answered a batch of queries"),
+    "queries_refused": EventName(Area.RUN, "queries were dropped: by a stranger, repeated, of another form, too many"),
+    "queries_stuck": EventName(Area.RUN, "queries or answers of a served model do not get through the relay"),
     "watchdog_dump": EventName(Area.RUN, "a worker stalled and left its stacks"),
     # links
     "link_up": EventName(Area.LINK, "a peer was proven and can be reached"),

@@ -95,19 +95,20 @@ def has_form(policy: Policy) -> bool:
 def floors(policy: Policy, epochs: int) -> list[Floor]:
     """What each epoch of a policy that :func:`has_form` cannot do without. Raises ConfigError for sizes that are none.
 
-    Nothing is asked of the last epoch where the job measures nothing, and one row of the last batch of queries.
+    Nothing is asked of the last epoch where the job measures nothing; one row of the last batch of an owner's queries,
+    and of any batch that is served.
     """
     job, replicas = policy.job, policy.topology.replicas
     batch, tested = _size(job, "batch"), _size(job, "test_rows")
-    layers, train = dense_layers(job["model"]), job.get("task") != "infer"
+    layers, task = dense_layers(job["model"]), job.get("task", DEFAULTS.task)
     width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers) // replicas
     measured = any(name in job.get("reveal", DEFAULTS.reveal) for name in METRICS)
     found = []
     for epoch in range(epochs):
         left = policy.steps - policy.first_step - epoch
         if left > 0:
-            rows = batch if train or left > 1 else 1
-            payload = _WORD * (rows * width + (weights if train else 0))
+            rows = 1 if task == "serve" or (task == "infer" and left == 1) else batch
+            payload = _WORD * (rows * width + (0 if task in ("infer", "serve") else weights))
             found.append(Floor(len(layers), payload, 1 if policy.step_values(epoch) else 0))
         elif measured:
             found.append(Floor(len(layers), _WORD * (tested // replicas) * width, 1))

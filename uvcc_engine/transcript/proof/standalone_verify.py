@@ -440,12 +440,13 @@ def check_transcripts(bundle: Bundle, files: dict[str, Path]) -> int:
     return total
 def check_form(bundle: Bundle, p: Policy) -> None:
     """Section 5.3: every epoch has at least the messages that no run of the agreed program can do without."""
-    (layers, batch, tested), train = p.form, p.data["job"].get("task") != "infer"
+    (layers, batch, tested), task = p.form, p.data["job"].get("task")
+    train, few = task not in ("infer", "serve"), task == "serve"
     width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers)
     measured = any(name in p.listed for name in ("accuracy", "confusion", "auc", "rmse", "r2"))
     for e, party in product(range(bundle.length), range(3)):
         left, opened = p.steps - p.first - e, 0
-        rows = tested // p.replicas if left < 1 else batch if train or left > 1 else 1
+        rows = tested // p.replicas if left < 1 else batch if train or (left > 1 and not few) else 1
         least = [len(layers), 0, 8 * (rows * width + (weights // p.replicas if train and left > 0 else 0))]
         for r in range(p.replicas):
             workers = [w.seen[e] for w in bundle.workers if w.coord[:2] == (r, party)]

@@ -11,6 +11,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,6 +33,8 @@ log = logger(__name__)
 
 TOKEN_FILE = "relay.token"
 CA_FILE = "relay.ca.pem"
+CLIENTS_FILE = "-clients.json"
+SERVE = "serve"
 DIAL_S = 5.0
 LISTEN_S = 15.0
 CERT_DAYS = 30
@@ -72,7 +75,7 @@ async def links_for(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
     """The ``link`` of every worker of a phase, by coordinate. Raises UvccError if no kind of link can be had."""
     if ctx.federated is not None:
         return ctx.federated.links(phase)
-    wanted = ctx.plan.profile.link
+    wanted = "relay" if ctx.plan.profile.link == "auto" and served(phase) else ctx.plan.profile.link
     if wanted == "nats":
         for replica in range(phase.topology.replicas):
             ctx.say(relay_started(phase, wanted, ctx.plan.profile.nats.url, replica=replica))
@@ -166,6 +169,19 @@ def relay_tokens(ctx: Rollout, phase: Phase, replica: int = 0) -> list[str]:
     return list(json.loads(path.read_text()))
 
 
+def served(phase: Phase) -> bool:
+    """Whether clients ask the model of this phase, who reach nothing but the relay."""
+    return phase.kind == "private" and phase.job.get("task") == SERVE
+
+
+def client_tokens(run_dir: Path, phase_name: str, clients: int) -> list[str]:
+    """One relay credential for each client of a served model, kept in the run's private folder."""
+    path = run_dir / "relay" / f"{phase_name}{CLIENTS_FILE}"
+    if not path.exists():
+        _private(path, json.dumps([secrets.token_urlsafe(32) for _ in range(clients)]))
+    return list(json.loads(path.read_text()))
+
+
 def _private(path: Any, text: str) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -191,6 +207,9 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
         "listen": f"{bind}:0",
         "credentials": [{"party": p, "group": group, "token": t} for p, t in enumerate(tokens)],
     }
+    if served(phase):
+        listed = client_tokens(ctx.run_dir, phase.name, len(phase.job["clients"]))
+        config["credentials"] += [{"client": n, "group": group, "token": t} for n, t in enumerate(listed)]
     if stream:
         config["stream_listen"] = f"{bind}:0"
     remote = bind == "0.0.0.0"

@@ -22,6 +22,7 @@ from uvcc_console.runs import domain
 from uvcc_engine.contract.agent_protocol.agent_commands import PolicyCommand
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.contract.run_files.files import write_atomic
@@ -246,7 +247,7 @@ def _revealed(ctx: Rollout, job: Mapping[str, Any]) -> list[str | tuple[str, str
     """What is revealed, and to whom where the run was started from a proposal."""
     path = ctx.run_dir / PROPOSAL_FILE
     if not path.exists():
-        return list(revealed_values(job))
+        return [(value, CLIENTS) if value == ANSWERED_ONLY["serve"] else value for value in revealed_values(job)]
     return [(r.value, r.to) for r in Standing.from_json(reading.read_json(path)).signed.proposal.reveal]
 
 
