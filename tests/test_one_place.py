@@ -133,7 +133,7 @@ def test_a_profile_asks_of_a_private_job_what_the_engine_asks() -> None:
     hints = get_type_hints(PrivateJob)
     for name in CHOICES.keys() - {"rounds"}:
         assert fields[name].annotation == hints[name]
-    same = fields.keys() & own.keys() - {"kind", "steps", "reveal", "rounds"}
+    same = fields.keys() & own.keys() - {"kind", "steps", "reveal", "rounds", "clients"}
     assert {n: fields[n].default for n in same} == {n: own[n].default for n in same}
     assert same >= (BOUNDS.keys() | CHOICES.keys()) - {"steps", "rounds"}
 

@@ -33,7 +33,7 @@ from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import numbers_of
-from uvcc_engine.plane.links.relay_mail import FullError, RelayMail, box_of
+from uvcc_engine.plane.links.relay_mail import MailFullError, RelayMail, box_of
 from uvcc_engine.sealing.queries import (
     AnswerPart,
     SealedQuery,
@@ -163,7 +163,7 @@ class Asker:
                 try:
                     self._mail.send(party, query.id, box, TTL_S)
                     break
-                except FullError:
+                except MailFullError:
                     if time.monotonic() > end:
                         raise
                     time.sleep(POLL_S)

@@ -41,10 +41,11 @@ from uvcc_engine.transcript.terms.policy import Policy
 from uvcc_engine.worker.admission import Admission, admit
 from uvcc_engine.worker.compute_setup import device_of, pair_keys
 from uvcc_engine.worker.consensus import StepConsensus
+from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
 from uvcc_engine.worker.served_session import ServedSession
-from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession
+from uvcc_engine.worker.session import RunOutcome, WorkerSession
 
 PEER_TIMEOUT_S: Final = 10.0
 """Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""

@@ -20,12 +20,12 @@ from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.plane.links.relay_locator import RelayLocator
-from uvcc_engine.plane.links.relay_mail import FullError, RelayMail, TakenMessage, box_of
+from uvcc_engine.plane.links.relay_mail import MailFullError, RelayMail, TakenMessage, box_of
 from uvcc_engine.relay.relay_roles import Role, number_of
 from uvcc_engine.sealing.queries import OpenedQuery, ServedJob, open_query
 from uvcc_engine.transcript.leaves.json_lines import LineLog
 from uvcc_engine.transcript.signing.identity import Identity
-from uvcc_engine.worker.served_batches import MOST_LISTED, Batch, DeskWord, WaitingQuery, read_batch
+from uvcc_engine.worker.served_batches import MOST_LISTED, DeskWord, QueryBatch, WaitingQuery, read_batch
 
 QUERIES: Final = "queries"
 ANSWERS: Final = "answers"
@@ -104,8 +104,8 @@ class QueryDesk:
 
     # -- what is decided ---------------------------------------------------------------------------------------------
 
-    def _read_decided(self) -> dict[int, Batch]:
-        found: dict[int, Batch] = {}
+    def _read_decided(self) -> dict[int, QueryBatch]:
+        found: dict[int, QueryBatch] = {}
         for said, _ in self._log.take():
             step = said.get("step") if isinstance(said, dict) else None
             batch = read_batch(said.get("batch")) if isinstance(said, dict) else None
@@ -135,7 +135,7 @@ class QueryDesk:
             self._path(name).unlink(missing_ok=True)
             self._refuse("not sent to all three parties")
 
-    def decide(self, step: int, batch: Batch) -> list[OpenedQuery]:
+    def decide(self, step: int, batch: QueryBatch) -> list[OpenedQuery]:
         """Put a batch on disk before it is computed; this party's parts of its queries.
 
         Raises ProtocolError if it names a query that was answered before, or another one than lies here, ConfigError if
@@ -221,7 +221,7 @@ class QueryDesk:
                     mail = RelayMail.of_file(link.relay_url, link.token_file, box, link.ca_file)
                 serve(mail)
                 told = False
-            except FullError:
+            except MailFullError:
                 self._closing.wait(_RETRY_S)
             except (UvccError, OSError) as error:
                 if not told:
@@ -280,7 +280,7 @@ class QueryDesk:
             client, _, name = path.name.removesuffix(_SUFFIX).partition("-")
             try:
                 mail.send(FIRST_CLIENT + int(client), name, path.read_bytes())
-            except (FullError, UnreachableError):
+            except (MailFullError, UnreachableError):
                 self._outgoing.set()  # the others wait their turn behind it
                 raise
             path.unlink()

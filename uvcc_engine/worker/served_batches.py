@@ -34,7 +34,7 @@ class WaitingQuery:
         return [self.id, self.client, self.rows]
 
 
-Batch = tuple[WaitingQuery, ...]
+QueryBatch = tuple[WaitingQuery, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class DeskWord:
     """What a party says of its desk. ``decided``: the batch of this step that it has on disk, None if there is none;
     ``idle``: that nobody has asked for as long as the job waits."""
 
-    waiting: Batch = ()
-    decided: Batch | None = None
+    waiting: QueryBatch = ()
+    decided: QueryBatch | None = None
     idle: bool = False
 
     def encode(self) -> bytes:
@@ -64,7 +64,7 @@ def read_word(note: bytes) -> DeskWord | Malformed:
     return DeskWord(waiting, decided, found["idle"])
 
 
-def read_batch(listed: object) -> Batch | None:
+def read_batch(listed: object) -> QueryBatch | None:
     """A list of queries; None for anything else, also for one that names a query twice. Total."""
     if not isinstance(listed, list) or len(listed) > MOST_LISTED:
         return None
@@ -82,7 +82,7 @@ def _query(found: object) -> WaitingQuery | None:
     return WaitingQuery(name, client, rows) if good else None
 
 
-def agreed(words: Mapping[int, DeskWord], step: int, most_rows: int) -> Batch | None:
+def agreed(words: Mapping[int, DeskWord], step: int, most_rows: int) -> QueryBatch | None:
     """The batch that three words give, the same at all parties; None where there is nothing to answer yet.
 
     An empty batch: the first party found that nobody asks any more. Raises ProtocolError if two parties have decided
@@ -104,7 +104,7 @@ def agreed(words: Mapping[int, DeskWord], step: int, most_rows: int) -> Batch | 
     return () if words[0].idle else None
 
 
-def in_turn(queries: Sequence[WaitingQuery], step: int, most_rows: int) -> Batch:
+def in_turn(queries: Sequence[WaitingQuery], step: int, most_rows: int) -> QueryBatch:
     """One query of each client after the other, whose turn begins moves with ``step``, as long as they fit."""
     by_client: dict[int, list[WaitingQuery]] = {}
     for query in queries:

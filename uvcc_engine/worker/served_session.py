@@ -18,7 +18,7 @@ from uvcc_engine.sealing.queries import ServedJob, seal_answer
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.worker.checkpoints import KEPT
 from uvcc_engine.worker.query_desk import QueryDesk
-from uvcc_engine.worker.served_batches import Batch, DeskWord, agreed, read_word
+from uvcc_engine.worker.served_batches import DeskWord, QueryBatch, agreed, read_word
 from uvcc_engine.worker.served_model import ServedModel
 from uvcc_engine.worker.session import WorkerSession
 
@@ -50,7 +50,7 @@ class ServedSession(WorkerSession):
         )
         self._opened = False
         self._began = 0.0
-        self._batch: Batch = ()
+        self._batch: QueryBatch = ()
 
     def close(self) -> None:
         """Release what the session and its desk hold. Harmless twice."""
@@ -84,7 +84,7 @@ class ServedSession(WorkerSession):
             self._desk.wait(pause)
             turn, pause = turn + 1, min(2 * pause, LONGEST_S)
 
-    def _begin_batch(self, batch: Batch) -> None:
+    def _begin_batch(self, batch: QueryBatch) -> None:
         self._model.batch = self._desk.decide(self.step, batch)
         self._batch = batch
         self._began = time.monotonic()

@@ -21,7 +21,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.runtime import Runtime
-from uvcc_engine.plane.api import Buffer, Plane, Recorder, Tag
+from uvcc_engine.plane.api import Plane
 from uvcc_engine.proofs.step_proof import ProvedStep
 from uvcc_engine.sealing.release import box_name, seal_weights
 from uvcc_engine.sharding.sharded_training import Learner, ParallelTrainer, stream_of
@@ -39,6 +39,7 @@ from uvcc_engine.worker.compute_setup import device_of, pair_keys
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
+from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.served_model import ServedModel
@@ -54,23 +55,6 @@ class RunOutcome:
     step: int
     checkpoint: str = ""
     error: UvccError | None = None
-
-
-class LateRecorder:
-    """Passes transcript messages on to a recorder that exists only once the parties agreed where to resume."""
-
-    def __init__(self) -> None:
-        self.inner: Recorder | None = None
-
-    def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
-        """See ``plane.api.Recorder``."""
-        assert self.inner is not None, "a transcript message before the parties agreed on the first step"
-        self.inner.record(direction, peer, tag, payload)
-
-    def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
-        """See ``plane.api.Recorder``."""
-        if self.inner is not None:
-            self.inner.hash_ahead(peer, tag, payload)
 
 
 class WorkerSession:

@@ -122,6 +122,14 @@ def test_queries_change_no_weights_and_the_last_may_be_few(tmp_path: Path, capsy
     assert f"{FORWARD - 1} bytes" in judged(fewer, tmp_path, capsys)
 
 
+def test_a_batch_that_is_served_may_be_of_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = {"task": "serve", "reveal": ["answers"]}
+    one = FORWARD // JOB["batch"]
+    assert judged(signed(tmp_path / "a", lambda e, r: {kinds.RESHARE: [one - 8, 8]}, **job), tmp_path, capsys) == ""
+    fewer = signed(tmp_path / "b", lambda e, r: {kinds.RESHARE: [one - 8, 8 if e else 7]}, **job)
+    assert f"{one - 1} bytes" in judged(fewer, tmp_path, capsys)
+
+
 def test_a_policy_that_names_no_model_is_said_to_have_no_form(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from uvcc_console.core import paths
 from uvcc_console.halt import relay_path
 from uvcc_console.plan.owndata import owners_program
 from uvcc_console.plan.plan import FULL
+from uvcc_console.rollout.stages.links.relay import CLIENTS_FILE
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
@@ -72,7 +73,7 @@ def made_ticket(run_dir: Path, client: int) -> dict[str, Any]:
     if not 0 <= client < len(clients):
         raise ConfigError(f"there is no client {client}", f"job.clients lists {len(clients)}, from 0")
     found = next(iter(relay_path.mailboxes(run_dir, f"{run_dir.name}.{FULL}")), None)
-    tokens = run_dir / relay_path.FOLDER / f"{FULL}-clients.json"
+    tokens = run_dir / relay_path.FOLDER / f"{FULL}{CLIENTS_FILE}"
     if found is None or not tokens.exists():
         raise UnreadableError(f"{run_dir.name} has no relay yet", "wait until its full phase has begun")
     return {

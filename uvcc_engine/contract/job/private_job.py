@@ -73,7 +73,6 @@ BOUNDS: Final[Mapping[str, Bounds]] = {
     "warmup": Bounds("give a number of steps, 0 for none", 0),
     "frac_bits": Bounds("give 8 to 24 fractional bits; 16 is usual", 8, 24),
     "seed": Bounds("give a seed of 0 to 2^63 - 1", 0, 2**63, below=True),
-    "idle": Bounds("give seconds, 0 for no end", 0),
     "beta2": Bounds("give Adam's second decay rate in [0.5, 0.999]", 0.5, 0.999),
 }
 """The one place that says between which numbers a job's keys lie; profiles ask for the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -37,6 +38,8 @@ def check_clients(task: str, clients: Sequence[str], idle: float) -> None:
             f"job.clients lists {len(clients)} clients, {len(set(clients))} of them different",
             f"1 to {MOST_CLIENTS} keys, each once; `uvcc infer init` makes a client's key",
         )
+    if not 0 <= idle < math.inf:
+        raise ConfigError(f"job.idle is {idle}", "give seconds, 0 for never")
     for key in clients:
         if not _KEY.fullmatch(key):
             raise ConfigError(f"job.clients: {key[:80]!r} is no key", "64 hex digits, as `uvcc infer init` prints them")

@@ -32,7 +32,7 @@ def box_of(purpose: str, group: str) -> int:
     return int.from_bytes(hashlib.sha256(f"UVCC_MAIL_V1|{purpose}|{group}".encode()).digest()[:7], "big")
 
 
-class FullError(UvccError):
+class MailFullError(UvccError):
     """The receiver has not taken enough of what lies there for it."""
 
 
@@ -67,7 +67,7 @@ class RelayMail:
     def send(self, receiver: int, name: str, payload: bytes, ttl_s: int = 0) -> bool:
         """Leave one message; False if one of this name with another content lies there already.
 
-        Returns once it is on the relay's disk. Raises FullError, UnreachableError.
+        Returns once it is on the relay's disk. Raises MailFullError, UnreachableError.
         """
         entry = {
             "box": self._box,
@@ -78,7 +78,7 @@ class RelayMail:
         }
         status, found = self._ask("/enqueue", entry)
         if status == http.client.TOO_MANY_REQUESTS:
-            raise FullError("the relay takes no more for now", "it goes on when some of it was taken")
+            raise MailFullError("the relay takes no more for now", "it goes on when some of it was taken")
         if status not in (http.client.OK, http.client.CONFLICT):
             raise self._refused("/enqueue", status, found)
         return status == http.client.OK
