@@ -24,9 +24,10 @@ from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.worker.admission import Admission
 from uvcc_engine.worker.consensus import StepConsensus
+from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.outcome import agree_on_state
 from uvcc_engine.worker.ranks import Ranks
-from uvcc_engine.worker.session import LateRecorder, RunOutcome, WorkerSession
+from uvcc_engine.worker.session import RunOutcome, WorkerSession
 
 JOB = PrivateJob(steps=3, batch=8, test_rows=20, model="logistic-digits")
 Alter = Callable[[int, int, int, Tag], bool]
