@@ -15,6 +15,9 @@ BARS: Final[BenchBars] = {
     ("ingest_24_gap", "seconds"): BenchBar(0.2, "python"),
     ("ingest_20k_cpu", "share"): BenchBar(0.30, "python"),
     ("halt_dispatch_ui", "p99"): BenchBar(100.0, "python"),
+    ("halt_dispatch_storm", "p99"): BenchBar(150.0, "python"),
+    ("attach_1e6", "seconds"): BenchBar(1.5, "python"),
+    ("folding", "rate"): BenchBar(60_000.0, "python", at_least=True),
     ("halt_dispatch_sidecar", "p99"): BenchBar(20.0, "python"),
     # the steps of the workers and the limits of the protocol are the same on every machine
     ("halt_24_held", "seconds"): BenchBar(1.0 + obedient.STEP_S),

@@ -4,21 +4,18 @@ Rows: ``first_frame`` (command to first picture), ``idle_cpu_24`` (a quiet live 
 taken per second when 250,000 are offered) with ``ingest_24_gap`` (longest pause between two ticks meanwhile),
 ``ingest_20k_cpu``, ``halt_dispatch_ui`` (F9 pressed to the request being durable in the journal, under 20,000 lines/s),
 ``rss_1e6`` and ``rss_2e6`` (memory after a million lines and after another), ``chart_6x2000``; and those of
-``halts`` (24 real pods are halted) and ``pods`` (200 pods are followed).
+``attaching`` (a run of a million events), ``storm`` (F9 on two busy cores under pastes and resizes), ``halts`` (24 real
+pods are halted) and ``pods`` (200 pods are followed).
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from uvcc_console.bench import feeder
-from uvcc_console.bench.scratch import scratch
+from uvcc_console.bench.live_console import PODS, READY, console, feed, live_run
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
@@ -26,38 +23,7 @@ from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.benchrows import Row, row
 
-PODS = feeder.PODS
-READY = b"Ledger"
 OFFERED = 250_000
-
-
-@contextmanager
-def live_run(pods: int) -> Iterator[Path]:
-    """A run folder with a journal in which the full run has begun; it passes for conducted."""
-    with scratch() as home:
-        folder = home / "runs" / "bench"
-        folder.mkdir(parents=True)
-        journal = Journal(folder / JOURNAL, source="bench")
-        journal.append(*feeder.opening(pods), *feeder.beat(pods, 0))
-        journal.close()
-        yield folder
-
-
-def feed(run_dir: Path, rate: float, beats: float, seconds: float) -> subprocess.Popen[bytes]:
-    """Start the feeder."""
-    args = [str(run_dir / JOURNAL), str(PODS), str(rate), str(beats), str(seconds)]
-    return subprocess.Popen(python("-m", "uvcc_console.bench.feeder", *args), stdout=subprocess.PIPE)
-
-
-@contextmanager
-def console(run_dir: Path) -> Iterator[tuple[Terminal, Path]]:
-    """The console on that run, once its first picture is there; and the file it reports to."""
-    report = run_dir / "probe.json"
-    args = python("-m", "uvcc_console.bench.console_probe", str(run_dir), str(report))
-    with Terminal(args, {"UVCC_HOME": str(run_dir.parents[1])}) as terminal:
-        terminal.wait_for(READY)
-        time.sleep(1.5)
-        yield terminal, report
 
 
 def first_frame(runs: int) -> Row:
@@ -192,7 +158,8 @@ def chart(runs: int) -> Row:
 
 def bench(runs: int = 3) -> list[Row]:
     """Every row that needs nothing but this machine's processor and a terminal."""
-    from uvcc_console.bench import halts, pods
+    from uvcc_console.bench import attaching, halts, pods, storm
 
-    rows = [chart(runs), first_frame(runs), idle_cpu(runs), ingest_cpu(runs), *ingest(runs)]
-    return [*rows, *halt_dispatch(), *memory(), *halts.bench(runs), *pods.bench(runs)]
+    rows = [chart(runs), first_frame(runs), attaching.attach(runs), attaching.folding(runs)]
+    rows += [idle_cpu(runs), ingest_cpu(runs), *ingest(runs), *halt_dispatch(), *storm.bench(), *memory()]
+    return [*rows, *halts.bench(runs), *pods.bench(runs)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from uvcc_console.ui.app import UvccApp
 from uvcc_console.ui.feed.source import open_source
+from uvcc_console.ui.halting.pauses import orders_first
 from uvcc_console.ui.panels.log_view import LogView
 
 
@@ -41,7 +42,9 @@ def main() -> int:
     """``python -m uvcc_console.bench.console_probe RUN_DIR REPORT``."""
     run_dir, report = Path(sys.argv[1]), Path(sys.argv[2])
     source, writer = open_source(run_dir, replay=False, clock=time.time, budget_s=0.03)
-    return ScreenProbe(run_dir, source, writer, report=report).run() or 0
+    app = ScreenProbe(run_dir, source, writer, report=report)
+    with orders_first() as app.pauses:
+        return app.run() or 0
 
 
 if __name__ == "__main__":

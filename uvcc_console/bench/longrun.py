@@ -7,11 +7,9 @@ snapshot that a conductor leaves beside it.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import subprocess
-import threading
 import time
 from array import array
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from uvcc_console.bench.door import HaltDoor
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
@@ -27,7 +26,6 @@ from uvcc_console.core import snapshot_cache
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
@@ -119,10 +117,10 @@ def build(folder: Path, events: int, *, behind: int = BEHIND) -> None:
     db.execute("CREATE INDEX by_kind ON events(kind, seq)")
     db.execute("PRAGMA journal_mode=WAL")
     db.close()
-    _keep(folder, behind)
+    keep(folder, behind)
 
 
-def _keep(folder: Path, behind: int) -> None:
+def keep(folder: Path, behind: int) -> None:
     """Leave what a conductor would have left: every worker, and curves as long as they are ever kept."""
     journal = Journal(folder / processes.JOURNAL, readonly=True)
     try:
@@ -145,35 +143,6 @@ def _aged(s: Snapshot, seq: int, step: int) -> Snapshot:
     return replace(
         s, seq=seq, workers=MappingProxyType(workers), series=MappingProxyType(dict.fromkeys(workers, curves))
     )
-
-
-class _Door:
-    """The sidecar's door in a thread of this process: it takes an order, says when, and gives a verdict."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.taken: list[float] = []
-        self._run_dir = run_dir
-        self._loop = asyncio.new_event_loop()
-        self._front = OrderServer(run_dir, self._asked)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> _Door:
-        processes.write_record(self._run_dir, processes.HALTD)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._front.open(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._front.close)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-
-    def _asked(self, request: ev.HaltRequested) -> None:
-        self.taken.append(time.perf_counter())
-        done = ev.HaltDone(
-            ts=time.time(), nonce=request.nonce, mode=request.mode, verified=24, total=24, step=9, seconds=0.1
-        )
-        self._loop.call_later(0.05, self._front.publish, [done])
 
 
 def _command(*words: str) -> float:
@@ -203,11 +172,11 @@ def _measured(run_dir: Path, runs: int, events: int) -> list[Row]:
     build(run_dir, events)
     processes.write_record(run_dir, processes.CONDUCTOR)  # it passes for conducted
     orders: list[float] = []
-    with _Door(run_dir) as door:
+    with HaltDoor(run_dir, verdict_s=0.05, noted=False) as door:
         for _ in range(runs):
             start = time.perf_counter()
             _command("halt", NAME, "--now")
-            orders.append(door.taken[-1] - start)
+            orders.append(door.taken[-1][1] - start)
     found = [row("halt_order", "seconds", "s", orders, 0.3)]
     for words in (["status", NAME], ["runs"], ["pods"]):
         found.append(row(words[0], "seconds", "s", [_command(*words) for _ in range(runs)], 0.5))

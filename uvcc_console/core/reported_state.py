@@ -10,6 +10,7 @@ from typing import Any, Final
 from uvcc_console.core import bad_records
 from uvcc_console.core import events as ev
 from uvcc_console.core.measures import AT, extended, measured
+from uvcc_console.core.pairs import counted
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
@@ -58,6 +59,8 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     elif e.event == "waiting":
         waits = WaitView(f"p{e.fields.get('peer')}", bad_records.number_of(e.fields, "since_s"), e.ts)
         s = replace(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
+    elif e.event == "plane_counters":
+        return counted(s, e)  # every few seconds from each worker: for the panel, not for the log
     elif e.event == "sample_written":
         s = replace(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
     elif e.event == "watchdog_dump":

@@ -153,6 +153,32 @@ class WaitView:
 
 
 @dataclass(frozen=True, slots=True)
+class PairView:
+    """What a worker last said of its traffic with its peer in another party; totals since its process ``began``.
+
+    Bytes with frames and repeats; ``waited_s``: for this peer's messages; ``round_trip_s``: 0.0 if none was measured.
+    ``out_s``, ``in_s``: bytes a second between the last two sayings, ``wait_share``: the part of that time that it
+    waited; -1.0 before there are two. ``said``: the worker's own time, ``ts``: the console's.
+    """
+
+    coord: str
+    party: int
+    peer: int
+    began: float
+    ts: float
+    said: float
+    bytes_out: int = 0
+    bytes_in: int = 0
+    messages: int = 0
+    retransmits: int = 0
+    waited_s: float = 0.0
+    round_trip_s: float = 0.0
+    out_s: float = -1.0
+    in_s: float = -1.0
+    wait_share: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
 class TriageView:
     """One change that was tried: where the run stood, and what came of it (\"\" while it still runs)."""
 
@@ -306,6 +332,7 @@ class Snapshot:
     changed_settings: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     flight: FlightView | None = None
     waits: Mapping[str, WaitView] = field(default_factory=lambda: EMPTY)
+    pairs: Mapping[str, PairView] = field(default_factory=lambda: EMPTY)  # by worker and peer, e.g. p0r0s0t0>1
     prediction: ForecastView | None = None
     consents: tuple[tuple[str, str], ...] = ()
     domains: Mapping[int, DomainView] = field(default_factory=lambda: MappingProxyType({}))  # the others', federated

@@ -24,6 +24,7 @@ from uvcc_console.core import (
     event_base,
     events,
     measures,
+    pairs,
     reducing,
     reported,
     reported_state,
@@ -51,6 +52,7 @@ _FOLDING: Final = (
     reported_state,
     state,
     measures,
+    pairs,
     bad_records,
     series,
     snapshot,
@@ -100,6 +102,7 @@ def summary(s: Snapshot) -> Snapshot:
         triage=(),
         flight=None,
         waits=snapshot.EMPTY,
+        pairs=snapshot.EMPTY,
         malformed=snapshot.EMPTY,
         odd=(),
     )
@@ -119,7 +122,7 @@ def _last_of(s: Snapshot, name: str) -> Mapping[str, Mapping[str, Series]]:
 
 
 def _write(run_dir: Path, name: str, s: Snapshot, mark: str, points: int) -> None:
-    body = {"version": version(), "seq": s.seq, "mark": mark, "snapshot": _encoded(s, points)}
+    body = {"version": version(), "seq": s.seq, "mark": mark, "snapshot": as_plain(s, points)}
     partial = run_dir / f".{name}.{os.getpid()}"
     try:
         partial.write_text(json.dumps(body, separators=(",", ":")))
@@ -141,31 +144,33 @@ def load(run_dir: Path, mark_at: Callable[[int], str], name: str = NAME) -> Snap
         body = json.loads(path.read_bytes())
         if body["version"] != version() or not body["mark"] or mark_at(int(body["seq"])) != body["mark"]:
             return None
-        found = _decoded(body["snapshot"])
+        found = from_plain(body["snapshot"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return found if isinstance(found, Snapshot) and found.seq == body["seq"] else None
 
 
-def _encoded(value: Any, points: int) -> Any:
+def as_plain(value: Any, points: int) -> Any:
+    """A snapshot, or a part of one, as JSON can hold it; of each series at most about ``points`` points."""
     if isinstance(value, Series):
         xs, ys = _thinned(value, points)
         return {"~": "series", "x": _packed(xs), "y": _packed(ys)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _encoded(getattr(value, f.name), points) for f in dataclasses.fields(value)}
+        fields = {f.name: as_plain(getattr(value, f.name), points) for f in dataclasses.fields(value)}
         return {"~": type(value).__name__, **fields}
     if isinstance(value, Mapping):
-        return {"~": "map", "k": list(value), "v": [_encoded(v, points) for v in value.values()]}
+        return {"~": "map", "k": list(value), "v": [as_plain(v, points) for v in value.values()]}
     if isinstance(value, tuple):
-        return {"~": "tuple", "v": [_encoded(v, points) for v in value]}
+        return {"~": "tuple", "v": [as_plain(v, points) for v in value]}
     if isinstance(value, list):
-        return [_encoded(v, points) for v in value]
+        return [as_plain(v, points) for v in value]
     return value
 
 
-def _decoded(value: Any) -> Any:
+def from_plain(value: Any) -> Any:
+    """The inverse of :func:`as_plain`. Raises KeyError, TypeError or ValueError for what that never made."""
     if isinstance(value, list):
-        return [_decoded(v) for v in value]
+        return [from_plain(v) for v in value]
     if not isinstance(value, dict):
         return value
     kind = value["~"]
@@ -173,10 +178,10 @@ def _decoded(value: Any) -> Any:
         xs, ys = _unpacked(value["x"]), _unpacked(value["y"])
         return Series(xs, ys, len(xs))
     if kind == "map":
-        return MappingProxyType(dict(zip(value["k"], map(_decoded, value["v"]), strict=True)))
+        return MappingProxyType(dict(zip(value["k"], map(from_plain, value["v"]), strict=True)))
     if kind == "tuple":
-        return tuple(map(_decoded, value["v"]))
-    return _CLASSES[kind](**{k: _decoded(v) for k, v in value.items() if k != "~"})
+        return tuple(map(from_plain, value["v"]))
+    return _CLASSES[kind](**{k: from_plain(v) for k, v in value.items() if k != "~"})
 
 
 def _thinned(line: Series, points: int) -> tuple[array[float], array[float]]:

@@ -151,6 +151,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         facts=MappingProxyType({}),
         flight=None,
         waits=MappingProxyType({}),
+        pairs=MappingProxyType({}),
     )
     resumed = f", resume {e.attempt}" if e.attempt else ""
     if s.followed:

@@ -80,6 +80,9 @@ def counts(record: RunRecord) -> dict[str, int]:
     return found
 
 
+_NO_TOTALS: Final = ("coord", "began", "peer", "round_trip_us")
+
+
 def plane_totals(record: RunRecord) -> Counter[str]:
     """What the workers' planes counted in all: messages, frames, bytes, retransmits, duplicates, rejected, stale.
 
@@ -88,7 +91,7 @@ def plane_totals(record: RunRecord) -> Counter[str]:
     last = _last_words(record, "plane_counters", ("coord", "began", "peer"))
     total: Counter[str] = Counter()
     for fields in last:
-        total.update({k: v for k, v in fields.items() if k not in ("coord", "began", "peer") and _is_count(v)})
+        total.update({k: v for k, v in fields.items() if k not in _NO_TOTALS and _is_count(v)})
     return total
 
 

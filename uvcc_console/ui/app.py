@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from concurrent.futures import Future
 from functools import partial
@@ -12,6 +11,8 @@ from typing import Any, ClassVar
 
 from textual import events, on
 from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+from textual.widgets import Input
 
 from uvcc_console.core import events as ev
 from uvcc_console.ui.actions.commands import Commands, tell
@@ -25,6 +26,7 @@ from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.feed.kept_layout import ScreenLayout, keep, load
 from uvcc_console.ui.feed.source import JournalWriter, ReplaySource, SnapshotSource, WallTime, open_source
 from uvcc_console.ui.halting.keyboard import RawKeys
+from uvcc_console.ui.halting.pauses import Pauses, orders_first
 from uvcc_console.ui.halting.urgent import call_in_loop
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View, holding
@@ -38,8 +40,6 @@ from uvcc_console.ui.screens.run import RunScreen
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
 from uvcc_engine.contract.errors import UvccError
-
-TURN_S = 0.001  # how long a thread with an order in its hands may wait for a busy screen to let it go on
 
 
 class UvccApp(RunConsole):
@@ -71,6 +71,7 @@ class UvccApp(RunConsole):
         self._tick_s = tick_s
         self._drawn: tuple[object, ...] = ()
         self._frames = Frames()
+        self.pauses: Pauses | None = None
 
     def lay_out(self, layout: ScreenLayout) -> None:
         given(self, layout)
@@ -122,6 +123,8 @@ class UvccApp(RunConsole):
 
         Catching up goes before painting: keys first, then the next part, and a picture twice a second.
         """
+        if self.pauses is not None:
+            self.pauses.look(self.commands.urgent.rhythm.last, holding(self.snap, self.now()) is None)
         self._frames.take(self.source.poll())
         if self.source.behind:
             self.set_timer(0.005, self.tick)
@@ -183,7 +186,13 @@ class UvccApp(RunConsole):
             urgent.noted,
             lambda at: not self.commands.left and urgent.f9(at, self._may_halt),
             lambda: not self.commands.left and urgent.escape(),
+            takes_text=self.takes_text,
+            ignored=lambda n: self.told(f"{n} pasted keys ignored: nothing here takes text"),
         )
+
+    def takes_text(self) -> bool:
+        """Whether what is typed would go into a line of text; asked from the thread that reads the keyboard."""
+        return not self.main.ready or isinstance(self.focused, Input) or isinstance(self.screen, ModalScreen)
 
     def urgent_key(self, event: events.Key, *, noted: bool = False) -> bool:
         """A key before it is queued; ``noted``: its bytes were seen before."""
@@ -283,9 +292,9 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold
     """
     app = open_app(run_dir, readonly=readonly, replay=replay, hold=hold, **_look())
     app.keeps_layout = True
-    sys.setswitchinterval(TURN_S)
     try:
-        return app.run() or 0
+        with orders_first() as app.pauses:
+            return app.run() or 0
     finally:
         app.source.close()
         if app.writer:

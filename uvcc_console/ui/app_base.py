@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Final, Literal, TypeVar
 
 from textual import events
 from textual.app import App
@@ -35,6 +36,27 @@ def ascii_wanted() -> bool:
     return own("ascii") is True
 
 
+STORM_EVERY_S: Final = 0.2
+STORM: Final = 3  # resizes, each soon after the one before
+
+
+class Resizes:
+    """Tells a storm of resizes: laying out for each of a hundred a second, nothing else would get its turn."""
+
+    def __init__(self) -> None:
+        self._last = self._done = float("-inf")
+        self._row = 0
+
+    def at_once(self, now: float) -> bool:
+        """Whether to follow the resize that comes at ``now`` (monotonic seconds), or else the newest one later."""
+        self._row = self._row + 1 if now - self._last < STORM_EVERY_S else 1
+        self._last = now
+        if self._row > STORM and now - self._done < STORM_EVERY_S:
+            return False
+        self._done = now
+        return True
+
+
 class ConsoleApp(App[Result]):
     """Base of the console's apps. ``key_time`` tells when a key was pressed; tests have their own."""
 
@@ -48,6 +70,8 @@ class ConsoleApp(App[Result]):
     ) -> None:
         super().__init__()
         self.cadence = Cadence()
+        self.resizes = Resizes()
+        self._newest_size: events.Resize | None = None
         self.key_time = key_time
         self.glyphs = choose(ascii_only)
         self.utc = utc
@@ -80,9 +104,25 @@ class ConsoleApp(App[Result]):
         """Give the screen a new view."""
 
     async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Resize) and not self._resize(event):
+            return
         if isinstance(event, events.Key) and not event.is_forwarded:
             self.cadence.note(self.key_time(event))
         await super().on_event(event)
+
+    def _resize(self, event: events.Resize) -> bool:
+        """Whether to lay out for it now; of a storm of them only the newest is, a few times a second."""
+        if self.resizes.at_once(time.monotonic()):
+            self._newest_size = None
+            return True
+        if self._newest_size is None:
+            self.set_timer(STORM_EVERY_S, self._resize_to_newest)
+        self._newest_size = event
+        return False
+
+    def _resize_to_newest(self) -> None:
+        if self._newest_size is not None:
+            self.post_message(events.Resize(self._newest_size.size, self._newest_size.virtual_size))
 
     def on_resize(self) -> None:
         """Paint everything again, at the same size too: a terminal that shrank and grew back has lost its picture.

@@ -359,10 +359,15 @@ class Endpoint:
         return self.counters.duplicates + sum(c.duplicates for c in self.receiving.values())
 
     def totals(self) -> dict[str, int]:
-        """What happened with this peer so far; only ever grows while this process lives."""
+        """What happened with this peer so far; only ever grows while this process lives.
+
+        But for ``round_trip_us``, the mean wait for an acknowledgement as it is now, which is absent before the first.
+        """
         found = {name: int(getattr(self.counters, name)) for name in Counters.__slots__}
         messages = sum(n for stream, n in self.inbox.counts.items() if stream != fr.CONTROL_STREAM)
-        return found | {"messages": messages, "retransmits": self.retransmits, "duplicates": self.duplicates}
+        trip = {} if self._trip.mean_s is None else {"round_trip_us": round(1e6 * self._trip.mean_s)}
+        counted = {"messages": messages, "retransmits": self.retransmits, "duplicates": self.duplicates}
+        return found | counted | trip
 
     def stats(self, now: float) -> dict[str, Any]:
         """Figures per channel, and the silence of the peer in seconds."""

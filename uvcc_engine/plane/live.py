@@ -62,6 +62,7 @@ class LivePlane:
     ) -> None:
         self.party = party
         self.waited_s = 0.0  # how long the user thread has waited for messages, in all
+        self._waited_for: dict[int, float] = {}  # the same by whom it waited for
         self.restored = restored  # the effect of the last commit of an earlier process; None if there was none
         self._save = save
         self._endpoints = endpoints
@@ -235,8 +236,13 @@ class LivePlane:
         return sum(endpoint.counters.bytes_out for endpoint in self._endpoints.values())
 
     def totals(self) -> dict[int, dict[str, int]]:
-        """By peer: frames, bytes, messages, retransmissions, duplicates discarded, frames rejected and stale."""
-        return {peer: endpoint.totals() for peer, endpoint in self._endpoints.items()}
+        """By peer: frames, bytes, messages, retransmissions, duplicates discarded, frames rejected and stale, and in
+        ``waited_ms`` how long the user thread has waited for its messages; ``round_trip_us`` is no total."""
+        waited = self._waited_for
+        return {
+            peer: endpoint.totals() | {"waited_ms": round(1000 * waited.get(peer, 0.0))}
+            for peer, endpoint in self._endpoints.items()
+        }
 
     @property
     def injected(self) -> dict[str, int] | None:
@@ -295,7 +301,9 @@ class LivePlane:
                     return None
         finally:
             self._wait = None
-            self.waited_s += self._clock() - began
+            waited = self._clock() - began
+            self.waited_s += waited
+            self._waited_for[endpoint.peer] = self._waited_for.get(endpoint.peer, 0.0) + waited
 
     def _raise_failure(self) -> None:
         if self._broken is not None:

@@ -16,15 +16,15 @@ class RoundTrip:
 
     def __init__(self, first_s: float, floor_s: float) -> None:
         self.timeout_s = first_s
+        self.mean_s: float | None = None  # of what was measured so far
         self._floor = floor_s or first_s
-        self._mean: float | None = None
         self._deviation = 0.0
 
     def measured(self, seconds: float) -> None:
         """A frame that was sent once has been acknowledged after ``seconds``."""
-        if self._mean is None:
-            self._mean, self._deviation = seconds, seconds / 2
+        if self.mean_s is None:
+            self.mean_s, self._deviation = seconds, seconds / 2
         else:
-            self._deviation += _GAIN[1] * (abs(seconds - self._mean) - self._deviation)
-            self._mean += _GAIN[0] * (seconds - self._mean)
-        self.timeout_s = max(self._floor, self._mean + _DEVIATIONS * self._deviation)
+            self._deviation += _GAIN[1] * (abs(seconds - self.mean_s) - self._deviation)
+            self.mean_s += _GAIN[0] * (seconds - self.mean_s)
+        self.timeout_s = max(self._floor, self.mean_s + _DEVIATIONS * self._deviation)

@@ -45,6 +45,7 @@ from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.served_model import ServedModel
 
 _TERMINATED: Final = "sigterm"
+COUNT_EVERY_S: Final = 10.0  # what the plane counted is told at least so often while steps are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class WorkerSession:
         """
         self._spec, self._admitted, self._writer = spec, admitted, writer
         self._recorder, self._table, self._ranks, self._terminated = recorder, table, ranks, terminated
-        self._sent, self._count = sent, count
+        self._sent, self._count, self._counted = sent, count, time.monotonic()
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
         self.device = device_of(admitted)
@@ -322,6 +323,8 @@ class WorkerSession:
             self._loss = result.loss
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
         self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), sent_bytes=self._sent())
+        if time.monotonic() - self._counted > COUNT_EVERY_S:
+            self._count_now()
         return decision
 
     # -- hold, halt, checkpoints -------------------------------------------------------------------------------------
@@ -372,6 +375,10 @@ class WorkerSession:
         """
         self._settle_roots()
         self._proof.checkpoint(self.step, self._take(scheduled=True))
+        self._count_now()
+
+    def _count_now(self) -> None:
+        self._counted = time.monotonic()
         self._count()
 
     def _take(self, *, scheduled: bool) -> str:

@@ -9,7 +9,7 @@ from uvcc_console import bench
 from uvcc_console.bench.bars import BARS
 
 WITHOUT = {
-    *(("halt_dispatch_ui", "p50"), ("halt_dispatch_sidecar", "p50")),
+    *(("halt_dispatch_ui", "p50"), ("halt_dispatch_sidecar", "p50"), ("halt_dispatch_storm", "p50")),
     *(("journal", "bytes"), ("package_workers", "count")),
 }
 COMMANDS = {(name, "seconds") for name in ("status", "runs", "pods")}  # named by their words

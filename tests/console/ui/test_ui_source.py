@@ -12,7 +12,8 @@ from ui_journals import Story
 
 from uvcc_console.bench import feeder
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core import snapshot_cache
+from uvcc_console.core.journal import KEEP_AFTER, Journal
 from uvcc_console.core.reducing import changed
 from uvcc_console.core.state import fold
 from uvcc_console.ui.feed.source import JournalSource, JournalWriter, ReplaySource
@@ -154,3 +155,29 @@ def test_an_hour_of_twenty_four_pods_is_folded_in_seconds_of_processor_time(tmp_
     source.poll()
     assert source.snapshot.seq == count
     assert time.process_time() - before <= 6.0  # a quiet processor takes about a fifth of it
+
+
+def test_a_long_run_is_shown_from_the_snapshot_beside_its_journal_and_its_newest_lines_come_with_it(
+    tmp_path: Path,
+) -> None:
+    story = Story(replicas=2).full(160)
+    assert len(story.events) > KEEP_AFTER
+    run_dir = story.write(tmp_path / "run")
+    journal = Journal(run_dir / "journal.sqlite", readonly=True)
+    at = len(story.events) - 50
+    snapshot_cache.keep(run_dir, fold(story.events[:at]), journal.mark(at))
+    journal.close()
+    source = JournalSource(run_dir / "journal.sqlite", budget_s=60.0)
+    assert source.snapshot.seq == at
+    assert source.poll() is None  # the log is drawn anew, from the snapshot
+    whole = fold(story.events)
+    assert source.snapshot.log == whole.log
+    assert (source.snapshot.step, source.snapshot.workers) == (whole.step, whole.workers)
+    assert source.poll() == []
+    source.close()
+    for odd in ("{", "[]", '{"version": 1}'):  # a damaged one is left alone
+        (run_dir / snapshot_cache.NAME).write_text(odd)
+        source = JournalSource(run_dir / "journal.sqlite", budget_s=60.0)
+        assert source.poll()
+        assert source.snapshot == whole
+        source.close()

@@ -306,3 +306,13 @@ def test_every_surface_counts_steps_alike(tmp_path: Path) -> None:
     assert "step 40/200" in head(view_of(story))
     assert "step 40 of 200" in status.text(s, tmp_path, story.now)
     assert "step 40/200" in ProgressLine().line(s)
+
+
+def test_no_alarm_is_raised_by_silence_while_machines_are_waited_for() -> None:
+    story = Story().planned()
+    story.add(ev.StageChanged(name="provision", status="running", detail="waits for stock"))
+    waits = view_of(story, after=600.0)
+    assert "NO NEWS" not in status_word(waits)[0]
+    assert "UNCONDUCTED" in status_word(replace(waits, conductor=Lamp(DEAD)))[0]  # its end is told all the same
+    story.add(story.pod_event(story.coords[0], "creating"))
+    assert "NO NEWS" in status_word(view_of(story, after=600.0))[0]

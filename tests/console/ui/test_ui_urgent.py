@@ -17,7 +17,7 @@ from textual import events
 from ui_desk import desk, modes
 from ui_journals import RUN, Story
 
-from uvcc_console.bench.console import live_run
+from uvcc_console.bench.live_console import live_run
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal

@@ -54,6 +54,14 @@ def _plain(value: float, digits: int) -> str:
     return f"{value:.{max(0, digits - whole)}f}"
 
 
+def volume(count: float) -> str:
+    """Bytes: ``0 kB``, ``850 kB``, ``12.3 MB``, ``4.0 GB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}" if count < 100 * size else f"{count / size:.0f} {unit}"
+    return f"{count / 1e3:.0f} kB"
+
+
 def short(digest: str, keep: int = 8) -> str:
     """The first characters of a hash; ``-`` for none."""
     return digest[:keep] if digest else "-"

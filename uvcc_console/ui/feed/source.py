@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core import snapshot_cache
+from uvcc_console.core.journal import KEEP_AFTER, Journal, iter_events
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.reducing import LOG_KEEP
 from uvcc_console.core.snapshot import LogEntry, Snapshot
@@ -76,13 +77,19 @@ class JournalSource:
         self._clock = clock
         self._used = used
         self._budget = budget_s
-        self._seq = 0
         self.behind = False
         self.behind_s = 0.0
-        self.snapshot = Snapshot()
+        # a long journal is not read from its beginning: what its conductor kept beside it is where the reading goes on
+        kept = snapshot_cache.load(path.parent, self._journal.mark) if self._journal.last_seq() > KEEP_AFTER else None
+        self.snapshot = kept or Snapshot()
+        self._seq = self.snapshot.seq
+        self._fresh = kept is None
 
     def poll(self) -> list[LogEntry] | None:
-        """Fold what is new until the budget is used; ``behind`` tells whether something is left."""
+        """Fold what is new until the budget is used; ``behind`` tells whether something is left.
+
+        The first time None where a kept snapshot has the log's newest lines already.
+        """
         limit = self._used() + self._budget
         lines: list[LogEntry] = []
         self.behind, found = False, True
@@ -97,7 +104,8 @@ class JournalSource:
                     self.behind = True
                     break
         self.behind_s = self._left() if self.behind else 0.0
-        return lines
+        fresh, self._fresh = self._fresh, True
+        return lines if fresh else None
 
     def _left(self) -> float:
         """Seconds between the last event that was folded and the newest of the journal."""

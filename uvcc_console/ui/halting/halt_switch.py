@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.ui.halting.keyboard import PASTE_GAP_S
 from uvcc_console.ui.judging.view import holding, unknown_after_halt
 
-PASTE_GAP_S = 0.020
 SECOND_PRESS_S = 0.150
 REPEAT_S = 0.120
 AFTER_PASTE_S = 0.3

@@ -24,6 +24,8 @@ ESC: Final = b"\x1b"
 PASTE, PASTED = b"\x1b[200~", b"\x1b[201~"
 ALONE_S: Final = 0.05  # an escape byte that nothing follows for so long is the key
 _IDLE_S: Final = 0.1
+PASTE_GAP_S: Final = 0.020  # keys closer than this are pasted or scripted
+FLOOD: Final = 64  # so many of them in a row are a paste: for fingers too many, also over a slow line
 _TOKEN: Final = re.compile(rb"\x1b\[[0-9;:<?]*\$?[@-~]|\x1b[\[O]?|[^\x1b]", re.DOTALL)
 _PARTIAL: Final = re.compile(rb"\x1b(\[[0-9;:<?]*\$?|O)?\Z")
 _NO_KEY: Final = re.compile(rb"\x1b\[(<[\d;]*[Mm]|[IO]|\?.*|48;.*t|[\d;]*R)", re.DOTALL)  # mouse, focus, answers, sizes
@@ -33,15 +35,25 @@ class RawKeys:
     """Tells F9 and Esc from everything else in a stream of bytes.
 
     ``noted(at, n)``: so many keys came in at that moment; ``f9(at)`` and ``escape()``: True when the key is dealt with.
+    ``takes_text()``: whether something on the screen takes what is pasted without brackets; else its keys end here,
+    for thousands of them would keep the screen busy with nothing, and ``ignored(n)`` tells how many.
     """
 
     def __init__(
-        self, noted: Callable[[float, int], None], f9: Callable[[float], bool], escape: Callable[[], bool]
+        self,
+        noted: Callable[[float, int], None],
+        f9: Callable[[float], bool],
+        escape: Callable[[], bool],
+        *,
+        takes_text: Callable[[], bool] = lambda: True,
+        ignored: Callable[[int], None] = lambda n: None,
     ) -> None:
         self._noted, self._f9, self._escape = noted, f9, escape
+        self._takes_text, self._ignored = takes_text, ignored
         self._held = b""
         self._since = 0.0
         self._pasting = False
+        self._last, self._run = float("-inf"), 0
 
     @property
     def waiting(self) -> bool:
@@ -53,8 +65,11 @@ class RawKeys:
         data, self._held = self._held + data, b""
         if partial := _PARTIAL.search(data):
             data, self._held, self._since = data[: partial.start()], partial.group(), at
-        out, keys = [], 0
-        for token in _TOKEN.findall(data):
+        out: list[bytes] = []
+        keys, plain = 0, 0
+        tokens = _TOKEN.findall(data)
+        flood = self._flood(tokens, at)
+        for token in tokens:
             if token in (PASTE, PASTED):
                 self._pasting = token == PASTE
             elif not self._pasting and token == F9:
@@ -64,10 +79,23 @@ class RawKeys:
                     continue
             elif not self._pasting and not _NO_KEY.match(token):
                 keys += 1
+                if flood and not token.startswith(ESC):
+                    plain += 1
+                    continue
             out.append(token)
         if keys:
             self._noted(at, keys)
+        if plain:
+            self._ignored(plain)
         return b"".join(out)
+
+    def _flood(self, tokens: list[bytes], at: float) -> bool:
+        """Whether these bytes belong to a paste that nobody takes."""
+        keys = sum(not token.startswith(ESC) for token in tokens)
+        self._run = keys + (self._run if at - self._last < PASTE_GAP_S else 0)
+        if keys:
+            self._last = at
+        return self._run >= FLOOD and not self._takes_text()
 
     def idle(self, at: float) -> bytes:
         """Nothing came: whatever was held back is what it is."""

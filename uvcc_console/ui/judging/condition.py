@@ -80,11 +80,15 @@ def judge(s: Snapshot, *, conductor: Lamp, behind_s: float = 0.0) -> Judgement:
 
 
 def quiet_s(view: View) -> float:
-    """For how long the journal of a run that goes on has taken nothing; 0 where that is as it should be."""
+    """For how long the journal of a run that goes on has taken nothing; 0 where that is as it should be.
+
+    Where no pod lives (machines are waited for) nothing ticks: whether its conductor moves is told by the lamp.
+    """
     s = view.snap
     silent = view.now - s.updated
     running = s.status == "running" and not undecided(s) and not view.replay and not view.behind_s
-    return silent if running and s.updated and silent > QUIET_S else 0.0
+    lives = any(p.state not in pod_states.ABSENT for p in s.pods.values()) or bool(s.workers)
+    return silent if running and lives and s.updated and silent > QUIET_S else 0.0
 
 
 def stale(view: View) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from uvcc_console.core import pairs
 from uvcc_console.core.alerts.progress import collective
-from uvcc_console.ui.drawing.format import age, clock
+from uvcc_console.ui.drawing.format import age, clock, duration, volume
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.view import FleetRow, View, coord_parts, fleet_rows, party_role
 from uvcc_console.ui.widgets.panel import Panel
@@ -16,6 +17,7 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 
 PATHS = ("ssh", "relay", "peer", "lease", "api")
 RECENT_S = 60.0
+MUCH = 0.5  # of its time that a worker waits for one other: from here on it is worth a colour
 WAITS = (
     Column("coord", "worker", 9),
     Column("step", "step", 6, "r"),
@@ -94,6 +96,54 @@ def wait_lines(view: View, width: int) -> list[Line]:
     return lines
 
 
+PAIRS = (
+    Column("pair", "from to", 9),
+    Column("rate", "sends", 11, "r"),
+    Column("trip", "round trip", 11, "r"),
+    Column("share", "waits", 6, "r"),
+    Column("waited", "waited", 10, "r", importance=1),
+    Column("sent", "sent", 10, "r", importance=2),
+    Column("again", "again", 6, "r", importance=3),
+)
+
+
+def _trip(seconds: float) -> str:
+    """``0.24 ms``, ``21 ms``, ``1.2 s``."""
+    ms = 1000 * seconds
+    return f"{ms:.2f} ms" if ms < 10 else f"{ms:.0f} ms" if ms < 1000 else duration(seconds)
+
+
+def pair_lines(view: View, width: int) -> list[Line]:
+    """What each party sends to another, how long that takes and is waited for; then the bytes against the forecast."""
+    g, s = view.glyphs, view.snap
+    found = pairs.by_party(s)
+    if not found:
+        return []
+    chosen = choose(PAIRS, width)
+    last = max(p.ts for p in found)
+    head_: Line = [("between parties, whom is waited for most first", "muted bold")]
+    lines: list[Line] = [[*head_, (f"  {age(view.now - last)} ago", "faint")], cut(head(chosen), width)]
+    for p in found:
+        slow = p.wait_share is not None and p.wait_share >= MUCH
+        cells: dict[str, Span] = {
+            "pair": (f"P{p.src} to P{p.dst}", party_role(p.src)),
+            "rate": (f"{volume(p.out_s)}/s" if p.out_s is not None else g.dot, "text"),
+            "trip": (_trip(p.round_trip_s) if p.round_trip_s is not None else g.dot, "text"),
+            "share": (f"{p.wait_share:.0%}" if p.wait_share is not None else g.dot, "warn bold" if slow else "text"),
+            "waited": (duration(p.waited_s / p.workers), "text"),
+            "sent": (volume(p.bytes_out), "text"),
+            "again": (str(p.retransmits), "warn" if p.retransmits else "faint"),
+        }
+        lines.append(cut(body(chosen, cells, more=g.more), width))
+    moved, foretold = pairs.moved_so_far(s), pairs.foretold_so_far(s)
+    total: list[Span] = [("sent in all ", "muted"), (volume(moved), "text")]
+    if foretold is not None:
+        off = abs(moved - foretold[0]) > 2 * max(foretold[1], 0.02 * foretold[0])
+        words = f"  foretold for {s.step} steps: {volume(foretold[0])} (error {volume(foretold[1])})"
+        total.append((words, "warn" if off else "muted"))
+    return [*lines, cut(total, width)]
+
+
 def path_lines(view: View, width: int) -> list[Line]:
     """Which paths reach each pod, so that the operator knows before pressing F9 what would deliver it."""
     g, s = view.glyphs, view.snap
@@ -156,12 +206,15 @@ class PlanePanel(Panel):
     number = "4"
     help = (
         "Who waits for whom across parties and inside them, the last collective of every worker with its sequence "
-        "number (the first that differs is named), and which paths reach each pod. C reads every worker's flight "
+        "number (the first that differs is named), what each party sends to another with its round trip and how long "
+        "it is waited for, all bytes against the forecast, and which paths reach each pod. C reads every flight "
         "recorder and lays them side by side."
     )
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         lines = wait_lines(view, width)
+        if between := pair_lines(view, width):
+            lines += [[("", "")], *between]
         if recorders := flight_lines(view, width):
             lines += [[("", "")], *recorders]
         if paths := path_lines(view, width):
