@@ -14,7 +14,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.proofs.algebra import Algebra
 
 SEED_WORDS = 4  # 256 bits, of which each verifier tells a half
 
@@ -22,14 +22,14 @@ SEED_WORDS = 4  # 256 bits, of which each verifier tells a half
 class PublicCoins:
     """The coins that follow from a seed, in an order that all who know it keep: ChaCha20 (RFC 8439)."""
 
-    def __init__(self, ring: GaloisRing, seed: Tensor, label: bytes) -> None:
+    def __init__(self, algebra: Algebra, seed: Tensor, label: bytes) -> None:
         """``seed``: int64 ``[SEED_WORDS]``; ``label`` says what for."""
         key = hashlib.sha256(b"UVCC_PROOF_COINS_V1" + label + seed.contiguous().numpy().tobytes()).digest()
-        self._ring = ring
+        self._algebra = algebra
         self._stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def take(self, count: int) -> Tensor:
-        """The next ``count`` members of the exceptional set: ``[count, d]``."""
+        """The next ``count`` challenges: ``[count, width]``."""
         raw = bytearray(self._stream.update(bytes(8 * count)))
         words = torch.from_numpy(np.frombuffer(raw, np.int64).copy()) if count else torch.empty(0, dtype=torch.int64)
-        return self._ring.challenges(words)
+        return self._algebra.challenges(words)

@@ -11,9 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.proofs.algebra import Algebra
 
 DEGREE: Final = 49
+BIT_DEGREE: Final = 64
+"""Of the binary field in which bits are proved: an element is a word."""
 LEAST_BITS: Final = 40
 """A step's soundness error is at most 2^-40, for vectors of any length that fits into memory."""
 SLOTS: Final = 4  # a product of elements takes so much that few at a time are cheapest
@@ -54,7 +56,7 @@ def schedule(sizes: Sizes) -> list[int]:
     return folds
 
 
-def soundness_bits(ring: GaloisRing, folds: list[int]) -> float:
-    """``-log2`` of the probability that a false claim of one prover and step passes."""
+def soundness_bits(algebra: Algebra, folds: list[int]) -> float:
+    """``-log2`` of the probability that a false claim of one prover and step passes, among numbers or among bits."""
     errors = 2 + sum(2 * fold - 2 for fold in folds) + 2 * 2
-    return ring.degree - math.log2(errors)
+    return algebra.degree - math.log2(errors)

@@ -41,6 +41,35 @@ class GaloisRing:
         """Bytes of one element: 8 for each of its coefficients."""
         return 8 * self.degree
 
+    @property
+    def width(self) -> int:
+        """Words of an element."""
+        return self.degree
+
+    def zero(self) -> Tensor:
+        """``[d]``."""
+        return torch.zeros(self.degree, dtype=torch.int64)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """``a + b``. Shapes broadcast."""
+        return a + b
+
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        """``a - b``. Shapes broadcast."""
+        return a - b
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the first axis."""
+        return x.sum(0)
+
+    def within(self, words: Tensor) -> Tensor:
+        """Words as coefficients: all are. Any shape."""
+        return words
+
+    def unit(self, word: Tensor) -> Tensor:
+        """A member ``[1, d]`` of the exceptional set that is a unit, from a uniform word ``[1]``: an odd one."""
+        return self.challenges(word | 1)
+
     def reduced(self, wide: Tensor) -> Tensor:
         """``2 d - 1`` coefficients modulo ``h = X^d + X^t + 1``: ``[..., d]``. ``X^(d+j) = -X^j - X^(j+t)``, twice."""
         d, t = self.degree, TAPS[self.degree]

@@ -9,17 +9,21 @@ and something that the other knows, of things that one of them knows alone, and 
 3. the dealer: ``2^(64-s) (msb(r) - m_left - m_right) = 0``.
 4. an online party: ``2^(64-s) (k + m [c >= 0] - part) = 0`` with its own ``k`` and ``m``.
 
+and whatever else was filed as such an equation (``mpc.foundation.bilinear_claims``).
+
 A matrix product's first equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y
 v`` are left: ``k`` entries instead of ``m k n``. All others are weighed entry by entry.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from uvcc_engine.mpc.foundation.bilinear_claims import NUMBERS, BilinearClaim
 from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, ProductNotes, TruncationNotes
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.share import Share
@@ -93,9 +97,9 @@ class _Prover:
         return notes.z if self.q == self.me else notes.received[self.q]
 
 
-def sizes_of(notes: list[ProductNotes], q: int) -> Sizes:
+def sizes_of(notes: list[ProductNotes], claims: Sequence[BilinearClaim], q: int) -> Sizes:
     """The public sizes of prover ``q``'s blocks, as ``merged`` leaves them."""
-    numbers, masks, elements = 0, dict[int, int](), 0
+    numbers, masks, elements = sum(one.terms * one.count for one in _numbers(claims, q)), dict[int, int](), 0
     for one in notes:
         if one.form == MATMUL:
             elements += 2 * one.x.shape[1]
@@ -109,11 +113,24 @@ def sizes_of(notes: list[ProductNotes], q: int) -> Sizes:
     return Sizes((numbers,) if numbers else (), tuple(n for _, n in sorted(masks.items())), elements)
 
 
-def gather(at: Arithmetic, notes: list[ProductNotes], q: int, me: int, coins: PublicCoins) -> ProverStatement:
-    """Prover ``q``'s statement over all notes, with what party ``me`` holds of it."""
+def _numbers(claims: Sequence[BilinearClaim], q: int) -> list[BilinearClaim]:
+    return [one for one in claims if one.prover == q and one.algebra == NUMBERS]
+
+
+def gather(
+    at: Arithmetic,
+    notes: list[ProductNotes],
+    claims: Sequence[BilinearClaim],
+    q: int,
+    me: int,
+    coins: PublicCoins,
+) -> ProverStatement:
+    """Prover ``q``'s statement over all products and equations of numbers, with what party ``me`` holds of it."""
     who, found = _Prover(q, me), ProverStatement()
     for one in notes:
         _product(at, one, who, coins, found)
+    for claim in _numbers(claims, q):
+        _equation(at, claim, who, coins, found)
     found.blocks = merged(found.blocks)
     return found
 
@@ -149,6 +166,18 @@ def _product(at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoi
         _dealt(at, notes, who, weights, coins, found)
     elif dealer is not None:
         _upper(at, notes, who, coins, found)
+
+
+def _equation(at: Arithmetic, claim: BilinearClaim, who: _Prover, coins: PublicCoins, found: ProverStatement) -> None:
+    weights = _Weights(at, coins, torch.Size(claim.shape), freivalds=False)
+    before = after = None
+    if who.before:
+        before = torch.cat([t.reshape(-1) for t in claim.known_before()])
+        _add(found, who, before=weights.of(claim.own(before=True)))
+    if who.after:
+        after = torch.cat([t.reshape(-1) for t in claim.known_after()])
+        _add(found, who, after=weights.of(claim.own(before=False)))
+    found.blocks.append(WeightedBlock(before, after, weights.flat.repeat(claim.terms, 1)))
 
 
 def _truncation(notes: ProductNotes) -> TruncationNotes:

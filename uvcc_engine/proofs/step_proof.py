@@ -1,7 +1,7 @@
 """The proof of everything that is in a party's ledger: three provers side by side, before anything is opened.
 
-Each party proves to the other two that the messages which it sent for the ledger's products and truncations are what
-the protocol makes of the shares (Boneh, Boyle, Corrigan-Gibbs, Gilboa, Ishai, CRYPTO 2019; Boyle, Gilboa, Ishai, Nof,
+Each party proves to the other two that the messages which it sent for the ledger's claims are what the protocol makes
+of the shares (Boneh, Boyle, Corrigan-Gibbs, Gilboa, Ishai, CRYPTO 2019; Boyle, Gilboa, Ishai, Nof,
 CCS 2019, section 4.3, and ASIACRYPT 2020). One verifier, before the prover in the circle of parties, knows ``u``, the
 one after it ``v``, and of the target each knows a summand (``statement``). A fold sends the coefficients of a
 polynomial: one summand comes from the stream that the prover has in common with the first verifier, the other one is
@@ -10,13 +10,14 @@ polynomial's variable, and is told to the prover. When one entry is left, both s
 the verifiers exchange the two values at a coin that the prover never learns, with their summands of the product.
 
 What is shown: sound against one of three parties (``folding.soundness_bits``), for whoever trusts that at most one is
-corrupt. A failure names the prover and one verifier: either of them can make it fail, nobody else. The coins are
+corrupt. Numbers are proved in a Galois ring, bits in a binary field, side by side and in the same way. A failure names the prover and one verifier: either of them can make it fail, nobody else. The coins are
 interactive, not a hash of the messages, so a prover cannot try again and again.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,11 +27,16 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
+from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.proofs.algebra import Algebra
+from uvcc_engine.proofs.binary_field import BinaryField
+from uvcc_engine.proofs.bit_blocks import FieldBlock
+from uvcc_engine.proofs.bit_statement import gather_bits, schedule_of_words, words_of
 from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
-from uvcc_engine.proofs.folding import DEGREE, Sizes, schedule
+from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.statement import ProverStatement, gather, sizes_of
 from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock
@@ -47,9 +53,11 @@ _CLAIMS, _COINS = b"UVCC_CLAIMS_V1", b"UVCC_COINS_V1"
 
 @dataclass(frozen=True, slots=True)
 class ProvedStep:
-    """What a proof covered: claims (products and truncations), and the entries of the three provers' vectors.
+    """What a proof covered: claims (products with their truncations, and equations), and the entries of the three
+    provers' vectors, of numbers and of bits.
 
-    ``digest``: of the claims, as far as they are public: forms, shapes, factors, dealers, shifts. ``coins``: of the
+    ``digest``: of the claims, as far as they are public: forms, shapes, factors, dealers, shifts; provers and terms of
+    equations. ``coins``: of the
     verifiers' coins, without those that no prover is told. Both are the same at all three parties.
     """
 
@@ -66,64 +74,104 @@ NOTHING_PROVED: Final = ProvedStep(0, (0, 0, 0), hashlib.sha256(_CLAIMS).digest(
 class _Randomness:
     """One prover's randomness, as far as this party knows it."""
 
-    coins: Tensor | None = None  # words: the verifiers', one for the seed's each word and one per fold
-    summands: Tensor | None = None  # [.., d]: prover's and first verifier's
-    slope_before: Tensor | None = None  # [d]: theirs, too
-    slope_after: Tensor | None = None  # [d]: prover's and second verifier's
+    coins: Tensor | None = None  # words: the verifiers', one per fold and one at the end
+    summands: Tensor | None = None  # [.., width]: prover's and first verifier's
+    slope_before: Tensor | None = None  # [width]: theirs, too
+    slope_after: Tensor | None = None  # [width]: prover's and second verifier's
 
 
-def prove_protocol(rt: Runtime, ring: GaloisRing | None = None) -> MpcProtocol[ProvedStep]:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the two proofs of a prover: of its numbers, or of its bits. Empty ``folds``: it has no such claim."""
+
+    algebra: Algebra
+    folds: list[int]
+    drawn: _Randomness
+    gathered: Callable[[], ProverStatement]
+    joined: Callable[[Tensor | None, Tensor | None], Block]
+
+
+def prove_protocol(
+    rt: Runtime, ring: GaloisRing | None = None, *, bit_degree: int = BIT_DEGREE
+) -> MpcProtocol[ProvedStep]:
     """Prove what the ledger holds and empty it. 4 rounds and 2 a fold (9 folds for 3 10^5 truncated numbers).
 
     Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing may be opened.
-    ``ring``: of a smaller degree in tests.
+    ``ring`` and ``bit_degree``: of a smaller degree in tests.
     """
     ledger = known(rt.ledger)
-    notes = ledger.take()
-    if not notes:
+    notes, claims = ledger.take()
+    if not notes and not claims:
         return NOTHING_PROVED
     at = Arithmetic(ring or GaloisRing(DEGREE), rt.kernels)
-    sizes = [sizes_of(notes, q) for q in range(PARTIES)]
-    drawn = _draw(rt, at.ring, [schedule(s) for s in sizes])
-    seeds, agree = yield from _begin_protocol(rt, notes, drawn)
-    told: list[list[Tensor]] = [[] for _ in range(PARTIES)]
-    proofs: list[MpcProtocol[int]] = [
-        _one_protocol(rt, at, notes, q, sizes[q], drawn[q], seeds[q], told[q]) for q in range(PARTIES)
-    ]
-    verdicts = yield from par(*proofs)
+    field = BinaryField(bit_degree, rt.kernels)
+    sizes = [sizes_of(notes, claims, q) for q in range(PARTIES)]
+    words = [words_of(claims, q) for q in range(PARTIES)]
+    folds, bit_folds = [schedule(s) for s in sizes], [schedule_of_words(n) for n in words]
+    halves = _draw_seeds(rt)
+    drawn, drawn_bits = _draw(rt, at.ring, folds), _draw(rt, field, bit_folds)
+    seeds, agree = yield from _begin_protocol(rt, notes, halves)
+
+    def of_numbers(q: int) -> ProverStatement:
+        return gather(at, notes, claims, q, rt.party, PublicCoins(at.ring, seeds[q], bytes([q])))
+
+    def of_bits(q: int) -> ProverStatement:
+        return gather_bits(field, claims, q, rt.party, PublicCoins(field, seeds[q], b"bits" + bytes([q])))
+
+    told: list[list[Tensor]] = [[] for _ in range(2 * PARTIES)]
+    proofs: list[MpcProtocol[int]] = []
+    for q in range(PARTIES):
+        number = _Part(at.ring, folds[q], drawn[q], lambda q=q: of_numbers(q), NumberBlock)  # type: ignore[misc]
+        bit = _Part(field, bit_folds[q], drawn_bits[q], lambda q=q: of_bits(q), lambda u, v: FieldBlock(field, u, v))  # type: ignore[misc]
+        proofs += [_one_protocol(rt, at, part, q, told[2 * q + k]) for k, part in enumerate((number, bit))]
+    found = yield from par(*proofs)
+    verdicts = [max(found[2 * q], found[2 * q + 1]) for q in range(PARTIES)]
     coins = hashlib.sha256(_COINS)
-    for words in (*seeds, *(w for one in told for w in one)):
-        coins.update(words.contiguous().numpy().tobytes())
+    for one in (*seeds, *(w for words_told in told for w in words_told)):
+        coins.update(one.contiguous().numpy().tobytes())
     yield from _agree_protocol(rt, verdicts, agree)
-    return ProvedStep(len(notes), tuple(s.entries for s in sizes), _claims_digest(notes), coins.digest())
+    entries = tuple(s.entries + 64 * n for s, n in zip(sizes, words, strict=True))
+    return ProvedStep(len(notes) + len(claims), entries, _claims_digest(notes, claims), coins.digest())
 
 
-def _claims_digest(notes: list[ProductNotes]) -> bytes:
+def _claims_digest(notes: Sequence[ProductNotes], claims: Sequence[BilinearClaim]) -> bytes:
     """Of what everybody may know of the claims."""
     hashed = hashlib.sha256(_CLAIMS)
     for one in notes:
         y, shift = one.y, one.truncation.s if one.truncation is not None else 0
         shapes = [list(t) for t in (one.x.shape, y.shape if y is not None else (), one.z.shape)]
         hashed.update(sorted_json([one.form, *shapes, one.factor, one.dealer, shift]).encode() + b"\n")
+    for claim in claims:
+        public = [claim.algebra, claim.prover, claim.terms, list(claim.shape)]
+        hashed.update(sorted_json(public).encode() + b"\n")
     return hashed.digest()
 
 
-def _draw(rt: Runtime, ring: GaloisRing, folds: list[list[int]]) -> list[_Randomness]:
+def _draw_seeds(rt: Runtime) -> list[Tensor | None]:
+    """The seed of every prover's coins at its two verifiers, ``[SEED_WORDS]``; None at the prover."""
+    draws = rt.draws()
+    found: list[Tensor | None] = [None] * PARTIES
+    for c in (rt.party, rt.next):
+        found[(c + 1) % PARTIES] = draws.ring(c, SEED_WORDS)
+    return found
+
+
+def _draw(rt: Runtime, algebra: Algebra, folds: list[list[int]]) -> list[_Randomness]:
     """Every holder of a component draws the same of its stream: coins, summands, slopes, in this order."""
     draws = rt.draws()
     found = [_Randomness() for _ in range(PARTIES)]
     for c in (rt.party, rt.next):
         other, before = (c + 1) % PARTIES, (c + 2) % PARTIES
-        found[other].coins = draws.ring(c, SEED_WORDS + len(folds[other]) + 1)
+        found[other].coins = draws.ring(c, len(folds[other]) + 1)
         count = sum(2 * fold - 2 for fold in folds[c]) + 2
-        found[c].summands = draws.ring(c, count, ring.degree)
-        found[c].slope_before = draws.ring(c, ring.degree)
-        found[before].slope_after = draws.ring(c, ring.degree)
+        found[c].summands = algebra.within(draws.ring(c, count, algebra.width))
+        found[c].slope_before = algebra.within(draws.ring(c, algebra.width))
+        found[before].slope_after = algebra.within(draws.ring(c, algebra.width))
     return found
 
 
 def _begin_protocol(
-    rt: Runtime, notes: list[ProductNotes], drawn: list[_Randomness]
+    rt: Runtime, notes: list[ProductNotes], drawn: list[Tensor | None]
 ) -> MpcProtocol[tuple[list[Tensor], bool]]:
     """Everybody tells both provers its half of their seeds, and the online parties compare what they opened: 1 round.
 
@@ -132,7 +180,7 @@ def _begin_protocol(
     message = Round()
     for peer in (rt.next, rt.prev):
         half = slice(0, _HALF) if (rt.party + 1) % PARTIES == peer else slice(_HALF, SEED_WORDS)
-        message.send(peer, kinds.COIN, known(drawn[peer].coins)[half])
+        message.send(peer, kinds.COIN, known(drawn[peer])[half])
         message.send(peer, kinds.PROOF, _opened_digest(rt, notes, peer))
         message.want(peer, kinds.COIN, torch.int64, _HALF)
         message.want(peer, kinds.PROOF, torch.uint8, 32)
@@ -142,7 +190,7 @@ def _begin_protocol(
         torch.equal(digest, _opened_digest(rt, notes, peer)) for peer, digest in ((rt.next, got[1]), (rt.prev, got[3]))
     )
     mine = torch.cat([halves[rt.prev], halves[rt.next]])
-    return [mine if q == rt.party else known(drawn[q].coins)[:SEED_WORDS] for q in range(PARTIES)], agree
+    return [mine if q == rt.party else known(drawn[q]) for q in range(PARTIES)], agree
 
 
 def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
@@ -154,22 +202,13 @@ def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
     return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
 
 
-def _one_protocol(
-    rt: Runtime,
-    at: Arithmetic,
-    notes: list[ProductNotes],
-    q: int,
-    sizes: Sizes,
-    drawn: _Randomness,
-    seed: Tensor,
-    coins: list[Tensor],
-) -> MpcProtocol[int]:
-    """Prover ``q``'s proof at this party: whether it holds, ``_NOT_MINE`` at the prover. Notes the folds' coins."""
-    folds = schedule(sizes)
-    if not folds:
+def _one_protocol(rt: Runtime, at: Arithmetic, part: _Part, q: int, coins: list[Tensor]) -> MpcProtocol[int]:
+    """One of prover ``q``'s proofs at this party: whether it holds, ``_NOT_MINE`` at the prover. Notes the folds'
+    coins."""
+    if not part.folds:
         return _HELD if rt.party != q else _NOT_MINE
-    side = _Side(rt, at, q, gather(at, notes, q, rt.party, PublicCoins(at.ring, seed, bytes([q]))), drawn)
-    for number, fold in enumerate(folds):
+    side = _Side(rt, at, q, part)
+    for number, fold in enumerate(part.folds):
         coins.append((yield from side.fold_protocol(number, fold)))
     return (yield from side.finish_protocol())
 
@@ -177,13 +216,15 @@ def _one_protocol(
 class _Side:
     """One party's side of one proof: what is left of the vectors it holds, and of its summand of the target."""
 
-    def __init__(self, rt: Runtime, at: Arithmetic, q: int, statement: ProverStatement, drawn: _Randomness) -> None:
-        self._rt, self._at, self._q, self._drawn = rt, at, q, drawn
+    def __init__(self, rt: Runtime, at: Arithmetic, q: int, part: _Part) -> None:
+        self._rt, self._at, self._q, self._drawn = rt, at, q, part.drawn
+        self._algebra, self._joined = part.algebra, part.joined
         self.proves = rt.party == q
         self.is_before = rt.next == q
+        statement = part.gathered()
         self._blocks: list[Block] = statement.blocks
-        own = statement.before if self.is_before else statement.after
-        self._target = torch.zeros(at.ring.degree, dtype=torch.int64) if self.proves else -known(own)
+        own, none = statement.before if self.is_before else statement.after, part.algebra.zero()
+        self._target = none if self.proves else part.algebra.sub(none, known(own))
         self._used = 0
 
     def _summands(self, count: int) -> Tensor:
@@ -191,43 +232,43 @@ class _Side:
         return known(self._drawn.summands)[start : start + count]
 
     def _word(self, number: int) -> Tensor:
-        return known(self._drawn.coins)[SEED_WORDS + number : SEED_WORDS + number + 1]
+        return known(self._drawn.coins)[number : number + 1]
 
-    def _coin(self, number: int, *, odd: bool = False) -> Tensor:
-        word = self._word(number)
-        return self._at.ring.challenges(word | 1 if odd else word)[0]
+    def _at_coin(self, coefficients: Tensor, powers: Tensor) -> Tensor:
+        return self._algebra.total(self._algebra.mul(coefficients, powers))
 
     def fold_protocol(self, number: int, fold: int) -> MpcProtocol[Tensor]:
         """2 rounds: the coefficients, but the one that is the target, to the second verifier; its coin back, which is
         the result."""
-        ring, after = self._at.ring, (self._q + 1) % PARTIES
+        algebra, after = self._algebra, (self._q + 1) % PARTIES
         word: Tensor
         sent, told = Round(), Round()
         if self.proves:
-            grams = [block.gram(self._at, fold) for block in self._blocks]
-            whole = torch.stack(grams).sum(0)
+            whole = algebra.total(torch.stack([block.gram(self._at, fold) for block in self._blocks]))
             others = torch.cat([whole[: fold - 1], whole[fold:]])
-            sent.send(after, kinds.PROOF, others - self._summands(2 * fold - 2))
+            sent.send(after, kinds.PROOF, algebra.sub(others, self._summands(2 * fold - 2)))
             yield sent
             told.want(after, kinds.COIN, torch.int64, 1)
             (word,) = yield told
-            if int(word) >> ring.degree:
-                raise ProtocolError(f"the coin of party {after} is {int(word)}, beyond {ring.degree} bits", party=after)
-            powers = ring.powers(ring.challenges(word)[0], 2 * fold - 1)
+            if not torch.equal(_within(word, algebra.degree), word):
+                raise ProtocolError(
+                    f"the coin of party {after} is {int(word)}, beyond {algebra.degree} bits", party=after
+                )
             word = word.reshape(1)
         else:
-            word = self._word(number) & ((1 << ring.degree) - 1)
+            word = _within(self._word(number), algebra.degree)
             if self.is_before:
                 yield sent
                 mine = self._summands(2 * fold - 2)
             else:
-                sent.want(self._q, kinds.PROOF, torch.int64, 2 * fold - 2, ring.degree)
+                sent.want(self._q, kinds.PROOF, torch.int64, 2 * fold - 2, algebra.width)
                 (mine,) = yield sent
                 told.send(self._q, kinds.COIN, word)
             yield told
-            powers = ring.powers(self._coin(number), 2 * fold - 1)
+        powers = algebra.powers(algebra.challenges(word)[0], 2 * fold - 1)
+        if not self.proves:
             whole = torch.cat([mine[: fold - 1], self._target.unsqueeze(0), mine[fold - 1 :]])
-            self._target = ring.mul(whole, powers).sum(0)
+            self._target = self._at_coin(algebra.within(whole), powers)
         self._shrink(powers[:fold])
         return word
 
@@ -237,19 +278,20 @@ class _Side:
             before = torch.cat([block.folded_before(self._at, powers) for block in self._blocks])
         if self.proves or not self.is_before:
             after = torch.cat([block.folded_after(self._at, powers) for block in self._blocks])
-        self._blocks = [NumberBlock(before, after)]
+        self._blocks = [self._joined(before, after)]
 
     def finish_protocol(self) -> MpcProtocol[int]:
         """2 rounds: the last polynomial's two other coefficients; both verifiers' ends, in masked form."""
-        ring, q = self._at.ring, self._q
+        algebra, q = self._algebra, self._q
         (block,) = self._blocks
-        assert isinstance(block, NumberBlock)
+        assert isinstance(block, NumberBlock | FieldBlock)
         last, ends = Round(), Round()
         if self.proves:
             u, v = known(block.before)[0], known(block.after)[0]
             a, b = known(self._drawn.slope_before), known(self._drawn.slope_after)
-            made = torch.stack([ring.mul(u, b) + ring.mul(a, v), ring.mul(a, b)])
-            last.send((q + 1) % PARTIES, kinds.PROOF, made - self._summands(2))
+            middle = algebra.add(algebra.mul(u, b), algebra.mul(a, v))
+            made = torch.stack([middle, algebra.mul(a, b)])
+            last.send((q + 1) % PARTIES, kinds.PROOF, algebra.sub(made, self._summands(2)))
             yield last
             yield ends
             return _NOT_MINE
@@ -258,17 +300,22 @@ class _Side:
             yield last
             mine, end, slope = self._summands(2), known(block.before)[0], known(self._drawn.slope_before)
         else:
-            last.want(q, kinds.PROOF, torch.int64, 2, ring.degree)
+            last.want(q, kinds.PROOF, torch.int64, 2, algebra.width)
             (mine,) = yield last
             end, slope = known(block.after)[0], known(self._drawn.slope_after)
-        coin = self._coin(len(known(self._drawn.coins)) - SEED_WORDS - 1, odd=True)
-        powers = ring.powers(coin, 3)
-        value = ring.mul(torch.cat([self._target.unsqueeze(0), mine]), powers).sum(0)
-        own = torch.stack([end + ring.mul(slope, coin), value])
+        coin = algebra.unit(self._word(len(known(self._drawn.coins)) - 1))[0]
+        value = self._at_coin(torch.cat([self._target.unsqueeze(0), algebra.within(mine)]), algebra.powers(coin, 3))
+        own = torch.stack([algebra.add(end, algebra.mul(slope, coin)), value])
         ends.send(other, kinds.PROOF, own)
-        ends.want(other, kinds.PROOF, torch.int64, 2, ring.degree)
+        ends.want(other, kinds.PROOF, torch.int64, 2, algebra.width)
         (theirs,) = yield ends
-        return _HELD if torch.equal(ring.mul(own[0], theirs[0]), own[1] + theirs[1]) else _FAILED
+        both = algebra.within(theirs)
+        held = torch.equal(algebra.mul(own[0], both[0]), algebra.add(own[1], both[1]))
+        return _HELD if held else _FAILED
+
+
+def _within(word: Tensor, bits: int) -> Tensor:
+    return word if bits >= 64 else word & ((1 << bits) - 1)
 
 
 def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[None]:

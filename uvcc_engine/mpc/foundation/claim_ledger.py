@@ -2,6 +2,9 @@
 
 A ledger is a party's own notes: what it put into a product, what it sent, what it received. Recording sends nothing.
 All parties file the same claims in the same order, because they run the same program.
+
+A ledger of ``everything`` is the other half of a promise: the runtime asks it before every message, and it lets none
+go that no claim covers, and no opening while a claim is left to prove.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from typing import Final
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.transcript.formats import kinds
 
 MATMUL: Final = "matmul"  # [m, k] @ [k, n]
 ELEMENTWISE: Final = "elementwise"  # broadcasting
@@ -68,11 +73,17 @@ class ProductNotes:
         return self.z.numel()
 
 
+_OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN)
+
+
 class ClaimLedger:
     """The claims of one party and stream that are not proved yet."""
 
-    def __init__(self) -> None:
-        self._open: list[ProductNotes] = []
+    def __init__(self, *, everything: bool = False) -> None:
+        """``everything``: not only products are proved, but every message."""
+        self.everything = everything
+        self._products: list[ProductNotes] = []
+        self._claims: list[BilinearClaim] = []
 
     def file(self, notes: ProductNotes) -> ProductNotes:
         """Keep what a product will be proved with. Raises ConfigError for a product that has no proof."""
@@ -83,18 +94,40 @@ class ClaimLedger:
             )
         if notes.z.device.type != "cpu":
             raise ConfigError("proofs are computed on processors only", "device: cpu, or verify: off")
-        self._open.append(notes)
+        self._products.append(notes)
         return notes
+
+    def claim(self, *claims: BilinearClaim) -> None:
+        """Keep equations that will be proved."""
+        self._claims += claims
 
     @property
     def last(self) -> ProductNotes:
-        """What was filed last."""
-        return self._open[-1]
+        """The product that was filed last."""
+        return self._products[-1]
 
-    def take(self) -> list[ProductNotes]:
-        """All claims since the last call, in the order in which they were filed."""
-        found, self._open = self._open, []
+    def take(self) -> tuple[list[ProductNotes], list[BilinearClaim]]:
+        """All products and equations since the last call, each in the order in which they were filed."""
+        found = self._products, self._claims
+        self._products, self._claims = [], []
         return found
 
+    def check_message(self, kind: int, *, proved: bool) -> None:
+        """Refuse (ConfigError) a message of ``kind`` that nothing would prove, or an opening before what it depends on
+        is proved, where everything is to be."""
+        if not self.everything or kind in _OF_THE_PROOF:
+            return
+        if kind == kinds.OPEN:
+            if len(self):
+                raise ConfigError(
+                    f"something would be opened before {len(self)} claims that it may depend on are proved",
+                    "report this: it is a defect",
+                )
+        elif not proved:
+            raise ConfigError(
+                f"a message of kind {kinds.NAMES.get(kind, kind)} has no proof",
+                "verify: products, or a job that can be proved whole",
+            )
+
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._products) + len(self._claims)

@@ -85,7 +85,7 @@ class Runtime:
         self._outbox = {self.next: RoundOutbox(self.staging), self.prev: RoundOutbox(self.staging)}
         self.few_rounds = few_rounds
         self.range_watch: RangeWatch | None = None  # only where one process holds all three parties
-        self.ledger: ClaimLedger | None = None  # where products are to be proved
+        self.ledger: ClaimLedger | None = None  # where products, or all messages, are to be proved
         self.rounds = 0
         self.bytes_sent = 0
         self.messages = 0
@@ -159,6 +159,8 @@ class Runtime:
             return waiting
         task.request = request
         for peer, kind, data in request.sends:
+            if self.ledger is not None:
+                self.ledger.check_message(kind, proved=request.proved)
             for message in self._outbox[peer].add(kind, data):
                 self._send(peer, *message)
         return [task]

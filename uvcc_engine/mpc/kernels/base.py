@@ -49,6 +49,13 @@ class Kernels(Protocol):
     def bits_to_ints(self, words: Tensor, n: int) -> Tensor:
         """``[..., ceil(n / 64)]`` words to ``[..., n]`` zeros and ones."""
 
+    def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """Products in GF(2^64) = F_2[X] / (X^64 + X^4 + X^3 + X + 1), element by element."""
+
+    def bit_pairs(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        """``[64, 64]``: for bits ``i`` of ``u`` and ``j`` of ``v`` the XOR of the weights of all words that have both
+        set."""
+
     def pack(self, x: Tensor, size: int) -> Tensor:
         """The lowest ``size`` bytes of every element, lowest first: uint8 ``[..., size]``."""
 

@@ -18,6 +18,7 @@ from uvcc_engine.mpc.kernels.plain import PlainKernels
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
 _WORDS = COMPILE_FROM // 64
 _BITS_FROM = 1  # words from which loops that are there already beat a dozen torch operations
+_FIELD_FROM = 1 << 12  # elements of a binary field from which the compiled product is worth its loading
 _SUMS_FROM = 1 << 11  # elements, for sums and shifts
 
 
@@ -104,6 +105,20 @@ class CpuKernels(PlainKernels):
         raw = words.contiguous().numpy().view(np.uint8)
         bits = np.unpackbits(raw, axis=-1, count=n, bitorder="little")
         return torch.from_numpy(bits.astype(np.int64))
+
+    def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        if not self._fast(a.numel(), _FIELD_FROM, 1, a, b):
+            return super().binary_multiply(a, b)
+        out = torch.empty_like(a)
+        self._jit.binary_multiply(_flat(a), _flat(b), _flat(out))
+        return out
+
+    def bit_pairs(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        if not self._fast(u.numel(), _FIELD_FROM, 1, u, v, weights):
+            return super().bit_pairs(u, v, weights)
+        out = torch.zeros(64, 64, dtype=torch.int64)
+        self._jit.bit_pairs(_flat(u), _flat(v), _flat(weights), out.numpy().view(np.uint64))
+        return out
 
     def pack(self, x: Tensor, size: int) -> Tensor:
         if not self._sums(x.numel(), x):

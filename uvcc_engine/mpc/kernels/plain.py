@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from uvcc_engine.mpc.kernels import binary_words
 from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
 
 _SWAPS = (
@@ -103,6 +104,12 @@ class PlainKernels:
     def bits_to_ints(self, words: Tensor, n: int) -> Tensor:
         bits = (words.unsqueeze(-1) >> torch.arange(64, device=words.device)) & 1
         return bits.reshape(*words.shape[:-1], -1)[..., :n].contiguous()
+
+    def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return binary_words.multiply(a, b)
+
+    def bit_pairs(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        return binary_words.bit_pairs(u, v, weights)
 
     def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
         digits = planes.reshape(-1, k, planes.shape[-1])

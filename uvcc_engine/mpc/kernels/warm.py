@@ -39,6 +39,8 @@ def warm(kernels: CpuKernels) -> None:
     kernels.mask_products(plan, single, single, product, product)
     kernels.close(plan, g, p, single, single)
     kernels.merge(plan, single, single, product, -1, zeros(7, _WORDS), zeros(7, _WORDS))
+    kernels.binary_multiply(x, x)
+    kernels.bit_pairs(x, x, x)
     matrix = zeros(32, 32)
     for path in (*gemm_paths.LOOP_KINDS, *(["bytes"] if limbs.has_fast_bytes(matrix.device) else [])):
         gemm_paths.prepared(path, [matrix, matrix])([matrix, matrix])

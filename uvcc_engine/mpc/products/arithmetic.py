@@ -273,7 +273,7 @@ def _proved_protocol(
     if shift > 0:
         found = yield from truncate_proved_protocol(rt, notes, shift, f, dealer, opened=opened)
     else:
-        found = yield from reshare_protocol(rt, notes.z, f)
+        found = yield from reshare_protocol(rt, notes.z, f, proved=True)
         notes.received[rt.next] = found.second
     if out is None:
         return found
@@ -304,9 +304,14 @@ def additive_product(
     return z, shift
 
 
-def reshare_protocol(rt: Runtime, z: Tensor, f: int, out: Share | None = None) -> MpcProtocol[Share]:
-    """Additive shares (masked by a zero share) to replicated ones: 1 round, 24 bytes per element. Shape of ``z``."""
-    message = Round()
+def reshare_protocol(
+    rt: Runtime, z: Tensor, f: int, out: Share | None = None, *, proved: bool = False
+) -> MpcProtocol[Share]:
+    """Additive shares (masked by a zero share) to replicated ones: 1 round, 24 bytes per element. Shape of ``z``.
+
+    ``proved``: the ledger has what the summand is.
+    """
+    message = Round(proved=proved)
     message.send(rt.prev, kinds.RESHARE, z)
     message.want(rt.next, kinds.RESHARE, torch.int64, *z.shape)
     (other,) = yield message

@@ -52,7 +52,7 @@ def truncate_proved_protocol(
     if not role.is_left:
         at.b = draws.ring(role.with_right, *shape)
         at.k_right = draws.narrow(role.with_right, s, *shape)
-    message = Round()
+    message = Round(proved=True)
     if role.is_dealer:
         r = known(at.a) ^ known(at.b)
         at.masked = z + r
@@ -85,7 +85,7 @@ def truncate_proved_protocol(
         opened.v = at.opened - OFFSET
     k, m = (at.k_left, at.m_left) if role.is_left else (at.k_right, at.m_right)
     part = narrow(known(k).to(torch.int64) + (known(m).to(torch.int64) & ~(at.opened >> 63)), s)
-    message = Round()
+    message = Round(proved=True)
     message.send(role.other, kinds.RESHARE, part_to_wire(rt, part, s))
     message.want(role.other, kinds.RESHARE, dtype, *packed)
     (wire,) = yield message

@@ -1,0 +1,92 @@
+"""The binary fields GF(2^k) in which statements about bits are proved, k = 64 where it counts.
+
+A bit is the element 0 or 1, XOR is addition and AND is multiplication, so a statement over bits is one over the field,
+and a random element of it misses a false one with probability 2^-k times a degree. An element is one word: ``[..., 1]``
+int64, the coefficient of X^i in bit i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.kernels.base import Kernels
+from uvcc_engine.mpc.kernels.binary_words import carryless
+from uvcc_engine.mpc.kernels.plain import shift_logical
+
+LOW_TERMS: Final[dict[int, tuple[int, ...]]] = {64: (0, 1, 3, 4), 31: (0, 3), 20: (0, 3), 7: (0, 1), 6: (0, 1)}
+"""By degree k: the exponents below k of a polynomial ``X^k + ...`` that is irreducible modulo 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryField:
+    """GF(2^``degree``), with the device's compiled product for what is long."""
+
+    degree: int
+    kernels: Kernels
+
+    def __post_init__(self) -> None:
+        if self.degree not in LOW_TERMS:
+            raise ConfigError(f"a binary field of degree {self.degree}", f"one of: {', '.join(map(str, LOW_TERMS))}")
+
+    @property
+    def width(self) -> int:
+        """Words of an element."""
+        return 1
+
+    def challenges(self, words: Tensor) -> Tensor:
+        """Elements ``[..., 1]`` from uniform words ``[...]``."""
+        return self.within(words).unsqueeze(-1)
+
+    def within(self, words: Tensor) -> Tensor:
+        """Words less what lies above the degree. Any shape."""
+        return words if self.degree == 64 else words & ((1 << self.degree) - 1)
+
+    def unit(self, word: Tensor) -> Tensor:
+        """An element ``[1, 1]`` that is not zero from a uniform word ``[1]``."""
+        found = self.challenges(word)
+        return torch.where(found == 0, torch.ones_like(found), found)
+
+    def zero(self) -> Tensor:
+        """``[1]``."""
+        return torch.zeros(1, dtype=torch.int64)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """``a + b``, which is ``a - b`` as well. Shapes broadcast."""
+        return a ^ b
+
+    sub = add
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the first axis."""
+        return torch.from_numpy(np.asarray(np.bitwise_xor.reduce(x.numpy(), axis=0)).reshape(x.shape[1:]))
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product, element by element; shapes broadcast."""
+        if self.degree == 64:
+            if a.shape != b.shape:
+                none = torch.zeros(1, dtype=torch.int64)
+                a, b = a ^ (none & b), b ^ (none & a)  # spread to one shape
+            return self.kernels.binary_multiply(a.contiguous(), b.contiguous())
+        return self._reduced(carryless(a, b))
+
+    def _reduced(self, product: Tensor) -> Tensor:
+        for _ in range(2):  # what the first pass leaves above the degree is less than the low terms' degree
+            over = shift_logical(product, self.degree)
+            parts = [over << t for t in LOW_TERMS[self.degree]]
+            product = self.within(product) ^ reduce(torch.bitwise_xor, parts)
+        return product
+
+    def powers(self, of: Tensor, count: int) -> Tensor:
+        """``[count, 1]``: the powers of an element ``[1]`` from its 0th on."""
+        found, step = torch.ones(1, 1, dtype=torch.int64), of
+        while len(found) < count:
+            found = torch.cat([found, self.mul(found, step)])
+            step = self.mul(step, step)
+        return found[:count]
