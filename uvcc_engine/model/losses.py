@@ -46,7 +46,7 @@ def powers_protocol(rt: Runtime, logits: Share, top: Share | None = None, *, los
     if top is None:
         top = yield from max_protocol(rt, logits)
     shifted = yield from to_exp_scale_protocol(rt, sub(logits, top.map(lambda t: t.unsqueeze(-1))))
-    if shifted.shape[-1] > SUM_LIMIT:
+    if shifted.shape[-1] > SUM_LIMIT or rt.proves_everything:  # a look-up has no proof, a division has
         powers = yield from exp_protocol(rt, shifted)
         return Powers(shifted, powers, powers.sum(-1, keepdim=True))
     return Powers(

@@ -9,12 +9,12 @@ from typing import Final, Literal, get_args
 
 from uvcc_engine.contract.errors import ConfigError
 
-ProofMode = Literal["off", "products"]
+ProofMode = Literal["off", "products", "proofs"]
 OFF: Final = "off"
 PRODUCTS: Final = "products"
+PROOFS: Final = "proofs"
 MODES: Final[tuple[str, ...]] = get_args(ProofMode)
 _NOT_YET: Final = {
-    "proofs": "comparisons, choices by bits, exponentials, look-ups and what is dealt for them have no proof yet",
     "covert": "no party is audited by chance while a run goes on",
 }
 _PROVED: Final = (
@@ -22,6 +22,11 @@ _PROVED: Final = (
     " passes with a chance of at most 2^-40 a step, if at most one of the three domains is corrupt",
     "not proved: comparisons, choices by bits, exponentials, look-ups and what is dealt for them; a domain that"
     " alters one of these can go unnoticed",
+)
+_EVERYTHING: Final = (
+    "every message between the domains is proved to be what the protocols make of the shares before its step reveals"
+    " anything or commits a checkpoint, products, comparisons, choices and what is dealt for them: a false one passes"
+    " with a chance of at most 2^-40 a step, if at most one of the three domains is corrupt",
 )
 _NOTHING: Final = ("no product is proved: a domain that alters one goes unnoticed",)
 
@@ -31,7 +36,7 @@ def why_not(value: object) -> str:
     if isinstance(value, str) and value in MODES:
         return ""
     reason = _NOT_YET.get(value, "") if isinstance(value, str) else ""
-    return f"there is no such mode{reason and ': ' + reason}; give {OFF} or {PRODUCTS}"
+    return f"there is no such mode{reason and ': ' + reason}; give {', '.join(MODES)}"
 
 
 def check_mode(value: object) -> str:
@@ -43,4 +48,4 @@ def check_mode(value: object) -> str:
 
 def sentences(mode: str) -> tuple[str, ...]:
     """What a run of this mode proves and what not."""
-    return _PROVED if mode == PRODUCTS else _NOTHING
+    return {PRODUCTS: _PROVED, PROOFS: _EVERYTHING}.get(mode, _NOTHING)

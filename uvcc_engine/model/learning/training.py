@@ -11,6 +11,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
+from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
@@ -51,7 +52,7 @@ class PrivateTrainer:
         Raises ConfigError if shapes do not fit.
         """
         if job.proves:
-            rt.ledger = ClaimLedger()
+            rt.ledger = ClaimLedger(everything=job.verify == PROOFS)
         self.proved_metrics = NOTHING_PROVED
         self._rt = rt
         self._job = job

@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.comparisons.boolean import WIDE_UP_TO, PairBits, and_protocol, drelu_protocol, sign_protocol
+from uvcc_engine.mpc.comparisons.proved_bits import (
+    all_proved_protocol,
+    numbers_proved_protocol,
+    sign_proved_protocol,
+)
 from uvcc_engine.mpc.comparisons.selection import pair_to_share_protocol, select_pair_protocol
 from uvcc_engine.mpc.foundation.roles import known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
-from uvcc_engine.mpc.foundation.share import Share, cat
-from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol
+from uvcc_engine.mpc.foundation.share import BoolShare, Share, cat
+from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol, mul_protocol
 from uvcc_engine.mpc.products.truncation import Opened
 
 ALL_PAIRS = 10
@@ -33,6 +38,28 @@ def winner_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtoc
     difference = x.map(_differences)
     wins = yield from drelu_protocol(rt, difference, dealer=dealer)
     return (yield from _unbeaten_protocol(rt, wins, rows, n))
+
+
+def _proved_one_hot_protocol(rt: Runtime, x: Share, dealer: int) -> MpcProtocol[Share]:
+    """The same one-hot as arithmetic bits (``f = 0``) ``[n, rows]``, with messages that can be proved: 9 rounds, and
+    ``ceil(log2(n - 1))``."""
+    rows, n = x.shape
+    signs = yield from sign_proved_protocol(rt, x.map(_differences), dealer=dealer)
+    place, lost = _duels(n, x.first.device)
+
+    def table(words: Tensor, component: int) -> Tensor:
+        found = words.reshape(n * (n - 1) // 2, -1)[place]
+        return found ^ lost if component == 0 else found  # the loser's bit is the complement
+
+    wins = BoolShare(table(signs.first, rt.party), table(signs.second, rt.next), rows)
+    hot = yield from all_proved_protocol(rt, wins)
+    return (yield from numbers_proved_protocol(rt, hot, dealer=dealer))
+
+
+def _proved_pick_protocol(rt: Runtime, hot: Share, x: Share, dealer: int) -> MpcProtocol[Share]:
+    """The entry of every row of ``[rows, n]`` at its arithmetic one-hot ``[n, rows]``: 1 round."""
+    picked = yield from mul_protocol(rt, x.map(lambda t: t.t().contiguous()), hot, dealer=dealer)
+    return picked.sum(0)
 
 
 def _differences(x: Tensor) -> Tensor:
@@ -86,6 +113,10 @@ def max_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[
         if short:  # repeat the last entry: a tie changes nothing
             flat = cat([flat, flat.index((slice(None), slice(-1, None))).expand(rows, short)], 1)
         block = flat.reshape(rows * blocks, width)
+        if rt.proves_everything:
+            one_hot = yield from _proved_one_hot_protocol(rt, block, dealer)
+            flat = (yield from _proved_pick_protocol(rt, one_hot, block, dealer)).reshape(rows, blocks)
+            continue
         hot = yield from winner_protocol(rt, block, dealer=dealer)
         best = yield from picked_protocol(rt, hot, block)
         flat = best.reshape(rows, blocks)
@@ -106,7 +137,7 @@ def matmul_max_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALER
     other.
     """
     rows, n = x.shape[0], y.shape[1]
-    if not 1 < n <= ALL_PAIRS:
+    if not 1 < n <= ALL_PAIRS or rt.proves_everything:
         product = yield from matmul_protocol(rt, x, y, dealer=dealer)
         return product, (yield from max_protocol(rt, product, dealer=dealer))
     opened = Opened()
@@ -136,6 +167,9 @@ def argmax_one_hot_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> M
     6 rounds for n <= 10. All pairs are compared, so the cost grows with n squared.
     """
     flat = x.reshape(-1, x.shape[-1])
+    if rt.proves_everything:
+        one_hot = yield from _proved_one_hot_protocol(rt, flat, dealer)
+        return one_hot.map(lambda t: t.transpose(0, 1).reshape(x.shape))
     hot = yield from winner_protocol(rt, flat, dealer=dealer)
     (own,) = yield from select_pair_protocol(rt, hot, [], bit=True)
     bits = yield from pair_to_share_protocol(rt, own, hot.shape, 0, hot.d)
@@ -148,6 +182,10 @@ def max_and_place_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Mp
     6 rounds for n <= 10 (7 from ``boolean.BULK`` comparisons on): value and place are chosen by the same opened bits.
     n (n - 1) / 2 comparisons, one AND of n - 1 bits and 48 bytes per entry.
     """
+    if rt.proves_everything:
+        place = yield from _proved_one_hot_protocol(rt, x, dealer)
+        best = yield from _proved_pick_protocol(rt, place, x, dealer)
+        return best, place.map(lambda t: t.t())
     hot = yield from winner_protocol(rt, x, dealer=dealer)
     picked, bits = yield from select_pair_protocol(rt, hot, [x.map(lambda t: t.t().contiguous())], bit=True)
     best, one_hot = yield from par(

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.comparisons.boolean import WIDE_UP_TO, PairBits, drelu_protocol, sign_protocol
+from uvcc_engine.mpc.comparisons.proved_bits import numbers_proved_protocol, sign_proved_protocol
 from uvcc_engine.mpc.foundation.chunking import chunk_slices, in_chunks_protocol
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, mine_part, online_part, places, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, mul_protocol, sub
+from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol, mul_protocol, sub
 from uvcc_engine.mpc.products.truncation import Opened
 from uvcc_engine.transcript.formats import kinds
 
@@ -142,6 +143,24 @@ def _value_and_bit_protocol(
     )
 
 
+def _proved_value_and_bit_protocol(
+    rt: Runtime, x: Share, dealer: int, outs: Sequence[Share | None]
+) -> MpcProtocol[list[Share]]:
+    """``max(x, 0)`` and the bit, flat, such that every message can be proved: 10 rounds, 97 bytes per element."""
+    sign = yield from sign_proved_protocol(rt, x, dealer=dealer)
+    bit = yield from numbers_proved_protocol(rt, sign, dealer=dealer, out=outs[1])
+    value = yield from mul_protocol(rt, x, bit, dealer=dealer)
+    return [_placed(value, outs[0]), bit]
+
+
+def _placed(x: Share, out: Share | None) -> Share:
+    if out is None:
+        return x
+    out.first.copy_(x.first)
+    out.second.copy_(x.second)
+    return out
+
+
 def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[tuple[Share, Share]]:
     """``max(x, 0)`` and the bit ``[x >= 0]`` (``f = 0``) for the backward pass.
 
@@ -152,6 +171,8 @@ def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 6
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         part = flat.index(place)
+        if rt.proves_everything:
+            return (yield from _proved_value_and_bit_protocol(rt, part, dealer, outs))
         b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
         return (yield from _value_and_bit_protocol(rt, b, part, outs))
 
@@ -165,6 +186,8 @@ def relu_only_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: in
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         part = flat.index(place)
+        if rt.proves_everything:
+            return (yield from _proved_value_and_bit_protocol(rt, part, dealer, [*outs, None]))[:1]
         b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
         return [(yield from select_protocol(rt, b, part, outs[0]))]
 
@@ -178,6 +201,9 @@ def drelu_arithmetic_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) ->
     flat = x.reshape(-1)
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        if rt.proves_everything:
+            sign = yield from sign_proved_protocol(rt, flat.index(place), dealer=dealer)
+            return [(yield from numbers_proved_protocol(rt, sign, dealer=dealer, out=outs[0]))]
         b = yield from drelu_protocol(rt, flat.index(place), dealer=dealer)
         return [(yield from b2a_protocol(rt, b, outs[0]))]
 
@@ -189,8 +215,11 @@ def matmul_relu_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALE
     """``relu_protocol(x @ y)`` in 5 rounds instead of 7: the comparison starts from the masked product while it is
     truncated. Up to ``boolean.WIDE_UP_TO`` outputs 4 rounds, and 190 bytes more each.
 
-    The bit is the sign of the product before rounding. ``x``: [..., m, k]; ``y``: [..., k, n].
+    The bit is the sign of the product before rounding. ``x``: [..., m, k]; ``y``: [..., k, n]. Where everything is
+    proved the two run one after the other: 12 rounds, and the bit is that of the rounded product.
     """
+    if rt.proves_everything:
+        return (yield from relu_protocol(rt, (yield from matmul_protocol(rt, x, y, dealer=dealer)), dealer=dealer))
     opened = Opened()
     shape = torch.Size((*x.shape[:-1], y.shape[-1]))
     product = matmul_open_protocol(rt, x, y, opened, dealer=dealer)

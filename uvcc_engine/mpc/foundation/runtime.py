@@ -95,6 +95,11 @@ class Runtime:
         """The epoch that is being computed, from 0; every message carries it."""
         return self._epoch
 
+    @property
+    def proves_everything(self) -> bool:
+        """Whether no message may go that no claim covers: protocols then take their forms that can be proved."""
+        return self.ledger is not None and self.ledger.everything
+
     def begin_epoch(self, epoch: int) -> None:
         """Enter ``epoch`` (the training step). Epochs only increase: a second visit would repeat masks.
 

@@ -25,11 +25,12 @@ from uvcc_engine.mpc.comparisons.selection import open_bits, pair_to_share_proto
 from uvcc_engine.mpc.foundation.roles import known, online_part, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.functions.proved_powers import EXP_RANGE as EXP_RANGE
+from uvcc_engine.mpc.functions.proved_powers import exp_by_products_protocol
 from uvcc_engine.mpc.products.arithmetic import DEALER, add_public
 from uvcc_engine.mpc.products.truncation import Opened, truncate_pair_protocol
 from uvcc_engine.transcript.formats import kinds
 
-EXP_RANGE = 16
 _DIGIT = 4
 _DEALER_BITS = 40
 _ONLINE_BITS = 20
@@ -166,8 +167,10 @@ def _gated_protocol(rt: Runtime, at: PowerParts, keep: PairBits) -> MpcProtocol[
 def exp_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``e^x`` for any ``x <= 2^-f``; zero below -16. 6 rounds: the comparison runs beside the exponential.
 
-    Shape and scale kept.
+    Shape and scale kept. Where everything is proved: by products alone (``proved_powers``).
     """
+    if rt.proves_everything:
+        return (yield from exp_by_products_protocol(rt, x, dealer=dealer))
     flat = padded(x.reshape(-1))
     z = yield from _before_truncation_protocol(rt, flat, dealer)
     out = yield from truncate_pair_protocol(rt, z, flat.shape, _SHIFT - x.f, x.f, dealer)
