@@ -36,7 +36,8 @@ MEANINGS: Final[dict[str, str]] = {
     "job.idle": "Without a query for so long a served model stops waiting and ends; 0 for never.",
     "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one.",
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
-    "job.verify": "products: each product is proved before a step reveals anything (dense layers); off: nothing is.",
+    "job.verify": "proofs: every message is proved before a step reveals anything (dense layers and ReLU); products: "
+    "each product is; off: nothing is.",
     "job.data": "The owner's file of rows; a relative path is relative to the profile.",
     "job.schema": "What the columns of job.data are, as uvcc data infer writes it; none: each is a number to train on, "
     "though a schema lies beside the table.",

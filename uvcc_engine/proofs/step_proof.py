@@ -10,8 +10,9 @@ polynomial's variable, and is told to the prover. When one entry is left, both s
 the verifiers exchange the two values at a coin that the prover never learns, with their summands of the product.
 
 What is shown: sound against one of three parties (``folding.soundness_bits``), for whoever trusts that at most one is
-corrupt. Numbers are proved in a Galois ring, bits in a binary field, side by side and in the same way. A failure names the prover and one verifier: either of them can make it fail, nobody else. The coins are
-interactive, not a hash of the messages, so a prover cannot try again and again.
+corrupt. Numbers are proved in a Galois ring, bits in a binary field, side by side and in the same way. A failure names
+the prover and one verifier: either of them can make it fail, nobody else. The coins are interactive, not a hash of the
+messages, so a prover cannot try again and again.
 """
 
 from __future__ import annotations

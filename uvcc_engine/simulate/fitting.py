@@ -159,7 +159,8 @@ def fit(
     raises RingRangeError as soon as a number passes 2^62 before a truncation. All else are the keys of a private job
     (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With ``verify="products"`` every product of a step and its
     truncation is proved before the step's loss is opened, for dense layers and cross-entropy; comparisons, choices by
-    bits, exponentials and look-ups are not proved. Raises ConfigError for what does not fit, before it computes.
+    bits, exponentials and look-ups are not proved; with ``verify="proofs"`` every message is. Raises ConfigError for
+    what does not fit, before it computes.
     """
     letters = int(getattr(model, "vocabulary", 0))
     features, labels = _rows(x, letters), np.asarray(y)

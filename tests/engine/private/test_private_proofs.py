@@ -1,4 +1,4 @@
-"""A job that has its products proved, by workers as real processes: it ends verified, and a lie ends it unrevealed."""
+"""A job that is proved, by workers as real processes: it ends verified, and a lie ends it unrevealed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 @pytest.fixture(scope="module")
 def bundle(whole: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as it is collected: bundle, signers, transcripts."""
-    root = tmp_path_factory.mktemp("bundle")
+    return _collected(whole, tmp_path_factory.mktemp("bundle"))
+
+
+def _collected(whole: Fleet, root: Path) -> Path:
     for party in range(3):
         source = whole.dir(party) / f"transcript_p{party}r0s0t0"
         target = root / f"p{party}r0" / source.name
@@ -106,6 +109,27 @@ def test_a_proved_run_ends_verified_by_both_verifiers(bundle: Path, capsys: pyte
     words = [str(bundle / "proof_bundle.json"), "--allowed-signers", str(bundle / "allowed_signers")]
     assert standalone_verify.main(words) == 0
     assert "not proved: comparisons" in capsys.readouterr().out
+
+
+def test_a_run_with_every_message_proved_ends_verified_by_both_verifiers(
+    zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its leaves have the form that the program gives them, and every root statement of every epoch its verdict."""
+    (tmp_path / "run").mkdir()
+    fleet = _fleet(tmp_path / "run", zygote, replace(JOB, verify="proofs"))
+    assert _run(fleet, zygote) == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    (tmp_path / "bundle").mkdir()
+    bundle = _collected(fleet, tmp_path / "bundle")
+    certificate = verify(bundle, allowed_signers=bundle / "allowed_signers")
+    assert certificate.word == "VERIFIED"
+    assert certificate.verify == "proofs"
+    assert certificate.claims > 40 * JOB.steps
+    assert "every message between the domains is proved" in certificate.text()
+    assert "not proved" not in certificate.text()
+    words = [str(bundle / "proof_bundle.json"), "--allowed-signers", str(bundle / "allowed_signers")]
+    assert standalone_verify.main(words) == 0
+    assert "every message between them was proved" in capsys.readouterr().out
+    assert program_form.check(bundle).epochs == JOB.steps + 1
 
 
 def test_every_epoch_has_its_proof_in_the_transcript_and_one_verdict_of_all(bundle: Path) -> None:
@@ -207,13 +231,14 @@ def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zyg
     ],
 )
 def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(change: Any, size: int, words: str) -> None:
-    job = replace(PrivateJob(verify="products"), **change)
-    with pytest.raises(ConfigError, match=words):
-        fit_model(job, workers=size)
+    for verify in ("products", "proofs"):
+        job = replace(PrivateJob(verify=verify), **change)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=words):
+            fit_model(job, workers=size)
 
 
 def test_a_mode_that_is_not_there_is_refused_with_the_reason() -> None:
-    for mode, reason in (("proofs", "comparisons"), ("covert", "audited"), ("all", "give off or products")):
+    for mode, reason in (("covert", "audited"), ("all", "give off, products, proofs")):
         with pytest.raises(ConfigError) as found:
             PrivateJob(verify=mode)  # type: ignore[arg-type]
         assert reason in found.value.hint

@@ -1,4 +1,4 @@
-"""Three parties whose products are proved, and a liar among them."""
+"""Three parties whose messages are proved, and a liar among them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
-from uvcc_engine.mpc.comparisons import gated
+from uvcc_engine.mpc.comparisons import gated, maximum, proved_bits, selection
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolTask, Runtime
 from uvcc_engine.mpc.foundation.share import Share, share_of, split
+from uvcc_engine.mpc.functions import exponential
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.proofs.folding import BIT_DEGREE
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
 from uvcc_engine.transcript.formats import kinds
@@ -73,6 +75,35 @@ PROTOCOLS: dict[str, Callable[..., MpcProtocol[Share]]] = {
 }
 
 
+def _sign(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """Comparison alone; its bits are opened as words, for which numbers under XOR do."""
+    bits = yield from proved_bits.sign_proved_protocol(rt, x, dealer=dealer)
+    return (yield from proved_bits.numbers_proved_protocol(rt, bits, dealer=dealer))
+
+
+def _relu(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    value, bit = yield from selection.relu_protocol(rt, x, dealer=dealer)
+    return arithmetic.add(value, bit.with_f(16))
+
+
+def _argmax(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    best, place = yield from maximum.max_and_place_protocol(rt, x, dealer=dealer)
+    return arithmetic.add(place.with_f(16), best.map(lambda t: t.unsqueeze(-1)))
+
+
+def _power(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from exponential.exp_protocol(rt, arithmetic.add_public(rt, x, -20.0), dealer=dealer))
+
+
+WHOLE: dict[str, Callable[..., MpcProtocol[Share]]] = {
+    "sign": _sign,
+    "relu": _relu,
+    "argmax": _argmax,
+    "power": _power,
+}
+"""Protocols with secret bits, which are proved where everything is."""
+
+
 class LyingRuntime(Runtime):
     """A party that lies and stands by it: it alters what it is about to send, and goes on with the altered numbers.
 
@@ -109,19 +140,28 @@ class _Altering:
 
 
 def alter(data: Tensor, how: str, at: random.Random) -> None:
-    """An error in one entry: 1, the top bit, random, one bit; or two entries swapped; or all of them."""
-    flat, bits = data.view(-1), 8 * data.element_size()
+    """An error in one entry: 1, the top bit, random, one bit; or two entries swapped; or all of them.
+
+    Narrow numbers count modulo 2^s, s >= 16, only: an error above would be none. Bytes come lowest first.
+    """
+    flat, bits = data.view(-1), {8: 64, 1: 8}.get(data.element_size(), 16)
     where = at.randrange(flat.numel())
-    if how == "swapped":
+    if data.element_size() == 1:
+        where -= where % data.shape[-1]
+    if how == "swapped" and flat.numel() > 1:
         other = (where + 1) % flat.numel()
-        flat[[where, other]] = flat[[other, where]]
+        if data.element_size() > 1:
+            flat[[where, other]] = flat[[other, where]]
+        else:
+            flat[where] ^= 1
     elif how == "all":
         flat += 1
     elif how == "bit":
-        flat[where] ^= _signed(1 << at.randrange(bits), bits)
+        bit = 1 << at.randrange(bits)
+        flat[where] ^= _signed(bit, bits) if data.element_size() > 1 else bit
     else:
         error = {"one": 1, "top": 1 << (bits - 1)}.get(how, at.randrange(1, 1 << bits))
-        flat[where] += _signed(error, bits)
+        flat[where] += _signed(error, bits) if data.element_size() > 1 else error
 
 
 def _signed(x: int, bits: int) -> int:
@@ -152,8 +192,10 @@ def run_proved(
     ring: GaloisRing | None = None,
     seed: int = 0,
     keep: bool = False,
+    everything: bool = False,
+    bit_degree: int = BIT_DEGREE,
 ) -> Ending:
-    """Share ``inputs``, run a protocol, prove it, then open the result.
+    """Share ``inputs``, run a protocol, prove it (``everything`` of it, or products), then open the result.
 
     ``lie`` may change any message on its way; ``stands_by`` what party ``liar`` sends, and goes on with.
     """
@@ -171,7 +213,7 @@ def run_proved(
 
     planes = LocalPlanes(seed, tamper=tamper, keep=keep)
     for rt in planes.runtimes:
-        rt.ledger = ClaimLedger()
+        rt.ledger = ClaimLedger(everything=everything)
         rt.__class__ = LyingRuntime
         rt.sends, rt.lie = 0, stands_by if rt.party == liar else None  # type: ignore[attr-defined]
     source = random.Random(seed).randbytes
@@ -180,7 +222,10 @@ def run_proved(
     def body(rt: Runtime) -> tuple[ProtocolError | None, Tensor | None, ProvedStep | None]:
         try:
             found = rt.run(build(rt, *[share_of(p, rt.party, 16) for p in parts]))
-            proved = rt.run(prove_protocol(rt, ring)) if prove else None
+            if prove:
+                proved = rt.run(prove_protocol(rt, ring, bit_degree=bit_degree))
+            else:
+                proved, rt.ledger = None, None
             return None, rt.run(open_ring_protocol(rt, found)), proved
         except ProtocolError as why:
             planes.wire.abort()

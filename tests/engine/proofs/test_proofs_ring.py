@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.kernels.cpu import CpuKernels
+from uvcc_engine.mpc.kernels.plain import PlainKernels
+from uvcc_engine.proofs.binary_field import LOW_TERMS, BinaryField
 from uvcc_engine.proofs.galois_ring import TAPS, GaloisRing
 
 M = 1 << 64
@@ -119,3 +122,57 @@ def test_a_polynomial_of_degree_k_has_at_most_k_roots_among_the_challenges(error
 def test_a_ring_without_a_known_modulus_is_refused() -> None:
     with pytest.raises(ConfigError, match="degree 8"):
         GaloisRing(8)
+
+
+def _field_mul(a: int, b: int, degree: int) -> int:
+    """Shift and add, Python's integers."""
+    h = (1 << degree) | sum(1 << t for t in LOW_TERMS[degree])
+    found = 0
+    while b:
+        found ^= a if b & 1 else 0
+        a, b = a << 1, b >> 1
+        a ^= h if a >> degree & 1 else 0
+    return found
+
+
+@pytest.mark.parametrize("degree", LOW_TERMS)
+def test_products_in_a_binary_field_are_those_of_the_slow_oracle(degree: int) -> None:
+    gen = torch.Generator().manual_seed(degree)
+    for kernels in (PlainKernels(), CpuKernels()):
+        field = BinaryField(degree, kernels)
+        a, b = (field.within(_random(gen, 40)) for _ in range(2))
+        assert _ints(field.mul(a, b)) == [_field_mul(x, y, degree) for x, y in zip(_ints(a), _ints(b), strict=True)]
+        powers = field.powers(a[:1], 5)
+        assert _ints(powers[:, 0])[:2] == [1, _ints(a)[0]]
+        assert torch.equal(powers[4], field.mul(powers[1], powers[3]))
+
+
+@pytest.mark.parametrize("degree", LOW_TERMS)
+def test_every_binary_field_is_one(degree: int) -> None:
+    """Rabin's test of its modulus, as above."""
+    h = (1 << degree) | sum(1 << t for t in LOW_TERMS[degree])
+
+    def frobenius(times: int) -> int:
+        x = 2
+        for _ in range(times):
+            x = _field_mul(x, x, degree)
+        return x
+
+    assert frobenius(degree) == 2
+    for p in (p for p in range(2, degree + 1) if degree % p == 0 and all(p % q for q in range(2, p))):
+        assert _binary_gcd(h, frobenius(degree // p) ^ 2) == 1
+
+
+def test_compiled_sums_over_pairs_of_bits_are_those_of_the_plain_ones() -> None:
+    gen = torch.Generator().manual_seed(3)
+    u, v, weights = (_random(gen, 5000) for _ in range(3))
+    plain = PlainKernels()
+    pairs = plain.bit_pairs(u, v, weights)
+    assert torch.equal(pairs, CpuKernels().bit_pairs(u, v, weights))
+    chosen = [w for x, y, w in zip(_ints(u), _ints(v), _ints(weights), strict=True) if x >> 5 & 1 and y >> 40 & 1]
+    whole = 0
+    for w in chosen:
+        whole ^= w
+    assert _ints(pairs[5])[40] == whole
+    product = plain.binary_multiply(u, v)
+    assert torch.equal(product, CpuKernels().binary_multiply(u, v))

@@ -1,7 +1,8 @@
-"""A training whose products are proved: it learns the same, and a lie ends it before a loss is opened."""
+"""A training whose products, or messages, are proved: it learns the same; a lie ends it before a loss is opened."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError
 from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
+from uvcc_engine.mpc.foundation.rounds import Round
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.products import proved_truncation
 
@@ -27,8 +29,9 @@ def _fit(**more: Any) -> simulate.SimulatedFit:
     return simulate.fit(NET, x, y, **({"steps": 2, "batch": 8, "seed": 3} | more))
 
 
-def test_a_proved_training_learns_what_an_unproved_one_does() -> None:
-    plain, proved = _fit(), _fit(verify="products")
+@pytest.mark.parametrize("verify", ["products", "proofs"])
+def test_a_proved_training_learns_what_an_unproved_one_does(verify: str) -> None:
+    plain, proved = _fit(), _fit(verify=verify)
     assert np.allclose(plain.losses, proved.losses, atol=2.0**-9)
     for a, b in zip(plain.weights, proved.weights, strict=True):
         assert np.allclose(a, b, atol=2.0**-9)
@@ -54,6 +57,29 @@ def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
     monkeypatch.setattr("uvcc_engine.mpc.products.arithmetic.truncate_proved_protocol", lying)
     with pytest.raises(ProofFailedError, match="step 1"):
         _fit(verify="products", progress=lambda done, steps, loss: told.append(loss))
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+def test_a_lie_about_a_bit_ends_the_training_before_its_loss_is_opened(
+    liar: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The liar inverts one bit of what it sends for an AND of step 1, and goes on with it."""
+    told: list[float | None] = []
+    honest = Round.send
+    lied: list[int] = []
+
+    def lying(message: Round, peer: int, kind: int, data: torch.Tensor) -> None:
+        here = threading.current_thread().name == f"party{liar}"
+        if here and told and not lied and message.proved and data.dtype == torch.int64 and data.dim() == 2:
+            lied.append(peer)
+            data.view(-1)[0] ^= 1
+        honest(message, peer, kind, data)
+
+    monkeypatch.setattr(Round, "send", lying)
+    with pytest.raises(ProofFailedError, match="step 1"):
+        _fit(verify="proofs", progress=lambda done, steps, loss: told.append(loss))
+    assert lied
     assert len(told) == 1
 
 

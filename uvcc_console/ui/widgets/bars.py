@@ -13,7 +13,7 @@ from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_side
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_engine.contract.job.proof_mode import PRODUCTS
+from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
 
@@ -88,7 +88,8 @@ def _identity(view: View, room: int, wide: bool) -> list[Span]:
     inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
     many = f"3 parties {g.times} {s.replicas}{inner}" if s.proves else f"{len(s.workers) or len(s.pods)} ranks"
-    many += f" {g.dot} products proved" if s.proves and s.verify == PRODUCTS else ""
+    proved = {PRODUCTS: "products proved", PROOFS: "every message proved"}.get(s.verify, "")
+    many += f" {g.dot} {proved}" if s.proves and proved else ""
     shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {many}   ", "muted")]
     who: Span = ("one domain of three   ", "text") if s.apart else ("one operator   ", "warn")
     operators: list[Span] = [who] if s.operation and wide else []

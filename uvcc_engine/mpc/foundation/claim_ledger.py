@@ -112,12 +112,12 @@ class ClaimLedger:
         self._products, self._claims = [], []
         return found
 
-    def check_message(self, kind: int, *, proved: bool) -> None:
+    def check_message(self, kind: int, *, proved: bool, opening: bool) -> None:
         """Refuse (ConfigError) a message of ``kind`` that nothing would prove, or an opening before what it depends on
         is proved, where everything is to be."""
         if not self.everything or kind in _OF_THE_PROOF:
             return
-        if kind == kinds.OPEN:
+        if opening:
             if len(self):
                 raise ConfigError(
                     f"something would be opened before {len(self)} claims that it may depend on are proved",

@@ -31,7 +31,7 @@ def open_ring_protocol(rt: Runtime, x: Share) -> MpcProtocol[Tensor]:
 
     ProtocolError naming the pair if the two holders of the missing component disagree.
     """
-    message = Round()
+    message = Round(opening=True)
     message.send(rt.next, kinds.OPEN, x.first)
     message.send(rt.prev, kinds.OPEN, _digest(x.second))
     message.want(rt.prev, kinds.OPEN, torch.int64, *x.shape)
@@ -52,7 +52,7 @@ def _check(rt: Runtime, missing: Tensor, digest: Tensor) -> None:
 
 def open_to_protocol(rt: Runtime, x: Share, party: int) -> MpcProtocol[Tensor | None]:
     """Only ``party`` learns ``x`` (None elsewhere). 1 round, 8 bytes per element + 32. Shape of ``x``."""
-    message = Round()
+    message = Round(opening=True)
     if rt.next == party:
         message.send(party, kinds.OPEN, x.first)
     elif rt.prev == party:

@@ -36,12 +36,13 @@ class Round:
     """What one protocol sends and expects in one round. Both ends list parts in the same order.
 
     ``sends``: (peer, kind, tensor); ``wants``: (peer, kind, dtype, shape). ``proved``: claims in the ledger cover all
-    that is sent.
+    that is sent. ``opening``: what becomes public is opened, checked (``opening``).
     """
 
     sends: list[tuple[int, int, Tensor]] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
     proved: bool = False
+    opening: bool = False
 
     def send(self, peer: int, kind: int, data: Tensor) -> None:
         """Send ``data``, of any shape, to ``peer`` in this round, as a message of ``kind``."""

@@ -165,7 +165,7 @@ class Runtime:
         task.request = request
         for peer, kind, data in request.sends:
             if self.ledger is not None:
-                self.ledger.check_message(kind, proved=request.proved)
+                self.ledger.check_message(kind, proved=request.proved, opening=request.opening)
             for message in self._outbox[peer].add(kind, data):
                 self._send(peer, *message)
         return [task]

@@ -1,7 +1,7 @@
 """The exponential by products alone, so that every message of it can be proved.
 
-``e^x = (1 + y + y^2 / 2)^(2^7)`` with ``y = x / 2^7``, up to a relative error of ``|x|^3 / (6 4^7)``: the absolute one is
-below 2^-16, as ``x`` is not positive. What lies below ``-EXP_RANGE`` is lifted to it first.
+``e^x = (1 + y + y^2 / 2)^(2^7)`` with ``y = x / 2^7``, up to a relative error of ``|x|^3 / (6 4^7)``: the absolute one
+is below 2^-16, as ``x`` is not positive. What lies below ``-EXP_RANGE`` is lifted to it first.
 """
 
 from __future__ import annotations

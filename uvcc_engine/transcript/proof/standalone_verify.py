@@ -22,6 +22,8 @@ MIB, HEAD, TAIL = 1024 * 1024, "-----BEGIN SSH SIGNATURE-----\n", "-----END SSH 
 BUNDLE, POLICY, SIGNATURES, MANIFEST = "proof_bundle.json", "policy.json", "policy_signatures.json", "MANIFEST.json"
 OF_A_RUN = (MANIFEST, f"{MANIFEST}.sig", "run_full.jsonl", "run_full.log", "dp_layout.json")
 FOR_POLICY, FOR_ROOT, FOR_RESULT, FOR_MANIFEST = "uvcc-policy", "uvcc-root", "uvcc-result", "uvcc-manifest"
+NOTHING = "no product was proved: an altered one goes unnoticed"
+PROOFS = "all three signed that every message between them was proved (sound if one domain at most is corrupt)"
 PRODUCTS = ("all three signed that products and truncations were proved (sound if one domain at most is corrupt); "
             "not proved: comparisons, choices by bits, exponentials, look-ups and what is dealt for them")
 CODES = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
@@ -192,7 +194,8 @@ class Policy:
             raise Unreadable("policy.operation is not what a run of this size does")
         job = data["job"]
         self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")
-        self.proves = fit(job.get("verify", "off"), ["off", "products"].__contains__, "job.verify") == "products"
+        self.verify = fit(job.get("verify", "off"), ["off", "products", "proofs"].__contains__, "job.verify")
+        self.proves = self.verify != "off"
         self.every = fit(job.get("loss_every", 1), below(2**53, 1), "job.loss_every")
         self.listed, self.form = fit(job.get("reveal", ["loss", "accuracy"]), [object], "job.reveal"), tuple[Any, ...]()
         if job.get("kind") == "private" and "model" in job and "batch" in job:
@@ -573,7 +576,7 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
         who = {"three": "each domain ran its own pods; two", "one": "one operator ran all three domains, and"}
         shown = "; the keys come from a public seed: a demonstration" if bundle.policy.seeded else ""
-        shown += f"\n  {PRODUCTS if bundle.policy.proves else 'no product was proved: an altered one goes unnoticed'}"
+        shown += "\n  " + {"products": PRODUCTS, "proofs": PROOFS}.get(bundle.policy.verify, NOTHING)
         print(f"  {who[bundle.policy.who]} could look at everything{shown}")
         print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
