@@ -72,8 +72,8 @@ def test_warming_up_compiles_whatever_the_protocols_call() -> None:
     assert {name: list(fn.signatures) for name, fn in compiled.items()} == before
     # without a unit for 8-bit products (AVX2 only) no protocol comes to the loops that split numbers into digits
     idle = [] if limbs.has_fast_bytes(torch.device("cpu")) else ["split_left", "split_right", "combine"]
-    # (another test of this process may have called them)
-    assert {name for name, fn in compiled.items() if not fn.signatures} <= set(idle)
+    # (another test of this process may have called them); one with an underscore is a part of the loops that call it
+    assert {name for name, fn in compiled.items() if not fn.signatures and name[0] != "_"} <= set(idle)
 
 
 @needs_numba

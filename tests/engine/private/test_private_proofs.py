@@ -220,6 +220,7 @@ def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zyg
     assert fleet.roots(0) == whole.roots(0)
 
 
+@pytest.mark.parametrize("verify", ["products", "proofs"])
 @pytest.mark.parametrize(
     ("change", "size", "words"),
     [
@@ -230,11 +231,12 @@ def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zyg
         ({}, 2, "2 workers"),
     ],
 )
-def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(change: Any, size: int, words: str) -> None:
-    for verify in ("products", "proofs"):
-        job = replace(PrivateJob(verify=verify), **change)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=words):
-            fit_model(job, workers=size)
+def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(
+    verify: Any, change: Any, size: int, words: str
+) -> None:
+    job = replace(PrivateJob(verify=verify), **change)
+    with pytest.raises(ConfigError, match=words):
+        fit_model(job, workers=size)
 
 
 def test_a_mode_that_is_not_there_is_refused_with_the_reason() -> None:
