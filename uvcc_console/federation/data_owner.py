@@ -131,7 +131,7 @@ def approved(standing: Standing, pins: Sequence[str], now: float) -> None:
                 f"P{party}'s domain ({fingerprint(key)}) {said} this proposal", "wait, or ask that domain"
             )
     if now >= p.expires:
-        raise ConfigError(f"the proposal of {who} has expired", "ask for a new one")
+        raise ConfigError(f"by this machine's clock the proposal of {who} has expired", "set the clock, or ask anew")
 
 
 def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[str], attempt: int = -1) -> OwnerRequest:

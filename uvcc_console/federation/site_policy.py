@@ -154,7 +154,8 @@ def _spending(p: Proposal, site: SitePolicy) -> _Broken:
 
 def _times(p: Proposal, site: SitePolicy, now: float) -> _Broken:
     if now >= p.expires:
-        yield "expires", f"it expired at {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(p.expires))}"
+        then, here = (time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(t)) for t in (p.expires, now))
+        yield "expires", f"it expired at {then}; by this machine's clock it is {here}"
     begin, end = site.hours
     hour = time.gmtime(now).tm_hour
     if not begin <= hour < end:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,40 @@ def test_a_key_that_ssh_keygen_signs_with_stays_where_it_is(tmp_path: Path) -> N
     elsewhere.unlink()
     with pytest.raises(UvccError, match="does not sign"):
         made.sign("n", b"text")
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A real ssh-agent of the test's own."""
+    sock = tmp_path / "agent.sock"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+    while not sock.exists():
+        assert process.poll() is None
+    yield
+    process.terminate()
+    process.wait(10)
+
+
+def test_an_agents_key_signs_while_the_agent_holds_it_and_no_private_half_is_on_disk(
+    tmp_path: Path, agent: None
+) -> None:
+    held, public = tmp_path / "id", tmp_path / "id.pub"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", held], check=True)
+    subprocess.run(["ssh-add", "-q", held], check=True)
+    held.unlink()
+    made = domain_key.create(key=public)
+    assert {p.name for p in made.folder.iterdir()} == {domain_key.ELSEWHERE, domain_key.PUBLIC_FILE}
+    again = domain_key.load()
+    assert sshsig.holds(made.public, "uvcc-approval", b"text", again.sign("uvcc-approval", b"text"))
+    subprocess.run(["ssh-add", "-q", "-d", public], check=True)
+    with pytest.raises(UvccError, match="ssh-keygen does not sign") as refused:
+        again.sign("uvcc-approval", b"text")
+    assert "ssh-add -l" in refused.value.hint
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", held], check=True, input=b"y\n")
+    subprocess.run(["ssh-add", "-q", held], check=True)
+    with pytest.raises(UnreadableError, match="not the one that it publishes"):  # another key took its file's place
+        again.sign("uvcc-approval", b"text")
 
 
 def test_a_key_that_is_not_the_published_one_signs_nothing() -> None:

@@ -29,13 +29,15 @@ def approved_document(proposal_id: str) -> bytes:
     """A proposal that this installation keeps, with its domains' approvals. Raises ConfigError if not all approved."""
     import json
 
+    from uvcc_console.federation.domain_key import fingerprint
     from uvcc_console.federation.rendezvous import kept
-    from uvcc_engine.contract.errors import ConfigError
 
     standing = kept(proposal_id)
+    p = standing.signed.proposal
     lacking = [f"P{n}" for n in range(PARTIES) if n not in standing.said or standing.said[n][0].decision != "approve"]
     if lacking:
-        what = f"proposal {standing.signed.proposal.id[:12]} is not approved by {', '.join(lacking)}"
+        who = f"the coordinator {fingerprint(p.coordinator)}"
+        what = f"proposal {p.id[:12]} of {who} is not approved by {', '.join(lacking)}"
         raise ConfigError(what, "uvcc proposals fetches what the domains said since")
     return json.dumps(standing.to_json(), indent=1).encode() + b"\n"
 
