@@ -48,6 +48,7 @@ LISTED: Final[dict[str, frozenset[str]]] = {
     "engine/private/private_liars.py": frozenset({"_queue"}),
     "engine/transcript/test_damage.py": frozenset({"_outcome", "_sid"}),
     "engine/mpc/test_mpc_privacy.py": frozenset({"_at"}),
+    "console/federation/test_hostile_coordinator.py": frozenset({"_draft", "_shared", "_signed"}),
     "console/federation/test_peers.py": frozenset({"_barrier", "_own_roster", "_roster"}),
     # whether loops are compiled, which no caller chooses
     "engine/mpc/test_mpc_kernels.py": frozenset({"_jit"}),

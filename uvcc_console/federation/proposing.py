@@ -25,7 +25,7 @@ from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Proposal, ProposedLimits, Revealed
 
-SEALED_TO_OWNER: Final = ("weights", "predictions", "seeds")
+SEALED_TO_OWNER: Final = ("weights", "statistics", "predictions", "seeds")
 TO_OWNER: Final = "owner"
 
 

@@ -38,6 +38,7 @@ MEANINGS: Final[dict[str, str]] = {
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
     "job.verify": "proofs: every message is proved before a step reveals anything (dense layers and ReLU); products: "
     "each product is; off: nothing is.",
+    "job.standardise": "Each column to mean 0 and deviation 1 over all owners' rows, by statistics kept in shares.",
     "job.data": "The owner's file of rows; a relative path is relative to the profile.",
     "job.schema": "What the columns of job.data are, as uvcc data infer writes it; none: each is a number to train on, "
     "though a schema lies beside the table.",

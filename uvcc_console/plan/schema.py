@@ -115,6 +115,7 @@ class PrivateJobSettings(Strict):
     device: Device = DEFAULTS.device
     rounds: Rounds | Literal["auto"] = "auto"
     verify: Annotated[ProofMode, BeforeValidator(_proof_mode)] = DEFAULTS.verify
+    standardise: bool = DEFAULTS.standardise
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""

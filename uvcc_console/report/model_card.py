@@ -56,8 +56,8 @@ def _roots(found: Shown) -> dict[str, str]:
 def _privacy(policy: Policy) -> list[str]:
     told = [value for value, to in policy.reveal if to == EVERYBODY and not value.startswith("confusion.")]
     owners = [value for value, to in policy.reveal if to != EVERYBODY]
-    if "weights" in told:  # said to all, and still sealed to the owner
-        told, owners = [value for value in told if value != "weights"], [*owners, "weights"]
+    sealed = [value for value in ("weights", "statistics") if value in told]  # said to all, and still sealed to it
+    told, owners = [value for value in told if value not in sealed], [*owners, *sealed]
     return [
         f"told to all three domains: {', '.join(told) or 'nothing'}; all else stayed shared",
         f"sealed to the owner's key: {', '.join(dict.fromkeys(owners)) or 'nothing'}",

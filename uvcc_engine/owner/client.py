@@ -24,12 +24,12 @@ from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.sample_text import load_text
-from uvcc_engine.data.schema import load_schema, schema_text
+from uvcc_engine.data.schema import check_joint, load_schema, schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
-from uvcc_engine.sealing.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
+from uvcc_engine.sealing.inputs import SharedInputs, check_units, dataset_tensors, encode_fixed, share_tensors
 from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import box_name, open_weights
@@ -76,6 +76,7 @@ def dataset_for(
 def _by_schema(job: PrivateJob, path: Path | None, schema: Path, pin: Path | None, fitted: Path | None) -> Dataset:
     if path is None:
         raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
+    check_joint(load_schema(schema), job.standardise)
     made = prepared(path, schema, pin)
     several = load_schema(schema).fixed  # this owner's rows are some of the job's
     if len(made.data.test_x) != job.test_rows and not (several and len(made.data.test_x) < job.test_rows):
@@ -159,9 +160,10 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
     """
     model = fit_model(job)
     if job.task == "train":
-        tensors = dataset_tensors(
-            dataset_for(job, args.data, args.labels, args.schema, args.pin, args.fitted), job.frac_bits
-        )
+        data = dataset_for(job, args.data, args.labels, args.schema, args.pin, args.fitted)
+        for name, x in (("train features", data.train_x), ("test features", data.test_x)):
+            check_units(job, name, x)
+        tensors = dataset_tensors(data, job.frac_bits)
         check_tensors(shapes_of(tensors), job, model)
         return tensors
     found: dict[str, Ring] = {}
@@ -249,17 +251,29 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
         slices[stage, tensor] = open_weights(boxes, owner=owner, parties=parties)
     weights = whole_weights(slices, args.model)
     args.out.mkdir(parents=True, exist_ok=True)
+    names = _put_statistics(weights, args.out)
     answers = weights.get(PREDICTION)
     name = owner_files.WEIGHTS if answers is None else "predictions.npz"
     content = io.BytesIO()
     np.savez(content, **(weights if answers is None else {"labels": answers.argmax(1)}))
     files.write_atomic(args.out / name, content.getvalue(), mode=0o600)
-    names = [name]
+    names.append(name)
     if answers is None:
         names.append(TENSORS)
         whole = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
         files.write_atomic(args.out / TENSORS, save(whole, {"format": "uvcc"}), mode=0o600)
     return {"files": names, "shapes": {name: list(w.shape) for name, w in weights.items()}}
+
+
+def _put_statistics(weights: dict[str, Floats], out: Path) -> list[str]:
+    """Take the columns' statistics out of what was opened, and write them as mean and deviation; the file's name."""
+    found = [weights.pop(name).reshape(-1) for name in owner_files.STATISTIC_TENSORS if name in weights]
+    if len(found) != len(owner_files.STATISTIC_TENSORS):
+        return []
+    content = io.BytesIO()
+    np.savez(content, mean=found[0], deviation=1.0 / np.maximum(found[1], np.finfo(np.float64).tiny))
+    files.write_atomic(out / owner_files.STATISTICS, content.getvalue(), mode=0o600)
+    return [owner_files.STATISTICS]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

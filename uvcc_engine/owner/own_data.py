@@ -165,7 +165,7 @@ def predict(args: argparse.Namespace) -> dict[str, Any]:
     if schema.text is not None:
         raise ConfigError("a model of a text predicts letters, not columns", "use its weights in a program of yours")
     table = read_table(args.data)
-    outputs = _outputs(model, weights, transform(table, schema))
+    outputs = _outputs(model, weights, _to_scale(args.model, transform(table, schema)))
     ids = table.columns.get(schema.by) if schema.by else None
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
@@ -224,6 +224,18 @@ def _trained(args: argparse.Namespace) -> tuple[list[Floats], ModelSpec, Schema]
             f"take the {FITTED} of the same training",
         )
     return [arrays[name] for name in wanted], model, schema
+
+
+def _to_scale(model: Path, x: Floats) -> Floats:
+    """Rows as the network was trained on them, where the parties standardised them and the owner holds how."""
+    path = (model if model.is_dir() else model.parent) / owner_files.STATISTICS
+    if not path.exists():
+        return x
+    found = read_arrays(path)
+    if {name: array.shape for name, array in found.items()} != dict.fromkeys(("mean", "deviation"), x.shape[1:]):
+        raise ConfigError(f"{path} is not of these {x.shape[1]} features", "open the run's results again")
+    scaled: Floats = (x - found["mean"]) / found["deviation"]
+    return scaled
 
 
 def _outputs(model: ModelSpec, weights: list[Floats], x: Floats) -> Floats:

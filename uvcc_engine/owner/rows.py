@@ -22,13 +22,13 @@ from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import features_and_labels
 from uvcc_engine.data.features import complete_rows, held_out, transform
 from uvcc_engine.data.fitting_pass import FittingPass, targets
-from uvcc_engine.data.schema import Schema, load_schema
+from uvcc_engine.data.schema import Schema, check_joint, load_schema
 from uvcc_engine.data.sets import Floats, Labels, public_stream, target_rows
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.owner.client import input_tensors
 from uvcc_engine.sealing.components import Ring
-from uvcc_engine.sealing.inputs import encode_fixed
+from uvcc_engine.sealing.inputs import check_units, encode_fixed
 from uvcc_engine.sharding.validation import check_tensors, fit_model
 
 Blocks = Iterator[tuple[str, Ring]]
@@ -74,6 +74,7 @@ def _whole(job: PrivateJob, args: argparse.Namespace, schema: Schema | None = No
 
 
 def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
+    check_joint(schema, job.standardise)
     found = FittingPass(schema)
     for part in table_batches(path):
         found.add(part)
@@ -256,5 +257,6 @@ def _shapes(
 def _encoded(job: PrivateJob, x: Floats, y: Floats, test: np.ndarray) -> Blocks:
     for part, chosen in (("train", ~test), ("test", test)):
         if chosen.any():
+            check_units(job, f"{part} features", x[chosen])
             yield f"{part}_x", encode_fixed(f"{part} features", x[chosen], job.frac_bits)
             yield f"{part}_y", encode_fixed(f"{part} labels", y[chosen], job.frac_bits)

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.contract.job.private_job import STANDARDISED_LIMIT, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.data.sets import Dataset, Floats, target_rows
@@ -70,6 +71,14 @@ def encode_fixed(name: str, values: Floats, frac_bits: int) -> Ring:
     if largest > FEATURE_LIMIT:
         raise ConfigError(f"{name} reaches {largest:.6g}, beyond {FEATURE_LIMIT:g}", "scale the features first")
     return np.rint(values * 2.0**frac_bits).astype(np.int64)
+
+
+def check_units(job: PrivateJob, name: str, features: Floats) -> None:
+    """Refuse (ConfigError) features that are too large for the statistics that the parties compute of them."""
+    largest = float(np.abs(features).max(initial=0.0)) if job.standardise else 0.0
+    if largest > STANDARDISED_LIMIT:
+        what = f"{name} reach {largest:.6g}, and the job standardises columns up to {STANDARDISED_LIMIT:g}"
+        raise ConfigError(what, "all owners agree on larger units for that column, like km in place of m")
 
 
 def dataset_tensors(data: Dataset, frac_bits: int) -> dict[str, Ring]:

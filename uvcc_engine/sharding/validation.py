@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
+from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, PrivateJob
 from uvcc_engine.model.definition.specs import Dense, ModelSpec, Relu, find_model
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
@@ -52,6 +52,7 @@ def fit_model(
             ("task", job.task, "train"),
             ("weight_decay", job.weight_decay, 0.0),
             ("clip_norm", job.clip_norm, 0.0),
+            ("standardise", job.standardise, False),
         )
         if value != plain
     ]
@@ -76,6 +77,7 @@ def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
             ("optimizer", job.optimizer, "sgd"),
             ("objective", job.objective, "cross-entropy"),
             ("clip_norm", job.clip_norm, 0.0),
+            ("standardise", job.standardise, False),
         )
         if value != proved
     ]
@@ -165,6 +167,16 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob, model:
         x, y = f"{part}_x", f"{part}_y"
         _check_rows(shapes, x, model, model.features, None)
         _check_rows(shapes, y, model, model.targets, shapes[x][0])
+
+
+def check_statistics(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob) -> None:
+    """Refuse (ConfigError) statistics of fewer rows, or more, than there may be; ``shapes``: of all owners' rows."""
+    rows = shapes["train_x"][0] if job.standardise else 0
+    if job.standardise and not STANDARDISED_LEAST <= rows <= STANDARDISED_ROWS:
+        many = f"{STANDARDISED_LEAST} to {STANDARDISED_ROWS} training rows"
+        raise ConfigError(f"job.standardise over {rows} rows", f"{many}, or scale the columns beforehand")
+    if "statistics" in job.reveal and rows < job.min_rows:
+        raise ConfigError(f"statistics of {rows} rows would be revealed, job.min_rows is {job.min_rows}")
 
 
 def _check_rows(

@@ -31,7 +31,7 @@ from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, random_ring, reconstruct
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
-from uvcc_engine.sharding.validation import check_tensors, fit_model, shapes_of
+from uvcc_engine.sharding.validation import check_statistics, check_tensors, fit_model, shapes_of
 from uvcc_engine.simulate.metering import LayerCost, Metering
 
 _TEST: Final = 0.2
@@ -228,6 +228,7 @@ def train(
     model = fit_model(job)
     tensors = dataset_tensors(data, job.frac_bits)
     check_tensors(shapes_of(tensors), job, model)
+    check_statistics(shapes_of(tensors), job)
     inputs = _party_inputs(tensors, job.frac_bits)
     planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few")
     planes.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor

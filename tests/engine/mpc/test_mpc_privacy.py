@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from uvcc_engine.model.learning.standardising import Standardiser
 from uvcc_engine.mpc.comparisons import boolean, gated, maximum, selection, shuffle
 from uvcc_engine.mpc.foundation import prg
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -22,7 +23,7 @@ ZERO = torch.zeros(N, dtype=torch.float64)
 SECRET = torch.linspace(-3000.0, 3000.0, N, dtype=torch.float64)
 
 PAIRWISE = ("mul", "matmul", "relu", "exp", "shuffle", "fused", "reduced", "gated")
-NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits", "winner", "sparing", "powers")
+NAMES = (*PAIRWISE, "max", "argmax", "divide", "softmax", "bits", "winner", "sparing", "powers", "standardised")
 
 Program = Callable[[Runtime], object]
 
@@ -34,6 +35,7 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
     table = split(rows, 16, source.randbytes)
     small = split(-(x.abs() / 500 + 0.5), 16, source.randbytes)
     signs = split((rows > 100).to(torch.float64) / 2.0**16, 16, source.randbytes)
+    wide_range = split(x / 30, 16, source.randbytes)
     near = split(x.abs() / 1000 + 1, 16, source.randbytes)
 
     def run(rt: Runtime) -> object:
@@ -64,6 +66,11 @@ def program(name: str, x: Tensor, seed: int = 7) -> Program:
             return rt.run(maximum.matmul_max_protocol(rt, matrix, matrix.T.index((slice(None), slice(0, 4)))))
         if name == "powers":
             return rt.run(softmax.matmul_powers_protocol(rt, matrix, matrix.T.index((slice(None), slice(0, 4)))))
+        if name == "standardised":
+            two_rows = share_of(wide_range, rt.party).reshape(2, N // 2)
+            statistics = Standardiser(rt, N // 2, 16)
+            rt.run(statistics.fit_protocol(two_rows))
+            return rt.run(statistics.apply_protocol(two_rows))
         if name == "sparing":
             wide = matrix.T.index((slice(None), slice(0, truncation.SPARING // N * 4)))
             return rt.run(arithmetic.matmul_protocol(rt, matrix, wide, scale=0.1 / 2**16))

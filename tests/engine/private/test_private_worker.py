@@ -20,6 +20,7 @@ from uvcc_engine.checkpoint.commits import RECORDS, check_record, read_record
 from uvcc_engine.checkpoint.encryption import decrypt, rest_key, state_name
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files.control import HALT, HOLD, RELEASE, HaltRequest, write_halt
@@ -27,6 +28,7 @@ from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.model.learning.plaintext import count_correct, train_plaintext
 from uvcc_engine.mpc.foundation.prg import PairKeys
+from uvcc_engine.owner import client
 from uvcc_engine.sealing.release import open_weights
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
@@ -234,6 +236,34 @@ def test_halt_stops_all_at_one_step_and_resume_ends_in_the_same_result(
     assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     assert [e["step"] for e in fleet.events(0, "resumed")] == [1, 2]
     assert_same_result(fleet, whole)
+
+
+def test_columns_standardised_under_sharing_go_on_after_a_halt_and_are_told_to_the_owner(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    job = replace(JOB, steps=3, standardise=True, reveal=(*JOB.reveal, "statistics"))
+    once, halted = (Fleet(tmp_path / name, zygote, job, direct_links()) for name in ("once", "halted"))
+    once.launch()
+    assert once.wait() == [0, 0, 0], [once.exit(p) for p in range(3)]
+    held_of_all(halted, 1)
+    halt(halted, 1, HALT)
+    assert halted.wait() == [0, 0, 0]
+    halted.launch(resume=True)
+    assert halted.wait() == [0, 0, 0], [halted.exit(p) for p in range(3)]
+    assert_same_result(halted, once)
+    for p in range(3):
+        (tmp_path / "boxes").mkdir(exist_ok=True)
+        shutil.copy(once.dir(p) / f"result_p{p}r0s0t0.box", tmp_path / "boxes")
+    OWNER.store(tmp_path / "owner")
+    (tmp_path / "parties.json").write_text(json.dumps([p.public.to_json() for p in PARTIES]))
+    folders = ["--open", str(tmp_path / "boxes"), "--owner", str(tmp_path / "owner"), "--out", str(tmp_path / "out")]
+    assert client.main([*folders, "--parties", str(tmp_path / "parties.json")]) == 0
+    with np.load(tmp_path / "out" / owner_files.STATISTICS) as found:
+        x = load_digits(job.seed, job.test_rows).train_x
+        assert np.abs(found["mean"] - x.mean(0)).max() < 1e-3
+        assert np.abs(found["deviation"] - np.sqrt(x.var(0) + 2.0**-10)).max() < 2e-3
+    with np.load(tmp_path / "out" / owner_files.WEIGHTS) as found:
+        assert set(found) == {"weight.0", "weight.1"}
 
 
 def test_a_hold_at_one_party_holds_all_until_its_release(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:

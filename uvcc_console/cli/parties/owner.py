@@ -180,10 +180,17 @@ def _results(args: argparse.Namespace) -> int:
         command = ["--open", str(handed), "--owner", str(base), "--parties", parties.name, "--out", str(out)]
         owners_program([*command, "--model", model if isinstance(model, str) else json.dumps(model)], "share")
     (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
+    _about_statistics(found.policy)
     if (fitted := kept / FITTED).exists():
         shutil.copyfile(fitted, out / FITTED)
     common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     return OK
+
+
+def _about_statistics(policy: Policy) -> None:
+    """Say so where the weights are of standardised columns, and by which statistics was not revealed."""
+    if policy.job.get("standardise") and "statistics" not in {value for value, _ in policy.reveal}:
+        common.say("the weights are of columns that were standardised under sharing; by what was not to be revealed")
 
 
 def _audit(args: argparse.Namespace) -> int:
@@ -240,6 +247,7 @@ def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> None:
         command = ["--open", str(run_dir / "artifacts" / FULL), "--owner", str(run_dir / "owner" / "identity")]
         owners_program([*command, "--parties", parties.name, "--out", str(out), "--model", name], "share")
     (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
+    _about_statistics(policy)
     fitted = fitted_file(run_dir)
     if fitted.exists():
         shutil.copyfile(fitted, out / FITTED)

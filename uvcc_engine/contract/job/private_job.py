@@ -17,7 +17,9 @@ from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
 MetricName = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
-Reveal = Literal["loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "predictions", "answers", "seeds"]
+Reveal = Literal[
+    "loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "statistics", "predictions", "answers", "seeds"
+]
 Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
@@ -34,6 +36,12 @@ DEVICES: Final[tuple[str, ...]] = get_args(Device)
 ROUNDS: Final[tuple[str, ...]] = get_args(Rounds)
 HIGHEST_LOG_RATE: Final = 4.0
 """A Poisson rate is at most e^4, about 54.6: larger ones would leave the fixed point too few bits."""
+
+STANDARDISED_LIMIT: Final = 128.0
+"""What a feature may reach where its column is standardised under sharing: a sum of squares has room in the ring then,
+of ``STANDARDISED_LEAST`` to ``STANDARDISED_ROWS`` rows."""
+STANDARDISED_LEAST: Final = 16
+STANDARDISED_ROWS: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,8 @@ class PrivateJob:
     ``rounds``: ``few`` where the parties lie far apart, though it takes about twice the bytes and work; ``sparing``
     where they share a machine or a rack. The weights differ in their last bits.
     ``verify``: what is proved of the computation (``proof_mode``).
+    ``standardise``: every column is brought to mean 0 and deviation 1 over all owners' training rows, by statistics
+    that are computed in shares and stay there; ``statistics`` in ``reveal`` seals them to the owner beside the weights.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -140,6 +150,7 @@ class PrivateJob:
     verify: ProofMode = "off"
     clients: tuple[str, ...] = ()
     idle: float = 0.0
+    standardise: bool = False
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -164,6 +175,16 @@ class PrivateJob:
             if trouble := misplaced(item, self.task):
                 raise ConfigError(f"job.reveal: {item!r} in task {self.task!r}", trouble)
         check_clients(self.task, self.clients, self.idle)
+        self._check_standardising()
+
+    def _check_standardising(self) -> None:
+        if self.standardise and self.task != "train":
+            raise ConfigError(
+                f"job.standardise in task {self.task!r}", "the owner brings its queries to scale by itself"
+            )
+        if "statistics" in self.reveal and not (self.standardise and "weights" in self.reveal):
+            what = "job.reveal: 'statistics' without job.standardise, or without 'weights'"
+            raise ConfigError(what, "they are sealed to the owner beside the weights that they are needed for")
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:
@@ -221,7 +242,10 @@ class PrivateJob:
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
 
 
-LATER: Final = ("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify", "clients", "idle")
+LATER: Final = (
+    *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
+    *("clients", "idle", "standardise"),
+)
 """Keys that a policy names only where they say something."""
 DEFAULTS: Final = PrivateJob()
 

@@ -24,6 +24,7 @@ from uvcc_engine.model.learning.answer_metrics import plaintext_metrics
 from uvcc_engine.model.learning.clipping import clipped
 from uvcc_engine.model.learning.objectives import plaintext_loss
 from uvcc_engine.model.learning.optimizers import adam_rate, gradient_gain, smallest
+from uvcc_engine.model.learning.standardising import in_clear
 from uvcc_engine.model.registry import PlaintextContext, type_of
 
 
@@ -63,7 +64,7 @@ def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | N
 
     ``starts`` has an array per weighted layer, in the shape that the layer's specification says.
     """
-    model = find_model(job.model)
+    model, data = find_model(job.model), in_clear(job, data)
     first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
     weights = [torch.from_numpy(w).clone().requires_grad_() for w in first]
     velocity, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]

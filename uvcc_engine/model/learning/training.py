@@ -19,6 +19,7 @@ from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
+from uvcc_engine.model.learning.standardising import Standardiser, named
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
@@ -65,6 +66,7 @@ class PrivateTrainer:
         self._layers = nn.build(model, weights)
         self._model = model
         self._optimizer = _optimizer(rt, job, self._layers, model)
+        self._standardiser = Standardiser(rt, model.features, job.frac_bits) if job.standardise else None
 
     @property
     def weights(self) -> list[Share]:
@@ -82,7 +84,8 @@ class PrivateTrainer:
         return self._optimizer.moments["velocity"]
 
     def _kept(self) -> list[tuple[str, list[Share]]]:
-        return [("weight", self.weights), *self._optimizer.moments.items()]
+        found = [("weight", self.weights), *self._optimizer.moments.items()]
+        return found if self._standardiser is None else [*found, ("statistics", self._standardiser.statistics)]
 
     def step(self, step: int) -> StepResult:
         """Train on the batch of step ``step`` (from 0). 16 rounds for a two-layer network of 10 classes."""
@@ -93,6 +96,12 @@ class PrivateTrainer:
         if self._rt.ledger is not None:
             return self._proved_step(rows, reveal=reveal)
         return self._rt.run(self._step_protocol(rows, reveal=reveal))
+
+    def _rows_protocol(self, part: str, rows: Tensor | None = None) -> MpcProtocol[Share]:
+        """Features of these rows of ``part``, or of all, as the first layer takes them ``[rows, features]``."""
+        x = self._tensors[f"{part}_x"]
+        x = x if rows is None else x.index(rows)
+        return x if self._standardiser is None else (yield from self._standardiser.apply_protocol(x))
 
     def _proved_step(self, rows: Tensor, *, reveal: bool) -> StepResult:
         """The same with every product of the step proved before its loss is opened. Cross-entropy only."""
@@ -121,8 +130,10 @@ class PrivateTrainer:
         return cast(Share, total)
 
     def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[StepResult]:
-        x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
-        y = y.reshape(-1, self._model.classes)
+        if self._standardiser is not None and self._optimizer.step == 0:
+            yield from self._standardiser.fit_protocol(self._tensors["train_x"])
+        x = yield from self._rows_protocol("train", rows)
+        y = self._tensors["train_y"].index(rows).reshape(-1, self._model.classes)
         nn.set_training(self._layers, True)
         if self._job.objective == "mse":
             outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
@@ -190,7 +201,8 @@ class PrivateTrainer:
 
     def _evaluate_protocol(self) -> MpcProtocol[dict[str, float]]:
         nn.set_training(self._layers, False)
-        outputs = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
+        x = yield from self._rows_protocol("test")
+        outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
         targets = self._tensors["test_y"].reshape(-1, self._model.classes)
         return (yield from evaluate_protocol(self._rt, self._job, self._model, outputs, targets))
 
@@ -200,7 +212,8 @@ class PrivateTrainer:
 
     def _count_protocol(self) -> MpcProtocol[int]:
         nn.set_training(self._layers, False)
-        logits = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
+        x = yield from self._rows_protocol("test")
+        logits = yield from nn.forward_protocol(self._rt, self._layers, x)
         targets = self._tensors["test_y"].reshape(-1, self._model.classes)
         return (yield from losses.correct_protocol(self._rt, logits, targets))
 
@@ -223,8 +236,9 @@ class PrivateTrainer:
         return found
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
-        """Both components of the weights by name, as the owner's box holds them."""
-        return rings((f"weight.{i}", w) for i, w in enumerate(self.weights))
+        """Both components of the weights by name, as the owner's box holds them, and of the statistics if listed."""
+        more = named(self._standardiser) if "statistics" in self._job.reveal else []
+        return rings([*((f"weight.{i}", w) for i, w in enumerate(self.weights)), *more])
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what :meth:`state` gave. Raises ConfigError if a name or shape does not fit the model."""
