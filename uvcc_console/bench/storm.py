@@ -12,6 +12,7 @@ import fcntl
 import os
 import struct
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -66,13 +67,18 @@ def resizing(terminal: Terminal, pause_s: float = 0.01) -> Iterator[None]:
 @contextlib.contextmanager
 def ahead() -> Iterator[None]:
     """This process before others in the queue for a processor, where the machine grants it."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    _schedule(True)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError, AttributeError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        _schedule(False)
+
+
+def _schedule(first: bool) -> None:
+    if sys.platform == "linux" and hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):
+            policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK if first else os.SCHED_OTHER
+            os.sched_setscheduler(0, policy, os.sched_param(int(first)))
 
 
 def dispatches(run_dir: Path, terminal: Terminal, presses: int) -> list[float]:
