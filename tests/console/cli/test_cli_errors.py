@@ -58,7 +58,7 @@ def sub_verbs() -> list[tuple[str, str]]:
 
 
 def test_wrong_usage_of_a_sub_verb_is_told_in_the_one_form(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {verb for verb, _ in sub_verbs()} == {"data", "domain", "owner"}
+    assert {verb for verb, _ in sub_verbs()} == {"data", "domain", "infer", "owner"}
     for verb, name in sub_verbs():
         assert main([verb, name, "--no-such-option"]) == 2
         said = capsys.readouterr()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from uvcc_engine.contract.peer_protocol import peer_messages, relay_words
 from uvcc_engine.contract.peer_protocol.peer_messages import (
     AttachedNote,
+    BatchTurn,
     FinalState,
     Heard,
     HoldVote,
@@ -29,6 +30,7 @@ from uvcc_engine.contract.run_files.records import Heartbeat, Malformed, Reporte
 MESSAGES = [
     StepVote(3, Vote(1, "n", 2), "signed", b"root"),
     HoldVote(3, 4, Vote(2, "n")),
+    BatchTurn(3, 4, Vote(1, "n"), b"queries"),
     Resume((4, 2), 1, 2, "ab" * 32, "products"),
     FinalState({0: "a" * 64, 1: "0" * 64}),
     Stopped("it broke", "mend it", 2),

@@ -90,8 +90,7 @@ def canonical(value: Json) -> bytes:
     if isinstance(value, list): return b"[" + b",".join(map(canonical, value)) + b"]"
     return (number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)).encode()
 def parse_canonical(data: bytes, what: object) -> Json:
-    body = data[:-1] if data.endswith(b"\n") else data
-    value = parse(body, what)
+    body = data[:-1] if data.endswith(b"\n") else data; value = parse(body, what)
     need(canonical(value) == body, Unreadable, f"{what} is not canonical JSON")
     return value
 def fit(value: Json, form: Any, what: str) -> Json:
@@ -193,9 +192,8 @@ class Policy:
         if data["operation"] != {"operators": self.who, "party_traffic": "sealed" if own > 1 else "none"}:
             raise Unreadable("policy.operation is not what a run of this size does")
         job = data["job"]
-        self.steps = fit(job.get("steps"), below(2**53, 1), "job.steps")
         self.verify = fit(job.get("verify", "off"), ["off", "products", "proofs"].__contains__, "job.verify")
-        self.proves = self.verify != "off"
+        self.proves, self.steps = self.verify != "off", fit(job.get("steps"), below(2**53, 1), "job.steps")
         self.every = fit(job.get("loss_every", 1), below(2**53, 1), "job.loss_every")
         self.listed, self.form = fit(job.get("reveal", ["loss", "accuracy"]), [object], "job.reveal"), tuple[Any, ...]()
         if job.get("kind") == "private" and "model" in job and "batch" in job:
@@ -390,8 +388,7 @@ class Bundle:
         p, me, seen = self.policy, w.coord[1], [(o["epoch"], o["index"]) for o in w.openings]
         if seen != sorted(set(seen)) or any(e >= self.length for e, _ in seen):
             raise Wrong(f"the opened leaves of {w.name} are not in order, or of no epoch")
-        due = {AGREED: p.hash, INPUT: bytes.fromhex(p.commitments[me]), RESULT: w.core, START: p.start}
-        kinds = []
+        due = {AGREED: p.hash, INPUT: bytes.fromhex(p.commitments[me]), RESULT: w.core, START: p.start}; kinds = []
         for o in w.openings:
             record, payload, e = bytes.fromhex(o["record"]), bytes.fromhex(o["payload"]), o["epoch"]
             direction, kind, src, dst, op, _, _, size, digest = RECORD.unpack(record)
@@ -443,10 +440,9 @@ def check_transcripts(bundle: Bundle, files: dict[str, Path]) -> int:
     return total
 def check_form(bundle: Bundle, p: Policy) -> None:
     """Section 5.3: every epoch has at least the messages that no run of the agreed program can do without."""
-    (layers, batch, tested), task = p.form, p.data["job"].get("task")
-    train, few = task not in ("infer", "serve"), task == "serve"
+    (layers, batch, tested), task = p.form, p.data["job"].get("task"); train = task not in ("infer", "serve")
     width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers)
-    measured = any(name in p.listed for name in ("accuracy", "confusion", "auc", "rmse", "r2"))
+    few, measured = task == "serve", any(name in p.listed for name in ("accuracy", "confusion", "auc", "rmse", "r2"))
     for e, party in product(range(bundle.length), range(3)):
         left, opened = p.steps - p.first - e, 0
         rows = tested // p.replicas if left < 1 else batch if train or (left > 1 and not few) else 1
