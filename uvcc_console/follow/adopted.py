@@ -6,7 +6,6 @@ names, so every screen and verb finds what it looks for. It ends nothing there: 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 import sys
@@ -20,7 +19,7 @@ from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events
-from uvcc_console.core.log import logger, within
+from uvcc_console.core.log import logger
 from uvcc_console.fleet import pulse
 from uvcc_console.follow import adopting
 from uvcc_console.follow.control_file import ControlFileChannel
@@ -30,10 +29,8 @@ from uvcc_console.halt import machine
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.rollout.bus import Bus
-from uvcc_console.rollout.conductor import run_lock
-from uvcc_console.runs import logfile, processes
+from uvcc_console.runs import conducting, processes
 from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage
-from uvcc_engine.contract.errors import UvccError
 
 log = logger(__name__)
 PROVIDER: Final = "adopted"
@@ -243,25 +240,16 @@ async def _follow(run_dir: Path, *, ending: bool) -> str:
         journal.close()
 
 
+def follow_run(run_dir: Path, adopted: str, _since: int) -> int:
+    """Follow a run until it ends; ``adopted`` is "teardown" where it is to end. Returns the exit code."""
+    log.info("following")
+    return 1 if asyncio.run(_follow(run_dir, ending=adopted == "teardown")) == "failed" else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the process. Exit code 0 unless the run failed."""
-    parser = argparse.ArgumentParser(prog="uvcc_console.follow.adopted")
-    parser.add_argument("run")
-    parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
-    parser.add_argument("--since", type=int, default=0)
-    args = parser.parse_args(argv)
-    processes.speak_at_any_cost()
-    run_dir = paths.run_dir(args.run)
-    logfile.begin(run_dir, processes.CONDUCTOR)
-    try:
-        with within(run=run_dir.name), run_lock(run_dir):
-            for name in (processes.CONDUCTOR, processes.HALTD):
-                processes.write_record(run_dir, name)
-            log.info("following")
-            return 1 if asyncio.run(_follow(run_dir, ending=args.adopt == "teardown")) == "failed" else 0
-    except UvccError as e:
-        log.error("%s", e)
-        return 1
+    both = (processes.CONDUCTOR, processes.HALTD)
+    return conducting.main("uvcc_console.follow.adopted", follow_run, argv, names=both)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.follow.shells import Shell, shell_for
 from uvcc_console.follow.target import FollowTarget
-from uvcc_console.plan.plan import new_run_id
+from uvcc_console.runs.processes import claim_folder
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import as_int, as_object
 
@@ -36,17 +36,7 @@ class Adoption:
 
 def create(adoption: Adoption, name: str = "") -> Path:
     """Write the run down: its folder, its journal, its adoption. Raises UvccError where it cannot be written."""
-    while True:
-        run = new_run_id(name or adoption.target.label)
-        folder = paths.run_dir(run)
-        paths.ensure(folder.parent)
-        try:
-            folder.mkdir(mode=0o700)
-            break
-        except FileExistsError:
-            continue
-        except OSError as e:
-            raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+    folder = claim_folder(name or adoption.target.label)
     try:
         (folder / paths.ADOPTED).write_text(json.dumps(asdict(adoption)), encoding="utf-8")
     except OSError as e:
@@ -54,7 +44,7 @@ def create(adoption: Adoption, name: str = "") -> Path:
     journal = Journal(folder / paths.JOURNAL, source="cli")
     journal.append(
         ev.RunCreated(
-            run=run,
+            run=folder.name,
             profile_name="adopted",
             job_kind="command",
             replicas=1,

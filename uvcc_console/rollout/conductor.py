@@ -8,24 +8,20 @@ does not answer is waited for. Of a run that did not end well the evidence comes
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import fcntl
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import paths
 from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
-from uvcc_console.core.log import logger, within
+from uvcc_console.core.log import logger
 from uvcc_console.core.reported_state import disagreement
 from uvcc_console.core.supervision import SideTasks
 from uvcc_console.federation import seat as seats
@@ -49,13 +45,12 @@ from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
 from uvcc_console.rollout.stages.verify import window_gates
-from uvcc_console.runs import domain, logfile, processes, sweep
+from uvcc_console.runs import conducting, domain, processes, sweep
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
 
 log = logger(__name__)
 SIDECAR_S = 5.0
-LOCK_S = 1.0
 TEARDOWN_BUSY_S = 0.2  # an end does not wait for whoever is frozen in the middle of a commit
 
 
@@ -72,29 +67,6 @@ class EndRequest:
             log.info("the end is asked for: %s", reason)
         self.reason = self.reason or reason
         self.asked.set()
-
-
-@contextlib.contextmanager
-def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold the run's lock. Raises UvccError if another conductor has it; the lock dies with its holder.
-
-    Gives up only after a moment: by then the other one has said who it is.
-    """
-    fd = os.open(run_dir / "conductor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + LOCK_S
-    try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    what = f"{run_dir.name} has a conductor already"
-                    raise UvccError(what, "it acts on intents in the journal") from None
-                time.sleep(0.05)
-        yield
-    finally:
-        os.close(fd)
 
 
 def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
@@ -328,26 +300,12 @@ async def _stages_or_end(ctx: Rollout, stages: StageRunner, end_request: EndRequ
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the process. Exit code 0 only if the rollout ended ok."""
-    parser = argparse.ArgumentParser(prog="uvcc_console.rollout.conductor")
-    parser.add_argument("run")
-    parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
-    parser.add_argument("--since", type=int, default=0)
-    args = parser.parse_args(argv)
-    processes.speak_at_any_cost()
-    run_dir = paths.run_dir(args.run)
-    logfile.begin(run_dir, processes.CONDUCTOR)
-    try:
-        with within(run=run_dir.name), run_lock(run_dir):
-            processes.write_record(run_dir, processes.CONDUCTOR)
-            log.info("conducting%s", f", to {args.adopt}" if args.adopt else "")
-            return run_conductor(run_dir, args.adopt, args.since)
-    except UvccError as e:
-        log.error("%s", e)
-        return 1
+    return conducting.main("uvcc_console.rollout.conductor", run_conductor, argv)
 
 
 def run_conductor(run_dir: Path, adopted: str, since: int) -> int:
     """Conduct a run that was created. See :func:`conduct` for ``since``, a sequence number; returns the exit code."""
+    log.info("conducting%s", f", to {adopted}" if adopted else "")
     busy_s = TEARDOWN_BUSY_S if adopted == "teardown" else BUSY_S
     journal = Journal(run_dir / processes.JOURNAL, source="conductor", busy_s=busy_s)
     try:

@@ -135,6 +135,25 @@ def _nobody(_: str) -> None:
     """Who is not told."""
 
 
+def claim_folder(word: str) -> Path:
+    """Make the folder of a new run, whose name is the run's id and begins with ``word``.
+
+    Raises UvccError where it cannot be made.
+    """
+    from uvcc_console.plan.plan import new_run_id
+
+    while True:
+        folder = paths.run_dir(new_run_id(word))
+        paths.ensure(folder.parent)
+        try:
+            folder.mkdir(mode=0o700)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+
+
 def create_run(
     profile_name: str,
     settings: Iterable[str] = (),
@@ -169,17 +188,8 @@ def create_run(
         extras.require("torch", "local pods compute on this machine")
     if part is not None:
         part(make_plan(new_run_id(name or short), short, profile, seed))  # refused before there is a folder
-    while True:
-        run = new_run_id(name or short)
-        folder = paths.run_dir(run)
-        paths.ensure(folder.parent)
-        try:
-            folder.mkdir(mode=0o700)
-            break
-        except FileExistsError:
-            continue
-        except OSError as e:
-            raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+    folder = claim_folder(name or short)
+    run = folder.name
     keep_pin(folder, pin)
     if code is not None:
         code_tree.keep(code, folder)

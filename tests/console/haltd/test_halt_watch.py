@@ -38,10 +38,9 @@ CONDUCTOR = """
 import sqlite3, sys, time
 from pathlib import Path
 from uvcc_console.fleet import pulse
-from uvcc_console.rollout import conductor
-from uvcc_console.runs import processes
+from uvcc_console.runs import conducting, processes
 folder = Path(sys.argv[1])
-with conductor.run_lock(folder):
+with conducting.run_lock(folder):
     processes.write_record(folder, processes.CONDUCTOR)
     beat = pulse.Beat(folder, processes.CONDUCTOR)
     beat.beat()
