@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "worker": ("uvcc_engine.agent.foreground", "run one worker here: SPEC.json"),
     "train": ("uvcc_engine.train.worker:cli", "train a language model without a console"),
     "export": ("uvcc_engine.train.generate:export_main", "a trained language model as a folder of its own"),
+    "import": ("uvcc_engine.train.arcee", "a model that Hugging Face's transformers saved, as export writes one"),
     "generate": ("uvcc_engine.train.generate", "continue a text with a trained language model"),
     "data": (
         "uvcc_engine.train.text.source_probe",

@@ -24,6 +24,7 @@ from uvcc_engine.bench.train import pick
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.attention import NSAttention
+from uvcc_engine.nsa.cache import LayerCache
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.masked import sdpa
 from uvcc_engine.nsa.model import LanguageModel
@@ -131,6 +132,7 @@ def decoding(name: str, device: torch.device, runs: int) -> Row:
     assert isinstance(layer, NSAttention)
     state, nsa = decode.start(model, 1), M7C.nsa
     cache = state.layers[0]
+    assert isinstance(cache, LayerCache)
     for rows, n in (
         *((r, nsa.n_cmp(s)) for r in (cache.cmp_k, cache.cmp_v)),
         *((r, s) for r in (cache.sel_k, cache.sel_v, cache.win_k, cache.win_v)),

@@ -72,3 +72,11 @@ class LayerCache:
     sel_v: Rows
     win_k: Rows
     win_v: Rows
+
+
+@dataclass(slots=True)
+class BranchCache:
+    """Of one layer with a single branch: its keys and values."""
+
+    k: Rows
+    v: Rows

@@ -54,7 +54,7 @@ class ModelConfig:
     d_v: int = 64
     rope_base: float = 10_000.0
     rope_scale: float = 1.0  # positions are divided by this for long context
-    attention: str = "nsa"  # "dense" is the same model with one full causal branch: the baseline of the benchmarks
+    attention: str = "nsa"  # or one branch alone, the baselines: "dense" sees all earlier tokens, "window" the last w
     nsa: NSAConfig = field(default_factory=NSAConfig)
 
     def __post_init__(self) -> None:
@@ -70,5 +70,5 @@ class ModelConfig:
             )
         if self.d_k % 2:
             raise ConfigError(f"model.d_k={self.d_k} is odd", "RoPE rotates pairs: make it even")
-        if self.attention not in ("nsa", "dense"):
-            raise ConfigError(f"model.attention={self.attention!r}", "nsa or dense")
+        if self.attention not in ("nsa", "dense", "window"):
+            raise ConfigError(f"model.attention={self.attention!r}", "nsa, dense or window")

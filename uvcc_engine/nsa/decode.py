@@ -1,8 +1,8 @@
 """One token at a time with caches, equal to prefill.
 
-Each layer keeps what each branch reads. Reads per token are n_cmp + n_sel * l_sel + w instead of the whole past (Table
-4 of the paper): the chosen blocks are gathered, the rest of the selection keys is not touched. Where Triton runs, one
-split-KV kernel reads all branches.
+Each layer keeps what each branch reads; a baseline's one branch keeps all keys, or the last w. Reads per token are
+n_cmp + n_sel * l_sel + w instead of the whole past (Table 4 of the paper): the chosen blocks are gathered, the rest of
+the selection keys is not touched. Where Triton runs, one split-KV kernel reads all branches.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.attention import NSAttention
-from uvcc_engine.nsa.cache import LayerCache, Rows
+from uvcc_engine.nsa.cache import BranchCache, LayerCache, Rows
 from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import pool, top_blocks
-from uvcc_engine.nsa.model import LanguageModel, TransformerBlock
+from uvcc_engine.nsa.model import LanguageModel, OneBranchAttention, TransformerBlock
 from uvcc_engine.nsa.rope import rope_tables, rotate
-from uvcc_engine.nsa.visibility import layout_of
+from uvcc_engine.nsa.visibility import Layout, layout_of
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class DecodeState:
     """Position and caches of a batch of sequences of equal length, one document each. ``reads`` counts keys read."""
 
     position: int = 0
-    layers: list[LayerCache] = field(default_factory=list)
+    layers: list[LayerCache | BranchCache] = field(default_factory=list)
     reads: int = 0
 
 
@@ -40,8 +40,11 @@ def start(model: LanguageModel, batch: int) -> DecodeState:
     def empty(d: int, keep: int = 0) -> Rows:
         return Rows(torch.empty(batch, 0, g, d, device=weight.device, dtype=weight.dtype), keep)
 
-    def layer() -> LayerCache:
+    def layer() -> LayerCache | BranchCache:
         w = model.cfg.nsa.w
+        if model.cfg.attention != "nsa":
+            keep = w if model.cfg.attention == "window" else 0
+            return BranchCache(empty(dk, keep), empty(dv, keep))
         return LayerCache(
             raw_k=empty(dk), raw_v=empty(dv), cmp_k=empty(dk), cmp_v=empty(dv),
             sel_k=empty(dk), sel_v=empty(dv), win_k=empty(dk, w), win_v=empty(dv, w),
@@ -50,50 +53,66 @@ def start(model: LanguageModel, batch: int) -> DecodeState:
     return DecodeState(layers=[layer() for _ in model.blocks])
 
 
-def _layer(block: object) -> tuple[TransformerBlock, NSAttention]:
-    assert isinstance(block, TransformerBlock)
-    if not isinstance(block.attention, NSAttention):
-        raise TypeError("decode is for NSA models; the dense baseline has no caches here")
-    return block, block.attention
-
-
 @torch.no_grad()
 def prefill(model: LanguageModel, tokens: Tensor) -> tuple[Tensor, DecodeState]:
     """A whole prompt at once. tokens [B, S] -> (logits of its last token [B, vocab], caches to go on from)."""
-    state, nsa = start(model, tokens.shape[0]), model.cfg.nsa
+    state = start(model, tokens.shape[0])
     s = tokens.shape[1]
-    layout = layout_of(nsa, s, tokens.device, None)
+    layout = layout_of(model.cfg.nsa, s, tokens.device, None)
     x = model.embed(tokens)
-    for module, cache in zip(model.blocks, state.layers, strict=True):
-        block, layer = _layer(module)
-        p = layer.project(block.norm_a(x))
-        keyed = layer.keys(p, layout)
-        done = layout.n_cmp * nsa.d  # tokens that no later compressed block covers
-        cache.raw_k.append(p.k_cmp[:, done:])
-        cache.raw_v.append(p.v_cmp[:, done:])
-        for rows, new in zip(_branches(cache), (keyed.k[0], keyed.v[0], *keyed.k[1:], *keyed.v[1:]), strict=True):
-            if new is not None:
-                rows.append(new)
-        x = x + layer.mix(layout, keyed, p.gates)
+    for block, cache in zip(model.blocks, state.layers, strict=True):
+        assert isinstance(block, TransformerBlock)
+        x = x + _read_all(block.attention, block.norm_a(x), cache, layout)
         x = x + block.down(F.gelu(block.up(block.norm_m(x))))
     state.position = s
     return F.linear(model.norm(x[:, -1]), model.embed.weight), state
 
 
-def _branches(cache: LayerCache) -> tuple[Rows, ...]:
-    return cache.cmp_k, cache.cmp_v, cache.sel_k, cache.win_k, cache.sel_v, cache.win_v
+def _read_all(layer: nn.Module, x: Tensor, cache: LayerCache | BranchCache, layout: Layout) -> Tensor:
+    """One layer's attention for a prompt x [B, S, dim]; fills its empty cache."""
+    if isinstance(cache, BranchCache):
+        assert isinstance(layer, OneBranchAttention)
+        q, k, v = layer.heads(x)
+        cache.k.append(k)
+        cache.v.append(v)
+        return layer.mix(layout, q, k, v)
+    assert isinstance(layer, NSAttention)
+    p = layer.project(x)
+    keyed = layer.keys(p, layout)
+    done = layout.n_cmp * layout.cfg.d  # tokens that no later compressed block covers
+    cache.raw_k.append(p.k_cmp[:, done:])
+    cache.raw_v.append(p.v_cmp[:, done:])
+    branches = cache.cmp_k, cache.cmp_v, cache.sel_k, cache.win_k, cache.sel_v, cache.win_v
+    for rows, new in zip(branches, (keyed.k[0], keyed.v[0], *keyed.k[1:], *keyed.v[1:]), strict=True):
+        if new is not None:
+            rows.append(new)
+    return layer.mix(layout, keyed, p.gates)
 
 
 @torch.no_grad()
 def step(model: LanguageModel, state: DecodeState, tokens: Tensor) -> Tensor:
     """Feed one token per sequence. tokens [B] -> logits [B, vocab]; advances ``state``."""
     x = model.embed(tokens)[:, None]
-    for module, cache in zip(model.blocks, state.layers, strict=True):
-        block, layer = _layer(module)
-        x = x + attend(layer, block.norm_a(x), cache, state)
+    for block, cache in zip(model.blocks, state.layers, strict=True):
+        assert isinstance(block, TransformerBlock)
+        if isinstance(cache, BranchCache):
+            x = x + _attend_one(block.attention, block.norm_a(x), cache, state.position)
+        else:
+            assert isinstance(block.attention, NSAttention)
+            x = x + attend(block.attention, block.norm_a(x), cache, state)
         x = x + block.down(F.gelu(block.up(block.norm_m(x))))
     state.position += 1
     return F.linear(model.norm(x), model.embed.weight)[:, 0]
+
+
+def _attend_one(layer: nn.Module, x: Tensor, cache: BranchCache, t: int) -> Tensor:
+    """A baseline's attention for the token at ``t``. x [B, 1, dim] -> [B, 1, dim]; grows the cache."""
+    assert isinstance(layer, OneBranchAttention)
+    q, k, v = layer.heads(x, t)
+    cache.k.append(k)
+    cache.v.append(v)
+    out: Tensor = layer.out(_one_query(q, cache.k.view, cache.v.view, None).flatten(-2))
+    return out
 
 
 def attend(layer: NSAttention, x: Tensor, cache: LayerCache, state: DecodeState) -> Tensor:

@@ -1,4 +1,4 @@
-"""The M7C language model: a pre-norm decoder around NSA (or around dense attention, the benchmarks' baseline)."""
+"""The M7C language model: a pre-norm decoder around NSA (or around one branch alone, the benchmarks' baselines)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.masked import sdpa
-from uvcc_engine.nsa.rope import first_positions, rotate
+from uvcc_engine.nsa.rope import first_positions, rope_tables, rotate
 from uvcc_engine.nsa.visibility import Layout, layout_of
 
 
-class DenseAttention(nn.Module):
-    """Causal grouped-query attention of the same width: what NSA's speed is measured against."""
+class OneBranchAttention(nn.Module):
+    """Grouped-query attention of the same width over all earlier tokens, or over the last ``nsa.w`` where the config
+    says ``window``: what NSA is measured against."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
@@ -29,14 +30,27 @@ class DenseAttention(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         """x [B, S, dim] -> (y [B, S, dim], None)."""
+        return self.mix(layout, *self.heads(x)), None
+
+    def heads(self, x: Tensor, at: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, S, H, dk], keys and values [B, S, G, d] of x [B, S, dim], whose first token is number ``at``."""
         b, s, _ = x.shape
         c = self.cfg
         q = self.q(x).view(b, s, c.n_heads, c.d_k)
-        table = first_positions(s, c.d_k, c.rope_base, c.rope_scale, q.dtype, x.device)[:, None]
         k, v = self.kv(x).split((c.n_kv_groups * c.d_k, c.n_kv_groups * c.d_v), dim=-1)
-        q, k = rotate(q, table), rotate(k.view(b, s, -1, c.d_k), table)
-        v = v.view(b, s, -1, c.d_v)
-        return self.out(sdpa(q, k, v, layout.causal).flatten(-2)), None
+        if at:
+            here = torch.arange(at, at + s, device=x.device)
+            table = rope_tables(here, c.d_k, base=c.rope_base, scale=c.rope_scale, dtype=q.dtype)
+        else:
+            table = first_positions(s, c.d_k, c.rope_base, c.rope_scale, q.dtype, x.device)
+        q, k = rotate(q, table[:, None]), rotate(k.view(b, s, -1, c.d_k), table[:, None])
+        return q, k, v.view(b, s, -1, c.d_v)
+
+    def mix(self, layout: Layout, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What the queries read of the keys that they see, projected: [B, S, dim]."""
+        mask = layout.causal if self.cfg.attention == "dense" else layout.window
+        out: Tensor = self.out(sdpa(q, k, v, mask).flatten(-2))
+        return out
 
 
 class TransformerBlock(nn.Module):
@@ -48,7 +62,7 @@ class TransformerBlock(nn.Module):
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         self.norm_a = nn.RMSNorm(cfg.dim)
-        self.attention = NSAttention(cfg) if cfg.attention == "nsa" else DenseAttention(cfg)
+        self.attention = NSAttention(cfg) if cfg.attention == "nsa" else OneBranchAttention(cfg)
         self.norm_m = nn.RMSNorm(cfg.dim)
         self.up = nn.Linear(cfg.dim, 4 * cfg.dim, bias=False)
         self.down = nn.Linear(4 * cfg.dim, cfg.dim, bias=False)
@@ -145,9 +159,9 @@ def _summed_loss(rows: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
 
 
 def route_of(cfg: ModelConfig, s: int, device: torch.device) -> dict[str, str]:
-    """The path of each branch for rows of ``s`` tokens, as the heartbeat tells it; dense attention has one branch."""
-    if cfg.attention == "dense":
-        return {"dense": "sdpa"}
+    """The path of each branch for rows of ``s`` tokens, as the heartbeat tells it; a baseline has one branch."""
+    if cfg.attention != "nsa":
+        return {cfg.attention: "sdpa"}
     return dispatch.route(layout_of(cfg.nsa, s, device, None), cfg.n_heads, cfg.n_kv_groups).to_json()
 
 

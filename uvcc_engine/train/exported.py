@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -73,6 +73,12 @@ class Exported:
     tokenizer: Tokenizer
 
 
+def check_new(folder: Path) -> None:
+    """Raises ConfigError for a folder that holds something, or a file."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already", "name a new folder")
+
+
 def run_facts(run: Path) -> tuple[dict[str, Any], lm_config.LMConfig]:
     """``run.json`` of a language model's run directory, and the config in it. Raises UnreadableError, ConfigError."""
     path = run / files.RUN_JSON
@@ -82,16 +88,32 @@ def run_facts(run: Path) -> tuple[dict[str, Any], lm_config.LMConfig]:
     return facts, lm_config.from_mapping(facts["config"])
 
 
-def export(run: Path, folder: Path, *, step: int = -1, precision: str = "fp32") -> ExportedConfig:
-    """Write the weights of a run's verified checkpoint into a new ``folder``.
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a checkpoint holds of a model, on its way into a folder; ``own``: the tokenizer's file."""
 
-    ``step``: of which checkpoint; the newest by default. The folder appears whole or not at all.
-    Raises ConfigError (no such checkpoint, a folder that is not empty), VerificationError (an altered checkpoint).
+    said: ExportedConfig
+    weights: dict[str, Tensor]
+    own: Path | None
+
+
+def export(run: Path, folder: Path, *, step: int = -1, precision: str = "fp32") -> ExportedConfig:
+    """Write the weights of a run's verified checkpoint into a new ``folder``, which appears whole or not at all.
+
+    Raises ConfigError for a folder that is not empty, and as ``take`` does.
+    """
+    check_new(folder)
+    taken = take(run, step=step, precision=precision)
+    return write(folder, taken.said, taken.weights, taken.own)
+
+
+def take(run: Path, *, step: int = -1, precision: str = "fp32") -> Taken:
+    """The model of a run's verified checkpoint. ``step``: of which; the newest by default.
+
+    Raises ConfigError (no such checkpoint), VerificationError (an altered one).
     """
     if precision not in _WIDTHS:
         raise ConfigError(f"precision {precision!r} is unknown", " | ".join(_WIDTHS))
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already", "name a new folder")
     facts, cfg = run_facts(run)
     root = run / files.CHECKPOINTS
     there = ck.steps_present(root)
@@ -110,7 +132,7 @@ def export(run: Path, folder: Path, *, step: int = -1, precision: str = "fp32") 
         tokens=manifest.step * per_step,
     )
     said = ExportedConfig(model=cfg.model, origin=origin, tokenizer=cfg.data.tokenizer, precision=precision)
-    return write(folder, said, weights, _tokenizer_file(cfg.data))
+    return Taken(said, weights, _tokenizer_file(cfg.data))
 
 
 def _tokenizer_file(data: lm_config.DataConfig) -> Path | None:
@@ -135,17 +157,28 @@ def write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], own: P
 
     Raises UvccError where the disk refuses.
     """
+
+    def documents(sha256: str) -> dict[str, bytes]:
+        hashed = dataclasses.replace(said, sha256=sha256)
+        config = json.dumps(dataclasses.asdict(hashed), indent=2) + "\n"
+        found = {CONFIG: config.encode(), "README.md": _card(hashed).encode()}
+        return found if own is None else {**found, _FILE_OF[said.tokenizer]: own.read_bytes()}
+
+    return dataclasses.replace(said, sha256=write_folder(folder, weights, documents))
+
+
+def write_folder(folder: Path, weights: Mapping[str, Tensor], documents: Callable[[str], Mapping[str, bytes]]) -> str:
+    """Write a new ``folder`` of weights and other files, whole or not at all. ``documents``: these files, given the
+    SHA-256 of the weights' file, which is returned. Raises UvccError where the disk refuses."""
     from safetensors.torch import save_file
 
     making = folder.with_name(f"{folder.name}.making-{os.getpid()}")
     try:
         making.mkdir(parents=True)
-        save_file(weights, making / WEIGHTS, metadata={"format": "pt"})
-        said = dataclasses.replace(said, sha256=_sha256(making / WEIGHTS))
-        if own is not None:
-            shutil.copyfile(own, making / _FILE_OF[said.tokenizer])
-        (making / "README.md").write_text(_card(said))
-        (making / CONFIG).write_text(json.dumps(dataclasses.asdict(said), indent=2) + "\n")
+        save_file(dict(weights), making / WEIGHTS, metadata={"format": "pt"})
+        digest = _sha256(making / WEIGHTS)
+        for name, data in documents(digest).items():
+            (making / name).write_bytes(data)
         if folder.exists():
             folder.rmdir()
         os.rename(making, folder)
@@ -153,7 +186,7 @@ def write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], own: P
         raise files.write_failed(folder, error) from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
-    return said
+    return digest
 
 
 def _sha256(path: Path) -> str:

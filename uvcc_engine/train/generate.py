@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing.untrusted import load_json
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.nsa import decode
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train import exported
+from uvcc_engine.train import arcee, exported
 from uvcc_engine.train.text.tokenizer import Tokenizer
 
 
@@ -42,8 +43,9 @@ class Sampling:
             raise ConfigError(f"top-p {self.top_p}", "it must be above 0 and at most 1")
 
 
-def drawn(logits: Tensor, how: Sampling, random: torch.Generator) -> Tensor:
-    """One token per row. logits [B, vocab] -> int64 [B] beside them; drawn on the CPU, alike on every device."""
+def drawn(logits: Tensor, how: Sampling, random: Sequence[torch.Generator]) -> Tensor:
+    """One token per row. logits [B, vocab] -> int64 [B] beside them; drawn on the CPU, alike on every device, each row
+    by the generator of its own, so that what a row says does not depend on who is beside it."""
     if how.temperature == 0.0:
         return logits.argmax(-1)
     scores = logits.float().cpu() / how.temperature
@@ -55,24 +57,21 @@ def drawn(logits: Tensor, how: Sampling, random: torch.Generator) -> Tensor:
         ranked, order = p.sort(-1, descending=True)
         beyond = ranked.cumsum(-1) - ranked >= how.top_p  # the first is never beyond
         p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
-    return torch.multinomial(p, 1, generator=random)[:, 0].to(logits.device)
+    tokens = [torch.multinomial(row, 1, generator=own) for row, own in zip(p, random, strict=True)]
+    return torch.cat(tokens).to(logits.device)
 
 
 @torch.no_grad()
-def tokens_after(model: LanguageModel, prompt: Tensor, most: int, how: Sampling) -> Iterator[Tensor]:
+def tokens_after(
+    model: LanguageModel, prompt: Tensor, most: int, how: Sampling, seeds: Sequence[int] = ()
+) -> Iterator[Tensor]:
     """Up to ``most`` tokens after prompts of equal length. prompt int64 [B, S], S >= 1 -> int64 [B] each.
 
-    A dense model has no caches here and reads the whole row again for every token.
+    ``seeds``: of each row; ``how.seed`` and those after it by default.
     """
-    random = torch.Generator().manual_seed(how.seed)
+    seeds = seeds or range(how.seed, how.seed + len(prompt))
+    random = [torch.Generator().manual_seed(seed) for seed in seeds]
     prompt = prompt.to(model.embed.weight.device)
-    if model.cfg.attention == "dense":
-        row = prompt
-        for _ in range(most):
-            token = drawn(model(row)[:, -1], how, random)
-            yield token
-            row = torch.cat([row, token[:, None]], 1)
-        return
     logits, state = decode.prefill(model, prompt)
     for left in range(most, 0, -1):
         token = drawn(logits, how, random)
@@ -90,6 +89,40 @@ class Continuation:
     ended: bool
 
 
+class _Row:
+    """A continuation while it grows. ``on_text`` hears each piece once its characters are whole."""
+
+    def __init__(self, tokenizer: Tokenizer, on_text: Callable[[str], object] = lambda piece: None) -> None:
+        self._tokenizer, self._on_text = tokenizer, on_text
+        self._pieces: list[str] = []
+        self._pending: list[int] = []  # ids whose text was not handed on yet
+        self._count, self.ended = 0, False
+
+    def add(self, token: int) -> None:
+        """One more token; none counts once the document has ended."""
+        if self.ended:
+            return
+        self._count += 1
+        self.ended = token == self._tokenizer.eos
+        if not self.ended:
+            self._pending.append(token)
+            if not self._tokenizer.decode(self._pending).endswith(
+                "\ufffd"
+            ):  # else a character's last bytes are to come
+                self._hand_on()
+
+    def _hand_on(self) -> None:
+        if self._pending:
+            self._pieces.append(self._tokenizer.decode(self._pending))
+            self._on_text(self._pieces[-1])
+            self._pending.clear()
+
+    def whole(self) -> Continuation:
+        """What was said, with the bytes that became no character."""
+        self._hand_on()
+        return Continuation("".join(self._pieces), self._count, self.ended)
+
+
 def continue_text(
     model: LanguageModel,
     tokenizer: Tokenizer,
@@ -103,85 +136,126 @@ def continue_text(
 
     Without a prompt the first token is what follows the end of some other document, which is then forgotten.
     """
-    pieces: list[str] = []
-    pending: list[int] = []  # ids whose text was not handed on yet
-    count, ended = 0, False
-
-    def hand_on() -> None:
-        if pending:
-            pieces.append(tokenizer.decode(pending))
-            on_text(pieces[-1])
-            pending.clear()
-
-    for token in _ids_after(model, tokenizer, prompt, most, how):
-        count += 1
-        if ended := token == tokenizer.eos:
-            break
-        pending.append(token)
-        if not tokenizer.decode(pending).endswith("\ufffd"):  # else a character's last bytes are still to come
-            hand_on()
-    hand_on()
-    return Continuation("".join(pieces), count, ended)
+    row = _Row(tokenizer, on_text)
+    _go_on(model, tokenizer, [tokenizer.encode(prompt)], most, how, [how.seed], [row])
+    return row.whole()
 
 
-def _ids_after(model: LanguageModel, tokenizer: Tokenizer, prompt: str, most: int, how: Sampling) -> Iterator[int]:
-    ids = tokenizer.encode(prompt)
-    if not ids:
-        ids = next(tokens_after(model, torch.tensor([[tokenizer.eos]]), 1, how)).tolist()
-        most -= 1
-        yield from ids
-    yield from (int(token[0]) for token in tokens_after(model, torch.tensor([ids]), most, how))
+def continue_texts(
+    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[tuple[str, int]], most: int, how: Sampling, batch: int
+) -> list[Continuation]:
+    """``continue_text`` of several prompts, each with a seed of its own instead of ``how.seed``, in their order.
+
+    Those of equally many tokens are computed together, up to ``batch`` at a time.
+    """
+    rows = [_Row(tokenizer) for _ in prompts]
+    ids = [tokenizer.encode(text) for text, _ in prompts]
+    by_length: dict[int, list[int]] = {}
+    for number, known in enumerate(ids):
+        by_length.setdefault(len(known), []).append(number)
+    for alike in by_length.values():
+        for at in range(0, len(alike), batch):
+            those = alike[at : at + batch]
+            seeds = [prompts[n][1] for n in those]
+            _go_on(model, tokenizer, [ids[n] for n in those], most, how, seeds, [rows[n] for n in those])
+    return [row.whole() for row in rows]
 
 
-def _prompt_of(args: argparse.Namespace) -> str:
-    if args.prompt_file is None:
-        return str(args.prompt)
+def _go_on(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    ids: list[list[int]],
+    most: int,
+    how: Sampling,
+    seeds: Sequence[int],
+    rows: Sequence[_Row],
+) -> None:
+    """Let ``rows`` grow behind prompts ``ids`` of equal length, until all have ended or have ``most`` tokens."""
+
+    def add(tokens: Tensor) -> None:
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.add(token)
+
+    if not ids[0]:
+        begin = torch.full((len(ids), 1), tokenizer.eos)
+        first = next(tokens_after(model, begin, 1, how, seeds))
+        add(first)
+        ids, most = first[:, None].tolist(), most - 1
+    for tokens in tokens_after(model, torch.tensor(ids), most, how, seeds):
+        if all(row.ended for row in rows):
+            return
+        add(tokens)
+
+
+def _prompts_of(args: argparse.Namespace) -> list[str]:
+    name = args.prompt_file if args.prompts is None else args.prompts
+    if name is None:
+        return [str(args.prompt)]
     try:
-        return sys.stdin.read() if args.prompt_file == "-" else Path(args.prompt_file).read_text("utf-8")
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     except OSError as error:
-        raise UnreadableError(f"cannot read {args.prompt_file}: {error.strerror}", "--prompt TEXT") from error
+        raise UnreadableError(f"cannot read {name}: {error.strerror}", "--prompt TEXT") from error
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"{args.prompt_file} is not UTF-8 text", "--prompt TEXT") from error
+        raise UnreadableError(f"{name} is not UTF-8 text", "--prompt TEXT") from error
+    if args.prompts is None:
+        return [text]
+    return [_prompt_in(line, f"{name} line {n}") for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _prompt_in(line: str, where: str) -> str:
+    try:
+        found = load_json(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
+        raise UnreadableError(f"{where} holds no prompt", 'each line is like {"prompt": "TEXT"}')
+    return str(found["prompt"])
 
 
 def main(argv: list[str]) -> int:
-    """``uvcc-engine generate DIR --prompt TEXT``: the prompt and what the model makes of it, as it comes."""
+    """``uvcc-engine generate DIR --prompt TEXT``: the prompt and what the model makes of it as it comes, or many."""
     parser = argparse.ArgumentParser(prog="uvcc-engine generate", description="continue a text with a trained model")
     parser.add_argument("folder", type=Path, help="what uvcc-engine export made")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from (default: a new document)")
     which.add_argument("--prompt-file", metavar="FILE", help="the same from a file; - is standard input")
+    which.add_argument("--prompts", metavar="FILE", help='many: a line of JSON like {"prompt": "TEXT"} each')
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="at most so many (200)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="so many continuations (1)")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest (0.8)")
     parser.add_argument("--top-k", type=int, default=0, metavar="N", help="draw from the N likeliest (0 = all)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="X", help="draw from the likeliest X of 1 (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same text for the same seed (0)")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="so many of equal length at a time (8)")
     parser.add_argument("--json", action="store_true", help="print JSON, one line a sample")
     args = parser.parse_args(argv)
-    if args.tokens < 1 or args.samples < 1:
-        raise ConfigError(f"--tokens {args.tokens}, --samples {args.samples}", "both must be at least 1")
+    if min(args.tokens, args.samples, args.batch) < 1:
+        what = f"--tokens {args.tokens}, --samples {args.samples}, --batch {args.batch}"
+        raise ConfigError(what, "each must be at least 1")
     model = exported.load(args.folder)
-    prompt = _prompt_of(args)
-    for number in range(args.samples):
-        how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed + number)
-        if args.json:
-            began = time.perf_counter()
-            made = continue_text(model.model, model.tokenizer, prompt, args.tokens, how)
-            rate = made.tokens / (time.perf_counter() - began)
-            told = {"prompt": prompt, "text": made.text, "tokens": made.tokens, "ended": made.ended}
-            print(json.dumps({**told, "seed": how.seed, "tokens_per_s": round(rate, 1)}))
-            continue
-        print(clean_block(prompt), end="", flush=True)
+    prompts = [(text, args.seed + n) for text in _prompts_of(args) for n in range(args.samples)]
+    how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    if len(prompts) == 1 and not args.json:  # as it comes
+        print(clean_block(prompts[0][0]), end="", flush=True)
         continue_text(
             model.model,
             model.tokenizer,
-            prompt,
+            prompts[0][0],
             args.tokens,
             how,
             on_text=lambda piece: print(clean_block(piece), end="", flush=True),
         )
         print()
+        return 0
+    began = time.perf_counter()
+    made = continue_texts(model.model, model.tokenizer, prompts, args.tokens, how, args.batch)
+    rate = round(sum(m.tokens for m in made) / (time.perf_counter() - began), 1)
+    for (prompt, seed), one in zip(prompts, made, strict=True):
+        if args.json:
+            told = {"prompt": prompt, "text": one.text, "tokens": one.tokens, "ended": one.ended}
+            print(json.dumps({**told, "seed": seed, "tokens_per_s": rate}))
+        else:
+            print(clean_block(prompt + one.text))
     return 0
 
 
@@ -192,7 +266,13 @@ def export_main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
     parser.add_argument("--step", type=int, default=-1, metavar="N", help="of this checkpoint (default: the newest)")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of the weights (fp32)")
+    parser.add_argument(
+        "--format", default="uvcc", choices=["uvcc", "transformers"], help="transformers: for Hugging Face (uvcc)"
+    )
     args = parser.parse_args(argv)
-    said = exported.export(args.run, args.out, step=args.step, precision=args.precision)
+    if args.format == "transformers":
+        said = arcee.export(args.run, args.out, step=args.step, precision=args.precision)
+    else:
+        said = exported.export(args.run, args.out, step=args.step, precision=args.precision)
     print(f"{args.out}: step {said.origin.step} of {said.origin.run}, weights {said.sha256}")
     return 0

@@ -36,6 +36,8 @@ def keys_seen(cfg: ModelConfig, length: int) -> float:
     if cfg.attention == "dense":
         return (length + 1) / 2
     nsa = cfg.nsa
+    if cfg.attention == "window":
+        return sum(min(t + 1, nsa.w) for t in range(length)) / length
     total = 0
     for t in range(length):
         compressed = max(0, (t + 1 - nsa.l) // nsa.d + 1)

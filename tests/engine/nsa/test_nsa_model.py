@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,9 +25,10 @@ TINY = ModelConfig(
 FLAT = ModelConfig(
     vocab=32, dim=32, n_layers=1, n_heads=4, n_kv_groups=1, d_k=8, d_v=8, nsa=NSAConfig(l=8, d=8, l_sel=8, n_sel=3, w=8)
 )
+WINDOW = replace(TINY, attention="window")
 
 
-@pytest.mark.parametrize("cfg", [TINY, FLAT])
+@pytest.mark.parametrize("cfg", [TINY, FLAT, replace(TINY, attention="dense"), WINDOW])
 def test_decode_equals_prefill(cfg: ModelConfig) -> None:
     torch.manual_seed(1)
     model = LanguageModel(cfg).double().eval()
@@ -35,6 +38,31 @@ def test_decode_equals_prefill(cfg: ModelConfig) -> None:
     state = decode.start(model, 2)
     for t in range(70):
         torch.testing.assert_close(decode.step(model, state, tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)
+    for prompt in (3, 40):
+        logits, state = decode.prefill(model, tokens[:, :prompt])
+        torch.testing.assert_close(logits, whole[:, prompt - 1], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(decode.step(model, state, tokens[:, prompt]), whole[:, prompt], rtol=1e-9, atol=1e-9)
+
+
+def test_a_window_alone_sees_as_far_as_its_layers_reach() -> None:
+    """Two layers of ten tokens: token 18 moves the logits 18 tokens on, and nothing behind them."""
+    torch.manual_seed(1)
+    model = LanguageModel(WINDOW).double().eval()
+    tokens = torch.randint(0, 32, (1, 70))
+    edited = tokens.clone()
+    edited[0, 20] = (edited[0, 20] + 1) % 32
+    with torch.no_grad():
+        moved = (model(edited) - model(tokens)).abs().amax(-1)[0] > 0
+    reach = WINDOW.n_layers * (WINDOW.nsa.w - 1)
+    assert moved.nonzero()[:, 0].tolist() == list(range(20, 20 + reach + 1))
+
+
+@pytest.mark.parametrize("cfg", [TINY, FLAT])
+def test_decoding_reads_less_than_the_past(cfg: ModelConfig) -> None:
+    model = LanguageModel(cfg).eval()
+    state = decode.start(model, 1)
+    for _ in range(70):
+        decode.step(model, state, torch.tensor([1]))
     assert state.reads < cfg.n_layers * sum(range(1, 71)) * 2
 
 

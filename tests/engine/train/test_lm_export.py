@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,14 +92,45 @@ def test_the_likeliest_tokens_are_those_of_a_whole_forward_pass(run: Path, tmp_p
         row = torch.cat([row, token[:, None]], 1)
 
 
-def test_a_dense_model_generates_too() -> None:
+@pytest.mark.parametrize("attention", ["dense", "window"])
+def test_a_baseline_generates_too_and_reads_each_token_once(attention: str) -> None:
     torch.manual_seed(1)
-    model = LanguageModel(ModelConfig(dim=16, n_layers=1, n_heads=2, n_kv_groups=1, d_k=8, d_v=8, attention="dense"))
-    prompt = torch.tensor([list(b"abc")])
-    made = [int(t[0]) for t in gen.tokens_after(model.eval(), prompt, 6, gen.Sampling(seed=3))]
-    again = [int(t[0]) for t in gen.tokens_after(model, prompt, 6, gen.Sampling(seed=3))]
-    assert made == again
-    assert len(made) == 6
+    cfg = ModelConfig(dim=16, n_layers=1, n_heads=2, n_kv_groups=1, d_k=8, d_v=8, attention=attention)
+    model = LanguageModel(replace(cfg, nsa=replace(cfg.nsa, w=5))).eval()
+    prompt = row = torch.tensor([list(b"abc")])
+    lengths: list[int] = []
+    model.embed.register_forward_hook(lambda module, given, made: lengths.append(given[0].numel()))
+    made = [int(t[0]) for t in gen.tokens_after(model, prompt, 12, gen.Sampling(temperature=0.0))]
+    assert lengths == [3, *[1] * 11]
+    for token in made:
+        with torch.no_grad():
+            assert int(model(row)[0, -1].argmax()) == token
+        row = torch.cat([row, torch.tensor([[token]])], 1)
+
+
+def test_many_prompts_at_once_say_what_each_says_alone(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """Of three lengths, one of them none, each with three seeds; the command answers in the order asked."""
+    exported.export(run, tmp_path / "model")
+    model = exported.load(tmp_path / "model")
+    prompts = ["ba", "do", "", "some longer one"]
+    asked = [(text, seed) for text in prompts for seed in (4, 5, 6)]
+    rows: list[int] = []
+    hook = model.model.embed.register_forward_hook(lambda module, given, made: rows.append(given[0].shape[0]))
+    made = gen.continue_texts(model.model, model.tokenizer, asked, 14, gen.Sampling(), 4)
+    hook.remove()
+    assert max(rows) == 4
+    for (text, seed), one in zip(asked, made, strict=True):
+        assert one == gen.continue_text(model.model, model.tokenizer, text, 14, gen.Sampling(seed=seed))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    args = [str(tmp_path / "model"), "--prompts", str(file), "--tokens", "14", "--seed", "4", "--samples", "3"]
+    assert gen.main([*args, "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(t["prompt"], t["seed"]) for t in told] == asked
+    assert [t["text"] for t in told] == [one.text for one in made]
+    file.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    with pytest.raises(UnreadableError, match="line 2 holds no prompt"):
+        gen.main(args)
 
 
 def test_top_k_and_top_p_leave_only_the_likeliest_in() -> None:
@@ -105,7 +138,7 @@ def test_top_k_and_top_p_leave_only_the_likeliest_in() -> None:
     random = torch.Generator().manual_seed(0)
 
     def seen(how: gen.Sampling) -> set[int]:
-        return {int(gen.drawn(logits, how, random)[0]) for _ in range(300)}
+        return {int(gen.drawn(logits, how, [random])[0]) for _ in range(300)}
 
     assert seen(gen.Sampling(temperature=1.0)) == {0, 1, 2, 3}
     assert seen(gen.Sampling(temperature=1.0, top_k=2)) == {0, 1}
@@ -114,22 +147,14 @@ def test_top_k_and_top_p_leave_only_the_likeliest_in() -> None:
     assert seen(gen.Sampling(temperature=0.0)) == {0}
 
 
-def test_text_comes_in_whole_characters_and_ends_with_the_document() -> None:
+def test_text_comes_in_whole_characters_and_ends_with_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that says one known row of bytes: a two-byte character is handed on whole, the end token ends it."""
-    said = [*"é!".encode(), 0, 65]
-
-    class Fixed:
-        cfg = ModelConfig(attention="dense", dim=8, n_heads=1, n_kv_groups=1, d_k=2, d_v=2)
-        embed = torch.nn.Embedding(1, 1)  # says where the model is
-
-        def __call__(self, row: torch.Tensor) -> torch.Tensor:
-            logits = torch.full((1, row.shape[1], 256), -10.0)
-            logits[0, -1, said[row.shape[1] - 2]] = 10.0
-            return logits
-
+    said = iter([*"é!".encode(), 0, 65])
+    monkeypatch.setattr(gen, "tokens_after", lambda *args: (torch.tensor([token]) for token in said))
     pieces: list[str] = []
     tokenizer = exported.make_tokenizer("byte")
-    made = gen.continue_text(Fixed(), tokenizer, "ab", 9, gen.Sampling(temperature=0.0), on_text=pieces.append)  # type: ignore[arg-type]
+    model = LanguageModel(ModelConfig(dim=8, n_layers=1, n_heads=1, n_kv_groups=1, d_k=2, d_v=2))
+    made = gen.continue_text(model, tokenizer, "ab", 9, gen.Sampling(temperature=0.0), on_text=pieces.append)
     assert made == gen.Continuation("é!", 4, True)
     assert pieces == ["é", "!"]
 

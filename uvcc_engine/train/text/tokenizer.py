@@ -12,6 +12,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.train.config import LEAST_VOCAB, MOST_VOCAB, DataConfig
 
 END: Final = "<|endoftext|>"
+GPT2_END: Final = 50256  # its number among GPT-2's tokens
 LARGEST_FILE: Final = 64 << 20
 
 
@@ -91,15 +92,24 @@ _PIECES: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 """How GPT-2 cuts text before it merges bytes (Radford et al. 2019, encoder.py)."""
 
 
+_PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTE_ORDER: Final = (*_PRINTABLE, *(b for b in range(256) if b not in _PRINTABLE))
+
+
+def byte_characters() -> list[str]:
+    """The character that GPT-2's files write for each byte: the printable ones of Latin-1 themselves, the others from
+    U+0100 on."""
+    there = {b: chr(b if b in _PRINTABLE else 256 + i - len(_PRINTABLE)) for i, b in enumerate(_BYTE_ORDER)}
+    return [there[b] for b in range(256)]
+
+
 def gpt2_ranks(path: Path) -> dict[bytes, int]:
     """Token bytes -> id from GPT-2's merges: 256 bytes, then one token per line. Raises UnreadableError.
 
-    The file writes bytes as characters: the printable ones of Latin-1 as themselves, the others from U+0100 on.
+    The file writes bytes as ``byte_characters``.
     """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    order = printable + [b for b in range(256) if b not in printable]
-    as_byte = {chr(b if b in printable else 256 + i - len(printable)): b for i, b in enumerate(order)}
-    ranks = {bytes([b]): i for i, b in enumerate(order)}
+    as_byte = {c: b for b, c in enumerate(byte_characters())}
+    ranks = {bytes([b]): i for i, b in enumerate(_BYTE_ORDER)}
     try:
         for line in path.read_text("utf-8").split("\n"):
             if line and not line.startswith("#version"):
@@ -115,7 +125,7 @@ def gpt2_ranks(path: Path) -> dict[bytes, int]:
 
 
 class _GPT2:
-    eos = 50256
+    eos = GPT2_END
 
     def __init__(self, encoding: Any) -> None:
         self._encoding = encoding
