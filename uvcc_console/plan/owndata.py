@@ -53,10 +53,14 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
         tell(f"{job.model}: {note}")
     changes: dict[str, Any] = {"model": found["model"]}
     if "rows" in found:
-        changes |= {"test_rows": found["rows"]["test"]} | _of_target(job, found["objective"], tell)
+        held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
+        changes |= held | _of_target(job, found["objective"], tell)
     if job.epochs:
-        rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows)
-        changes["steps"] = -(-job.epochs * rows // (job.batch * profile.topology.replicas))
+        rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows - job.val_rows)
+        batch = job.batch * profile.topology.replicas
+        changes["steps"] = -(-job.epochs * rows // batch)
+        if not job.val_every and changes.get("val_rows", job.val_rows):
+            changes["val_every"] = -(-rows // batch)
     return profile.model_copy(update={"job": job.model_copy(update=changes)}), found.get("pin")
 
 
@@ -68,10 +72,11 @@ def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], No
         changes["objective"] = objective
     if objective in ("mse", "poisson") and "accuracy" in job.reveal:
         tell("rmse is revealed in place of accuracy: the target is a number" + _UNITS[objective])
-        changes["reveal"] = ["rmse" if item == "accuracy" else item for item in job.reveal]
+        changes["reveal"] = [_FOR_NUMBERS.get(item, item) for item in job.reveal]
     return changes
 
 
+_FOR_NUMBERS: Final = {"accuracy": "rmse", "val_accuracy": "val_rmse"}
 _UNITS: Final = {"mse": ", and its unit is the target's deviation in the training rows", "poisson": ""}
 
 

@@ -80,9 +80,10 @@ def _bounded(name: str) -> Any:
 class PrivateJobSettings(Strict):
     """Learning or inference on secret shares, three parties. ``data``, ``labels``, ``weights``: the owner's files.
 
-    ``schema``: what the columns of ``data`` are, which also decides what ``test_rows`` is. ``model``: a shipped one by
-    name, or a list of layers whose shapes follow from the data; the plan replaces the list by a model with all shapes.
-    ``epochs``: so many passes over the training rows instead of ``steps``.
+    ``schema``: what the columns of ``data`` are, which also decides the rows held out. ``model``: a shipped
+    one by name, or a list of layers whose shapes follow from the data; the plan replaces it by a model with all shapes.
+    ``epochs``: so many passes over the training rows instead of ``steps``; ``val_every`` is one of them then, if it
+    is not given.
     ``rounds``: ``auto`` is ``sparing`` for local pods, which share this machine, and ``few`` for all others.
     ``clients``, ``idle``: of task ``serve``, who may ask and how long it waits for them.
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
@@ -116,6 +117,11 @@ class PrivateJobSettings(Strict):
     rounds: Rounds | Literal["auto"] = "auto"
     verify: Annotated[ProofMode, BeforeValidator(_proof_mode)] = DEFAULTS.verify
     standardise: bool = DEFAULTS.standardise
+    val_rows: int = _bounded("val_rows")
+    val_every: int = _bounded("val_every")
+    val_budget: int = _bounded("val_budget")
+    patience: int = _bounded("patience")
+    keep_best: bool = DEFAULTS.keep_best
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""

@@ -25,8 +25,9 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.data.csv_table import CsvTable
-from uvcc_engine.data.features import held_out
+from uvcc_engine.data.features import sides
 from uvcc_engine.data.schema import load_schema
+from uvcc_engine.data.sets import TEST
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import encode_fixed
@@ -98,7 +99,7 @@ def whole_program(mib: int, folder: Path) -> tuple[float, int]:
     rows = write_csv(folder / "rows.csv", mib)
     columns = "\n".join(f"  c{n}: {{kind: standardise}}" for n in range(COLUMNS))
     (folder / "schema.yaml").write_text(f"target: {{column: target, values: ['0', '1']}}\ncolumns:\n{columns}\n")
-    tested = held_out(CsvTable("rows.csv", {}, tuple(range(rows)), ""), load_schema(folder / "schema.yaml"))
+    tested = sides(CsvTable("rows.csv", {}, tuple(range(rows)), ""), load_schema(folder / "schema.yaml")) == TEST
     model = model_to_json(model_of_list([{"linear": 8}, "relu", "linear"], COLUMNS, 2))
     _request(folder, {"model": model, "steps": 1, "test_rows": int(tested.sum())})
     seconds, peak = _sealed(folder, ["--data", folder / "rows.csv", "--schema", folder / "schema.yaml"])

@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, is_missing
 from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS, date_of, days_of
 from uvcc_engine.data.schema import COUNT, DATE, DATES, ONE_HOT, REAL, Schema, SchemaColumn, Statistics, class_word
-from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Dataset, Floats, Ints, Labels
 
 RowMask = NDArray[np.bool_]
 CLIP_AT: Final = (0.01, 0.99)
@@ -38,27 +38,44 @@ def prepare(table: CsvTable, schema: Schema) -> Prepared:
     A schema that has statistics already keeps them: so several owners share rows of one scale.
     """
     check_columns(table, schema)
-    test, kept = held_out(table, schema), whole_rows(table, schema)
-    table, test = table.rows(np.flatnonzero(kept).tolist()), test[kept]
+    side, kept = sides(table, schema), whole_rows(table, schema)
+    table, side = table.rows(np.flatnonzero(kept).tolist()), side[kept]
+    train = side == TRAIN
     y: Labels = class_numbers(table, schema) if schema.values else target_numbers(table, schema)
-    if not test.any() or test.all():
-        raise ConfigError(
-            f"{table.name}: {int(test.sum())} of {len(table)} rows are for the test",
-            "change split.test in the schema, or bring more rows",
-        )
+    check_sides(table.name, schema, side_counts(side))
     fixed = schema.fixed
-    scaling = schema.scaling if fixed else _scaling(table, schema, y[~test])
+    scaling = schema.scaling if fixed else _scaling(table, schema, y[train])
     for at, value in enumerate(schema.values):
-        if not fixed and not (y[~test] == at).any():
+        if not fixed and not (y[train] == at).any():
             raise ConfigError(
                 f"{table.name} has no training row of class {value!r}", "take it from target.values, or add such rows"
             )
-    fresh = schema if fixed else schema.fitted({c.name: _fit(table, c, ~test) for c in schema.used})
+    fresh = schema if fixed else schema.fitted({c.name: _fit(table, c, train) for c in schema.used})
     fitted = replace(fresh, scaling=scaling)
     x = transform(table, fitted)
     if scaling is not None:
         y = (y.astype(np.float64) - scaling.shift) * scaling.scale
-    return Prepared(Dataset(x[~test], y[~test], x[test], y[test], schema.outputs), fitted)
+    return Prepared(Dataset.of_sides(x, y, side, schema.outputs), fitted)
+
+
+def side_counts(side: Ints) -> tuple[int, int, int]:
+    """How many rows train, test and validate."""
+    train, test, validation = (int((side == one).sum()) for one in (TRAIN, TEST, VALIDATION))
+    return train, test, validation
+
+
+def check_sides(file: str, schema: Schema, counts: tuple[int, int, int], what: str = "rows") -> None:
+    """Refuse (ConfigError) a split that leaves a side without rows. ``counts``: see :func:`side_counts`."""
+    train, test, validation = counts
+    rows = train + test + validation
+    if not test or not train:
+        raise ConfigError(
+            f"{file}: {test} of {rows} {what} are for the test", "change split.test in the schema, or bring more rows"
+        )
+    if schema.validation and not validation:
+        raise ConfigError(
+            f"{file}: none of {rows} {what} is for validation", "change split.validation in the schema, or leave it out"
+        )
 
 
 def whole_rows(table: CsvTable, schema: Schema) -> RowMask:
@@ -140,10 +157,21 @@ def class_numbers(table: CsvTable, schema: Schema) -> Ints:
     return found
 
 
-def held_out(table: CsvTable, schema: Schema) -> RowMask:
-    """Which rows are for the test: a hash of the row's id, or of its number, so that a row stays on its side."""
+def sides(table: CsvTable, schema: Schema) -> Ints:
+    """Where every row is, ``[rows]``: a hash of its id, or of its number, decides, so that it stays on its side.
+
+    More validation takes rows from training and none from the test.
+    """
     ids = table.column(schema.by) if schema.by else [str(table.first + row) for row in range(len(table))]
-    return np.array([draw(schema.seed, one) < schema.test for one in ids], dtype=np.bool_)
+    return np.array([side_of(schema, one) for one in ids], dtype=np.int64)
+
+
+def side_of(schema: Schema, one: str) -> int:
+    """The side of the row, or the piece of a text, with this id: ``TRAIN``, ``TEST`` or ``VALIDATION``."""
+    drawn = draw(schema.seed, one)
+    if drawn < schema.test:
+        return TEST
+    return VALIDATION if drawn < schema.test + schema.validation else TRAIN
 
 
 def draw(seed: int, one: str) -> float:

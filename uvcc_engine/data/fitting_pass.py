@@ -19,14 +19,15 @@ from uvcc_engine.data.features import (
     RowMask,
     categories,
     check_columns,
+    check_sides,
     class_numbers,
     complete_rows,
-    held_out,
     numbers,
+    sides,
     target_numbers,
 )
 from uvcc_engine.data.schema import ONE_HOT, REAL, Schema, SchemaColumn, Statistics
-from uvcc_engine.data.sets import Floats, Labels
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Labels
 
 SAMPLE: Final = 1 << 20
 
@@ -128,15 +129,17 @@ class FittingPass:
         self._columns = [] if schema.fixed else [_Column(c) for c in schema.used]
         self._classes = np.zeros(len(schema.values))
         self._target = _Moments()
-        self.train = self.test = 0
+        self.train = self.test = self.validation = 0
 
     def add(self, part: CsvTable) -> None:
         """Raises ConfigError naming row and column of what does not fit the schema."""
         schema = self._schema
         check_columns(part, schema)
-        test, kept = held_out(part, schema), complete_rows(part, schema)
-        train = kept & ~test
-        self.test, self.train = self.test + int((kept & test).sum()), self.train + int(train.sum())
+        side, kept = sides(part, schema), complete_rows(part, schema)
+        train = kept & (side == TRAIN)
+        self.train += int(train.sum())
+        self.test += int((kept & (side == TEST)).sum())
+        self.validation += int((kept & (side == VALIDATION)).sum())
         if schema.fixed:
             return
         whole = part.rows(np.flatnonzero(kept).tolist()) if not kept.all() else part
@@ -150,12 +153,8 @@ class FittingPass:
 
     def fitted(self, file: str) -> Schema:
         """Raises ConfigError as ``features.prepare``."""
-        schema, rows = self._schema, self.train + self.test
-        if not self.test or not self.train:
-            raise ConfigError(
-                f"{file}: {self.test} of {rows} rows are for the test",
-                "change split.test in the schema, or bring more rows",
-            )
+        schema = self._schema
+        check_sides(file, schema, (self.train, self.test, self.validation))
         if schema.fixed:
             return schema
         for value, count in zip(schema.values, self._classes.tolist(), strict=True):

@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.data.sets import Dataset, Ints, one_hot, permutation
+from uvcc_engine.data.sets import Dataset, Ints, one_hot, split
 
 ALPHABET: Final = " abcdefghijklmnopqrstuvwxyz"
 """Everything else is read as a space."""
@@ -50,15 +49,11 @@ def tokens(text: str) -> Ints:
     return np.array([ALPHABET.index(c) for c in " ".join(words)], dtype=np.int64)
 
 
-def load_text(seed: int, test_rows: int, positions: int, text: str = JABBERWOCKY) -> Dataset:
+def load_text(seed: int, test_rows: int, positions: int, text: str = JABBERWOCKY, val_rows: int = 0) -> Dataset:
     """Windows of ``positions`` letters, every second one, as one-hot rows; labels (rows, positions): the letters that
     come next. Split by ``seed``; raises ConfigError if the text is too short."""
     found = tokens(text)
     starts = np.arange(0, len(found) - positions, 2)
-    if not 0 < test_rows < len(starts):
-        raise ConfigError(f"test_rows is {test_rows} of {len(starts)} windows", "leave windows for training")
     windows = found[starts[:, None] + np.arange(positions + 1)]
     x, y = one_hot(windows[:, :-1], len(ALPHABET)), windows[:, 1:]
-    order = permutation("split", seed, 0, len(starts))
-    test, train = order[:test_rows], order[test_rows:]
-    return Dataset(x[train], y[train], x[test], y[test], len(ALPHABET))
+    return split(x, y, seed, test_rows, len(ALPHABET), val_rows)

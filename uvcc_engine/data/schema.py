@@ -1,7 +1,7 @@
 """What a table's columns are and how they become features: ``schema.yaml``, read strictly and written readably.
 
     target: {column: diagnosis, values: [benign, malignant]}
-    split: {test: 0.2, by: patient, seed: 7}
+    split: {test: 0.2, validation: 0.1, by: patient, seed: 7}
     columns:
       age: {kind: standardise, missing: mean}
       smoker: {kind: one-hot, values: ['no', 'yes']}
@@ -95,9 +95,9 @@ class TextPlan:
 @dataclass(frozen=True, slots=True)
 class Schema:
     """A whole schema. ``values``: the classes in the order of their numbers, none of a real target or a count; ``by``:
-    the column whose hash decides whether a row trains or tests, the row's number if empty. ``scaling``: of a real
-    target, by which it is brought to mean 0 and deviation 1. ``text``: of a text, whose
-    letters ``values`` are; it has no columns."""
+    the column whose hash decides whether a row trains, tests or validates, the row's number if empty. ``scaling``: of
+    a real target, by which it is brought to mean 0 and deviation 1. ``text``: of a text, whose letters ``values`` are;
+    it has no columns."""
 
     target: str
     values: tuple[str, ...]
@@ -108,6 +108,7 @@ class Schema:
     kind: str = CLASSES
     scaling: Statistics | None = None
     text: TextPlan | None = None
+    validation: float = 0.0
 
     @property
     def outputs(self) -> int:
@@ -159,7 +160,7 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
         return _text_schema(found, where)
     top = _mapping(found, where, ("target", "split", "columns"), ("target", "columns"))
     target = _mapping(top["target"], f"{where}: target", ("column", "kind", "values", "scaling"), ("column",))
-    split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "by", "seed"), ())
+    split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "validation", "by", "seed"), ())
     columns = top["columns"]
     if not isinstance(columns, Mapping) or not columns:
         raise ConfigError(f"{where}: columns is no mapping", "write NAME: {kind: standardise} for every column")
@@ -172,6 +173,7 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
         seed=_seed(split.get("seed", 7), f"{where}: split.seed"),
         kind=_one_of(target.get("kind", CLASSES), TARGETS, f"{where}: target.kind"),
         scaling=_statistics(target["scaling"], (), f"{where}: target.scaling") if "scaling" in target else None,
+        validation=_number(split.get("validation", 0.0), f"{where}: split.validation"),
     )
     _check(schema, where)
     return schema
@@ -180,7 +182,7 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
 def _text_schema(found: object, where: str) -> Schema:
     top = _mapping(found, where, ("text", "split"), ("text",))
     text = _mapping(top["text"], f"{where}: text", ("positions", "stride", "letters"), ("positions", "letters"))
-    split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "seed"), ())
+    split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "validation", "seed"), ())
     letters = text["letters"]
     if letters == "bytes":
         letters = [chr(value) for value in range(256)]
@@ -191,10 +193,21 @@ def _text_schema(found: object, where: str) -> Schema:
     positions = _count(text["positions"], f"{where}: text.positions")
     stride = _count(text.get("stride", positions), f"{where}: text.stride")
     test = _number(split.get("test", 0.1), f"{where}: split.test")
-    if not 0.0 < test < 1.0:
-        raise ConfigError(f"{where}: split.test is {test:g}", "give the share of test rows, like 0.1")
+    validation = _number(split.get("validation", 0.0), f"{where}: split.validation")
+    _check_shares(test, validation, where)
     seed = _seed(split.get("seed", 7), f"{where}: split.seed")
-    return Schema("next letter", tuple(letters), (), test, seed=seed, kind=NEXT, text=TextPlan(positions, stride))
+    plan = TextPlan(positions, stride)
+    return Schema("next letter", tuple(letters), (), test, seed=seed, kind=NEXT, text=plan, validation=validation)
+
+
+def _check_shares(test: float, validation: float, where: str) -> None:
+    if not 0.0 < test < 1.0:
+        raise ConfigError(f"{where}: split.test is {test:g}", "give the share of test rows, like 0.2")
+    if not 0.0 <= validation < 1.0 - test:
+        raise ConfigError(
+            f"{where}: split.validation is {validation:g} beside a test of {test:g}",
+            "give the share of rows for validation, like 0.1, and leave some for training",
+        )
 
 
 _MOST_LETTERS: Final = 4096
@@ -223,8 +236,7 @@ def _check(schema: Schema, where: str) -> None:
     elif len(schema.values) < 2 or (schema.kind == BINARY and len(schema.values) > 2):
         classes = len(schema.values)
         raise ConfigError(f"{where}: target.values has {classes} classes", "name at least two; just two if binary")
-    if not 0.0 < schema.test < 1.0:
-        raise ConfigError(f"{where}: split.test is {schema.test:g}", "give the share of test rows, like 0.2")
+    _check_shares(schema.test, schema.validation, where)
     if any(column.name == schema.target for column in schema.used):
         raise ConfigError(f"{where}: the target {schema.target!r} is one of the features, too", "take it from columns")
     if not schema.used:
@@ -326,6 +338,7 @@ def _short(value: object) -> str:
 def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None = None) -> str:
     """The schema as YAML that :func:`parse_schema` reads back unchanged; ``notes`` stand behind their columns."""
     split: dict[str, Any] = {"test": schema.test, "seed": schema.seed} | ({"by": schema.by} if schema.by else {})
+    split |= {"validation": schema.validation} if schema.validation else {}
     lines = [f"# {line}" for line in about.splitlines()]
     if schema.text is not None:
         every = [chr(value) for value in range(256)]

@@ -25,12 +25,17 @@ DIGITS_ROWS: Final = 1797
 DIGITS_TEST: Final = 360
 
 
+TRAIN, TEST, VALIDATION = 0, 1, 2
+"""The sides of a split."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """Rows of features and class labels, already split.
 
     ``train_x`` (n, d) and ``test_x`` (m, d) hold features as the network sees them; the labels are class indices,
-    one per row or one per position of every row. Of one class they are numbers to be fitted, one per row.
+    one per row or one per position of every row. Of one class they are numbers to be fitted, one per row. ``val_x`` and
+    ``val_y``: rows for validation, None where there are none.
     """
 
     train_x: Floats
@@ -38,9 +43,26 @@ class Dataset:
     test_x: Floats
     test_y: Labels
     classes: int
+    val_x: Floats | None = None
+    val_y: Labels | None = None
+
+    @property
+    def parts(self) -> dict[str, tuple[Floats, Labels]]:
+        """Features and labels of each part that there is: ``train``, ``test``, ``val``."""
+        found = {"train": (self.train_x, self.train_y), "test": (self.test_x, self.test_y)}
+        if self.val_x is not None and self.val_y is not None:
+            found["val"] = (self.val_x, self.val_y)
+        return found
+
+    @classmethod
+    def of_sides(cls, x: Floats, y: Labels, side: Ints, classes: int) -> Dataset:
+        """Rows put where ``side [rows]`` says: ``TRAIN``, ``TEST`` or ``VALIDATION``."""
+        held = side == VALIDATION
+        val = (x[held], y[held]) if held.any() else (None, None)
+        return cls(x[side == TRAIN], y[side == TRAIN], x[side == TEST], y[side == TEST], classes, *val)
 
     def __post_init__(self) -> None:
-        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+        for part, (x, y) in self.parts.items():
             if x.ndim != 2 or y.ndim not in (1, 2) or len(x) != len(y):
                 raise ConfigError(
                     f"{part} rows do not fit: features {x.shape}, labels {y.shape}",
@@ -76,7 +98,7 @@ def batch_rows(seed: int, step: int, batch: int, rows: int) -> Ints:
     return order[start : start + batch]
 
 
-def load_digits(seed: int, test_rows: int = DIGITS_TEST) -> Dataset:
+def load_digits(seed: int, test_rows: int = DIGITS_TEST, val_rows: int = 0) -> Dataset:
     """The 1,797 UCI digits (Alpaydin and Kaynak, 1998), split by ``seed``.
 
     Grey levels 0..16 become (level - 5) / 8: a fixed public map that centres the data and is exact in fixed point.
@@ -89,19 +111,28 @@ def load_digits(seed: int, test_rows: int = DIGITS_TEST) -> Dataset:
         raise UnreadableError(f"the packaged digits cannot be read: {error}", "install the package again") from error
     if images.shape != (DIGITS_ROWS, 64) or labels.shape != (DIGITS_ROWS,):
         raise UnreadableError(f"the packaged digits have shape {images.shape}", "install the package again")
-    return split((images.astype(np.float64) - 5.0) / 8.0, labels.astype(np.int64), seed, test_rows, classes=10)
+    return split((images.astype(np.float64) - 5.0) / 8.0, labels.astype(np.int64), seed, test_rows, 10, val_rows)
 
 
-def split(x: Floats, y: Labels, seed: int, test_rows: int, classes: int) -> Dataset:
-    """Split rows by a public permutation of the seed: the first ``test_rows`` of it are the test set.
+def split(x: Floats, y: Labels, seed: int, test_rows: int, classes: int, val_rows: int = 0) -> Dataset:
+    """Split rows by a public permutation of the seed: its first ``test_rows`` are the test set, the next ``val_rows``
+    are for validation.
 
-    Raises ConfigError unless rows are left for both.
+    Raises ConfigError unless rows are left for all.
     """
-    if not 0 < test_rows < len(x):
-        raise ConfigError(f"test_rows is {test_rows} of {len(x)} rows", "leave rows for training and for the test")
+    check_split(len(x), test_rows, val_rows)
     order = permutation("split", seed, 0, len(x))
-    test, train = order[:test_rows], order[test_rows:]
-    return Dataset(x[train], y[train], x[test], y[test], classes)
+    test, val, train = order[:test_rows], order[test_rows : test_rows + val_rows], order[test_rows + val_rows :]
+    held = (x[val], y[val]) if val_rows else (None, None)
+    return Dataset(x[train], y[train], x[test], y[test], classes, *held)
+
+
+def check_split(rows: int, test_rows: int, val_rows: int) -> None:
+    """Refuse (ConfigError) to hold out so many rows that none is left, or none for the test."""
+    if test_rows > 0 and test_rows + val_rows < rows:
+        return
+    held = f"test_rows is {test_rows}" + (f" and val_rows {val_rows}" if val_rows else "")
+    raise ConfigError(f"{held} of {rows} rows", "leave rows for training and for the test")
 
 
 def target_rows(labels: Labels, classes: int) -> Floats:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.data.features import draw
+from uvcc_engine.data.features import check_sides, side_counts, side_of
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.sets import Dataset, Ints, one_hot
 
@@ -85,13 +85,9 @@ def text_dataset(path: Path, schema: Schema) -> tuple[Dataset, str]:
         np.arange(first, min(first + piece, len(found)) - plan.positions, plan.stride)
         for first in range(0, len(found), piece)
     ]
-    sides = [np.full(len(some), draw(schema.seed, str(k)) < schema.test) for k, some in enumerate(starts)]
-    first, test = np.concatenate([np.zeros(0, np.int64), *starts]), np.concatenate([np.zeros(0, np.bool_), *sides])
-    if not test.any() or test.all():
-        raise ConfigError(
-            f"{path.name}: {int(test.sum())} of {len(test)} windows are for the test",
-            "change split.test or split.seed, take fewer positions, or bring more text",
-        )
+    sides = [np.full(len(some), side_of(schema, str(k))) for k, some in enumerate(starts)]
+    first, side = (np.concatenate([np.zeros(0, np.int64), *some]) for some in (starts, sides))
+    check_sides(path.name, schema, side_counts(side), "windows")
     if len(first) * plan.positions * len(schema.values) > MOST_VALUES:
         raise ConfigError(
             f"{path.name}: {len(first)} windows of {plan.positions} letters of {len(schema.values)} are too many",
@@ -99,7 +95,7 @@ def text_dataset(path: Path, schema: Schema) -> tuple[Dataset, str]:
         )
     windows = found[first[:, None] + np.arange(plan.positions + 1)]
     x, y = one_hot(windows[:, :-1], len(schema.values)), windows[:, 1:]
-    return Dataset(x[~test], y[~test], x[test], y[test], len(schema.values)), digest
+    return Dataset.of_sides(x, y, side, len(schema.values)), digest
 
 
 def infer_text(path: Path) -> tuple[Schema, Mapping[str, str]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -70,7 +70,7 @@ def digits_for(job: PrivateJob) -> Dataset:
     data = load_digits(job.seed, job.test_rows)
     if fit_model(job).features == data.train_x.shape[1]:
         return data
-    return Dataset(enlarge(data.train_x), data.train_y, enlarge(data.test_x), data.test_y, data.classes)
+    return replace(data, train_x=enlarge(data.train_x), test_x=enlarge(data.test_x))
 
 
 def measure(job: PrivateJob, data: Dataset) -> AccuracyRow:

@@ -154,17 +154,20 @@ def program(
         )
     trainers = [PrivateTrainer(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
     for epoch in range(job.steps + 1):
+        last = epoch == job.steps or trainers[0].validations.ended
 
-        def body(rt: Runtime, epoch: int = epoch) -> None:
+        def body(rt: Runtime, epoch: int = epoch, last: bool = last) -> None:
             notes[rt.party].begin(epoch)
             rt.begin_epoch(epoch)
-            if epoch < job.steps:
-                trainers[rt.party].step(epoch)
-            else:
+            if last:
                 trainers[rt.party].evaluate()
+            else:
+                trainers[rt.party].step(epoch)
 
         local.run_three(body)
         yield [n.records for n in notes]
+        if last:
+            return
 
 
 def recorded(folder: Path, epoch: int) -> tuple[LeafRecords, bool]:

@@ -34,7 +34,7 @@ from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
-from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_tensors, fit_model, shapes_of
+from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_held_out, check_tensors, fit_model, shapes_of
 from uvcc_engine.transcript.signing.identity import PUBLIC, Identity, PublicIdentity
 
 TENSORS: Final = owner_files.TENSORS
@@ -58,12 +58,12 @@ def dataset_for(
     if schema is not None:
         data = _by_schema(job, path, schema, pin, fitted)
     elif path is None and model.positions > 1:
-        data = load_text(job.seed, job.test_rows, model.positions)
+        data = load_text(job.seed, job.test_rows, model.positions, val_rows=job.val_rows)
     elif path is None:
-        data = load_digits(job.seed, job.test_rows)
+        data = load_digits(job.seed, job.test_rows, job.val_rows)
     else:
         x, y = read_rows(path, labels)
-        data = split(x, y, job.seed, job.test_rows, model.classes)
+        data = split(x, y, job.seed, job.test_rows, model.classes, job.val_rows)
     if data.train_x.shape[1] != model.features or data.classes != model.classes:
         raise ConfigError(
             f"the data has {data.train_x.shape[1]} features and {data.classes} classes,"
@@ -78,12 +78,8 @@ def _by_schema(job: PrivateJob, path: Path | None, schema: Path, pin: Path | Non
         raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
     check_joint(load_schema(schema), job.standardise)
     made = prepared(path, schema, pin)
-    several = load_schema(schema).fixed  # this owner's rows are some of the job's
-    if len(made.data.test_x) != job.test_rows and not (several and len(made.data.test_x) < job.test_rows):
-        raise ConfigError(
-            f"job.test_rows is {job.test_rows}, the schema puts {len(made.data.test_x)} rows into the test",
-            f"give {len(made.data.test_x)}, or change split.test in the schema",
-        )
+    parts = {name: len(x) for name, (x, _) in made.data.parts.items()}
+    check_held_out(job, parts["test"], parts.get("val", 0), some=load_schema(schema).fixed)
     if fitted is not None:
         about = "The schema with the statistics of the training rows: the owner's, for predictions in clear."
         files.write_atomic(fitted, schema_text(made.schema, about).encode(), mode=0o600)
@@ -161,8 +157,8 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
     model = fit_model(job)
     if job.task == "train":
         data = dataset_for(job, args.data, args.labels, args.schema, args.pin, args.fitted)
-        for name, x in (("train features", data.train_x), ("test features", data.test_x)):
-            check_units(job, name, x)
+        for part, (x, _) in data.parts.items():
+            check_units(job, f"{part} features", x)
         tensors = dataset_tensors(data, job.frac_bits)
         check_tensors(shapes_of(tensors), job, model)
         return tensors

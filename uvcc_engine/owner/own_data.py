@@ -97,7 +97,7 @@ def _infer_text(file: Path, out: Path) -> dict[str, Any]:
     data, _ = text_dataset(file, schema)  # what is written can be trained on, or is refused here
     about = f"{file.name}: a text, of which a model learns the letter that comes next.\n"
     files.write_atomic(out, schema_text(schema, about).encode(), mode=0o600)
-    rows = len(data.train_x) + len(data.test_x)
+    rows = sum(len(x) for x, _ in data.parts.values())
     told = {"text": f"windows of {schema.positions} of {len(schema.values)} letters", **notes}
     found = {"schema": str(out), "rows": rows, "features": schema.features, "target": schema.target}
     return found | {"kind": schema.kind, "classes": [], "columns": {}, "notes": told}
@@ -106,7 +106,7 @@ def _infer_text(file: Path, out: Path) -> dict[str, Any]:
 _HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), one-hot (with values), days, date (with order), drop.
 missing: error (the default), mean, indicator.
 target.kind: classes (the default), binary, real, count; target.values are the classes 0, 1, ...
-split.by: the column whose hash puts a row into training or test."""
+split.by: the column whose hash puts a row into training, test or validation (split.validation, like 0.1)."""
 
 
 def plan(args: argparse.Namespace) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
         ready, pin = _ready(args.data, args.schema)
         features, classes, positions = ready.schema.features, ready.schema.outputs, ready.schema.positions
-        rows = {"train": len(ready.data.train_x), "test": len(ready.data.test_x)}
+        rows = {part: len(x) for part, (x, _) in ready.data.parts.items()}
         found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind]}
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)

@@ -20,16 +20,16 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.array_files import RowReader, StoredArray, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import features_and_labels
-from uvcc_engine.data.features import complete_rows, held_out, transform
+from uvcc_engine.data.features import complete_rows, sides, transform
 from uvcc_engine.data.fitting_pass import FittingPass, targets
 from uvcc_engine.data.schema import Schema, check_joint, load_schema
-from uvcc_engine.data.sets import Floats, Labels, public_stream, target_rows
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels, check_split, public_stream, target_rows
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.owner.client import input_tensors
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import check_units, encode_fixed
-from uvcc_engine.sharding.validation import check_tensors, fit_model
+from uvcc_engine.sharding.validation import check_held_out, check_tensors, fit_model
 
 Blocks = Iterator[tuple[str, Ring]]
 AT_ONCE: Final = 1 << 17
@@ -79,45 +79,41 @@ def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
     for part in table_batches(path):
         found.add(part)
     fitted = found.fitted(path.name)
-    if found.test != job.test_rows and not (schema.fixed and found.test < job.test_rows):
-        raise ConfigError(
-            f"job.test_rows is {job.test_rows}, the schema puts {found.test} rows into the test",
-            f"give {found.test}, or change split.test in the schema",
-        )
-    shapes = _shapes(job, found.train, found.test, schema.features, schema.outputs, path)
+    check_held_out(job, found.test, found.validation, some=schema.fixed)
+    shapes = _shapes(job, found.train, found.test, found.validation, schema.features, schema.outputs, path)
 
     def blocks() -> Blocks:
         for part in table_batches(path):
-            x, y, test = _prepared(part, fitted)
-            yield from _encoded(job, x, target_rows(y, fitted.outputs), test)
+            x, y, side = _prepared(part, fitted)
+            yield from _encoded(job, x, target_rows(y, fitted.outputs), side)
 
     return OwnerRows(shapes, blocks, fitted)
 
 
-def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, np.ndarray]:
-    kept, test = complete_rows(part, schema), held_out(part, schema)
+def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, Ints]:
+    kept, side = complete_rows(part, schema), sides(part, schema)
     whole = part if kept.all() else part.rows(np.flatnonzero(kept).tolist())
     if not len(whole):
-        return np.zeros((0, schema.features)), np.zeros(0, np.int64), test[kept]
+        return np.zeros((0, schema.features)), np.zeros(0, np.int64), side[kept]
     y = targets(whole, schema)
     if schema.scaling is not None:
         y = (y.astype(np.float64) - schema.scaling.shift) * schema.scaling.scale
-    return transform(whole, schema), y, test[kept]
+    return transform(whole, schema), y, side[kept]
 
 
 def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
     """A CSV file of numbers alone: features, then the class in the last column; the seed says which rows are tested."""
     model, header, count, width = fit_model(job), *_look(path)
-    if not 0 < job.test_rows < count:
-        raise ConfigError(f"test_rows is {job.test_rows} of {count} rows", "leave rows for training and for the test")
-    shapes = _shapes(job, count - job.test_rows, job.test_rows, width - 1, model.classes, path)
-    test = public_test_rows(job.seed, count, job.test_rows)
+    held = (job.test_rows, job.val_rows)
+    check_split(count, *held)
+    shapes = _shapes(job, count - sum(held), *held, width - 1, model.classes, path)
+    side = public_sides(job.seed, count, *held)
 
     def blocks() -> Blocks:
         first = 0
         for table in _numbers(path, header, width):
             x, y = table[:, :-1], _targets(path, job, model, first, table[:, -1])
-            yield from _encoded(job, x, y, test[first : first + len(y)])
+            yield from _encoded(job, x, y, side[first : first + len(y)])
             first += len(y)
 
     return OwnerRows(shapes, blocks)
@@ -152,10 +148,10 @@ def _arrays(job: PrivateJob, path: Path, labels: Path | None) -> OwnerRows:
         if array.dtype.kind not in "iufb":
             raise ConfigError(f"{path.name}: {name} are of type {array.dtype}", "use numbers")
     model, count, width = fit_model(job), len(x), math.prod(x.shape[1:])
-    if not 0 < job.test_rows < count:
-        raise ConfigError(f"test_rows is {job.test_rows} of {count} rows", "leave rows for training and for the test")
-    shapes = _shapes(job, count - job.test_rows, job.test_rows, width, model.classes, path)
-    test, at_once = public_test_rows(job.seed, count, job.test_rows), max(1, AT_ONCE // max(1, width))
+    held = (job.test_rows, job.val_rows)
+    check_split(count, *held)
+    shapes = _shapes(job, count - sum(held), *held, width, model.classes, path)
+    side, at_once = public_sides(job.seed, count, *held), max(1, AT_ONCE // max(1, width))
 
     def blocks() -> Blocks:
         with RowReader(x) as features, RowReader(y) as classes:
@@ -163,7 +159,7 @@ def _arrays(job: PrivateJob, path: Path, labels: Path | None) -> OwnerRows:
                 some = features.take(at_once)
                 targets_ = _targets(path, job, model, first, classes.take(at_once).astype(np.float64))
                 rows = some.reshape(len(some), -1).astype(np.float64)
-                yield from _encoded(job, rows, targets_, test[first : first + len(some)])
+                yield from _encoded(job, rows, targets_, side[first : first + len(some)])
 
     return OwnerRows(shapes, blocks)
 
@@ -179,18 +175,23 @@ def _two_arrays(path: Path, labels: Path | None) -> tuple[StoredArray, StoredArr
     return stored_arrays(path)[""], stored_arrays(labels)[""]
 
 
-def public_test_rows(seed: int, rows: int, test_rows: int) -> np.ndarray:
-    """Which rows are for the test: those of the least public random words, found in memory of the order of the test."""
+def public_sides(seed: int, rows: int, test_rows: int, val_rows: int) -> Ints:
+    """The side of every row: those of the least public random words are for the test, the next ones for validation.
+
+    Found in memory of the order of both.
+    """
+    held = test_rows + val_rows
     best = np.zeros((0, 2), np.uint64)
     for block in range(-(-rows // AT_ONCE)):
         many = min(AT_ONCE, rows - block * AT_ONCE)
         words = public_stream("split-rows", seed, block, many)
         more = np.stack([words, np.arange(many, dtype=np.uint64) + np.uint64(block * AT_ONCE)], 1)
         best = np.concatenate([best, more])
-        if len(best) > test_rows:
-            best = best[np.argpartition(best[:, 0], test_rows - 1)[:test_rows]]
-    found = np.zeros(rows, np.bool_)
-    found[best[:, 1].astype(np.int64)] = True
+        if len(best) > held:
+            best = best[np.argpartition(best[:, 0], held - 1)[:held]]
+    order = best[np.argsort(best[:, 0], kind="stable"), 1].astype(np.int64)
+    found = np.full(rows, TRAIN, np.int64)
+    found[order[:test_rows]], found[order[test_rows:]] = TEST, VALIDATION
     return found
 
 
@@ -239,7 +240,7 @@ def _numbers(path: Path, header: int, width: int) -> Iterator[Floats]:
 
 
 def _shapes(
-    job: PrivateJob, train: int, test: int, features: int, classes: int, path: Path
+    job: PrivateJob, train: int, test: int, validation: int, features: int, classes: int, path: Path
 ) -> dict[str, tuple[int, ...]]:
     model: ModelSpec = fit_model(job)
     if (features, classes) != (model.features, model.classes):
@@ -248,15 +249,15 @@ def _shapes(
             f" {model.classes}",
             "choose a model that fits the data, or name the data file",
         )
-    x, y = {"train": train, "test": test}, model.targets
+    x, y = {"train": train, "test": test} | ({"val": validation} if validation else {}), model.targets
     found = {f"{part}_x": (rows, features) for part, rows in x.items()} | {f"{p}_y": (n, y) for p, n in x.items()}
     check_tensors(found, job, model)
     return dict(sorted(found.items()))
 
 
-def _encoded(job: PrivateJob, x: Floats, y: Floats, test: np.ndarray) -> Blocks:
-    for part, chosen in (("train", ~test), ("test", test)):
-        if chosen.any():
+def _encoded(job: PrivateJob, x: Floats, y: Floats, side: Ints) -> Blocks:
+    for part, one in (("train", TRAIN), ("test", TEST), ("val", VALIDATION)):
+        if (chosen := side == one).any():
             check_units(job, f"{part} features", x[chosen])
             yield f"{part}_x", encode_fixed(f"{part} features", x[chosen], job.frac_bits)
             yield f"{part}_y", encode_fixed(f"{part} labels", y[chosen], job.frac_bits)

@@ -83,12 +83,11 @@ def check_units(job: PrivateJob, name: str, features: Floats) -> None:
 
 def dataset_tensors(data: Dataset, frac_bits: int) -> dict[str, Ring]:
     """The named tensors of a data set in fixed point. Raises ConfigError naming one that is beyond the range."""
-    return {
-        "test_x": encode_fixed("test features", data.test_x, frac_bits),
-        "test_y": encode_fixed("test labels", target_rows(data.test_y, data.classes), frac_bits),
-        "train_x": encode_fixed("train features", data.train_x, frac_bits),
-        "train_y": encode_fixed("train labels", target_rows(data.train_y, data.classes), frac_bits),
-    }
+    found = {}
+    for part, (x, y) in sorted(data.parts.items()):
+        found[f"{part}_x"] = encode_fixed(f"{part} features", x, frac_bits)
+        found[f"{part}_y"] = encode_fixed(f"{part} labels", target_rows(y, data.classes), frac_bits)
+    return found
 
 
 def share_dataset(

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, PrivateJob
+from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, VALIDATIONS, PrivateJob
 from uvcc_engine.model.definition.specs import Dense, ModelSpec, Relu, find_model
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
@@ -56,7 +56,7 @@ def fit_model(
         )
         if value != plain
     ]
-    special += [f"reveal: {name!r}" for name in METRICS[1:] if name in job.reveal]
+    special += [f"reveal: {name!r}" for name in (*METRICS[1:], *VALIDATIONS) if name in job.reveal]
     if workers > 1 and special:
         raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
     if workers > 1:
@@ -81,7 +81,7 @@ def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
         )
         if value != proved
     ]
-    odd += [f"job.reveal {name!r}" for name in METRICS if name in job.reveal and name != "accuracy"]
+    odd += [f"job.reveal {name!r}" for name in (*METRICS, *VALIDATIONS) if name in job.reveal and name != "accuracy"]
     odd += [f"job.device {job.device!r}"] if job.device == "cuda" else []
     odd += [f"{workers} workers or microbatches per party"] if workers > 1 else []
     odd += [f"layer {type(layer).__name__}" for layer in model.layers if type(layer) not in PROVED_LAYERS]
@@ -106,20 +106,21 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
         check_shared(f"{model.name}: the number of classes", model.classes)
     real = single and job.objective != "binary"
     for name in job.reveal:
+        measure = name.removeprefix("val_")
         fits = {
             "accuracy": not real,
             "confusion": not real,
             "auc": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
             "rmse": real,
             "r2": real,
-        }.get(name, True)
-        if not fits or (name in METRICS and model.positions > 1 and name != "accuracy"):
+        }.get(measure, True)
+        if not fits or (measure in METRICS and model.positions > 1 and measure != "accuracy"):
             raise ConfigError(
                 f"job.reveal: {name!r} for objective {job.objective!r} and {model.classes} outputs",
                 "rmse and r2 are of numbers, accuracy and confusion of classes, auc of two classes",
             )
-    fewest = min(job.batch if "loss" in job.reveal else job.min_rows, job.test_rows)
-    if fewest < job.min_rows and any(name in job.reveal for name in ("loss", *METRICS)):
+    fewest = min(job.batch if "loss" in job.reveal else job.min_rows, job.test_rows, job.val_rows or job.test_rows)
+    if fewest < job.min_rows and any(name in job.reveal for name in ("loss", *METRICS, *VALIDATIONS)):
         raise ConfigError(
             f"a number of {fewest} rows would be revealed, job.min_rows is {job.min_rows}",
             "take larger batches and more test rows, or reveal less",
@@ -163,10 +164,35 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob, model:
         if job.steps != steps:
             raise ConfigError(f"job.steps is {job.steps} for {shapes[QUERY][0]} queries", f"give steps: {steps}")
         return
-    for part in ("train", "test"):
+    if not job.val_rows and any(name.startswith("val_") for name in shapes):
+        raise ConfigError("there are rows for validation, and job.val_rows is 0", "share them for this job")
+    for part in ("train", "test", *(("val",) if job.val_rows else ())):
         x, y = f"{part}_x", f"{part}_y"
         _check_rows(shapes, x, model, model.features, None)
         _check_rows(shapes, y, model, model.targets, shapes[x][0])
+
+
+def check_held_out(job: PrivateJob, test: int, validation: int, *, some: bool) -> None:
+    """Refuse (ConfigError) rows held out that are not as many as the job says; ``some``: they are one of several
+    owners', and may be fewer."""
+    for what, key, found, wanted in (
+        ("test", "test", test, job.test_rows),
+        ("validation", "val", validation, job.val_rows),
+    ):
+        if found != wanted and not (some and found < wanted):
+            raise ConfigError(
+                f"job.{key}_rows is {wanted}, the schema puts {found} rows into the {what}",
+                f"give {found}, or change split.{what} in the schema",
+            )
+
+
+def check_counts(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob) -> None:
+    """Refuse (ConfigError) other numbers of rows, of all owners, than the job reveals sums over."""
+    held = {"test": job.test_rows, "val": job.val_rows} if job.task == "train" else {}
+    for part, wanted in held.items():
+        found = shapes[f"{part}_x"][0] if wanted else 0
+        if found != wanted:
+            raise ConfigError(f"the inputs have {found} {part} rows, job.{part}_rows is {wanted}", "share them again")
 
 
 def check_statistics(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob) -> None:

@@ -31,7 +31,7 @@ from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, random_ring, reconstruct
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
-from uvcc_engine.sharding.validation import check_statistics, check_tensors, fit_model, shapes_of
+from uvcc_engine.sharding.validation import check_counts, check_statistics, check_tensors, fit_model, shapes_of
 from uvcc_engine.simulate.metering import LayerCost, Metering
 
 _TEST: Final = 0.2
@@ -56,7 +56,8 @@ class SimulatedFit:
     """A trained model in clear, and what its training revealed and cost.
 
     ``classes``: the labels in the order of the model's outputs, none where numbers are fitted. ``losses`` and
-    ``metrics``: those that the job reveals.
+    ``metrics``: those that the job reveals. ``validated``: the revealed numbers of validation, by steps done.
+    ``steps``: how many were done, fewer than the job's where its ``patience`` ended it.
     ``rounds`` and ``bytes_sent`` (of the three parties together) are those of the whole training.
     """
 
@@ -67,6 +68,8 @@ class SimulatedFit:
     classes: tuple[Any, ...]
     losses: tuple[float, ...]
     metrics: Mapping[str, float]
+    validated: Mapping[int, Mapping[str, float]]
+    steps: int
     rounds: int
     bytes_sent: int
     seconds: float
@@ -121,9 +124,9 @@ class SimulatedFit:
 
     def report(self) -> str:
         """Rounds, bytes and ranges, layer by layer, for people."""
-        f, steps = self.job.frac_bits, max(1, self.job.steps)
+        f, steps = self.job.frac_bits, max(1, self.steps)
         lines = [
-            f"{self.job.steps} steps of {self.rounds / steps:.1f} rounds and {self.bytes_sent / steps / 1e6:.2f} MB"
+            f"{self.steps} steps of {self.rounds / steps:.1f} rounds and {self.bytes_sent / steps / 1e6:.2f} MB"
             f" (of all three parties), {self.seconds:.1f} s here",
             f"{'layer':<18}{'rounds':>8}{'kB a step':>12}{'largest':>12}{'headroom':>10}",
         ]
@@ -148,6 +151,7 @@ def fit(
     keys: SessionKeys | None = None,
     progress: bool | Progress = False,
     watch_range: bool = False,
+    validation: float = 0.0,
     **job: Any,
 ) -> SimulatedFit:
     """Train ``model`` on rows ``x`` and labels ``y`` between three simulated parties.
@@ -155,7 +159,8 @@ def fit(
     A module with a ``vocabulary`` takes whole numbers (rows, positions), and labels of that shape if it answers at
     each. ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a
     shipped name, a list of layers as in a profile, a ``ModelSpec``, or its JSON. ``test``: the share of
-    rows that is held out by the job's seed, or rows and labels of their own. ``watch_range``: a debugging mode that
+    rows that is held out by the job's seed, or rows and labels of their own; ``validation``: the share of rows that the
+    job's ``val_*`` values are of. ``watch_range``: a debugging mode that
     raises RingRangeError as soon as a number passes 2^62 before a truncation. All else are the keys of a private job
     (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With ``verify="products"`` every product of a step and its
     truncation is proved before the step's loss is opened, for dense layers and cross-entropy; comparisons, choices by
@@ -177,10 +182,12 @@ def fit(
     spec = _model(model, np.shape(x)[1:], outputs, labels.shape[1] if labels.ndim == 2 else 1)
     if isinstance(test, tuple):
         n = len(np.asarray(y))
+        if validation:
+            raise ConfigError("validation beside test rows of their own", "give test as a share, too")
         data = Dataset(features[:n], numbers[:n], features[n:], numbers[n:], outputs)
     else:
-        held = round(float(test) * len(features))
-        data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, outputs)
+        held, val = round(float(test) * len(features)), round(float(validation) * len(features))
+        data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, outputs, val)
     default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
     asked = _job(spec, data, epochs, steps, default | job)
     return replace(
@@ -228,6 +235,7 @@ def train(
     model = fit_model(job)
     tensors = dataset_tensors(data, job.frac_bits)
     check_tensors(shapes_of(tensors), job, model)
+    check_counts(shapes_of(tensors), job)
     check_statistics(shapes_of(tensors), job)
     inputs = _party_inputs(tensors, job.frac_bits)
     planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few")
@@ -253,19 +261,24 @@ def train(
     def body(rt: Runtime) -> tuple[list[float], dict[str, float], list[Share]]:
         trainer = PrivateTrainer(rt, job, model, inputs[rt.party])
         metering.attach(rt.party, list(nn.flat(trainer.layers)))
-        losses = []
-        for step in range(job.steps):
+        losses, step = [], 0
+        while step < job.steps and not trainer.validations.ended:
             rt.begin_epoch(step)
-            loss = trainer.step(step).loss
-            losses += [] if loss is None else [loss]
+            result = trainer.step(step)
+            step += 1
+            losses += [] if result.loss is None else [result.loss]
             if rt.party == 0:
-                tell(step + 1, job.steps, loss)
+                validated.update({step: result.validated} if result.validated else {})
+                tell(step, job.steps, result.loss)
         costs[rt.party] = (rt.rounds, rt.bytes_sent)
+        done[rt.party] = step
         metering.stop(rt.party)
-        rt.begin_epoch(job.steps)
+        rt.begin_epoch(step)
         return losses, trainer.evaluate(), trainer.weights
 
     costs: dict[int, tuple[int, int]] = {}
+    done: dict[int, int] = {}
+    validated: dict[int, Mapping[str, float]] = {}
     results = planes.run_three(body)
     losses, metrics, _ = results[0]
     weights = [reconstruct([r[2][i] for r in results]).numpy() for i in range(len(model.weights))]
@@ -277,10 +290,12 @@ def train(
         classes=tuple(range(model.classes)) if model.classes > 1 else (),
         losses=tuple(losses),
         metrics=metrics,
+        validated=validated,
+        steps=done[0],
         rounds=costs[0][0],
         bytes_sent=sum(sent for _, sent in costs.values()),
         seconds=time.monotonic() - began,
-        layers=tuple(metering.costs(job.steps, job.frac_bits)),
+        layers=tuple(metering.costs(done[0], job.frac_bits)),
     )
 
 
@@ -310,6 +325,9 @@ def _job(spec: ModelSpec, data: Dataset, epochs: int | None, steps: int | None, 
     named = spec.name if MODELS.get(spec.name) is spec else model_to_json(spec)
     values = {"lr": 0.1, "frac_bits": max(16, spec.frac_bits)} | given
     values |= {"model": named, "steps": count, "batch": batch, "test_rows": len(data.test_x)}
+    if data.val_x is not None:
+        often = {"val_every": -(-len(data.train_x) // batch)} if epochs is not None else {}
+        values = often | values | {"val_rows": len(data.val_x)}
     return PrivateJob.from_json(json.loads(json.dumps(values)))
 
 

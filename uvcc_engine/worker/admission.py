@@ -23,7 +23,7 @@ from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.joint import open_set
 from uvcc_engine.sealing.purpose import ProposedUse
 from uvcc_engine.sealing.seeds import SEEDS
-from uvcc_engine.sharding.validation import check_statistics, check_tensors, fit_model, shapes_of
+from uvcc_engine.sharding.validation import check_counts, check_statistics, check_tensors, fit_model, shapes_of
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, check_policy, read_signatures
 
@@ -158,4 +158,5 @@ def _check_shapes(inputs: PartyInputs, job: PrivateJob, model: ModelSpec) -> Non
             f"inputs have {inputs.frac_bits} fractional bits, the job {job.frac_bits}", "share them for this job"
         )
     check_tensors(shapes_of(inputs.tensors), job, model)
+    check_counts(shapes_of(inputs.tensors), job)
     check_statistics(shapes_of(inputs.tensors), job)

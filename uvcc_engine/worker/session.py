@@ -151,7 +151,7 @@ class WorkerSession:
             self._migrate(job.start)
         self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
         self._writer.heartbeat(self.step, self.PHASE, "start")
-        while self.step < job.steps:
+        while self.step < job.steps and not self._ended:
             if self._before_step().vote == HALT:
                 return self._halt(self._halting, taken=self._taken_at == self.step)
             decision = self._train_step(self.step)
@@ -165,6 +165,11 @@ class WorkerSession:
             if decision.vote == HALT:
                 return self._halt(decision, taken=due)
         return self._finish()
+
+    @property
+    def _ended(self) -> bool:
+        """Whether what was revealed of validation ends the training here."""
+        return isinstance(self._trainer, PrivateTrainer) and self._trainer.validations.ended
 
     def _before_step(self) -> Vote:
         """What is waited for before a step; a vote to halt ends the run there."""
@@ -250,6 +255,8 @@ class WorkerSession:
         tensors, part, manifest = self._checkpoints.load(step)
         self._trainer.load_state(tensors)
         self._loss = part.extra.get("loss")
+        if isinstance(self._trainer, PrivateTrainer):
+            self._trainer.validations.restore(part.extra.get("validations", ()))
         if part.extra.get("scheduled"):
             self._proof.checkpoint(step, part.files[state_name(self._spec.rank)]["sha256"])
         self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
@@ -317,11 +324,14 @@ class WorkerSession:
         result = self._trainer.step(step)
         decision = self._settle_votes(epoch, mine)
         revealed = {} if result.loss is None else {"loss": result.loss}
+        revealed |= result.validated
         self._finished(self._proof.finish(epoch, revealed, _verdict(result.proved)))
         rate = self._rows() / (time.monotonic() - began)
         if result.loss is not None:
             self._loss = result.loss
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
+        if result.validated:
+            self._writer.validated(step + 1, result.validated)
         self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), sent_bytes=self._sent())
         if time.monotonic() - self._counted > COUNT_EVERY_S:
             self._count_now()
@@ -384,7 +394,9 @@ class WorkerSession:
     def _take(self, *, scheduled: bool) -> str:
         root = self._proof.last_root
         self._taken_at = self.step
-        extra = {"loss": self._loss, "scheduled": scheduled}
+        extra: dict[str, Any] = {"loss": self._loss, "scheduled": scheduled}
+        if isinstance(self._trainer, PrivateTrainer) and self._trainer.validations.entries:
+            extra["validations"] = [list(entry) for entry in self._trainer.validations.entries]
         return self._checkpoints.take(self.step, self._trainer.state(), root.root.hex() if root else "", extra)
 
     # -- the result --------------------------------------------------------------------------------------------------
@@ -395,7 +407,9 @@ class WorkerSession:
         The result is signed last, over the peers' roots of this epoch: a worker that is killed before has signed none,
         and whoever resumes repeats the epoch, word for word.
         """
-        job, epoch = self._admitted.job, self._epoch(self._admitted.job.steps)
+        job, epoch = self._admitted.job, self._epoch(self.step)
+        if self.step < job.steps:
+            self._writer.event("training_ended_early", step=self.step, of=job.steps, patience=job.patience)
         self._writer.heartbeat(self.step, "evaluate")
         mine = self._begin(epoch)
         values: dict[str, float] = {}
@@ -407,7 +421,8 @@ class WorkerSession:
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
         proved = self._trainer.proved_metrics if isinstance(self._trainer, PrivateTrainer) and job.proves else None
-        self._finished(self._proof.outcome(values, self._ranks.whole_state(digests_of_all), _verdict(proved)))
+        whole = self._ranks.whole_state(digests_of_all)
+        self._finished(self._proof.outcome(values, whole, _verdict(proved), self.step))
         self._settle_roots()
         result = self._proof.result()
         mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
-from uvcc_engine.data.features import held_out, prepare, transform
+from uvcc_engine.data.features import prepare, sides, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema, schema_text
+from uvcc_engine.data.sets import TEST, TRAIN
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.owner import client, own_data, seal
 
@@ -69,7 +70,7 @@ def test_a_schema_survives_its_file_with_statistics_and_odd_names(tmp_path: Path
 def test_statistics_are_those_of_the_training_rows_alone(tmp_path: Path) -> None:
     table = read_table(people(tmp_path))
     schema = infer(table, "ill").schema
-    test = held_out(table, schema)
+    test = sides(table, schema) == TEST
     changed = {f"age_{row + 1}": 1e6 for row in np.flatnonzero(test)}
     other = read_table(people(tmp_path, **changed))
     one, two = prepare(table, schema), prepare(other, schema)
@@ -84,12 +85,12 @@ def test_statistics_are_those_of_the_training_rows_alone(tmp_path: Path) -> None
 def test_rows_keep_their_side_when_others_come_and_go(tmp_path: Path) -> None:
     table = read_table(people(tmp_path))
     schema = infer(table, "ill").schema
-    sides = dict(zip(table.columns["id"], held_out(table, schema).tolist(), strict=True))
+    before = dict(zip(table.columns["id"], sides(table, schema).tolist(), strict=True))
     text = people(tmp_path).read_text().splitlines()
     (tmp_path / "fewer.csv").write_text("\n".join([text[0], *reversed(text[5:])]) + "\n")
     fewer = read_table(tmp_path / "fewer.csv")
-    assert dict(zip(fewer.columns["id"], held_out(fewer, schema).tolist(), strict=True)).items() <= sides.items()
-    assert held_out(table, replace(schema, seed=8)).tolist() != list(sides.values())
+    assert dict(zip(fewer.columns["id"], sides(fewer, schema).tolist(), strict=True)).items() <= before.items()
+    assert sides(table, replace(schema, seed=8)).tolist() != list(before.values())
 
 
 def test_every_kind_of_column_gives_what_it_says(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_every_kind_of_column_gives_what_it_says(tmp_path: Path) -> None:
         SchemaColumn("h", "one-hot", "mean", ("a", "b", "c")),
     )
     made = prepare(table, Schema("y", ("0", "1"), columns, test=0.3))
-    train = ~held_out(table, made.schema)
+    train = sides(table, made.schema) == TRAIN
     x = transform(table, made.schema)
     assert x.shape == (12, 1 + 1 + 1 + 2 + 3)
     m = np.arange(12.0)

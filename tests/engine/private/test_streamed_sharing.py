@@ -20,10 +20,11 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import array_files, table_batches
 from uvcc_engine.data.features import prepare
 from uvcc_engine.data.schema import load_schema, schema_text
+from uvcc_engine.data.sets import TEST
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.owner import rows, seal
-from uvcc_engine.owner.rows import public_test_rows, rows_of
+from uvcc_engine.owner.rows import public_sides, rows_of
 from uvcc_engine.sealing import joint, streamed_inputs
 from uvcc_engine.sealing.box import unseal
 from uvcc_engine.sealing.inputs import PartyInputs
@@ -300,7 +301,7 @@ def test_a_csv_file_of_numbers_needs_no_schema(tmp_path: Path) -> None:
     for header in ([], ["a,b,c,d,e,y"]):
         (tmp_path / "n.csv").write_text("\n".join([*header, *lines]) + "\n")
         found = collected(rows_of(job_of(5, 60), arguments(data=tmp_path / "n.csv")))
-        test = public_test_rows(7, 300, 60)
+        test = public_sides(7, 300, 60, 0) == TEST
         assert test.sum() == 60
         assert np.array_equal(found["test_x"], np.rint(x[test] * 65536))
         assert np.array_equal(found["train_y"].argmax(1), y[~test])
@@ -336,7 +337,7 @@ def test_arrays_are_read_by_rows_and_are_the_rows_that_were_saved(
     x = np.random.default_rng(1).normal(size=(300, 5)).astype("f4" if "npy" in how else "f8")
     y = (np.arange(300) % 2).astype("u1")
     found = collected(rows_of(job_of(5, 60), arguments(**saved(tmp_path, how, x, y))))
-    test = public_test_rows(7, 300, 60)
+    test = public_sides(7, 300, 60, 0) == TEST
     assert np.array_equal(found["test_x"], np.rint(x[test].astype(np.float64) * 65536))
     assert np.array_equal(found["train_x"], np.rint(x[~test].astype(np.float64) * 65536))
     assert np.array_equal(found["train_y"].argmax(1), y[~test])
@@ -398,7 +399,7 @@ def test_numbers_to_predict_are_shared_as_they_are(tmp_path: Path, how: str) -> 
     (tmp_path / "n.csv").write_text("".join(f"1,1,1,{label}\n" for label in y))
     model = model_to_json(model_of_list([{"linear": 4}, "relu", "linear"], 3, 1))
     job = PrivateJob.from_json({"model": model, "test_rows": 10, "objective": "huber", "reveal": ["rmse"]})
-    found, test = collected(rows_of(job, arguments(**given))), public_test_rows(7, 40, 10)
+    found, test = collected(rows_of(job, arguments(**given))), (public_sides(7, 40, 10, 0) == TEST)
     assert np.array_equal(found["train_y"][:, 0], np.rint(y[~test] * 65536))
     binary = replace(job, objective="binary", reveal=("accuracy",))
     with pytest.raises(ConfigError, match="is no class of 2"):
@@ -407,10 +408,10 @@ def test_numbers_to_predict_are_shared_as_they_are(tmp_path: Path, how: str) -> 
 
 def test_which_rows_are_tested_is_public_and_found_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "AT_ONCE", 64)
-    found = public_test_rows(7, 1000, 77)
+    found = public_sides(7, 1000, 77, 0) == TEST
     assert found.sum() == 77
-    assert np.array_equal(found, public_test_rows(7, 1000, 77))
-    assert not np.array_equal(found, public_test_rows(8, 1000, 77))
+    assert np.array_equal(found, (public_sides(7, 1000, 77, 0) == TEST))
+    assert not np.array_equal(found, (public_sides(8, 1000, 77, 0) == TEST))
 
 
 def test_the_owners_program_refuses_what_does_not_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

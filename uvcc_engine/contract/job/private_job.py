@@ -17,9 +17,8 @@ from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
 MetricName = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
-Reveal = Literal[
-    "loss", "accuracy", "confusion", "auc", "rmse", "r2", "weights", "statistics", "predictions", "answers", "seeds"
-]
+ValidationName = Literal["val_loss", "val_accuracy", "val_auc", "val_rmse", "val_r2"]
+Reveal = Literal["loss", MetricName, ValidationName, "weights", "statistics", "predictions", "answers", "seeds"]
 Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
@@ -27,6 +26,7 @@ Task = Literal["train", "infer", "serve"]
 Device = Literal["auto", "cpu", "cuda"]
 Rounds = Literal["few", "sparing"]
 METRICS: Final[tuple[str, ...]] = get_args(MetricName)
+VALIDATIONS: Final[tuple[str, ...]] = get_args(ValidationName)
 REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)
@@ -80,6 +80,7 @@ BOUNDS: Final[Mapping[str, Bounds]] = {
     "clip_norm": Bounds("give a norm of 0.01 to 64, or 0 for none", 0.01, 64, from_nothing=True),
     "warmup": Bounds("give a number of steps, 0 for none", 0),
     "frac_bits": Bounds("give 8 to 24 fractional bits; 16 is usual", 8, 24),
+    **dict.fromkeys(("val_rows", "val_every", "val_budget", "patience"), Bounds("it must be 0 or more", 0)),
     "seed": Bounds("give a seed of 0 to 2^63 - 1", 0, 2**63, below=True),
     "beta2": Bounds("give Adam's second decay rate in [0.5, 0.999]", 0.5, 0.999),
 }
@@ -120,6 +121,10 @@ class PrivateJob:
     ``verify``: what is proved of the computation (``proof_mode``).
     ``standardise``: every column is brought to mean 0 and deviation 1 over all owners' training rows, by statistics
     that are computed in shares and stay there; ``statistics`` in ``reveal`` seals them to the owner beside the weights.
+    ``val_rows`` rows are neither trained on nor tested: after every ``val_every`` steps and after the last (with 0 only
+    there) the ``VALIDATIONS`` in ``reveal`` are opened of them, ``val_budget`` times at most (0: however often).
+    ``patience``: the training ends when ``val_loss`` has not fallen in so many of them (0: never). ``keep_best``: what
+    is tested and released are the weights of the least ``val_loss``.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -151,6 +156,11 @@ class PrivateJob:
     clients: tuple[str, ...] = ()
     idle: float = 0.0
     standardise: bool = False
+    val_rows: int = 0
+    val_every: int = 0
+    val_budget: int = 0
+    patience: int = 0
+    keep_best: bool = False
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -176,6 +186,26 @@ class PrivateJob:
                 raise ConfigError(f"job.reveal: {item!r} in task {self.task!r}", trouble)
         check_clients(self.task, self.clients, self.idle)
         self._check_standardising()
+        self._check_validation()
+
+    def _check_validation(self) -> None:
+        if bool(self.val_rows) != any(name in self.reveal for name in VALIDATIONS):
+            raise ConfigError(
+                f"job.val_rows is {self.val_rows}, and job.reveal lists {', '.join(self.reveal)}",
+                f"rows for validation, and what is told of them: {', '.join(VALIDATIONS)}; or none of both",
+            )
+        if self.val_rows and self.task != "train":
+            raise ConfigError(f"job.val_rows in task {self.task!r}", "only a training is validated")
+        if (self.patience or self.keep_best) and "val_loss" not in self.reveal:
+            what = "job.patience" if self.patience else "job.keep_best"
+            raise ConfigError(f"{what} without 'val_loss' in job.reveal", "it follows the revealed loss of validation")
+        if (self.patience or self.keep_best) and self.start is not None:
+            raise ConfigError("job.patience or job.keep_best with job.start", "leave them out to go on elsewhere")
+        if self.val_budget and (often := self.validations) > self.val_budget:
+            raise ConfigError(
+                f"validation would be revealed {often} times, job.val_budget is {self.val_budget}",
+                f"give val_every at least {-(-self.steps // self.val_budget)}, or a larger budget",
+            )
 
     def _check_standardising(self) -> None:
         if self.standardise and self.task != "train":
@@ -237,6 +267,18 @@ class PrivateJob:
         """What momentum keeps of the last update, which was made at the last step's learning rate."""
         return self.momentum * self.lr_at(step) / self.lr_at(step - 1) if step else 0.0
 
+    @property
+    def validations(self) -> int:
+        """How often validation is revealed, at most."""
+        if not self.val_rows:
+            return 0
+        return -(-self.steps // self.val_every) if self.val_every else 1
+
+    def validates(self, step: int) -> bool:
+        """Whether the revealed numbers of validation are opened after this step."""
+        due = self.val_every and (step + 1) % self.val_every == 0
+        return bool(self.val_rows and (due or step == self.steps - 1))
+
     def reveals_loss(self, step: int) -> bool:
         """Whether the mean loss of this step is opened (the first and last step always are, if loss is revealed)."""
         return "loss" in self.reveal and (step % self.loss_every == 0 or step == self.steps - 1)
@@ -245,6 +287,7 @@ class PrivateJob:
 LATER: Final = (
     *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
     *("clients", "idle", "standardise"),
+    *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
 )
 """Keys that a policy names only where they say something."""
 DEFAULTS: Final = PrivateJob()

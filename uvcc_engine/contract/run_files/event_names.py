@@ -80,6 +80,7 @@ NAMES: Final[dict[str, EventName]] = {
     # evidence
     "epoch_root": EventName(Area.EVIDENCE, "a worker finalised an epoch of its transcript"),
     "proof_failed": EventName(Area.EVIDENCE, "the proof of a step's products does not hold: nothing of it is revealed"),
+    "training_ended_early": EventName(Area.RUN, "the revealed validation loss had not fallen for job.patience times"),
     "evidence_replayed": EventName(Area.EVIDENCE, "a worker replayed its transcript before it went on"),
     # of agents
     "lease_expired": EventName(Area.AGENT, "no console renewed the lease: the pod halts its runs by itself"),

@@ -160,6 +160,16 @@ class RunWriter:
         with self._lock:
             self._table(files.VAL, files.VAL_COLUMNS).append(step, (loss, ppl))
 
+    def validated(self, step: int, values: Mapping[str, float]) -> None:
+        """One row of ``val.csv`` with whatever was revealed of validation: ``val_accuracy`` in the column ``accuracy``.
+
+        A run gives the same names in every row.
+        """
+        columns = tuple(sorted(values))
+        names = tuple(name.removeprefix("val_") for name in columns)
+        with self._lock:
+            self._table(files.VAL, ("step", *names)).append(step, tuple(values[name] for name in columns))
+
     def heartbeat(self, step: int, phase: str, msg: str = "", **extra: Any) -> bool:
         """Say that this rank lives. Call it as often as convenient, at least once a step and every 5 s.
 

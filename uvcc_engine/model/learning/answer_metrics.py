@@ -8,7 +8,7 @@ sum of squared errors. ``r2``: that sum and the one of squared distances from th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -39,11 +39,19 @@ EDGES: Final = tuple(0.25 * k for k in range(-32, 33))
 
 
 def evaluate_protocol(
-    rt: Runtime, job: PrivateJob, model: ModelSpec, outputs: Share, targets: Share
+    rt: Runtime,
+    job: PrivateJob,
+    model: ModelSpec,
+    outputs: Share,
+    targets: Share,
+    wanted: Collection[str] | None = None,
 ) -> MpcProtocol[dict[str, float]]:
-    """All metrics that the job reveals, by name. ``confusion`` gives one number for each (class, answer)."""
+    """The metrics that are ``wanted``, by name, or all that the job reveals.
+
+    ``confusion`` gives one number for each (class, answer). Outputs and targets: [rows, classes].
+    """
     found: dict[str, float] = {}
-    wanted: list[str] = [name for name in METRICS if name in job.reveal]
+    wanted = [name for name in METRICS if name in job.reveal] if wanted is None else wanted
     if "accuracy" in wanted and model.classes > 1:
         found["accuracy"] = (yield from losses.correct_protocol(rt, outputs, targets)) / targets.shape[0]
     if "confusion" in wanted or ("accuracy" in wanted and model.classes == 1):
@@ -108,7 +116,7 @@ def _auc_protocol(rt: Runtime, outputs: Share, targets: Share) -> MpcProtocol[fl
 
 
 def _errors_protocol(
-    rt: Runtime, job: PrivateJob, outputs: Share, targets: Share, wanted: list[str]
+    rt: Runtime, job: PrivateJob, outputs: Share, targets: Share, wanted: Collection[str]
 ) -> MpcProtocol[dict[str, float]]:
     if job.objective == "poisson":
         over = yield from relu_only_protocol(rt, add_public(rt, outputs, -HIGHEST_LOG_RATE))
@@ -126,8 +134,11 @@ def _errors_protocol(
     return found | ({"r2": 1.0 - squares[0] / squares[1] if squares[1] else math.nan} if "r2" in wanted else {})
 
 
-def plaintext_metrics(job: PrivateJob, outputs: Tensor, targets: Tensor) -> Mapping[str, float]:
+def plaintext_metrics(
+    job: PrivateJob, outputs: Tensor, targets: Tensor, wanted: Collection[str] | None = None
+) -> Mapping[str, float]:
     """The same in clear: outputs (rows, classes) and targets, class numbers (rows,) or numbers (rows, 1)."""
+    wanted = job.reveal if wanted is None else wanted
     found: dict[str, float] = {}
     if outputs.shape[1] == 1 and job.objective != "binary":
         answers = outputs.clamp(max=HIGHEST_LOG_RATE).exp() if job.objective == "poisson" else outputs
@@ -144,7 +155,7 @@ def plaintext_metrics(job: PrivateJob, outputs: Tensor, targets: Tensor) -> Mapp
         if classes == 2:
             score = outputs.reshape(-1) if single else outputs[:, 1] - outputs[:, 0]
             found["auc"] = _clear_auc(score, labels)
-    return {k: v for k, v in found.items() if k.partition(".")[0] in job.reveal}
+    return {k: v for k, v in found.items() if k.partition(".")[0] in wanted}
 
 
 def _clear_auc(score: Tensor, labels: Tensor) -> float:

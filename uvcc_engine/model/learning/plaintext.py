@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as fn
 
-from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
+from uvcc_engine.contract.job.private_job import VALIDATIONS, PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
 from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
@@ -25,19 +26,23 @@ from uvcc_engine.model.learning.clipping import clipped
 from uvcc_engine.model.learning.objectives import plaintext_loss
 from uvcc_engine.model.learning.optimizers import adam_rate, gradient_gain, smallest
 from uvcc_engine.model.learning.standardising import in_clear
+from uvcc_engine.model.learning.validating import PREFIX
 from uvcc_engine.model.registry import PlaintextContext, type_of
 
 
 @dataclass(frozen=True, slots=True)
 class PlaintextResult:
     """Weights (one per weighted layer), the mean loss of every step, the correct test rows and the test accuracy; the
-    metrics that the job reveals, by name."""
+    metrics that the job reveals, by name. ``validated``: by steps done, the numbers of validation; ``steps``: after how
+    many the training ended."""
 
     weights: tuple[Floats, ...]
     losses: tuple[float, ...]
     correct: int
     accuracy: float
     metrics: Mapping[str, float]
+    validated: Mapping[int, Mapping[str, float]]
+    steps: int
 
 
 def forward(model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False) -> Tensor:
@@ -69,6 +74,8 @@ def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | N
     weights = [torch.from_numpy(w).clone().requires_grad_() for w in first]
     velocity, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]
     losses: list[float] = []
+    log, best = ValidationLog(job.patience), [w.detach().clone() for w in weights]
+    validated: dict[int, Mapping[str, float]] = {}
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
         logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
@@ -80,11 +87,30 @@ def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | N
                 decay = job.lr_at(step) * job.weight_decay * w if spec.decays else 0.0
                 _update(job, step, w, v, s, clipped(g, job.clip_norm) if job.clip_norm else g, model.positions)
                 w.sub_(decay)
+        if job.validates(step):
+            validated[step + 1] = now = _validated(job, model, weights, data)
+            if WATCHED in now and log.add(step + 1, now[WATCHED]) and job.keep_best:
+                best = [w.detach().clone() for w in weights]
+            if log.ended:
+                break
+    weights = best if job.keep_best else weights
     found = [w.detach().numpy() for w in weights]
     outputs = forward(model, [w.detach() for w in weights], torch.from_numpy(data.test_x))
     shown = plaintext_metrics(job, outputs, targets_of(model, data.test_y))
     correct = count_correct(model, found, data) if model.classes > 1 else 0
-    return PlaintextResult(tuple(found), tuple(losses), correct, correct / data.test_y.size, shown)
+    return PlaintextResult(
+        tuple(found), tuple(losses), correct, correct / data.test_y.size, shown, validated, len(losses)
+    )
+
+
+def _validated(job: PrivateJob, model: ModelSpec, weights: list[Tensor], data: Dataset) -> dict[str, float]:
+    assert data.val_x is not None
+    assert data.val_y is not None
+    with torch.no_grad():
+        outputs, targets = forward(model, weights, torch.from_numpy(data.val_x)), targets_of(model, data.val_y)
+        found = {WATCHED: objective(job, outputs, targets).item()} if WATCHED in job.reveal else {}
+    wanted = [name.removeprefix(PREFIX) for name in VALIDATIONS if name in job.reveal]
+    return found | {PREFIX + k: v for k, v in plaintext_metrics(job, outputs, targets, wanted).items()}
 
 
 def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ the masked messages of products, truncations and comparisons. The statistics are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -106,7 +106,8 @@ def in_clear(job: PrivateJob, data: Dataset) -> Dataset:
     if not job.standardise:
         return data
     found = ClearStatistics.of(data.train_x)
-    return Dataset(found.apply(data.train_x), data.train_y, found.apply(data.test_x), data.test_y, data.classes)
+    val = None if data.val_x is None else found.apply(data.val_x)
+    return replace(data, train_x=found.apply(data.train_x), test_x=found.apply(data.test_x), val_x=val)
 
 
 def named(standardiser: Standardiser | None) -> Iterator[tuple[str, Share]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
 from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.data.sets import batch_rows
@@ -21,6 +22,7 @@ from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.learning.standardising import Standardiser, named
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
+from uvcc_engine.model.learning.validating import validate_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
@@ -37,11 +39,12 @@ ops.load()
 class StepResult:
     """What one step reveals: the mean loss of its batch before the update, or None if it is not opened.
 
-    ``proved``: what was proved of it before, where products are.
+    ``proved``: what was proved of it before, where products are. ``validated``: the numbers of validation after it.
     """
 
     loss: float | None
     proved: ProvedStep | None = None
+    validated: Mapping[str, float] = field(default_factory=dict)
 
 
 class PrivateTrainer:
@@ -67,6 +70,8 @@ class PrivateTrainer:
         self._model = model
         self._optimizer = _optimizer(rt, job, self._layers, model)
         self._standardiser = Standardiser(rt, model.features, job.frac_bits) if job.standardise else None
+        self.validations = ValidationLog(job.patience)
+        self._best = self._copied() if job.keep_best else []
 
     @property
     def weights(self) -> list[Share]:
@@ -85,6 +90,7 @@ class PrivateTrainer:
 
     def _kept(self) -> list[tuple[str, list[Share]]]:
         found = [("weight", self.weights), *self._optimizer.moments.items()]
+        found += [("best", self._best)] if self._job.keep_best else []
         return found if self._standardiser is None else [*found, ("statistics", self._standardiser.statistics)]
 
     def step(self, step: int) -> StepResult:
@@ -95,7 +101,30 @@ class PrivateTrainer:
         reveal = self._job.reveals_loss(step)
         if self._rt.ledger is not None:
             return self._proved_step(rows, reveal=reveal)
-        return self._rt.run(self._step_protocol(rows, reveal=reveal))
+        result = self._rt.run(self._step_protocol(rows, reveal=reveal))
+        return replace(result, validated=self._validated(step + 1)) if self._job.validates(step) else result
+
+    def _validated(self, done: int) -> dict[str, float]:
+        """Open the numbers of validation after ``done`` steps, and note by them which weights are the best."""
+        found = self._rt.run(self._validation_protocol())
+        if WATCHED in found and self.validations.add(done, found[WATCHED]) and self._job.keep_best:
+            self._best[:] = self._copied()
+        return found
+
+    def _copied(self) -> list[Share]:
+        """The weights in memory of their own: a checkpoint holds them beside those that go on."""
+        return [weight.map(torch.clone) for weight in self.weights]
+
+    def _validation_protocol(self) -> MpcProtocol[dict[str, float]]:
+        outputs, targets = yield from self._answers_protocol("val")
+        return (yield from validate_protocol(self._rt, self._job, self._model, outputs, targets))
+
+    def _answers_protocol(self, part: str) -> MpcProtocol[tuple[Share, Share]]:
+        """Outputs for all rows of ``part`` and their targets, ``[rows * positions, classes]`` each."""
+        nn.set_training(self._layers, False)
+        x = yield from self._rows_protocol(part)
+        outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
+        return outputs, self._tensors[f"{part}_y"].reshape(-1, self._model.classes)
 
     def _rows_protocol(self, part: str, rows: Tensor | None = None) -> MpcProtocol[Share]:
         """Features of these rows of ``part``, or of all, as the first layer takes them ``[rows, features]``."""
@@ -178,7 +207,12 @@ class PrivateTrainer:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """Open the metrics that the job lists, over all test rows; nothing else about them is revealed."""
+        """Open the metrics that the job lists, over all test rows; nothing else about them is revealed.
+
+        The weights are those of the least validation loss from now on, where the job keeps them.
+        """
+        if self._job.keep_best:
+            self._set_weights(self._best)
         if not set(METRICS) & set(self._job.reveal):
             return {}
         if self._rt.ledger is not None:
@@ -200,10 +234,7 @@ class PrivateTrainer:
         return (yield from losses.hits_protocol(self._rt, logits, targets))
 
     def _evaluate_protocol(self) -> MpcProtocol[dict[str, float]]:
-        nn.set_training(self._layers, False)
-        x = yield from self._rows_protocol("test")
-        outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
-        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        outputs, targets = yield from self._answers_protocol("test")
         return (yield from evaluate_protocol(self._rt, self._job, self._model, outputs, targets))
 
     def count_correct(self) -> int:
@@ -211,10 +242,7 @@ class PrivateTrainer:
         return self._rt.run(self._count_protocol())
 
     def _count_protocol(self) -> MpcProtocol[int]:
-        nn.set_training(self._layers, False)
-        x = yield from self._rows_protocol("test")
-        logits = yield from nn.forward_protocol(self._rt, self._layers, x)
-        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
+        logits, targets = yield from self._answers_protocol("test")
         return (yield from losses.correct_protocol(self._rt, logits, targets))
 
     @property

@@ -91,7 +91,7 @@ class WorkerEvidence:
                 self._local.append((kinds.START, 0, policy.migration.leaf))
         self.last_root: EpochRoot | None = None
         self._open_epoch = -1
-        self._outcome: tuple[Mapping[str, float], Sequence[str]] | None = None
+        self._outcome: tuple[Mapping[str, float], Sequence[str], int] | None = None
         if resume_epoch:
             signed, statement = self._own[resume_epoch - 1]
             self.last_root = statement.root
@@ -228,24 +228,29 @@ class WorkerEvidence:
         )
 
     def outcome(
-        self, values: Mapping[str, float], state_digests: Sequence[str], proved: Verdict | None = None
+        self,
+        values: Mapping[str, float],
+        state_digests: Sequence[str],
+        proved: Verdict | None = None,
+        steps: int | None = None,
     ) -> EpochRoot:
         """Record the outcome in the open epoch (or a new one), which becomes the last, and finish that.
 
         ``values``: what the policy reveals to all; ``state_digests``: hex SHA-256 of the three blinded final share
-        components. Exchange the agreement about this epoch before :meth:`result`. Raises ConfigError for an unlisted
-        value.
+        components; ``steps``: after how many it ended, where those are not the policy's. Exchange the agreement about
+        this epoch before :meth:`result`. Raises ConfigError for an unlisted value.
         """
         for name in values:
             if not self.policy.reveals(name):
                 raise ConfigError(f"the policy does not reveal {name!r}", "list it under reveal, or keep it shared")
         if self._open_epoch < 0:
             self.begin(self.recorder.next_epoch)
-        core = result_core(self.policy.sid_job, self.policy.steps, values, state_digests)
+        steps = self.policy.steps if steps is None else steps
+        core = result_core(self.policy.sid_job, steps, values, state_digests)
         self.recorder.record_local((self._open_epoch, 0, 0, kinds.RESULT), core)
         stated = {name: values[name] for name in self.policy.step_values(self._open_epoch) if name in values}
         root = self.finish(self._open_epoch, stated, proved)
-        self._outcome = dict(values), list(state_digests)
+        self._outcome = dict(values), list(state_digests), steps
         return root
 
     def result(self) -> dict[str, Any]:
@@ -256,10 +261,10 @@ class WorkerEvidence:
         """
         if self._outcome is None or self.last_root is None:
             raise ConfigError("there is no outcome to sign", "call outcome first")
-        (values, digests), root = self._outcome, self.last_root
+        (values, digests, steps), root = self._outcome, self.last_root
         seen, head = self._agreement.settled()
         statement = ResultStatement(
-            self.coord, self.policy.sid_job, root.epoch + 1, root.root, seen, head, self.policy.steps, values, digests
+            self.coord, self.policy.sid_job, root.epoch + 1, root.root, seen, head, steps, values, digests
         )
         signed = sign_result(self._identity, statement)
         self._same_as_before(signed)

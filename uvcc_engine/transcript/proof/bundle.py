@@ -66,6 +66,11 @@ class Bundle:
     run_root: str
     result_hashes: Sequence[str]
 
+    @property
+    def steps(self) -> int:
+        """After how many steps the run ended, by the policy's rule over the values that its first worker signed."""
+        return self.policy.steps_done(statement.values for _, statement in self.workers[0].roots)
+
 
 def read_bundle(path: Path, trusted: Callable[[Policy], bool] = lambda policy: False) -> Bundle:
     """Read a bundle file. Raises UnreadableError (ConfigError from the policy inside included).

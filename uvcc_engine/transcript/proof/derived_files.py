@@ -273,7 +273,7 @@ def signed_losses(bundle: Bundle) -> dict[int, float]:
     """Steps done -> loss, as far as the parties signed it: in the root of each step that revealed it, and last."""
     found = dict(revealed_series(bundle).get("loss", ()))
     last = bundle.workers[0].result[1].values.get("loss")
-    return found if last is None else {**found, bundle.policy.steps: float(last)}
+    return found if last is None else {**found, bundle.steps: float(last)}
 
 
 def check_training_rows(losses: Mapping[int, float], path: Path) -> int:

@@ -92,11 +92,11 @@ def has_form(policy: Policy) -> bool:
     return job["kind"] == "private" and "model" in job and "batch" in job
 
 
-def floors(policy: Policy, epochs: int) -> list[Floor]:
+def floors(policy: Policy, epochs: int, steps: int | None = None) -> list[Floor]:
     """What each epoch of a policy that :func:`has_form` cannot do without. Raises ConfigError for sizes that are none.
 
-    Nothing is asked of the last epoch where the job measures nothing; one row of the last batch of an owner's queries,
-    and of any batch that is served.
+    ``steps``: after how many it ended, where those are not the policy's. Nothing is asked of the last epoch where the
+    job measures nothing; one row of the last batch of an owner's queries, and of any batch that is served.
     """
     job, replicas = policy.job, policy.topology.replicas
     batch, tested = _size(job, "batch"), _size(job, "test_rows")
@@ -105,7 +105,7 @@ def floors(policy: Policy, epochs: int) -> list[Floor]:
     measured = any(name in job.get("reveal", DEFAULTS.reveal) for name in METRICS)
     found = []
     for epoch in range(epochs):
-        left = policy.steps - policy.first_step - epoch
+        left = (policy.steps if steps is None else steps) - policy.first_step - epoch
         if left > 0:
             rows = 1 if task == "serve" or (task == "infer" and left == 1) else batch
             payload = _WORD * (rows * width + (0 if task in ("infer", "serve") else weights))

@@ -38,7 +38,7 @@ COORD = re.compile("p([012])r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"))
 POD, POD_RESULT = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}"), re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
 WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compile("(?:[0-9a-f]{2})*")
 Coord = tuple[int, int, int, int]  # replica, party, stage, tensor
-Json = Any
+Json = Any; SHOWN = re.compile("loss|val_(loss|accuracy|auc|rmse|r2)")
 class Wrong(Exception): """Something was read, and it does not hold."""
 class Unreadable(Exception): """Something is not there, or is not what it must be."""
 BAD = (Unreadable, OSError, ValueError, MemoryError, RecursionError)
@@ -194,7 +194,8 @@ class Policy:
         job = data["job"]
         self.verify = fit(job.get("verify", "off"), ["off", "products", "proofs"].__contains__, "job.verify")
         self.proves, self.steps = self.verify != "off", fit(job.get("steps"), below(2**53, 1), "job.steps")
-        self.every = fit(job.get("loss_every", 1), below(2**53, 1), "job.loss_every")
+        each = (("loss_every", 1), ("val_every", 0), ("patience", 0))
+        self.every, self.validated, self.patience = (fit(job.get(n, m), below(2**53, m), f"job.{n}") for n, m in each)
         self.listed, self.form = fit(job.get("reveal", ["loss", "accuracy"]), [object], "job.reveal"), tuple[Any, ...]()
         if job.get("kind") == "private" and "model" in job and "batch" in job:
             rows = [fit(n, below(2**53, 1), "batch or test_rows") for n in (job["batch"], job.get("test_rows", 360))]
@@ -210,7 +211,7 @@ class Policy:
         self.commitments = fit(data["inputs"], inputs, "policy.inputs")["commitments"]
         pairs = [(one["value"], one["to"]) for one in data["reveal"]]
         self.public = {value for value, to in pairs if to == "all"}
-        self.losses = "loss" in self.public and "loss" in self.listed
+        self.shown = {n for n in self.public if n in self.listed and SHOWN.fullmatch(n)}
         self.keys = [self._keys(p, one) for p, one in enumerate(data["parties"])]
         people = [one for p in data["parties"] for one in (p, *p.get("pods", ()))]
         every = [one[kind] for kind in ("ed25519", "x25519") for one in people]
@@ -227,9 +228,9 @@ class Policy:
     def sid_sub(self, c: Coord) -> bytes:
         return sha(b"UVCC_SID_SUB_V1", self.sid_rep(c[0]), struct.pack("<BH", c[2], c[3]))
     def values(self, epoch: int) -> list[str]:
-        step = self.first + epoch
-        due = step < self.steps and (step % self.every == 0 or step == self.steps - 1)
-        return ["loss"] if self.losses and due else []
+        step, last = self.first + epoch, self.data["job"]["steps"] - 1
+        loss, val = (step == last or (n and (step + m) % n == 0) for n, m in ((self.every, 0), (self.validated, 1)))
+        return sorted(n for n in self.shown if (val if n[:4] == "val_" else loss)) if step <= last else []
 # ---- section 5: leaves ---------------------------------------------------------------------------------------------
 def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int, seen: list[int]) -> dict[str, Json]:
     """What a worker signs about an epoch, from its records: their order and roles, the tree, what two ends share.
@@ -322,7 +323,11 @@ class Bundle:
         self.at = {w.coord: w for w in self.workers}
         wanted = product(range(p.replicas), range(3), range(p.stages), range(p.tensor))
         same("the workers", [w.name for w in self.workers], [name_of(c) for c in wanted])
-        self.length = len(self.workers[0].roots)
+        self.length, least, waited = len(self.workers[0].roots), math.inf, 0
+        for s in self.workers[0].roots:  # section 7: the training ends where its validation has not fallen for long
+            if (loss := s["values"].get("val_loss")) is not None:
+                least, waited = (loss, 0) if loss < least else (least, waited + 1)
+                if 0 < p.patience <= waited: p.steps = p.first + s["epoch"] + 1; break
         need(self.length - p.steps + p.first in (0, 1), Wrong, f"{self.length} epochs for {p.steps - p.first} steps")
         for w in self.workers:
             same(f"the epochs of {w.name}", [s["epoch"] for s in w.roots], list(range(self.length)))
@@ -335,13 +340,11 @@ class Bundle:
         r, _, s, t = w.coord
         return [self.at[r, party, s, t] for party in range(3)]
     def check(self) -> None:
-        for w in self.workers:
-            self._statements(w, self.mates(w), self.workers[0])
+        for w in self.workers: self._statements(w, self.mates(w), self.workers[0])
         check_claims(self.claims[3:])
         for w in self.workers:
             self._openings(w)
-            if w.coord[1] == 0:
-                self._history(self.mates(w))
+            if w.coord[1] == 0: self._history(self.mates(w))
         same("the result hashes", self.data["result_hashes"], sorted({w.last["result_hash"] for w in self.workers}))
         p, tree, found = self.policy, Tree(), []
         for e in range(self.length):
@@ -401,8 +404,7 @@ class Bundle:
             same(f"size and digest of {where}", [size, digest], [len(payload), sha(bytes.fromhex(o["blind"]), payload)])
             if kind == CHECKPOINT:
                 found = re.fullmatch(rb'\{"sha256":"[^"\\]*","step":([0-9]+)\}', payload)
-                if found is None or found[1] != str(op).encode():
-                    raise Wrong(f"{where} names no checkpoint of step {op}")
+                need(found and found[1] == str(op).encode(), Wrong, f"{where} names no checkpoint of step {op}")
             elif payload != due[kind]:
                 raise Wrong(f"{where}, of kind {kind}, is {payload.hex()[:80]}, not {due[kind].hex()[:80]}")
             kinds.append((kind, e))
@@ -431,10 +433,10 @@ def check_transcripts(bundle: Bundle, files: dict[str, Path]) -> int:
             same(f"{home / name}", hashlib.sha256(read(home / name)).hexdigest(), sha(wanted).hex())
         mates = [bundle.mates(w)[p] for p in peers(w.coord[1])]
         due = sorted(line for m in mates for line in m.lines[0].splitlines(keepends=True))
-        if sorted(read(home / "peers.jsonl").splitlines(keepends=True)) != due:
-            raise Wrong(f"{home / 'peers.jsonl'} is not what the peers of {w.name} signed")
-        if (home / "contradictions.jsonl").exists() and read(home / "contradictions.jsonl"):
-            raise Wrong(f"{w.name} kept statements that contradict each other")
+        said = sorted(read(home / "peers.jsonl").splitlines(keepends=True))
+        need(said == due, Wrong, f"{home / 'peers.jsonl'} is not what the peers of {w.name} signed")
+        odd = (home / "contradictions.jsonl").exists() and read(home / "contradictions.jsonl")
+        need(not odd, Wrong, f"{w.name} kept statements that contradict each other")
         total += check_leaves(home / "leaves.bin", bundle.policy, w)
     if bundle.policy.form: check_form(bundle, bundle.policy)
     return total
@@ -504,8 +506,7 @@ def check_derived(folder: Path, bundle: Bundle) -> None:
                 if w is None: raise Wrong(f"{path} is of no worker")
                 said = {k: v for k, v in found.items() if k not in ("run", "ts")}
                 same(f"{path}", said, {**w.last, "signature": w.data["result"]["signature"]})
-            elif path.name == "training.csv":
-                check_losses(path, bundle)
+            elif path.name == "training.csv": check_losses(path, bundle)
 def check_losses(path: Path, bundle: Bundle) -> None:
     p, first = bundle.policy, bundle.workers[0]
     signed = {p.first + 1 + s["epoch"]: s["values"]["loss"] for s in first.roots if "loss" in s["values"]}
@@ -576,8 +577,7 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         print(f"  {who[bundle.policy.who]} could look at everything{shown}")
         print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
-    if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))):
-        lacks["manifest"] = why
+    if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))): lacks["manifest"] = why
     print("\n".join(f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()) or "VERIFIED")
     return min((CODES[name] for name in lacks), default=0)
 def main(argv: list[str] | None = None) -> int:

@@ -85,7 +85,7 @@ def examine(
     _check_bundle(bundle, folders)
     if head is not None:
         check_head(bundle, head)
-    form = floors(bundle.policy, len(bundle.epochs)) if has_form(bundle.policy) else []
+    form = floors(bundle.policy, len(bundle.epochs), bundle.steps) if has_form(bundle.policy) else []
     if folders:
         check_files(bundle, folders)
         tallies = {w.coord: recompute(bundle.policy, w, folders[w.coord]) for w in bundle.workers}
@@ -126,10 +126,10 @@ def _check_structure(bundle: Bundle) -> None:
     wanted = sorted(size.coords())
     _equal("workers", "the list of workers", [str(w.coord) for w in bundle.workers], [str(c) for c in wanted])
     epochs = len(bundle.workers[0].roots)
-    steps = bundle.policy.steps - bundle.policy.first_step
+    steps = bundle.steps - bundle.policy.first_step
     if epochs not in (steps, steps + 1):
         raise VerificationError(
-            "epochs", f"{epochs} epochs are signed, the policy's {steps} steps need {steps} or one more"
+            "epochs", f"{epochs} epochs are signed, the run's {steps} steps need {steps} or one more"
         )
     for worker in bundle.workers:
         numbers = [s.root.epoch for _, s in worker.roots]
@@ -168,7 +168,7 @@ def _check_bundle(bundle: Bundle, folders: Mapping[Coord, Path]) -> None:
         for peer in peers_of(worker.coord.party):
             _check_peer(worker, by_coord[_at(worker.coord, peer)], folders)
     for worker in bundle.workers:
-        _check_result(policy, worker, bundle.workers[0])
+        _check_result(policy, worker, bundle.workers[0], bundle.steps)
         _check_openings(policy, worker)
     check_histories(bundle)
     for worker in bundle.workers:
@@ -229,14 +229,14 @@ def _epoch_records(folder: Path, epoch: int) -> Iterator[bytes]:
 # ---- result and opened leaves --------------------------------------------------------------------------------------
 
 
-def _check_result(policy: Policy, worker: WorkerPart, first: WorkerPart) -> None:
+def _check_result(policy: Policy, worker: WorkerPart, first: WorkerPart, steps: int) -> None:
     signed, statement = worker.result
     name = str(worker.coord)
     _equal("result statement", f"the worker in the result of {name}", str(statement.coord), name)
     _equal("result statement", f"sid_job in the result of {name}", statement.sid_job, policy.sid_job)
     _equal("result statement", f"the number of epochs in the result of {name}", statement.epochs, len(worker.roots))
     _equal("result statement", f"the last root in the result of {name}", statement.root, worker.roots[-1][1].root.root)
-    _equal("result statement", f"steps in the result of {name}", statement.steps, policy.steps)
+    _equal("result statement", f"steps in the result of {name}", statement.steps, steps)
     if not signed.holds(policy.public(worker.coord.party, worker.coord.replica), RESULT_NAMESPACE):
         raise VerificationError("result signature", f"{name}: {statement.result_hash.hex()} is not signed by its key")
     for value in statement.values:

@@ -10,15 +10,16 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.job.early_stop import steps_done
 from uvcc_engine.contract.job.migration import Migration
-from uvcc_engine.contract.job.private_job import DEFAULTS
+from uvcc_engine.contract.job.private_job import DEFAULTS, VALIDATIONS
 from uvcc_engine.contract.job.proof_mode import OFF, check_mode
 from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.parsing import strict
@@ -300,12 +301,21 @@ class Policy:
     def step_values(self, epoch: int) -> tuple[str, ...]:
         """What every worker states in its root statement of this epoch: the values that the step reveals to all.
 
-        The loss of a training step, where the job says ``loss_every`` of every so many steps and of the last.
+        The loss of every ``loss_every``-th training step and of the job's last; the numbers of validation after every
+        ``val_every`` steps and after the last.
         """
-        step, every = self.first_step + epoch, self.job.get("loss_every", DEFAULTS.loss_every)
-        if not self.reveals("loss") or "loss" not in self.job.get("reveal", DEFAULTS.reveal) or step >= self.steps:
+        step, last = self.first_step + epoch, self.steps - 1
+        if step > last:
             return ()
-        return ("loss",) if step % every == 0 or step == self.steps - 1 else ()
+        every, validated = self.job.get("loss_every", DEFAULTS.loss_every), self.job.get("val_every", 0)
+        due = ["loss"] if step % every == 0 or step == last else []
+        due += VALIDATIONS if step == last or (validated and (step + 1) % validated == 0) else []
+        return tuple(name for name in due if self.reveals(name) and name in self.job.get("reveal", DEFAULTS.reveal))
+
+    def steps_done(self, values: Iterable[Mapping[str, float]]) -> int:
+        """The steps after which a run ended whose epochs revealed these values: all, unless the job's ``patience`` did
+        not last."""
+        return steps_done(self.job, self.first_step, values)
 
     @property
     def seeded(self) -> tuple[int, ...]:
@@ -338,9 +348,10 @@ def _job(data: Any) -> Mapping[str, Any]:
     steps = data.get("steps")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise ConfigError(f"policy.job.steps is {_shown(steps)}", "it must be a whole number of at least 1")
-    every = data.get("loss_every", DEFAULTS.loss_every)
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ConfigError(f"policy.job.loss_every is {_shown(every)}", "it must be a whole number of at least 1")
+    for name, least in (("loss_every", 1), ("val_every", 0), ("patience", 0)):
+        every = data.get(name, getattr(DEFAULTS, name))
+        if not isinstance(every, int) or isinstance(every, bool) or every < least:
+            raise ConfigError(f"policy.job.{name} is {_shown(every)}", f"it must be a whole number of at least {least}")
     if not isinstance(data.get("reveal", []), list):
         raise ConfigError(f"policy.job.reveal is {_shown(data['reveal'])}", "it must be a list of words")
     check_mode(data.get("verify", OFF))

@@ -1,0 +1,275 @@
+"""Rows held out for validation: which they are, what is revealed of them, when that ends a training, and what of it the
+verifiers recompute."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
+
+from uvcc_engine import simulate
+from uvcc_engine.contract.errors import ConfigError, VerificationError
+from uvcc_engine.contract.job.early_stop import ValidationLog, steps_done
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.run_files.control import HALT
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, load_digits
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.learning.plaintext import train_plaintext
+from uvcc_engine.owner import client
+from uvcc_engine.owner.rows import public_sides, rows_of
+from uvcc_engine.sealing.release import open_weights
+from uvcc_engine.transcript.proof import standalone_verify
+from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
+from uvcc_engine.transcript.proof.revealed_series import revealed_series
+from uvcc_engine.transcript.proof.verifier import verify
+
+torch.set_num_threads(1)
+RNG = np.random.default_rng(4)
+ROWS = RNG.normal(size=(240, 6))
+TRUTH = ROWS @ np.array([1.0, -1.0, 0.5, 0.0, 0.0, 0.3])
+NOISY = (RNG.permutation(TRUTH) > 0).astype(np.int64)  # nothing to learn: validation gets worse and worse
+OVERFITS = ({"linear": 32}, "relu", "linear")
+
+JOB = PrivateJob(
+    model="logistic-digits",
+    steps=30,
+    batch=16,
+    lr=4.0,
+    schedule="constant",
+    checkpoint_every=4,
+    test_rows=100,
+    val_rows=120,
+    val_every=2,
+    patience=2,
+    keep_best=True,
+    reveal=("loss", "accuracy", "val_loss", "val_accuracy", "weights"),
+)
+"""A rate so high that validation soon stops falling."""
+
+
+@pytest.mark.parametrize(
+    ("objective", "y", "reveal"),
+    [
+        ("cross-entropy", (TRUTH > 0).astype(int), ["loss", "val_loss", "val_accuracy", "val_auc"]),
+        ("mse", TRUTH, ["val_loss", "val_rmse", "val_r2"]),
+        ("huber", TRUTH, ["val_loss", "val_rmse"]),
+        ("poisson", RNG.poisson(np.exp(0.4 * TRUTH)).astype(float), ["val_loss", "val_rmse"]),
+        ("binary", (TRUTH > 0).astype(int), ["val_loss", "val_accuracy", "val_auc"]),
+    ],
+)
+def test_validation_after_every_epoch_is_that_in_clear(objective: str, y: Any, reveal: list[str]) -> None:
+    made = simulate.fit(
+        ["linear"], ROWS, y, epochs=4, batch=32, lr=0.1, objective=objective, reveal=reveal, validation=0.25
+    )
+    clear = made.twin()
+    per_epoch = -(-len(made.data.train_x) // 32)
+    assert made.job.val_every == per_epoch
+    assert sorted(made.validated) == sorted(clear.validated) == [min(k * per_epoch, made.steps) for k in range(1, 5)]
+    for step, values in clear.validated.items():
+        assert made.validated[step].keys() == values.keys() == {n for n in reveal if n.startswith("val_")}
+        for name, value in values.items():
+            near = 0.03 if name == "val_accuracy" else 1e-2
+            assert made.validated[step][name] == pytest.approx(value, abs=near), (step, name)
+    assert np.allclose(made.weights[0], clear.weights[0], atol=0.01)
+
+
+def test_a_training_ends_where_validation_stopped_falling_and_keeps_the_best_weights() -> None:
+    asked: dict[str, Any] = {"batch": 32, "lr": 0.5, "reveal": ["accuracy", "val_loss"], "validation": 0.3}
+    made = simulate.fit(list(OVERFITS), ROWS, NOISY, epochs=40, patience=3, keep_best=True, **asked)
+    clear = made.twin()
+    assert made.steps == clear.steps < made.job.steps
+    least = min(made.validated, key=lambda step: made.validated[step]["val_loss"])
+    assert max(made.validated) == made.steps == least + 3 * made.job.val_every
+    for mine, theirs in zip(made.weights, clear.weights, strict=True):
+        assert np.abs(mine - theirs).max() < 0.03
+    last = simulate.fit(list(OVERFITS), ROWS, NOISY, steps=made.steps, val_every=made.job.val_every, **asked)
+    assert not np.allclose(last.weights[0], made.weights[0], atol=0.05)  # the last weights are others
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "ended", "best"),
+    [
+        ([3.0, 2.0, 2.0, 1.9, 1.95, 1.9], 2, True, 4),
+        ([3.0, 2.0, 2.0, 1.9, 1.95], 2, False, 4),
+        ([1.0, 2.0, 3.0, 4.0], 0, False, 1),
+        ([float("nan"), float("nan")], 2, True, 0),
+    ],
+)
+def test_the_rule_that_ends_a_training(losses: list[float], patience: int, ended: bool, best: int) -> None:
+    log = ValidationLog(patience)
+    for step, loss in enumerate(losses, 1):
+        assert not log.ended
+        log.add(step, loss)
+    assert (log.ended, log.best) == (ended, best)
+    again = ValidationLog(patience)
+    again.restore(json.loads(json.dumps(log.entries)))
+    assert (again.ended, again.best, again.waited) == (ended, best, log.waited)
+    told = [{"val_loss": loss} for loss in losses]
+    assert steps_done({"steps": 99, "patience": patience}, 0, told) == (len(losses) if ended else 99)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"val_rows": 0}, r"job\.val_rows is 0, and job\.reveal lists"),
+        ({"reveal": ("loss",), "patience": 0, "keep_best": False}, r"job\.val_rows is 120, and job\.reveal lists loss"),
+        ({"reveal": ("val_accuracy",)}, "job.patience without 'val_loss'"),
+        ({"reveal": ("val_accuracy",), "patience": 0}, "job.keep_best without 'val_loss'"),
+        ({"val_budget": 14}, "revealed 15 times, job.val_budget is 14"),
+        ({"patience": -1}, "job.patience is -1"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(change: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        replace(JOB, **change)
+    assert replace(JOB, val_budget=15).validations == 15
+
+
+def test_too_few_validation_rows_for_a_revealed_number_are_refused_before_anything_is_computed() -> None:
+    with pytest.raises(ConfigError, match=r"a number of 24 rows would be revealed, job\.min_rows is 30"):
+        simulate.fit(
+            ["linear"], ROWS, NOISY, epochs=1, batch=32, reveal=["val_loss"], validation=0.1, test=0.2, min_rows=30
+        )
+
+
+def test_the_shipped_digits_split_into_three_by_the_seed() -> None:
+    whole, held = load_digits(7, 100), load_digits(7, 100, 50)
+    assert np.array_equal(whole.test_x, held.test_x)  # validation takes from training
+    assert held.val_x is not None
+    assert np.array_equal(np.concatenate([held.val_x, held.train_x]), whole.train_x)
+    side = public_sides(7, 3000, 400, 300)
+    assert [int((side == one).sum()) for one in (TRAIN, TEST, VALIDATION)] == [2300, 400, 300]
+    assert np.array_equal(side == TEST, public_sides(7, 3000, 400, 0) == TEST)
+
+
+def table(folder: Path, rows: int = 300) -> tuple[Path, Path]:
+    lines = [f"{1000 + i},{i % 17},{(7 * i) % 23},{'ab'[(i % 17) > 8]}" for i in range(rows)]
+    (folder / "t.csv").write_text("\n".join(["id,u,v,y", *lines]) + "\n")
+    schema = "target: {column: y, values: [a, b]}\nsplit: {test: 0.2, validation: 0.3, by: id}\n"
+    (folder / "s.yaml").write_text(schema + "columns: {u: standardise, v: minmax, id: drop}\n")
+    return folder / "t.csv", folder / "s.yaml"
+
+
+def asked(folder: Path, **rows: int) -> tuple[PrivateJob, argparse.Namespace]:
+    data, schema = table(folder)
+    model = model_to_json(model_of_list(["linear"], 2, 2))
+    told = {"model": model, "steps": 2, "batch": 8, "reveal": ["val_loss"], **rows}
+    args = argparse.Namespace(data=data, labels=None, schema=schema, weights=None, pin=None, fitted=None)
+    return PrivateJob.from_json(told), args
+
+
+def test_both_ways_of_sharing_a_table_hold_out_the_same_rows_and_hold_the_counts_to_the_job(tmp_path: Path) -> None:
+    job, args = asked(tmp_path, test_rows=56, val_rows=1)
+    with pytest.raises(ConfigError, match=r"job\.(test|val)_rows is \d+, the schema puts \d+ rows into the") as refused:
+        rows_of(job, args)
+    counts: dict[str, int] = {}
+    for _ in range(2):  # each refusal names what to give
+        with pytest.raises(ConfigError) as refused:
+            rows_of(replace(job, **counts), args)
+        key = refused.value.what.split("job.")[1].split(" ")[0]
+        counts[key] = int(refused.value.hint.split("give ")[1].split(",")[0])
+        if key == "val_rows":
+            break
+    job = replace(job, **counts)
+    streamed = rows_of(job, args)
+    whole = client.input_tensors(job, args)
+    assert streamed.shapes == {name: values.shape for name, values in whole.items()}
+    found: dict[str, list[Any]] = {}
+    for name, block in streamed.blocks():
+        found.setdefault(name, []).append(block)
+    assert found.keys() == whole.keys()
+    for name, values in whole.items():
+        assert np.abs(np.concatenate(found[name]) - values).max() <= 1
+    assert 60 < job.val_rows < 120
+
+
+# -- three workers, each a process of its own ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def run(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    fleet = Fleet(tmp_path_factory.mktemp("run"), zygote, JOB, direct_links())
+    fleet.launch()
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    return fleet
+
+
+def collected(fleet: Fleet, folder: Path) -> Path:
+    for p in range(3):
+        shutil.copytree(fleet.dir(p) / f"transcript_p{p}r0s0t0", folder / f"transcript_p{p}r0s0t0")
+    shutil.copy(fleet.home(0) / "policy.json", folder / "policy.json")
+    shutil.copy(fleet.home(0) / "signatures.json", folder / "policy_signatures.json")
+    return assemble_folder(folder)
+
+
+def test_a_run_ends_early_says_so_and_releases_the_best_weights(run: Fleet) -> None:
+    clear = train_plaintext(JOB, load_digits(JOB.seed, JOB.test_rows, JOB.val_rows))
+    assert clear.steps < JOB.steps
+    for p in range(3):
+        assert (run.exit(p)["status"], run.exit(p)["step"]) == ("done", clear.steps)
+        assert run.events(p, "training_ended_early") == [{"step": clear.steps, "of": JOB.steps, "patience": 2}]
+        lines = (run.dir(p) / "val.csv").read_text().splitlines()
+        assert lines[0] == "step,accuracy,loss"
+        told = {int(one.split(",")[0]): float(one.split(",")[2]) for one in lines[1:]}
+        assert told == pytest.approx({step: v["val_loss"] for step, v in clear.validated.items()}, abs=0.02)
+    boxes = [(run.dir(p) / f"result_p{p}r0s0t0.box").read_bytes() for p in range(3)]
+    weights = open_weights(boxes, owner=OWNER, parties=[p.public for p in PARTIES])
+    assert list(weights) == ["weight.0"]  # the best one under the name of any other
+    assert np.abs(weights["weight.0"] - clear.weights[0]).max() < 0.02
+
+
+def test_both_verifiers_recompute_where_the_run_ended(run: Fleet, tmp_path: Path) -> None:
+    bundle = collected(run, tmp_path)
+    verify(bundle)
+    series = revealed_series(read_bundle(bundle))
+    assert [step for step, _ in series["val_loss"]] == list(range(2, read_bundle(bundle).steps + 1, 2))
+    assert standalone_verify.main([str(tmp_path), "--policy", str(tmp_path / "policy.json")]) == 0
+
+
+def test_a_run_cut_shorter_than_its_rule_says_is_no_whole_run(run: Fleet, tmp_path: Path) -> None:
+    told = json.loads(collected(run, tmp_path).read_text())
+    for worker in told["workers"]:
+        worker["roots"] = worker["roots"][:-2]
+    (tmp_path / "proof_bundle.json").write_text(
+        json.dumps(told, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    )
+    with pytest.raises(VerificationError, match="epochs"):
+        verify(tmp_path / "proof_bundle.json")
+    code = subprocess.run(
+        [sys.executable, "-I", standalone_verify.__file__, str(tmp_path)], capture_output=True
+    ).returncode
+    assert code == 1
+
+
+def test_a_halted_run_remembers_what_was_validated_and_ends_at_the_same_step(
+    run: Fleet, zygote: Zygote, tmp_path: Path
+) -> None:
+    fleet = Fleet(tmp_path / "fleet", zygote, JOB, direct_links())
+    for _ in range(3):  # a halt that lies there already stops it after a step
+        fleet.launch(halt=HALT, resume=True)
+        assert fleet.wait() == [0, 0, 0]
+        assert fleet.exit(0)["status"] == "halted"
+    fleet.launch(resume=True)
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    for p in range(3):
+        assert fleet.result(p)["result_hash"] == run.result(0)["result_hash"]
+        assert fleet.roots(p) == run.roots(p)
+        assert (fleet.dir(p) / "val.csv").read_text() == (run.dir(p) / "val.csv").read_text()
