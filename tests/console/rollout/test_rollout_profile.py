@@ -45,10 +45,10 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: s
 @pytest.mark.parametrize(
     ("setting", "hint"),
     [
-        ("job.validation=0.1", "job.test_rows"),
+        ("job.validation=0.1", "job.val_rows"),
         ("job.label_smoothing=0.1", "smoothing them is not offered"),
         ("job.class_weights=[1,2]", "weights of either are not offered"),
-        ("job.early_stopping=3", "goes on to its last step"),
+        ("job.early_stopping=3", "job.patience"),
         ("job.learning_rate=0.1", "job.lr"),
         ("job.hidden=3", "job.model"),
     ],
