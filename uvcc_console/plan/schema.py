@@ -296,10 +296,10 @@ class EvidencePart(Strict):
     log_key: str = ""
 
 
-# shares on storage that outlives their pods, at accounts that one vendor may hold all of, would be no secret
+# checkpoints of shares are encrypted under a key of their pod's identity, which ends with it: nobody could read a volume's
 _NO_VOLUME: Final = {
-    "private": "fleet.volume is for language models: shares stay on the pods where they were born, and a pod that "
-    "replaces a lost one gets them from the other two parties",
+    "private": "fleet.volume is for language models: checkpoints of shares open under their own pod's key alone, and a "
+    "pod that replaces a lost one gets the state from the other two parties",
     "command": "fleet.volume is for language models: a command has no checkpoints that a new pod could go on from",
 }
 

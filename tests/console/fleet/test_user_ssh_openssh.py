@@ -1,7 +1,8 @@
 """SSH as its user has it, held to OpenSSH's own server, agent and ssh-keygen; and a FIDO key, by an agent that has one.
 
-No FIDO token is here: the agent of the test keeps such a key in software. That its signatures are what a token's are
-says OpenSSH's server, which checks them.
+No FIDO token is here. In one test ``ssh-keygen``, ``ssh-agent`` and ``ssh-add`` speak to the token in software that
+OpenSSH's own tests use (Debian's package openssh-tests), as they would to one of hardware. In the others the agent of
+the test keeps such a key. That the signatures are what a token's are says OpenSSH's server, which checks them.
 """
 
 # ruff: noqa: F811
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
 _TOOLS = ("ssh-agent", "ssh-add", "ssh-keygen")
 with_tools = pytest.mark.skipif(any(shutil.which(t) is None for t in _TOOLS), reason="no OpenSSH client here")
 SK = b"sk-ssh-ed25519@openssh.com"
+SK_DUMMY = Path(os.environ.get("UVCC_TEST_SK_DUMMY", "/usr/lib/openssh/regress/misc/sk-dummy/sk-dummy.so"))
+with_sk = pytest.mark.skipif(not SK_DUMMY.exists(), reason="no security key in software here")
 APPLICATION = b"ssh:"
 
 
@@ -103,10 +106,9 @@ def servers() -> Iterator[list[Sshd]]:
 
 @pytest.fixture
 def agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """OpenSSH's own agent, ended by its number."""
-    said = subprocess.run(
-        ["ssh-agent", "-s", "-a", str(home / "agent")], check=True, capture_output=True, text=True, timeout=30
-    ).stdout
+    """OpenSSH's own agent, ended by its number. It may load the token in software, and no other library."""
+    started = ["ssh-agent", "-s", "-P", str(SK_DUMMY.resolve()), "-a", str(home / "agent")]
+    said = subprocess.run(started, check=True, capture_output=True, text=True, timeout=30).stdout
     pid = int(said.partition("SSH_AGENT_PID=")[2].partition(";")[0])
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
     yield
@@ -150,6 +152,37 @@ async def test_the_file_of_a_token_s_key_leaves_the_signing_to_the_agent(
     assert "FIDO token" in error.value.what
     assert f"ssh-add {key}" in error.value.hint
     assert UserKeys((str(key),)).options()["client_keys"] == []  # one of the usual files is passed over
+
+
+@with_tools
+@with_sk
+async def test_a_key_that_ssh_keygen_made_on_a_token_is_used_through_openssh_s_own_agent(
+    home: Path,
+    agent: None,
+    servers: list[Sshd],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything but the token's metal: enrolled, held by the agent, asked of it by the console, checked by sshd."""
+    middleware = {"SSH_SK_PROVIDER": str(SK_DUMMY.resolve())}
+    monkeypatch.setenv("SSH_SK_PROVIDER", middleware["SSH_SK_PROVIDER"])
+    key = home / ".ssh" / "id_ed25519_sk"
+    keygen("-t", "ed25519-sk", "-N", "", "-C", "a-token", "-f", str(key))
+    line = (home / ".ssh" / "id_ed25519_sk.pub").read_text()
+    assert line.startswith(f"{SK.decode()} ")
+    there = server(servers, home, line, "LogLevel VERBOSE")
+    entry = {"host": "127.0.0.1", "port": there.port, "user": there.user}
+    with pytest.raises(UnreachableError, match="refuses"):  # the agent does not hold it yet
+        await goes(home, **entry, key=str(key))
+    subprocess.run(["ssh-add", str(key)], check=True, capture_output=True, timeout=30)
+    assert await goes(home, **entry, key=str(key)) == ""  # named by its file
+    assert await goes(home, **entry) == ""  # one of the usual files
+    key.unlink()
+    assert await goes(home, **entry) == ""  # known by the agent alone
+    assert f"Accepted publickey for {there.user}" in (log := (there.folder / "log").read_text())
+    assert "ED25519-SK" in log
+    subprocess.run(["ssh-add", "-D"], check=True, capture_output=True, timeout=30)
+    with pytest.raises(UnreachableError, match="refuses"):
+        await goes(home, **entry)
 
 
 @with_tools

@@ -60,7 +60,7 @@ def test_another_pod_goes_on_from_the_volume(operator: Operator, tmp_path: Path)
         (LM, {"provider": "slurm", "volume": {"size_gb": 50}}, "volume.path names a folder"),
         (LM, {"provider": "local", "volume": {"path": "data"}}, "fleet.volume.path"),
         (LM, {"provider": "runpod", "volume": {"size": 50}}, "unknown key fleet.volume.size"),
-        (PRIVATE, {"provider": "runpod", "volume": {"size_gb": 50}}, "shares stay on the pods where they were born"),
+        (PRIVATE, {"provider": "runpod", "volume": {"size_gb": 50}}, "open under their own pod's key alone"),
         ({"kind": "command", "argv": ["x"], "steps": 4}, {"volume": {"path": "/data"}}, "has no checkpoints"),
         (LM, {"provider": "runpod", "volume": {"size_gb": 50}, "fallbacks": [{"provider": "vast"}]}, "vast has no"),
     ],
