@@ -34,6 +34,7 @@ GROUP: Final = "uvcc.providers"
 DEFAULT: Final = "local"
 PARTIES_KIND: Final = "parties"
 GIVEN: Final = "given"
+TOLD: Final = "told"
 _FAILOVER: Final = "uvcc_console.fleet.failover.failover_provider"
 PARTY_NAMES: Final = tuple(f"P{party}" for party in range(PARTIES))
 OWN_KINDS: Final = {
@@ -66,12 +67,15 @@ class SpotPolicy(Strict):
 
 class VolumeSettings(Strict):
     """A language model's checkpoints on something that outlives its pods. ``size_gb``: of each pod's own volume, which
-    the run makes; ``path``: of a folder that the machines have anyhow. ``keep``: what lies there stays after the run.
-    ``price``: US dollars for a GB and month, where the vendor's list price is not yours.
+    the run makes; ``name``: of one at the provider that is there already and stays, ``{pod}`` in it for each pod's own;
+    ``path``: of a folder that the machines have anyhow. ``mount``: where the pods shall have it. ``keep``: what lies
+    there stays after the run. ``price``: US dollars for a GB and month, where the vendor's list price is not yours.
     """
 
     size_gb: int = Field(default=0, ge=0, le=4096)
+    name: str = Field(default="", pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]|\{pod\}){0,120})?$")
     path: str = Field(default="", pattern=r"^(/[A-Za-z0-9._/-]{1,200})?$")
+    mount: str = Field(default="", pattern=r"^((/[A-Za-z0-9_-][A-Za-z0-9._-]{0,60}){1,8})?$")
     keep: bool = False
     price: float | None = Field(default=None, ge=0)
 
@@ -146,11 +150,8 @@ class FleetSettings(Strict):
             return self  # that it is unknown is said elsewhere
         if not kind.volumes:
             raise ValueError(f"{kind.name} has no volumes here: leave out volume")
-        given = kind.volumes == GIVEN
-        if given and (not self.volume.path or self.volume.size_gb or self.volume.price):
-            raise ValueError(f"{kind.name} makes no volumes: volume.path names a folder of its machines, and no size")
-        if not given and (self.volume.path or not self.volume.size_gb):
-            raise ValueError(f"{kind.name} makes a volume for each pod: volume.size_gb says how large, and no path")
+        if why := _unfit_volume(kind, self.volume):
+            raise ValueError(why)
         return self
 
     @property
@@ -175,6 +176,33 @@ class FleetSettings(Strict):
         return self
 
 
+_SYSTEM: Final = frozenset(
+    ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "var")
+)
+_HOMES: Final = frozenset(("home", "opt", "root"))
+
+
+def _unfit_volume(kind: ProviderKind, volume: VolumeSettings) -> str:
+    """Why this provider cannot have such a volume; empty where it can."""
+    made = [key for key in ("size_gb", "name") if getattr(volume, key)]
+    if kind.volumes == GIVEN:
+        if not volume.path or made or volume.price is not None or volume.mount:
+            return f"{kind.name} makes no volumes: volume.path names a folder of its machines, and no size"
+        return ""
+    if volume.path or not made:
+        return f"{kind.name} makes a volume for each pod: volume.size_gb says how large, or volume.name which; no path"
+    if len(made) > 1:
+        return "volume.size_gb is of a volume that the run makes, volume.name of one that is there: give one of them"
+    if volume.name and volume.price is not None:
+        return "volume.price is of a volume that the run makes: one that is there costs you, whether the run is or not"
+    if volume.mount and not kind.mounts:
+        return f"{kind.name} says itself where a volume is mounted: leave out volume.mount"
+    first, _, below = volume.mount.removeprefix("/").partition("/")
+    if first in _SYSTEM or (first in _HOMES and not below):
+        return f"volume.mount {volume.mount} would hide what the image has there: give a folder of its own"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderKind:
     """A way of coming by pods.
@@ -182,8 +210,9 @@ class ProviderKind:
     ``make``: (the profile's ``fleet`` section, folder of the run, the run's longest life in seconds) -> provider;
     raises ConfigError. ``here``: its pods are processes of this machine, which cost nothing and end by themselves.
     ``consents``: whether a run must be confirmed, because pods cost money or belong to somebody. ``volumes``: where a
-    pod's volume is mounted, with ``{pod}`` for what its name begins with; ``GIVEN`` for a folder that the profile
-    names, empty where there are none.
+    pod's volume is mounted, with ``{pod}`` for what its name begins with; ``TOLD`` where the provider tells that of
+    each pod, ``GIVEN`` for a folder that the profile names, empty where there are none. ``mounts``: whether the profile
+    may say where.
     """
 
     name: str
@@ -192,6 +221,7 @@ class ProviderKind:
     here: bool = False
     consents: bool = True
     volumes: str = ""
+    mounts: bool = False
 
 
 @cache

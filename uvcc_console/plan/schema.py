@@ -296,7 +296,7 @@ class EvidencePart(Strict):
     log_key: str = ""
 
 
-# checkpoints of shares are encrypted under a key of their pod's identity, which ends with it: nobody could read a volume's
+# checkpoints of shares are encrypted under a key of their pod's identity, which ends with it: no later pod reads them
 _NO_VOLUME: Final = {
     "private": "fleet.volume is for language models: checkpoints of shares open under their own pod's key alone, and a "
     "pod that replaces a lost one gets the state from the other two parties",

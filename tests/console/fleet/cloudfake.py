@@ -130,6 +130,10 @@ class CloudFake:
         method, path = self.OPS[op]
         return [body for m, p, body in self.requests if m == method and p.startswith(path)]
 
+    def kill(self, pod: Rented) -> None:
+        """It is taken away."""
+        pod.dead = self.now()
+
     def foreign(self, name: str) -> Rented:
         pod = self.born(name, {}, None)
         pod.foreign = True
@@ -434,23 +438,50 @@ class VastFake(CloudFake):
         "create": ("PUT", "/v0/asks/"),
         "list": ("GET", "/v0/instances/"),
         "delete": ("DELETE", "/v0/instances/"),
+        "new disk": ("PUT", "/v0/volumes/"),
+        "disks": ("GET", "/v0/volumes/"),
+        "end disk": ("DELETE", "/v0/volumes/"),
     }
-    TAKES = frozenset({"client_id", "image", "disk", "label", "runtype", "price", "env", "onstart"})
+    TAKES = frozenset({"client_id", "image", "disk", "label", "runtype", "price", "env", "onstart", "volume_info"})
+    STORAGE = 0.1  # US dollars for a GB and month
+    VOLUME_ASKS = 5000  # and the machine's number: what is offered of its disk
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__(now)
+        self.unlisted: set[int] = set()
+        self.room = 200.0  # GB of each machine's disk that can be had as volumes
 
     def new_id(self) -> str:
         return str(next(self.numbers))
 
     def no(self, status: int, kind: str, text: str) -> httpx.Response:
         codes = {"auth": "auth_error", "missing": "no_such_instance", "capacity": "no_such_ask"}
-        codes |= {"payment": "insufficient_credit", "limit": "limit"}
+        codes |= {"payment": "insufficient_credit", "limit": "limit", "gone volume": "no_such_volume"}
         return said({"success": False, "error": codes.get(kind, "invalid_args"), "msg": text}, status)
 
     def answer(self, method: str, parts: list[str], q: dict[str, str], body: Any) -> httpx.Response:
         match (method, *parts[1:]):
             case ("POST", "bundles"):
-                taken = {p.offer for p in self.rented.values()}
-                free = [n for n in range(1, 60) if n not in taken][: max(0, self.stock)]
-                return said({"success": True, "offers": [self._offer(n) for n in free]})
+                taken = {p.offer for p in self.living} | self.unlisted
+                wanted = body.get("machine_id", {}).get("in")
+                free = [n for n in range(1, 60) if n not in taken and (wanted is None or n in wanted)]
+                return said({"success": True, "offers": [self._offer(n) for n in free[: max(0, self.stock)]]})
+            case ("POST", "volumes", "search"):
+                least = body["disk_space"]["gte"]
+                rooms = {n: self.room - self._rented_of(n) for n in range(1, 60)}
+                return said({"offers": [self._room(n, room) for n, room in rooms.items() if room >= least]})
+            case ("PUT", "volumes"):
+                return self._new_volume(body)
+            case ("GET", "volumes"):
+                return said({"volumes": [self._volume(d) for d in self.shown_disks()]})
+            case ("DELETE", "volumes"):
+                if body != {"id": int(q["id"])}:
+                    return self.no(400, "", "Please provide a valid volume ID.")
+                status = self.end_disk(q["id"])
+                if status != 200:
+                    kind = "gone volume" if status == 404 else ""
+                    return self.no(status, kind, "Volume with that ID does not exist, or an instance has it.")
+                return said({"success": True})
             case ("PUT", "asks", number):
                 return self._rent(int(number), body)
             case ("GET", "instances"):
@@ -482,14 +513,46 @@ class VastFake(CloudFake):
         what = {"gpu_name": "H100", "num_gpus": 1, "gpu_ram": 81559, "disk_space": 500.0, "verification": "verified"}
         return {**where, **what, "dph_total": price, "min_bid": price / 2}
 
+    def _rented_of(self, machine: int) -> int:
+        return sum(d.size for d in self.disks.values() if d.region == f"machine {machine}")
+
+    def _room(self, n: int, room: float) -> dict[str, Any]:
+        where = {"id": self.VOLUME_ASKS + n, "machine_id": n, "host_id": n, "geolocation": "Oslo, NO"}
+        money = {"storage_cost": self.STORAGE, "storage_total_cost": self.STORAGE * room / 720.0}
+        return {**where, **money, "disk_space": room, "verification": "verified"}
+
+    def _new_volume(self, body: Any) -> httpx.Response:
+        machine = body["id"] - self.VOLUME_ASKS
+        if set(body) != {"id", "size", "name"} or not re.fullmatch("[A-Za-z0-9_]{1,64}", body["name"]):
+            return self.no(400, "invalid", "invalid arguments")
+        if body["size"] > self.room - self._rented_of(machine):
+            return self.no(400, "capacity", "no_such_ask: it is not available")
+        made = self.new_disk(body["name"], body["size"], f"machine {machine}")
+        if made is None:
+            return self.no(400, "limit", "volume limit exceeded: the maximum number of volumes is reached")
+        return said({"success": True, "volume_name": f"V.{made.id}"})
+
+    def _volume(self, disk: Disk) -> dict[str, Any]:
+        with_it = [{"id": int(p.id)} for p in self.living if disk.id in json.dumps(p.asked)]
+        where = {
+            "machine_id": int(disk.region.removeprefix("machine ")),
+            "geolocation": "Oslo, NO",
+            "instances": with_it,
+        }
+        return {"id": int(disk.id), "label": disk.name, "disk_space": disk.size, "status": "created", **where}
+
     def _rent(self, number: int, body: Any) -> httpx.Response:
         if extra := set(body) - self.TAKES:
             return self.no(400, "invalid", f"unknown argument {extra.pop()}")
+        if link := body.get("volume_info"):
+            disk = self.disks.get(str(link["volume_id"]))
+            if disk is None or disk.region != f"machine {number}" or link["create_new"] or not link["mount_path"]:
+                return self.no(400, "invalid", "the volume is not on this machine")
         if self.broke:
             return self.no(400, "payment", "you lack credit")
         if len(self.living) >= self.quota:
             return self.no(400, "limit", "instance limit exceeded: maximum number of instances is reached")
-        if self.stock <= 0 or number in {p.offer for p in self.rented.values()}:
+        if self.stock <= 0 or number in {p.offer for p in self.living}:
             return self.no(400, "capacity", "error 404/3603: no_such_ask, it is not available")
         pod = self.born(body["label"], body, number)
         whole = (self.PRICE + number / 1000) * self.price_factor

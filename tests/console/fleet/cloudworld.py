@@ -43,6 +43,9 @@ class PrimeSide(PrimeFake):
         "create": ("POST", "/pods/"),
         "list": ("GET", "/pods/"),
         "delete": ("DELETE", "/pods/"),
+        "new disk": ("POST", "/disks/"),
+        "disks": ("GET", "/disks/"),
+        "end disk": ("DELETE", "/disks/"),
     }
 
     def fail(self, op: str, action: str, *nth: int, **more: Any) -> None:  # type: ignore[override]
@@ -59,7 +62,8 @@ class PrimeSide(PrimeFake):
     def billing(self) -> list[str]:
         for pod in self.pods.values():
             self._age(pod)
-        return sorted(p.record["name"] for p in self.pods.values() if p.dead is None and not p.foreign)
+        pods = [p.name for p in self.pods.values() if p.dead is None and not p.foreign]
+        return sorted([*pods, *(d.name for d in self.disks.values())])
 
     def each(self, **how: Any) -> None:
         for row in self.offers:
@@ -69,6 +73,7 @@ class PrimeSide(PrimeFake):
         simulated = {"price_factor": "price_factor", "vanish_s": "vanish_s", "refuse_deletes": "refuse_deletes"}
         if name in simulated:
             self.each(**{simulated[name]: value})
+            self.disk_refusals = value if name == "refuse_deletes" else self.disk_refusals
         elif name == "delete_s":
             self.each(delete_s=value)
         elif name == "born_state":
@@ -114,7 +119,7 @@ FAILED = {"prime": "failed", "runpod": "ERROR", "lambda": "terminating", "vast":
 FAILED |= {"kubernetes": "Failed", "skypilot": "STOPPED", "slurm": "NODE_FAIL"}
 UNCLEAR = {"prime": "unclear", "lambda": "unhealthy", "vast": "offline", "kubernetes": "Unknown"}
 UNCLEAR["skypilot"] = "unhealthy"
-WITH_VOLUMES = ("runpod", "lambda", "kubernetes")
+WITH_VOLUMES = ("prime", "runpod", "lambda", "vast", "kubernetes", "skypilot")
 # what cannot happen at a vendor, and why
 NEVER = {
     ("a_pod_in_an_unknown_state_for_long_is_given_up", "runpod"): "it has no such state",
@@ -137,6 +142,9 @@ NEVER = {
     ("a_pod_that_is_dearer_than_quoted_is_not_kept", "skypilot"): "it names no price of what runs; it takes the cap",
     ("without_stock_where_it_lies_no_pod_comes_elsewhere", "kubernetes"): "its scheduler sees to it",
     ("a_vendor_that_obeys_twice", "skypilot"): "a name is taken once at an API server",
+    ("it_is_mounted_where_the_profile_says", "prime"): "the market says itself where",
+    ("it_is_mounted_where_the_profile_says", "lambda"): "it is mounted under its own name",
+    ("a_volume_that_shows_late_is_ended_with_the_run", "skypilot"): "its list is the API server's own, and never late",
 }
 
 

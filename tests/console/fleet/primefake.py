@@ -14,7 +14,7 @@ from uuid import uuid4
 import httpx
 from marketschema import wrong_answer
 from primeoffers import market
-from primerecords import FakePod, Fault, ended, iso
+from primerecords import FakeDisk, FakePod, Fault, ended, iso
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -40,7 +40,12 @@ class PrimeFake:
         self.offers = market()
         self.pods: dict[str, FakePod] = {}
         self.keys: dict[str, dict[str, Any]] = {}
-        self.disks: dict[str, dict[str, Any]] = {}
+        self.disks: dict[str, FakeDisk] = {}
+        self.disk_quota = 50
+        self.disk_boot_s = 20.0
+        self.disks_shown_after = 0.0
+        self.disk_price_factor = 1.0
+        self.disk_refusals = 0
         self.balance = 100.0
         self.scope: dict[str, Any] = {
             "availability": {"read": True, "write": False},
@@ -98,6 +103,7 @@ class PrimeFake:
         hours = (now - self._billed) / 3600.0
         self._billed = now
         running = sum(float(p.record["priceHr"]) for p in self.pods.values() if p.dead is None)
+        running += sum(float(d.record["priceHr"]) for d in self.disks.values())
         self.dearest = max(self.dearest, running)
         ours = sum(float(p.record["priceHr"]) for p in self.living if not p.foreign)
         self.over_cap += max(0.0, ours - self.cap) * hours
@@ -120,9 +126,9 @@ class PrimeFake:
         elif pod.deleting is not None:
             r["status"] = "DELETING"
         else:
-            self._grow(r, sim, age)
+            self._grow(r, sim, age, pod.disks)
 
-    def _grow(self, r: dict[str, Any], sim: dict[str, Any], age: float) -> None:
+    def _grow(self, r: dict[str, Any], sim: dict[str, Any], age: float, disks: tuple[str, ...]) -> None:
         boot = sim.get("boot_s", self.boot_s)
         r["status"] = "PROVISIONING" if age < boot / 3 else "PENDING" if age < boot else "ACTIVE"
         done = age >= boot * 1.5
@@ -139,6 +145,10 @@ class PrimeFake:
             )
             r["ip"] = sim.get("ip", host)
             r["primePortMapping"] = sim.get("ports", [])
+            r["attachedResources"] = [
+                {"resourceType": "DISK", "id": disk, "status": "MOUNTED", "mountPath": "/workspace", "isShared": True}
+                for disk in disks
+            ]
 
     # requests
 
@@ -209,9 +219,8 @@ class PrimeFake:
             case ("GET", "availability", "multi-node-summary"):
                 return JSONResponse({"H100_80GB": {"8": {"cheapest": {"onDemand": 16.0}}}})
             case ("GET", "availability", "disks"):
-                row = {"cloudId": "disk", "provider": "hyperstack", "dataCenter": "CANADA-1", "spec": {"minCount": 50}}
-                row |= {"security": "secure_cloud", "stockStatus": "Available"}
-                return JSONResponse({"items": [row], "totalCount": 1})
+                rows = [self._disk_offer(o) for o in self.offers]
+                return JSONResponse({"items": rows, "totalCount": len(rows)})
             case ("GET", "availability", "gpu-summary"):
                 return JSONResponse({str(o.get("gpuType")): {"1": {"cheapest": {}}} for o in self.offers})
             case ("POST", "pods"):
@@ -256,22 +265,76 @@ class PrimeFake:
         return JSONResponse({"detail": "Not Found"}, 404)
 
     def _disks(self, method: str, rest: list[str], q: Any, body: Any) -> Response:
+        shown = {d.id: d for d in self.disks.values() if self.now() - d.born >= self.disks_shown_after}
         match (method, *rest):
             case ("GET",):
-                return self._page(q, list(self.disks.values()))
+                return self._page(q, [self._told_disk(d) for d in shown.values()])
             case ("POST",):
-                made = {"id": uuid4().hex, "userId": "u1", "providerType": body["provider"]["type"], "priceHr": 0.01}
-                made |= {"status": "ACTIVE", "createdAt": iso(self.now()), **body["disk"]}
-                self.disks[made["id"]] = made
-                return JSONResponse(made)
-        found = self.disks.get(rest[0])
+                return self._new_disk(body)
+        found = shown.get(rest[0])
         if found is None:
             return JSONResponse({"detail": "Disk not found"}, 404)
         if method == "PATCH":
-            found.update(body)
+            found.record |= body
+            found.name = body["name"]
         elif method == "DELETE":
-            del self.disks[rest[0]]
-        return JSONResponse(found)
+            if self.uses(found):
+                return JSONResponse({"detail": "The disk is attached to a pod"}, 400)
+            if self.disk_refusals:
+                self.disk_refusals -= 1
+                return JSONResponse({"detail": "Internal error"}, 500)
+            self._bill()
+            del self.disks[found.id]
+        return JSONResponse(self._told_disk(found))
+
+    @staticmethod
+    def _disk_offer(o: dict[str, Any]) -> dict[str, Any]:
+        """A data centre that has pods has disks."""
+        spec = {"minCount": 50, "maxCount": 4000, "step": 10, "pricePerUnit": 0.0001}
+        row = {
+            "cloudId": f"disk-{o['dataCenter']}",
+            "security": "secure_cloud",
+            "stockStatus": "Available",
+            "spec": spec,
+        }
+        return row | {k: o[k] for k in ("provider", "dataCenter", "country", "region")}
+
+    def _new_disk(self, body: Any) -> Response:
+        extra = set(body) - {"disk", "provider", "team"} | set(body["disk"]) - {
+            "size", "name", "country", "cloudId", "dataCenterId"}  # fmt: skip
+        if extra:
+            return JSONResponse({"errors": [{"param": extra.pop(), "details": "Extra inputs are not permitted"}]}, 422)
+        asked, provider = body["disk"], body["provider"]["type"]
+        rows = [self._disk_offer(o) for o in self.offers]
+        fitting = [r for r in rows if (r["provider"], r["dataCenter"]) == (provider, asked.get("dataCenterId"))]
+        if not fitting or asked["cloudId"] != fitting[0]["cloudId"] or (asked["size"] - 50) % 10:
+            return JSONResponse({"detail": "No such disk is offered"}, 400)
+        if len(self.disks) >= self.disk_quota:
+            return JSONResponse({"detail": "Maximum number of disks reached. Limit: 50"}, 400)
+        made = self.new_disk(asked["name"], asked["size"], f"{provider}/{asked['dataCenterId']}")
+        assert made is not None
+        return JSONResponse(self._told_disk(made))
+
+    def new_disk(self, name: str, size: int, region: str) -> FakeDisk | None:
+        """Also one that somebody else made; without a region, where the first offer is."""
+        region = region or f"{self.offers[0]['provider']}/{self.offers[0]['dataCenter']}"
+        self._bill()
+        price = round(size * 0.0001 * self.disk_price_factor, 6)
+        record = {"id": uuid4().hex, "name": name, "size": size, "userId": "u1", "priceHr": price, "pods": []}
+        record |= {"providerType": region.partition("/")[0], "createdAt": iso(self.now())}
+        made = FakeDisk(str(record["id"]), name, size, region, self.now(), record)
+        self.disks[made.id] = made
+        return made
+
+    def _told_disk(self, disk: FakeDisk) -> dict[str, Any]:
+        up = self.now() - disk.born >= self.disk_boot_s
+        with_it = [p.id for p in self.living if disk.id in p.disks]
+        return disk.record | {"status": "ACTIVE" if up else "PROVISIONING", "pods": with_it}
+
+    def uses(self, disk: FakeDisk) -> bool:
+        for pod in self.pods.values():
+            self._age(pod)
+        return any(disk.id in p.disks for p in self.living)
 
     def records_told(self) -> list[dict[str, Any]]:
         for pod in self.pods.values():
@@ -281,6 +344,8 @@ class PrimeFake:
     def _market(self, q: Any) -> Response:
         rows = [{k: v for k, v in o.items() if k != "sim"} for o in self.offers]
         rows = [r for r in rows if q.get("gpu_type") in (None, r.get("gpuType"))]
+        there = {self.disks[i].region for i in q.getlist("disks") if i in self.disks}
+        rows = [r for r in rows if not q.getlist("disks") or f"{r['provider']}/{r['dataCenter']}" in there]
         page, size = int(q.get("page", 1)), min(100, int(q.get("page_size", 100)))
         first = max(0, (page - 1) * size - self.repeat_rows)
         return JSONResponse({"items": rows[first : first + size], "totalCount": len(rows) + self.total_lies})
@@ -325,6 +390,11 @@ class PrimeFake:
             return JSONResponse({"detail": f"Maximum number of instances reached. Limit: {self.max_instances}"}, 400)
         if self.balance < 1.0:
             return JSONResponse({"detail": "Payment required"}, 402)
+        for disk in (self.disks.get(i) for i in body.get("disks") or ()):
+            if disk is None or disk.region != f"{provider}/{want['dataCenterId']}":
+                return JSONResponse({"detail": "The disk is not in this data center"}, 400)
+            if self._told_disk(disk)["status"] != "ACTIVE":
+                return JSONResponse({"detail": "The disk is not ready"}, 400)
         pod = self.born(body, found[0], want.get("sshKeyId") in self.keys)
         if self.on_born is not None:
             pod.sim["at"] = await self.on_born(pod)
@@ -358,6 +428,7 @@ class PrimeFake:
             "autoRestart": False,
         }
         pod = FakePod(record, sim, now, key_ok, refused_deletes=sim.get("refuse_deletes", 0))
+        pod.disks = tuple(body.get("disks") or ())
         self.pods[record["id"]] = pod
         self._bill()
         return pod

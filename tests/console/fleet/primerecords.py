@@ -22,6 +22,19 @@ class Fault:
 
 
 @dataclass
+class FakeDisk:
+    """A disk at the market. ``region``: operator and data centre, which the market keeps to itself."""
+
+    id: str
+    name: str
+    size: int
+    region: str
+    born: float
+    record: dict[str, Any]
+    refused_deletes: int = 0
+
+
+@dataclass
 class FakePod:
     record: dict[str, Any]
     sim: dict[str, Any]
@@ -31,6 +44,15 @@ class FakePod:
     dead: float | None = None
     refused_deletes: int = 0
     foreign: bool = False
+    disks: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return str(self.record["id"])
+
+    @property
+    def name(self) -> str:
+        return str(self.record["name"])
 
 
 def ended(pod: FakePod) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from cloudfake import CloudFake, Rented
+from cloudfake import CloudFake, Disk, Rented
 from primerecords import Fault
 
 from uvcc_console.fleet.vendors.sky_api import Sky
@@ -84,6 +84,10 @@ class Resources(_Made):
     kind = "Resources"
 
 
+class Volume(_Made):
+    kind = "Volume"
+
+
 class Task(_Made):
     kind = "Task"
     resources: Resources | None = None
@@ -95,8 +99,10 @@ class Task(_Made):
 class SkyFake(CloudFake):
     """``sdk``: the client's module."""
 
-    OPS: ClassVar = {n: ("sdk", f) for n, f in zip(("market", "create", "list", "delete"), (
-        "list_accelerators", "launch", "status", "down"), strict=True)}  # fmt: skip
+    OPS: ClassVar = {n: ("sdk", f) for n, f in zip(
+        ("market", "create", "list", "delete", "new disk", "disks", "end disk"),
+        ("list_accelerators", "launch", "status", "down", "volumes.apply", "volumes.ls", "volumes.delete"),
+        strict=True)}  # fmt: skip
 
     def __init__(self, now: Callable[[], float]) -> None:
         super().__init__(now)
@@ -106,7 +112,9 @@ class SkyFake(CloudFake):
         self.ids = count(1)
         names = record()["functions"]
         self.sdk = SimpleNamespace(**{name: getattr(self, name) for name in names})
-        sky = Sky(self.sdk, Task, Resources, StatusRefreshMode["AUTO"], AutostopWaitFor["JOBS_AND_SSH"])
+        self.volumes = SimpleNamespace(apply=self._apply, ls=self._ls, delete=self._delete_volumes)
+        rest = StatusRefreshMode["AUTO"], AutostopWaitFor["JOBS_AND_SSH"], self.volumes, Volume
+        sky = Sky(self.sdk, Task, Resources, *rest)
         self.transport: Any = lambda: sky  # type: ignore[assignment]
 
     # failures on order
@@ -155,7 +163,13 @@ class SkyFake(CloudFake):
         require_price: bool = True,
         case_sensitive: bool = True,
     ) -> str:
-        places = [("AWS", "us-east-1"), ("AWS", "eu-west-1"), ("GCP", "us-central1")]
+        places = [
+            ("AWS", "us-east-1"),
+            ("AWS", "eu-west-1"),
+            ("GCP", "us-central1"),
+            ("RunPod", "CA"),
+            ("RunPod", "US"),
+        ]
         rows = [
             row(
                 "InstanceTypeInfo",
@@ -170,6 +184,7 @@ class SkyFake(CloudFake):
             )
             for n, (cloud, region) in enumerate(places)
             if cloud.lower() in (clouds or ())
+            if cloud != "RunPod" or "runpod" in self.clouds
         ]
         found = {"H100": rows} if name_filter == "^H100$" and rows else {}
         return self._enter("list_accelerators", clouds, lambda: self.request("list_accelerators", "", lambda: found))
@@ -195,6 +210,12 @@ class SkyFake(CloudFake):
         return self._enter("launch", body, lambda: self.launched(str(cluster_name), body))
 
     def launched(self, name: str, body: dict[str, Any]) -> str:
+        for volume in (body["task"].get("volumes") or {}).values():
+            disk = next((d for d in self.disks.values() if d.name == volume), None)
+            if disk is None or disk.region != body["resources"]["infra"].lower():
+                return self.request(
+                    "launch", name, lambda: self.refuses("InvalidCloudConfigs", "volume elsewhere"), 1.0
+                )
         if self.broke or self.stock <= 0 or len(self.living) >= self.quota:
             why = "the project's billing is disabled: add a payment method" if self.broke else "out of stock"
             why = "QuotaExceeded: vCPU limit of us-east-1 is 0" if len(self.living) >= self.quota else why
@@ -254,6 +275,54 @@ class SkyFake(CloudFake):
             return rows + [{"name": p.name, "status": ClusterStatus["UP"], "total_cost": 1.0} for p in self.shown()]
 
         return self._enter("cost_report", days, lambda: self.request("cost_report", "", found))
+
+    # volumes, of which a name stands for one and is taken once
+
+    def _apply(self, volume: Any, creation_yaml: str | None = None) -> str:
+        asked = volume.given
+        return self._enter("volumes.apply", asked, lambda: self._applied(asked))
+
+    def _applied(self, asked: dict[str, Any]) -> str:
+        if asked["type"] != "runpod-network-volume" or asked["infra"].count("/") != 2 or int(asked["size"]) < 10:
+            raise ValueError("Invalid volume")
+        if len(asked["name"]) > 30:
+            raise ValueError("Volume name exceeds the maximum length of 30 characters.")
+        known = any(d.name == asked["name"] for d in self.disks.values())
+        if known or self.new_disk(asked["name"], int(asked["size"]), asked["infra"].lower()) is not None:
+            return self.request("volumes.apply", "", lambda: None, 2.0)
+        why = 'RunPod REST error 400: {"error": "network volume quota exceeded for this account"}'
+        return self.request("volumes.apply", "", lambda: self._runtime_error(why), 2.0)
+
+    def _runtime_error(self, why: str) -> None:
+        raise RuntimeError(why)
+
+    def _ls(self, refresh: bool = False, names: list[str] | None = None) -> str:
+        def found() -> list[Any]:
+            return [self._volume(d) for d in self.shown_disks() if not names or d.name in names]
+
+        return self._enter("volumes.ls", names, lambda: self.request("volumes.ls", "", found))
+
+    def _volume(self, disk: Disk) -> SimpleNamespace:
+        cloud, region, zone = disk.region.split("/")
+        place = {"cloud": "RunPod" if cloud == "runpod" else cloud, "region": region.upper(), "zone": zone.upper()}
+        status = "IN_USE" if self.uses(disk) else "READY"
+        return row("VolumeRecord", name=disk.name, type="runpod-network-volume", status=status, **place)
+
+    def _delete_volumes(self, names: list[str], purge: bool = False) -> str:
+        return self._enter(
+            "volumes.delete", names, lambda: self.request("volumes.delete", "", lambda: self._gone(names))
+        )
+
+    def _gone(self, names: list[str]) -> None:
+        for name in names:
+            disk = next((d for d in self.shown_disks() if d.name == name), None)
+            if disk is None:
+                raise ValueError(f"Volume {name} not found.")
+            status = self.end_disk(disk.id)
+            if status == 400:
+                raise ValueError(f"Volume {name} is used by cluster x.")
+            if status != 200:
+                raise RuntimeError("RunPod REST error 500: internal error")
 
     # requests
 

@@ -16,7 +16,7 @@ Scenario = Callable[[CloudWorld], Awaitable[None]]
 
 
 def _of(module: Any) -> dict[str, Scenario]:
-    helpers = ("_", "up", "lost")
+    helpers = ("up", "lost")
     own = ((n, f) for n, f in vars(module).items() if iscoroutinefunction(f) and f.__module__ == module.__name__)
     return {name: play for name, play in own if name[0] != "_" and name not in helpers}
 
@@ -40,7 +40,8 @@ def _pairs() -> list[Any]:
     """
     pairs = [(name, vendor) for name in ALL for vendor in Vendors if (name, vendor) not in NEVER]
     pairs += [(name, vendor) for name in VOLUMES for vendor in WITH_VOLUMES if (name, vendor) not in NEVER]
-    return [pytest.param(n, v, marks=[pytest.mark.slow] if v == "prime" else []) for n, v in pairs]
+    by_hand = [pytest.mark.slow]
+    return [pytest.param(n, v, marks=by_hand if v == "prime" and n in ALL else []) for n, v in pairs]
 
 
 @pytest.mark.parametrize(("name", "vendor"), _pairs())
@@ -53,5 +54,5 @@ async def test_scenario(name: str, vendor: str, own_run: Path) -> None:
 
 def test_there_are_enough_scenarios() -> None:
     assert len(ALL) == 61
-    assert len(VOLUMES) == 18
+    assert len(VOLUMES) == 21
     assert {name for name, _ in NEVER} <= set(ALL | VOLUMES)

@@ -26,6 +26,8 @@ from uvcc_console.fleet.prime.models import (
 )
 from uvcc_engine.contract.errors import UnreachableError
 
+DISK = {"name": "d", "size": 50, "cloudId": "disk-CANADA-1", "dataCenterId": "CANADA-1"}
+
 
 @pytest.fixture
 async def market() -> AsyncIterator[tuple[PrimeFake, PrimeClient]]:
@@ -72,7 +74,7 @@ async def test_lists_come_typed(
     fake, client = market
     pod = await client.create(BODY)
     await client.add_ssh_key("k", "ssh-ed25519 AAAA me")
-    await client.create_disk({"name": "d", "size": 50}, "hyperstack")
+    await client.create_disk(DISK, "hyperstack")
     found = await call(client, pod.id)
     assert found
     assert all(isinstance(row, kind) for row in found)
@@ -108,7 +110,7 @@ async def test_the_account_by_its_endpoints(market: tuple[PrimeFake, PrimeClient
     await client.make_primary(key.id)
     await client.delete_ssh_key(key.id)
     assert await client.ssh_keys() == []
-    disk = await client.create_disk({"name": "d", "size": 50}, "hyperstack")
+    disk = await client.create_disk(DISK, "hyperstack")
     assert (disk.size, disk.provider_type) == (50.0, "hyperstack")
     await client.rename_disk(disk.id, "e")
     there = await client.disk(disk.id)

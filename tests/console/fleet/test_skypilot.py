@@ -42,15 +42,24 @@ def test_the_fake_takes_what_the_real_function_takes(name: str) -> None:
     assert form(getattr(skyfake.SkyFake(time.time).sdk, name)) == skyfake.record()["functions"][name]
 
 
+@pytest.mark.parametrize("name", skyfake.record()["volumes"])
+def test_the_fake_takes_what_the_real_functions_of_volumes_take(name: str) -> None:
+    assert form(getattr(skyfake.SkyFake(time.time).volumes, name)) == skyfake.record()["volumes"][name]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("sky") is None, reason="SkyPilot is not installed beside the tests")
 def test_the_record_is_the_packages() -> None:
     import sky
+    import sky.volumes
     from sky.client import sdk
 
     for name, known in skyfake.record()["functions"].items():
         assert form(getattr(sdk, name)) == known
     for name, known in skyfake.record()["classes"].items():
-        assert form(getattr(sky, name).__init__, own=True) == known
+        there = sky.volumes if name == "Volume" else sky
+        assert form(getattr(there, name).__init__, own=True) == known
+    for name, known in skyfake.record()["volumes"].items():
+        assert form(getattr(sky.volumes, name)) == known
 
 
 async def up(w: CloudWorld, **fleet: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,22 +11,63 @@ from cloudworld import RUN, CloudWorld
 from uvcc_console.fleet.cloud.calls import CloudRefused
 from uvcc_console.fleet.cloud.ends import LAG_S
 from uvcc_console.fleet.cloud.guard import OverCap
-from uvcc_console.fleet.cloud.intents import VOLUMES_FILE, Intents, Try, unended
+from uvcc_console.fleet.cloud.intents import VOLUMES_FILE, Intents, Try, mount_of, unended
 from uvcc_console.fleet.cloud.saga import CloudProvider
-from uvcc_console.fleet.provider import Caps, Pod
+from uvcc_console.fleet.provider import Caps, NoOffer, Pod
 from uvcc_engine.contract.errors import UvccError
 
 VOLUME = {"size_gb": 100, "price": 7.3}  # a dollar an hour
 NAME = f"{RUN}-p0r0"
+ZONES = ["runpod/CA/CA-MTL-3", "runpod/US/US-KS-2"]
+MOUNTS = {"prime": "/workspace", "lambda": "/lambda/nfs/{name}"}  # the others mount where they are told to
+
+
+def with_volumes(w: CloudWorld, volume: dict[str, Any], **fleet: Any) -> CloudProvider:
+    if w.vendor == "skypilot":
+        w.fake.clouds = ["runpod"]
+        fleet = {"infra": ZONES} | fleet
+    w.provider = w.console(volume=volume, **fleet)
+    return w.provider
 
 
 def console(w: CloudWorld, **more: Any) -> CloudProvider:
-    w.provider = w.console(volume=VOLUME | more)
-    return w.provider
+    return with_volumes(w, VOLUME | more)
+
+
+def called(w: CloudWorld, t: Try) -> str:
+    """What the vendor calls the volume of this try."""
+    name: str = w.client().volume_name(t.name)  # type: ignore[attr-defined]
+    return name
+
+
+def elsewhere(w: CloudWorld, region: str) -> dict[str, Any]:
+    """What keeps pods from where this volume lies."""
+    match w.vendor:
+        case "prime":
+            return {"data_center": "NORWAY-1"}
+        case "runpod":
+            return {"regions": ["US-KS-2" if region == "CA-MTL-3" else "CA-MTL-3"]}
+        case "lambda":
+            return {"regions": ["us-west-1" if region == "us-east-1" else "us-east-1"]}
+        case "skypilot":
+            return {"infra": [zone for zone in ZONES if zone.lower() != region]}
+    w.fake.unlisted.add(int(region.removeprefix("machine ")))
+    return {}
 
 
 def book(w: CloudWorld) -> list[Try]:
     return list(Intents(w.run_dir / VOLUMES_FILE).tries().values())
+
+
+def where_others_lie(w: CloudWorld) -> str:
+    """A place of the second offer, so that nobody comes there by chance."""
+    places = {"prime": "hyperstack/NORWAY-1", "runpod": "CA-MTL-3", "lambda": "us-east-1", "vast": "machine 9"}
+    return {**places, "skypilot": ZONES[1].lower()}.get(w.vendor, "")
+
+
+async def _costs_bare(w: CloudWorld) -> float:
+    """US dollars an hour of a pod without a volume."""
+    return (await with_volumes(w, {}).quote([w.request()])).hourly
 
 
 async def up(w: CloudWorld) -> Pod:
@@ -36,7 +78,7 @@ async def up(w: CloudWorld) -> Pod:
 async def lost(w: CloudWorld, pod: Pod) -> None:
     """The vendor takes the pod, and the rollout ends what is left of it."""
     (victim,) = [p for p in w.fake.living if p.id == pod.provider_id or p.name in pod.provider_id]
-    victim.dead = w.clock.now()
+    w.fake.kill(victim)
     await w.clock.sleep(LAG_S)
     await w.provider.delete(pod)
 
@@ -46,7 +88,8 @@ async def a_volume_is_made_mounted_and_proven_gone(w: CloudWorld) -> None:
     pod = await up(w)
     (disk,) = w.fake.disks.values()
     assert w.fake.uses(disk)
-    assert [(t.name, t.base, t.held) for t in book(w)] == [(disk.name, NAME, True)]
+    assert [(called(w, t), t.base, t.held) for t in book(w)] == [(disk.name, NAME, True)]
+    assert mount_of(w.run_dir, NAME) == MOUNTS.get(w.vendor, "/uvcc-volume").format(name=disk.name)
     await w.provider.delete(pod)
     assert [d.name for d in w.fake.disks.values()] == [disk.name]  # the run may need it again
     await w.down()
@@ -68,7 +111,7 @@ async def the_pod_in_a_lost_one_s_place_gets_the_same_volume(w: CloudWorld) -> N
 
 
 async def it_is_in_the_quote_the_books_and_the_caps(w: CloudWorld) -> None:
-    without = (await w.provider.quote([w.request()])).hourly
+    without = await _costs_bare(w)
     provider = console(w)
     assert (await provider.quote([w.request()])).hourly == pytest.approx(without + 1.0)
     provider.caps = Caps(without + 0.5, 100.0)
@@ -126,8 +169,8 @@ async def a_quota_of_volumes_that_is_used_up_makes_no_pod(w: CloudWorld) -> None
 async def a_crash_between_volume_and_pod_loses_neither(w: CloudWorld) -> None:
     provider = console(w)
     await provider.quote([w.request()])
-    where = "" if w.vendor == "kubernetes" else ("CA-MTL-3" if w.vendor == "runpod" else "us-east-1")
-    await provider.volumes.ensure(NAME, where)
+    offer, _ = await provider.market.next(w.request(), fresh=False)
+    await provider.volumes.ensure(NAME, offer)
     console(w)
     await up(w)
     assert len(w.fake.disks) == 1
@@ -139,7 +182,7 @@ async def a_list_of_volumes_outside_its_schema_is_no_empty_list(w: CloudWorld) -
     w.fake.fail("disks", "answer", status=200, body={"unexpected": True})
     with pytest.raises(UvccError, match="form"):
         await w.provider.create(w.request())
-    assert (len(w.fake.disks), w.fake.billing) == (1, [book(w)[0].name])
+    assert (len(w.fake.disks), w.fake.billing) == (1, [called(w, book(w)[0])])
     assert await w.provider.prove(ended=True) == [book(w)[0].name]
 
 
@@ -190,9 +233,7 @@ async def without_stock_where_it_lies_no_pod_comes_elsewhere(w: CloudWorld) -> N
     console(w)
     await lost(w, await up(w))
     (disk,) = w.fake.disks.values()
-    regions = ["US-KS-2" if disk.region == "CA-MTL-3" else "CA-MTL-3"]
-    regions = ["us-west-1" if disk.region == "us-east-1" else "us-east-1"] if w.vendor == "lambda" else regions
-    w.provider = w.console(volume=VOLUME, regions=regions)
+    with_volumes(w, VOLUME, **elsewhere(w, disk.region))
     before = len(w.fake.asked("create"))
     with pytest.raises(UvccError, match=f"in {disk.region}, where its volume lies"):
         await w.provider.create(w.request())
@@ -200,7 +241,7 @@ async def without_stock_where_it_lies_no_pod_comes_elsewhere(w: CloudWorld) -> N
 
 
 async def somebody_else_s_volume_of_our_form_is_left_alone(w: CloudWorld) -> None:
-    theirs = w.fake.new_disk(f"{NAME}xaaaaaa", 100, "")
+    theirs = w.fake.new_disk(f"{NAME}xaaaaaa"[-30:].strip("-"), 100, where_others_lie(w))
     console(w)
     await up(w)
     await w.down()
@@ -216,3 +257,41 @@ async def a_volume_that_is_gone_is_made_anew(w: CloudWorld) -> None:
     await up(w)
     assert len(w.fake.disks) == 1
     assert [t.outcome for t in book(w)] == ["gone", ""]
+
+
+async def one_that_is_there_is_mounted_counts_nothing_and_is_left_alone(w: CloudWorld) -> None:
+    """Where it lies decides where its pod goes; the run neither makes, pays for nor ends it."""
+    without = await _costs_bare(w)
+    theirs = w.fake.new_disk("our-checkpoints", 100, where_others_lie(w))
+    provider = with_volumes(w, {"name": "our-checkpoints"})
+    quote = await provider.quote([w.request()])
+    assert quote.lines[0].offer["volume"] == "our-checkpoints"
+    assert quote.hourly == pytest.approx(without, rel=0.1)  # it is another machine
+    await up(w)
+    assert (w.fake.uses(theirs), w.fake.asked("new disk")) == (True, [])
+    (noted,) = book(w)
+    assert (noted.given, noted.held, noted.price_hr, provider.volumes.tries()) == (True, True, 0.0, [])
+    assert mount_of(w.run_dir, NAME) == MOUNTS.get(w.vendor, "/uvcc-volume").format(name="our-checkpoints")
+    assert unended(w.run_dir) == []
+    with_volumes(w, {"name": "our-checkpoints"})  # whoever goes on is another process
+    await w.down()
+    assert list(w.fake.disks.values()) == [theirs]
+    w.fake.disks.clear()
+
+
+async def one_that_is_named_and_not_there_is_told_before_anything_is_rented(w: CloudWorld) -> None:
+    w.fake.new_disk("our-checkpoint", 100, where_others_lie(w))
+    for name, what in (("our-checkpoints", "has no volume named our-checkpoints"), ("ckpt-{pod}", "named ckpt-p0r0")):
+        with pytest.raises(NoOffer, match=what) as error:
+            await with_volumes(w, {"name": name}).quote([w.request()])
+        assert not error.value.passing
+    assert (w.fake.asked("create"), w.fake.asked("new disk"), book(w)) == ([], [], [])
+    w.fake.disks.clear()
+
+
+async def it_is_mounted_where_the_profile_says(w: CloudWorld) -> None:
+    with_volumes(w, VOLUME | {"mount": "/data/ckpt"})
+    await up(w)
+    (asked,) = w.fake.asked("create")
+    assert "/data/ckpt" in json.dumps(asked)
+    assert mount_of(w.run_dir, NAME) == "/data/ckpt"

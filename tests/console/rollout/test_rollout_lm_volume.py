@@ -53,16 +53,33 @@ def test_another_pod_goes_on_from_the_volume(operator: Operator, tmp_path: Path)
 @pytest.mark.parametrize(
     ("job", "fleet", "said"),
     [
-        (LM, {"provider": "vast", "volume": {"size_gb": 50}}, "vast has no volumes here"),
-        (LM, {"provider": "prime", "volume": {"size_gb": 50}}, "prime has no volumes here"),
-        (LM, {"provider": "skypilot", "volume": {"size_gb": 50}}, "skypilot has no volumes here"),
+        (LM, {"provider": "skypilot", "volume": {"size_gb": 50}}, "volumes in zones of Runpod: infra names none"),
+        (LM, {"provider": "skypilot", "infra": ["aws"], "volume": {"name": "a"}}, "infra aws has none"),
+        (LM, {"provider": "skypilot", "infra": ["runpod/CA"], "volume": {"size_gb": 50}}, "write runpod/CA/CA-MTL-3"),
         (LM, {"provider": "runpod", "volume": {"path": "/data"}}, "volume.size_gb says how large"),
+        (LM, {"provider": "runpod", "volume": {"size_gb": 50, "name": "a"}}, "give one of them"),
+        (LM, {"provider": "runpod", "volume": {"name": "a", "price": 1.0}}, "costs you, whether the run is or not"),
+        (LM, {"provider": "runpod", "volume": {"name": "../a"}}, "fleet.volume.name"),
+        (LM, {"provider": "vast", "volume": {"size_gb": 50, "mount": "/usr/lib"}}, "would hide what the image has"),
+        (LM, {"provider": "vast", "volume": {"size_gb": 50, "mount": "/root"}}, "would hide what the image has"),
+        (LM, {"provider": "vast", "volume": {"size_gb": 50, "mount": "/a/../b"}}, "fleet.volume.mount"),
+        (
+            LM,
+            {"provider": "lambda", "volume": {"size_gb": 50, "mount": "/data"}},
+            "says itself where a volume is mounted",
+        ),
+        (
+            LM,
+            {"provider": "prime", "volume": {"size_gb": 50, "mount": "/data"}},
+            "says itself where a volume is mounted",
+        ),
+        (LM, {"provider": "slurm", "volume": {"path": "/data", "mount": "/a"}}, "volume.path names a folder"),
         (LM, {"provider": "slurm", "volume": {"size_gb": 50}}, "volume.path names a folder"),
         (LM, {"provider": "local", "volume": {"path": "data"}}, "fleet.volume.path"),
         (LM, {"provider": "runpod", "volume": {"size": 50}}, "unknown key fleet.volume.size"),
         (PRIVATE, {"provider": "runpod", "volume": {"size_gb": 50}}, "open under their own pod's key alone"),
         ({"kind": "command", "argv": ["x"], "steps": 4}, {"volume": {"path": "/data"}}, "has no checkpoints"),
-        (LM, {"provider": "runpod", "volume": {"size_gb": 50}, "fallbacks": [{"provider": "vast"}]}, "vast has no"),
+        (LM, {"provider": "runpod", "volume": {"size_gb": 50}, "fallbacks": [{"provider": "closet"}]}, "closet"),
     ],
 )
 def test_what_cannot_be_is_named_in_the_plan(job: dict[str, object], fleet: dict[str, object], said: str) -> None:

@@ -187,7 +187,7 @@ def _volumes(only: list[str], found: PodSurvey) -> None:
     for run_dir in common.run_dirs():
         shall_go = {t.name for t in unended(run_dir)}
         for t in Intents(run_dir / VOLUMES_FILE).tries().values():
-            if not t.open or (only and t.provider not in only):
+            if not t.open or t.given or (only and t.provider not in only):
                 continue
             fate = fate_of(t.base)
             fate = KEPT if fate == ORPHAN and t.name not in shall_go else fate

@@ -60,7 +60,7 @@ def rows_of(run_dir: Path) -> Iterator[dict[str, Any]]:
     from uvcc_console.fleet.runclock import run_now
 
     pods = list(Intents.of(run_dir).tries().values())
-    volumes = list(Intents(run_dir / VOLUMES_FILE).tries().values())
+    volumes = [t for t in Intents(run_dir / VOLUMES_FILE).tries().values() if not t.given]
     tries = sorted([*pods, *volumes], key=lambda t: (t.asked, t.name))
     now = run_now(run_dir) if tries else 0.0
     for t in tries:

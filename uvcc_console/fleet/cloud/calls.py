@@ -25,7 +25,7 @@ REDIRECTS = 4
 LONGEST_PAUSE_S = 120.0
 _CAPACITY = ("no capacity", "capacity", "unavailable", "out of stock", "insufficient", "not available", "sold out")
 _MONEY = ("balance", "credit", "payment", "fund")
-_LIMIT = ("maximum number of instances", "quota exceeded", "limit exceeded")
+_LIMIT = ("maximum number of", "quota exceeded", "limit exceeded")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -36,7 +36,7 @@ class CloudRefused(UvccError):
         hint = {
             "auth": "check the API key and its permissions; nothing more is created",
             "payment": "top up the wallet; nothing more is created",
-            "limit": "the account's number of pods is used up",
+            "limit": "the account's number of pods, or of volumes, is used up",
             "elsewhere": "the key goes to the host of fleet.base_url and nowhere else; is a proxy in between?",
         }.get(kind, "")
         super().__init__(f"the provider refused ({status}): {text}", hint)

@@ -21,19 +21,43 @@ OfferedRow = TypeVar("OfferedRow", bound=Labelled)
 
 @dataclass(frozen=True, slots=True)
 class RentedVolume:
-    """A volume at a vendor. ``region``: where it lies, empty where that binds nobody."""
+    """A volume at a vendor. ``region``: where it lies, empty where that binds nobody or is not told.
+
+    ``ready``: a pod can have it. ``price_hr``: US dollars an hour for the whole of it, where the vendor says.
+    """
 
     id: str
     name: str
     region: str = ""
     dying: bool = False
+    ready: bool = True
+    price_hr: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumePlace:
+    """Where a volume can be made. ``region``: as of :class:`RentedVolume`; ``size_gb``: as large as it would be there.
+
+    ``price``: US dollars for a GB and month; ``more``: what the vendor wants to be told beside.
+    """
+
+    region: str = ""
+    size_gb: int = 0
+    price: float = 0.0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+VolumeAt = Callable[[Any, int], VolumePlace | None]
+"""Where the volume of a pod from this offer would be, with so many GB; 0: one that is there. None: it can have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferFilter:
     """What every pod must be. Empty values ask for nothing; ``max_price`` in US dollars an hour, None = any.
 
-    ``volume``: the one that is mounted into it.
+    ``volume``: the one that is mounted into it, at ``mount``; ``volume_gb``: so large is the one that would be made for
+    it, -1 for one that is there already. ``homes``: where volumes of the run's pods lie; ``anywhere``: some pod has
+    none yet.
     """
 
     gpu: str = ""
@@ -49,10 +73,16 @@ class OfferFilter:
     max_price: float | None = None
     per_party: tuple[str, ...] = ()
     volume: RentedVolume | None = None
+    volume_gb: int = 0
+    mount: str = ""
+    homes: tuple[str, ...] = ()
+    anywhere: bool = True
 
     @classmethod
     def of(cls, fleet: Mapping[str, Any], request: PodRequest) -> OfferFilter:
         """Out of the profile's ``fleet`` section and one pod's request, which may be stricter."""
+        found = fleet.get("volume")
+        volume = found if isinstance(found, Mapping) else {}
         return cls(
             gpu=request.gpu or str(fleet.get("gpu", "")),
             gpus=request.gpu_count or (int(fleet.get("gpus", 1)) if fleet.get("gpu") else 0),
@@ -66,7 +96,27 @@ class OfferFilter:
             disk=request.disk_gib or int(fleet.get("disk", 0)),
             max_price=request.max_price_hr,
             per_party=tuple(fleet.get("per_party", ())),
+            volume_gb=-1 if volume.get("name") else int(volume.get("size_gb", 0)),
+            mount=str(volume.get("mount", "")),
         )
+
+
+def volume_tests(w: OfferFilter, at: VolumeAt | None) -> list[tuple[str, Callable[[Any], bool], bool]]:
+    """What an offer must be for the volume's sake: name, test, and whether it applies."""
+    if at is None or not w.volume_gb:
+        return []
+    size = max(0, w.volume_gb)
+
+    def region(offer: Any) -> str | None:
+        place = at(offer, 0)
+        return place.region if place is not None else None
+
+    what = f"volume of {size} GB" if size else "a volume"
+    where = f"in {'/'.join(w.homes)}, where its volume lies"
+    return [
+        (what, lambda o: at(o, size) is not None or region(o) in w.homes, True),
+        (where, lambda o: region(o) in w.homes, bool(w.homes) and not w.anywhere),
+    ]
 
 
 def apply_filters(

@@ -45,7 +45,8 @@ class Try:
     the run uses this pod. ``rejected``: it is not what was asked for. ``seen``: the market has shown it. ``billed``:
     US dollars by the provider's books. ``spot``: it may be taken away. ``ending``: we asked for its end; ``taken``: it
     ended without that, and ``how`` is what the provider says of it. ``region``: where a volume lies; ``kept``: it stays
-    after the run, if a pod had it.
+    after the run, if a pod had it. ``given``: the run did not make it, and never ends it; ``mount``: where its pod has
+    it.
     """
 
     name: str
@@ -67,6 +68,8 @@ class Try:
     how: str = ""
     region: str = ""
     kept: bool = False
+    given: bool = False
+    mount: str = ""
 
     @property
     def base(self) -> str:
@@ -132,7 +135,14 @@ class Intents:
 
 def unended(run_dir: Path) -> list[Try]:
     """Volumes of a run that may still be there and shall not stay: not those that the profile keeps."""
-    return [t for t in Intents(run_dir / VOLUMES_FILE).tries().values() if t.open and not (t.kept and t.held)]
+    tries = Intents(run_dir / VOLUMES_FILE).tries().values()
+    return [t for t in tries if t.open and not t.given and not (t.kept and t.held)]
+
+
+def mount_of(run_dir: Path, base: str) -> str:
+    """Where the pod of this name has its volume, as its vendor told; "" where it is not written down."""
+    found = [t for t in Intents(run_dir / VOLUMES_FILE).tries(base).values() if t.open and t.held and t.base == base]
+    return max(found, key=lambda t: t.heard).mount if found else ""
 
 
 def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
@@ -157,6 +167,8 @@ def _fold(t: Try, row: Mapping[str, Any], ts: float) -> Try:
         how=t.how or str(row.get("how") or ""),
         kept=t.kept or bool(row.get("kept")),
         region=t.region or str(row.get("region") or ""),
+        given=t.given or bool(row.get("given")),
+        mount=str(row.get("mount") or "") or t.mount,
         outcome=outcome,
         ended=ts if outcome and not t.outcome else t.ended,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, model_validator
 
 from uvcc_console.fleet.cloud import api_keys, hosts
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, apply_filters, why_none
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, VolumeAt, apply_filters, volume_tests, why_none
 from uvcc_console.fleet.provider import NoOffer
 from uvcc_console.fleet.provider_kinds import FleetSettings
 from uvcc_console.fleet.runclock import FILE as CLOCK
@@ -82,11 +82,12 @@ def choose(
     *,
     free: bool = False,
     fleeting: bool = False,
+    at: VolumeAt | None = None,
 ) -> OfferChoice:
     """Every fitting offer, cheapest first; all parties are this one vendor's. ``free``: it may cost nothing.
 
-    ``fleeting``: what is not to be had now is not listed at all. Raises NoOffer saying what is missing; it passes by
-    itself where the vendor does have such machines.
+    ``fleeting``: what is not to be had now is not listed at all. ``at``: where a volume would be made. Raises NoOffer
+    saying what is missing; it passes by itself where the vendor does have such machines.
     """
     w, most = wanted, wanted.max_price
     tests: list[tuple[str, Callable[[PlainOffer], bool], bool]] = [
@@ -100,6 +101,7 @@ def choose(
         ("priced", lambda o: o.price_hr > 0, not free),
         (f"disk {w.disk} GiB", lambda o: o.disk >= w.disk, bool(w.disk)),
         (f"at most {most or 0:.2f} $/h", lambda o: o.price(w.disk) <= (most or 0), most is not None),
+        *volume_tests(w, at),
     ]
     rows = list(offers)
     left, funnel = apply_filters(rows, [(name, test) for name, test, applies in tests if applies])

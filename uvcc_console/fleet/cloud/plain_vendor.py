@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
 from uvcc_console.fleet.cloud.calls import Call, Calls, CloudRefused
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, RentedVolume
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.own_machines import PlainOffer, choose
-from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, SshTarget
+from uvcc_console.fleet.cloud.vendor import AccountKey, PastPod, RentedPod, RentsVolumes, SshTarget
+
+MOUNT: Final = "/uvcc-volume"
+
+
+def short_name(name: str, joint: str = "-") -> str:
+    """A name of 29 characters in place of one that is too long for a vendor, and as good as unique."""
+    return f"uvcc{joint}{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+
+
+class PlainVolumes:
+    """Volumes that are called as is asked for, tell where they lie, and are mounted where the pod wants them."""
+
+    least_volume = 1
+
+    def volume_name(self, name: str) -> str:
+        return name
+
+    async def whereabouts(self, volume: RentedVolume) -> str:
+        return volume.region
+
+    async def mounted(self, volume: RentedVolume, pod_id: str, at: str) -> str:
+        return at or MOUNT
 
 
 class PlainVendor:
@@ -28,7 +51,8 @@ class PlainVendor:
     def choose(
         self, rows: Sequence[PlainOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
     ) -> OfferChoice:
-        return choose(rows, wanted, parties, self.name, self.image, free=self.free, fleeting=self.fleeting)
+        at = self.volume_at if isinstance(self, RentsVolumes) else None
+        return choose(rows, wanted, parties, self.name, self.image, free=self.free, fleeting=self.fleeting, at=at)
 
     async def history(self) -> Sequence[PastPod]:
         return ()

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core.log import logger
-from uvcc_console.fleet.cloud import choice as market
 from uvcc_console.fleet.cloud.calls import CloudRefused
+from uvcc_console.fleet.cloud.candidates import Candidates
 from uvcc_console.fleet.cloud.ends import LAG_S, SETTLE_S, Ends
 from uvcc_console.fleet.cloud.guard import Guard, OverCap, unfit, wrong
 from uvcc_console.fleet.cloud.intents import Intents, attempt_name, base_of
 from uvcc_console.fleet.cloud.ready import NotReady, Readiness
 from uvcc_console.fleet.cloud.runkey import RunKey
-from uvcc_console.fleet.cloud.stall import Stall
 from uvcc_console.fleet.cloud.vendor import Cloud, CloudOffer
 from uvcc_console.fleet.cloud.volumes import Volumes
 from uvcc_console.fleet.provider import Books, Caps, NoOffer, Pod, PodRequest, Quote, QuoteLine
@@ -29,7 +28,6 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 log = logger(__name__)
 
-BLOCK_S = 600.0
 PRICE_SLACK = 1.02
 TRIES = 6
 Names = list[str]
@@ -55,17 +53,14 @@ class CloudProvider:
         self._run_dir = run_dir
         self._intents = Intents.of(run_dir)
         self._readiness = readiness or Readiness(client, run_dir, str(fleet.get("ssh_key", "")))
-        self._stall = Stall(client)
-        self._requests: dict[str, PodRequest] = {}
         self._offers: dict[str, CloudOffer] = {}
-        self._domains: dict[int, str] = {}
-        self._image = ""
         self._rented: set[str] = set()
-        self._blocked: dict[tuple[Any, ...], float] = {}
         self.ends = Ends(client, run_dir, fleet.get("party"))
         self._asking = self.ends.asking  # creates under way here: who asked for them settles them
         self._guard = Guard(self.ends)
         self.volumes = Volumes.of(client, fleet, run_dir)
+        self.market = Candidates(client, fleet, self.ends, self.volumes)
+        self._requests, self._domains = self.market.requests, self.market.domains
         self._first: dict[int, asyncio.Lock] = {}
         self._key = RunKey(client, run_dir, str(fleet.get("ssh_key", "")))
 
@@ -83,44 +78,29 @@ class CloudProvider:
         """The cheapest fleet on distinct providers, with the funnel. Raises ConfigError naming what leaves nothing."""
         self._requests |= {r.name: r for r in requests}
         await self._client.permitted()
-        choice = await self._look(requests[0], force=True)
+        await self.volumes.find([r.name for r in requests])
+        choice = await self.market.look(requests[0], force=True)
         lines = []
         left = {name: list(those) for name, those in choice.by_provider.items()}
         for request in requests:
             provider = choice.domains[request.party]
-            if not left[provider]:
+            home = self.volumes.home(request.name)
+            offer = next((o for o in left[provider] if self.volumes.fits(o, home)), None)
+            if offer is None:
                 what = f"{provider} offers {len(choice.by_provider[provider])} machines that fit"
+                what += f", for a pod whose volume lies in {home}" if home else ""
                 raise NoOffer(f"{what}, {len(requests)} pods are wanted", "loosen a constraint, or take fewer pods")
-            offer = left[provider][0]
             if offer.once:
-                left[provider].pop(0)
-            price = offer.price(self._wanted(request).disk) or 0.0
+                left[provider].remove(offer)
+            price = offer.price(self.market.wanted(request).disk) or 0.0
             row = {"offer": offer.label, "image": choice.image, "gpu": offer.gpu_type, "gpus": offer.gpu_count}
-            if self.volumes.size_gb:
-                price += self.volumes.hourly
-                row |= {"volume_gb": self.volumes.size_gb, "volume_hr": round(self.volumes.hourly, 4)}
+            price += self.volumes.hourly(request.name, offer)
+            row |= self.volumes.quoted(request.name, offer)
             lines.append(QuoteLine(request, provider, offer.region, price, row))
         funnel = choice.funnel
         if self._client.where:
             funnel = (replace(funnel[0], constraint=f"asked at {self._client.where}"), *funnel)
         return Quote(tuple(lines), self._clock.now(), funnel, await self._client.wallet())
-
-    def _wanted(self, request: PodRequest) -> market.OfferFilter:
-        """What this request asks for. Spot machines only while the policy has replacements left."""
-        wanted = market.OfferFilter.of(self._fleet, request)
-        policy = self._fleet.get("spot")
-        if not isinstance(policy, Mapping) or not wanted.spot or policy.get("then") == "stop":
-            return wanted
-        lost = sum(t.spot and t.taken for t in self.ends.tries().values())
-        return replace(wanted, spot=lost <= int(policy.get("replace", 1)))
-
-    async def _look(self, request: PodRequest, *, force: bool = False) -> market.OfferChoice:
-        def want() -> tuple[market.OfferFilter, set[int]]:
-            wanted = self._wanted(request)
-            wanted = replace(wanted, image=self._image) if self._image else wanted
-            return wanted, {r.party for r in self._requests.values()} | {request.party}
-
-        return await self._stall.look(want, self._domains, force=force)
 
     # create
 
@@ -191,12 +171,14 @@ class CloudProvider:
             if attempt and (late := await self._answers(request)) is not None:
                 return late
             try:
-                offer, image = await self._candidate(request, fresh=attempt > 0)
+                offer, image = await self.market.next(request, fresh=attempt > 0)
             except ConfigError as e:
                 reasons.append(str(e))
                 break
             try:
-                late = await self._room(request, self._price(request, offer) + self.volumes.newly(request.name))
+                late = await self._room(
+                    request, self.market.price(request, offer) + self.volumes.newly(request.name, offer)
+                )
                 return late or await self._try(request, offer, image)
             except OverCap:
                 raise
@@ -206,7 +188,7 @@ class CloudProvider:
                 reasons.append(f"{offer.label}: {e.what}")
             except UvccError as e:
                 reasons.append(f"{offer.label}: {e.what}")
-            self._block(offer)
+            self.market.block(offer)
         raise UvccError(f"no offer worked for {request.name}: " + "; ".join(reasons), "try later, or loosen the fleet")
 
     async def _answers(self, request: PodRequest) -> Pod | None:
@@ -233,9 +215,6 @@ class CloudProvider:
                 raise UnreachableError(what, "uvcc pods --sweep looks again; uvcc resume goes on")
             await self._clock.sleep(LOOK_S)
 
-    def _price(self, request: PodRequest, offer: CloudOffer) -> float:
-        return offer.price(self._wanted(request).disk) or 0.0
-
     async def _room(self, request: PodRequest, price: float) -> Pod | None:
         """Wait until the caps allow one more pod at this price. Raises OverCap where they will not.
 
@@ -256,63 +235,15 @@ class CloudProvider:
                 log.warning("creates without an answer are not proven: %s", e, pod=request.name)
         return None
 
-    async def _candidate(self, request: PodRequest, *, fresh: bool) -> tuple[CloudOffer, str]:
-        """The next offer of this party's provider; before it has one, of any provider that no other party has."""
-        choice = await self._look(request, force=fresh)
-        own = self._domains.get(request.party)
-        fixed = self._wanted(request).per_party
-        if own is None and fixed:
-            own = fixed[request.party]
-        taken = self._taken(request.party)
-        planned = {d for p, d in choice.domains.items() if p != request.party and p not in self._domains}
-        first = choice.domains[request.party]
-        names = [own] if own else [first, *(n for n in choice.by_provider if n not in planned | {first})]
-        now = self._clock.now()
-        home = self.volumes.home(request.name)
-        for name in names:
-            if name in taken:
-                continue
-            for offer in choice.by_provider.get(name, ()):
-                if (home is not None and offer.region != home) or (self._volume_bound and not offer.region):
-                    continue
-                if self._blocked.get(offer.key, 0.0) <= now:
-                    if offer.once:  # nobody else who rents at the same moment shall try for it
-                        self._block(offer)
-                    return offer, choice.image
-        where = f" in {home}, where its volume lies" if home is not None else ""
-        raise ConfigError(f"no further offer for party {request.party} at {own or 'any free provider'}{where}")
-
-    @property
-    def _volume_bound(self) -> bool:
-        return bool(self.volumes.size_gb) and self.volumes.bound
-
-    def _block(self, offer: CloudOffer) -> None:
-        """Try others first for a while; a queue is not to blame for what one of its machines did."""
-        if not offer.steady:
-            self._blocked[offer.key] = self._clock.now() + BLOCK_S
-
-    def _taken(self, party: int) -> set[str]:
-        """Operators that other parties of this run have, and from accounts of their own those that they asked.
-
-        Nobody's, where all offers are the vendor's own.
-        """
-        if not self._client.distinct:
-            return set()
-        taken = {d for p, d in self._domains.items() if p != party}
-        if self.ends.party is not None:
-            tries = self.ends.all_tries().values()
-            taken |= {t.provider for t in tries if t.open and t.provider and place_of(t.base)[0] != party}
-        return taken
-
     async def _try(self, request: PodRequest, offer: CloudOffer, image: str) -> Pod:
         """One create. What comes back is kept only if it is what was asked for, at the price that was quoted."""
-        wanted = self._wanted(request)
-        price = self._price(request, offer)
+        wanted = self.market.wanted(request)
+        price = self.market.price(request, offer)
         cap = min(price * PRICE_SLACK, request.max_price_hr or float("inf"))
         name = attempt_name(request.name)
         key_id = await self._key.id()
-        if self.volumes.size_gb:
-            wanted = replace(wanted, volume=await self.volumes.ensure(request.name, offer.region))
+        if self.volumes.wanted:
+            wanted = replace(wanted, volume=await self.volumes.ensure(request.name, offer))
         self._guard.refuse_over_cap(price)  # asked and written down without anything in between
         self._asking.add(name)
         try:
@@ -331,14 +262,14 @@ class CloudProvider:
             self._asking.discard(name)
         got = made.price_hr or price  # a market that names no price yet shall not make it free
         self._intents.note(self._clock.now(), name=name, id=made.id, user=made.user_id, price_hr=got)
-        others = self._taken(request.party)
+        others = self.market.taken(request.party)
         if why := wrong(made, offer, got, price, cap, others):
             self._intents.note(self._clock.now(), name=name, rejected=why)
             await self.ends.end(made.id, name)
             raise UvccError(why)
         self._intents.note(self._clock.now(), name=name, held=True)
         self._domains.setdefault(request.party, offer.provider)
-        self._image = image
+        self.market.image = image
         self._rented.add(request.name)
         self._offers[request.name] = offer
         provider = made.provider_type or offer.provider
@@ -359,7 +290,7 @@ class CloudProvider:
                 at = await self._readiness.wait(pod, offer)
                 price = await self._same_price(pod)
                 key = self._readiness.host_key(at)
-                self.volumes.hold(pod.name)
+                await self.volumes.hold(pod.name, pod.provider_id)
                 there = replace(pod, user=at.user, host=at.host, port=at.port, jump=at.jump)
                 return replace(there, price_hr=price, host_key=key)
             except NotReady as e:
@@ -372,7 +303,7 @@ class CloudProvider:
             if request is None:
                 break
             if offer is not None:
-                self._block(offer)
+                self.market.block(offer)
             try:
                 pod = await self._rent(request)
             except (OverCap, CloudRefused):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from uvcc_console.fleet.cloud import choice as market
 from uvcc_console.fleet.cloud.vendor import Cloud
@@ -18,7 +19,7 @@ class Stall:
 
     client: Cloud
     _found: market.OfferChoice | None = None
-    _spot: bool = False
+    _kind: tuple[Any, ...] = ()
     _at: float = 0.0
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -37,9 +38,11 @@ class Stall:
         async with self._looking:
             clock = self.client.clock
             wanted, parties = want()
-            stale = force or clock.now() - self._at >= FRESH_S or wanted.spot != self._spot
+            stale = (
+                force or clock.now() - self._at >= FRESH_S or (wanted.spot, wanted.homes, wanted.anywhere) != self._kind
+            )
             if self._found is None or stale or not parties <= set(self._found.domains):
                 rows = await self.client.offers_for(wanted)
                 self._found = self.client.choose(rows, *want(), domains)
-                self._at, self._spot = clock.now(), wanted.spot
+                self._at, self._kind = clock.now(), (wanted.spot, wanted.homes, wanted.anywhere)
             return self._found

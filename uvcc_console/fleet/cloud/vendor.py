@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, RentedVolume
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
 
 
@@ -174,15 +174,21 @@ class Cloud(Protocol):
 class RentsVolumes(Protocol):
     """What a vendor does beside that has volumes which outlive a pod; ``OfferFilter.volume`` mounts one.
 
-    ``volume_price``: US dollars for a GB and month, by the vendor's list. ``volume_bound``: only pods of its region
-    can have it. ``least_volume``: GB of the smallest.
+    ``least_volume``: GB of the smallest. :class:`~uvcc_console.fleet.cloud.plain_vendor.PlainVolumes` has the usual of
+    it.
     """
 
-    volume_price: float
-    volume_bound: bool
     least_volume: int
 
-    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
+    def volume_name(self, name: str) -> str:
+        """What a volume is called there, for a name of ours; the same name always gives the same, and no other does."""
+        ...
+
+    def volume_at(self, offer: Any, size_gb: int) -> VolumePlace | None:
+        """Where a pod from this offer would have a volume so large (0: one that is there). None: it can have none."""
+        ...
+
+    async def create_volume(self, name: str, place: VolumePlace) -> RentedVolume:
         """Ask for one volume. Never repeated: UnreachableError means that it may exist."""
         ...
 
@@ -192,6 +198,14 @@ class RentsVolumes(Protocol):
 
     async def delete_volume(self, volume_id: str) -> bool:
         """Ask for a volume's end; False where the vendor knows no such volume."""
+        ...
+
+    async def whereabouts(self, volume: RentedVolume) -> str:
+        """The region of a volume that the run did not make; empty where it binds nobody."""
+        ...
+
+    async def mounted(self, volume: RentedVolume, pod_id: str, at: str) -> str:
+        """Where in this pod it is mounted. ``at``: where it was asked to be; "" where the vendor does not tell yet."""
         ...
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
+from uvcc_console.fleet.provider_kinds import TOLD, FleetSettings, ProviderKind
 from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
 
@@ -39,4 +39,4 @@ class PrimeFleet(FleetSettings):
     base_url: str = ""
 
 
-KIND = ProviderKind("prime", PrimeFleet, make)
+KIND = ProviderKind("prime", PrimeFleet, make, volumes=TOLD)

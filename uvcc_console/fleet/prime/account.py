@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from uvcc_console.fleet.cloud.calls import Call, Calls, CloudRefused, one
 from uvcc_console.fleet.cloud.clock import Clock
+from uvcc_console.fleet.cloud.fields import ident
 from uvcc_console.fleet.prime.key import Account
 from uvcc_console.fleet.prime.models import Disk, KeyOwner, SshKey, Team, TeamMember, Wallet
 from uvcc_engine.contract.errors import UvccError
@@ -76,15 +77,20 @@ class AccountCalls(Calls):
 
     async def create_disk(self, disk: dict[str, Any], provider: str) -> Disk:
         """Order a disk. The request is never repeated, so that no second disk is paid for."""
-        body = {"disk": disk, "provider": {"type": provider}}
+        body: dict[str, Any] = {"disk": disk, "provider": {"type": provider}}
+        if self.account.team:
+            body["team"] = {"teamId": self.account.team}
         return one(Disk, await self._send(Call("POST", "/disks/", [], body, repeat=False)))
 
     async def rename_disk(self, disk_id: str, name: str) -> None:
         await self._send(Call("PATCH", f"/disks/{disk_id}", [], {"name": name}))
 
-    async def delete_disk(self, disk_id: str) -> None:
+    async def delete_disk(self, disk_id: str) -> bool:
+        """Ask for a disk's end; False where the API knows no such disk."""
         try:
-            await self._send(Call("DELETE", f"/disks/{disk_id}", []))
+            await self._send(Call("DELETE", f"/disks/{ident(disk_id, 'a disk')}", []))
         except CloudRefused as e:
             if e.kind != "missing":
                 raise
+            return False
+        return True

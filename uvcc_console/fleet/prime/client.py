@@ -9,13 +9,13 @@ from typing import Any
 
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.cloud.calls import PAGE, PAGES, Call, CloudRefused, explain, kind_of, one
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, RentedVolume
 from uvcc_console.fleet.cloud.clock import Clock, WallClock
 from uvcc_console.fleet.cloud.hosts import PRIME
 from uvcc_console.fleet.cloud.vendor import SshTarget
 from uvcc_console.fleet.prime import offers as market
 from uvcc_console.fleet.prime.access import targets
-from uvcc_console.fleet.prime.account import AccountCalls
+from uvcc_console.fleet.prime.disks import DiskVolumes, lies, mount_in
 from uvcc_console.fleet.prime.models import ApiPod, DiskOffer, HistoryItem, MarketOffer, PodStatus, read_offers
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
@@ -24,7 +24,7 @@ log = logger(__name__)
 __all__ = ["Clock", "CloudRefused", "PrimeClient", "WallClock", "explain", "kind_of"]
 
 
-class PrimeClient(AccountCalls):
+class PrimeClient(DiskVolumes):
     """Typed calls. UnreachableError: no usable answer, so the outcome of a create is unknown."""
 
     name = "prime"
@@ -48,12 +48,21 @@ class PrimeClient(AccountCalls):
             raise ConfigError(f"the API key lacks {', '.join(lacking)}", "make one with these permissions")
 
     async def offers_for(self, wanted: OfferFilter) -> Sequence[MarketOffer]:
-        return await self.offers(gpu_type=wanted.gpu, gpu_count=wanted.gpus)
+        found = await self.offers(gpu_type=wanted.gpu, gpu_count=wanted.gpus)
+        if wanted.volume_gb > 0:
+            self.disks_on_offer(await self.disk_offers(), wanted.volume_gb)
+        return found
+
+    async def whereabouts(self, volume: RentedVolume) -> str:
+        return lies(volume, await self._market("/availability/gpus", [("disks", volume.id)]))
+
+    async def mounted(self, volume: RentedVolume, pod_id: str, at: str) -> str:
+        return mount_in(await self.pod(pod_id), volume.id)
 
     def choose(
         self, rows: Sequence[MarketOffer], wanted: OfferFilter, parties: Collection[int], settled: Mapping[int, str]
     ) -> OfferChoice:
-        return market.choose(rows, wanted, parties, settled)
+        return market.choose(rows, wanted, parties, settled, at=self.volume_at)
 
     async def rent(
         self, offer: MarketOffer, wanted: OfferFilter, *, name: str, image: str, key_id: str, cap: float

@@ -106,6 +106,15 @@ class PortMapping(Tolerant):
     description: Text = ""
 
 
+class Attached(Tolerant):
+    """What a pod has beside its own; of a disk, where it is mounted."""
+
+    resource_type: Text = ""
+    id: Text = ""
+    status: Text = ""
+    mount_path: Text = ""
+
+
 class ApiPod(Tolerant):
     """A pod as create, get and list tell it."""
 
@@ -123,6 +132,7 @@ class ApiPod(Tolerant):
     gpu_count: Whole = 0
     price_hr: Number = None
     prime_port_mapping: Annotated[list[PortMapping], BeforeValidator(items)] = []
+    attached_resources: Annotated[list[Attached], BeforeValidator(items)] = []
     ssh_connection: Any = None
     ip: Any = None
 
@@ -222,10 +232,15 @@ class Disk(Tolerant):
     status: Text = ""
     size: Number = None
     price_hr: Number = None
+    terminated_at: Text = ""
+
+    @property
+    def over(self) -> bool:
+        return self.status == "TERMINATED" or bool(self.terminated_at)
 
 
 class DiskOffer(Tolerant):
-    """One row of the market for disks."""
+    """One row of the market for disks, which outlive pods."""
 
     cloud_id: Text = ""
     provider: Text = ""
@@ -234,6 +249,19 @@ class DiskOffer(Tolerant):
     region: Text = ""
     spec: Spec | None = None
     stock_status: Text = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.provider}/{self.data_center}"
+
+    def size(self, wanted: int) -> int:
+        """The size that it would have, in its steps; 0 where it has none so large, or names no price."""
+        spec = self.spec
+        if spec is None or not spec.price_per_unit or self.stock_status == "Unavailable":
+            return 0
+        low, step = int(spec.min_count or 1), max(1, int(spec.step or 1))
+        size = low + -(-(max(wanted, low) - low) // step) * step
+        return size if size <= int(spec.max_count or spec.default_count or 0) else 0
 
 
 class Wallet(BaseModel):

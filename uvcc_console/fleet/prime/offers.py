@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, apply_filters, why_none
+from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, VolumeAt, apply_filters, volume_tests, why_none
 from uvcc_console.fleet.prime.models import MarketOffer
 from uvcc_console.fleet.provider import FunnelStep, NoOffer
 from uvcc_engine.contract.errors import ConfigError
@@ -35,7 +35,7 @@ def _memory(offer: MarketOffer) -> float:
     return min(total, float(known)) if known.isdigit() else total / max(1, offer.gpu_count or 1)
 
 
-def _tests(w: OfferFilter) -> list[tuple[str, Callable[[MarketOffer], bool]]]:
+def _tests(w: OfferFilter, at: VolumeAt | None) -> list[tuple[str, Callable[[MarketOffer], bool]]]:
     tests: list[tuple[str, Callable[[MarketOffer], bool], bool]] = [
         (f"gpu {w.gpu}", lambda o: o.gpu_type == w.gpu, bool(w.gpu)),
         (f"{w.gpus} gpus", lambda o: o.gpu_count == w.gpus, bool(w.gpus)),
@@ -56,13 +56,16 @@ def _tests(w: OfferFilter) -> list[tuple[str, Callable[[MarketOffer], bool]]]:
             lambda o: (o.price(w.disk) or 0.0) <= (w.max_price or 0.0),
             w.max_price is not None,
         ),
+        *volume_tests(w, at),
     ]
     return [(name, test) for name, test, applies in tests if applies]
 
 
-def filter_offers(offers: Iterable[MarketOffer], wanted: OfferFilter) -> tuple[list[MarketOffer], list[FunnelStep]]:
+def filter_offers(
+    offers: Iterable[MarketOffer], wanted: OfferFilter, at: VolumeAt | None = None
+) -> tuple[list[MarketOffer], list[FunnelStep]]:
     """Offers that fit, cheapest first, and what each constraint removed."""
-    left, funnel = apply_filters(offers, _tests(wanted))
+    left, funnel = apply_filters(offers, _tests(wanted, at))
     return sorted(left, key=lambda o: (o.price(wanted.disk) or 0.0, o.key)), funnel
 
 
@@ -71,6 +74,8 @@ def choose(
     wanted: OfferFilter,
     parties: Collection[int],
     settled: Mapping[int, str] | None = None,
+    *,
+    at: VolumeAt | None = None,
 ) -> OfferChoice:
     """Distinct providers for the parties, the cheapest that share an image.
 
@@ -78,7 +83,7 @@ def choose(
     is missing.
     """
     settled = settled or {}
-    fitting, funnel = filter_offers(offers, wanted)
+    fitting, funnel = filter_offers(offers, wanted, at)
     if not fitting:
         raise NoOffer(f"no offer fits: {why_none(funnel)}", "loosen that constraint")
     if len(set(wanted.per_party)) != len(wanted.per_party):
@@ -138,7 +143,8 @@ def request_body(
         pod["sshKeyId"] = key_id
     if size := _disk_size(offer, wanted.disk):
         pod["diskSize"] = size
-    return {"pod": pod, "provider": {"type": offer.provider}}
+    body: dict[str, Any] = {"pod": pod, "provider": {"type": offer.provider}}
+    return body | ({"disks": [wanted.volume.id]} if wanted.volume is not None else {})
 
 
 def _disk_size(offer: MarketOffer, wanted: int) -> int:

@@ -18,12 +18,12 @@ import httpx
 from pydantic import Field, model_validator
 
 from uvcc_console.fleet.cloud.calls import PAGE, PAGES, Call, Calls, CloudRefused, kind_of
-from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume
+from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import mapping, part, rows, text, whole
 from uvcc_console.fleet.cloud.intents import base_of
 from uvcc_console.fleet.cloud.own_machines import PlainOffer
-from uvcc_console.fleet.cloud.plain_vendor import RestVendor
+from uvcc_console.fleet.cloud.plain_vendor import MOUNT, PlainVolumes, RestVendor
 from uvcc_console.fleet.cloud.vendor import RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
 from uvcc_console.fleet.runclock import FILE as CLOCK
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 NAME: Final = "kubernetes"
 IMAGE: Final = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
 PORT: Final = 2222
-MOUNT: Final = "/uvcc-volume"
 NAME_OF_VOLUME: Final = "volume"
 LABEL: Final = "app.kubernetes.io/managed-by"
 SELECTOR: Final = f"{LABEL}=uvcc"
@@ -104,16 +103,13 @@ class KubernetesFleet(FleetSettings):
         return self
 
 
-class KubernetesClient(RestVendor):
+class KubernetesClient(PlainVolumes, RestVendor):
     """One namespace. ``seconds``: the cluster ends each pod after so long."""
 
     name = NAME
     home = ""
     image = IMAGE
     free = True
-    volume_price = 0.0
-    volume_bound = False
-    least_volume = 1
 
     def __init__(
         self,
@@ -244,7 +240,7 @@ class KubernetesClient(RestVendor):
             "containers": [container],
         }
         if wanted.volume is not None:
-            container["volumeMounts"] = [{"name": NAME_OF_VOLUME, "mountPath": MOUNT}]
+            container["volumeMounts"] = [{"name": NAME_OF_VOLUME, "mountPath": wanted.mount or MOUNT}]
             claim = {"claimName": wanted.volume.name}
             spec["volumes"] = [{"name": NAME_OF_VOLUME, "persistentVolumeClaim": claim}]
         if selector:
@@ -286,10 +282,13 @@ class KubernetesClient(RestVendor):
 
     # claims for volumes: what lies behind them is the cluster's own affair
 
-    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
+    def volume_at(self, offer: PlainOffer, size_gb: int) -> VolumePlace | None:
+        return VolumePlace("", size_gb)
+
+    async def create_volume(self, name: str, place: VolumePlace) -> RentedVolume:
         spec: dict[str, Any] = {
             "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": f"{size_gb}G"}},
+            "resources": {"requests": {"storage": f"{place.size_gb}G"}},
         }
         spec |= {"storageClassName": self._fleet.storage_class} if self._fleet.storage_class else {}
         labels = {LABEL: "uvcc", "uvcc/request": base_of(name)}
@@ -298,8 +297,8 @@ class KubernetesClient(RestVendor):
         return _claim(await self._send(Call("POST", self._claims, [], body, repeat=False)))
 
     async def volumes(self) -> Sequence[RentedVolume]:
-        found = await self._every(self._claims, "the cluster's list of claims", ("labelSelector", SELECTOR))
-        return [_claim(row) for row in found]
+        """Every claim of the namespace: also those that somebody else made, which a profile may name."""
+        return [_claim(row) for row in await self._every(self._claims, "the cluster's list of claims")]
 
     async def delete_volume(self, volume_id: str) -> bool:
         """A claim that a pod uses stays until that pod is gone: the cluster sees to it."""
@@ -386,4 +385,4 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> CloudProvider
     return CloudProvider(client, fleet, run_dir)
 
 
-KIND: Final = ProviderKind(NAME, KubernetesFleet, make, volumes=MOUNT)
+KIND: Final = ProviderKind(NAME, KubernetesFleet, make, volumes=MOUNT, mounts=True)

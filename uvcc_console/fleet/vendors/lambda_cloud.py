@@ -9,17 +9,19 @@ from typing import Any, Final
 import httpx
 
 from uvcc_console.fleet.cloud.calls import Call, kind_of
-from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume
+from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
-from uvcc_console.fleet.cloud.plain_vendor import RestVendor
+from uvcc_console.fleet.cloud.plain_vendor import PlainVolumes, RestVendor
 from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
 NAME: Final = "lambda"
 URL: Final = "https://cloud.lambda.ai/api/v1"
+VOLUME_PRICE: Final = 0.2  # of its price list: see docs/reference/providers.md; the API names none
+MOUNT: Final = "/lambda/nfs"
 _KINDS: Final = {
     "global/invalid-api-key": "auth",
     "global/account-inactive": "auth",
@@ -31,14 +33,11 @@ _KINDS: Final = {
 }
 
 
-class LambdaClient(RestVendor):
+class LambdaClient(PlainVolumes, RestVendor):
     """One account. Instances are machines with a public address, and are logged into as ``ubuntu``."""
 
     name = NAME
     home = URL
-    volume_price = 0.2
-    volume_bound = True
-    least_volume = 1
 
     def __init__(
         self, url: str, key: str, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
@@ -117,10 +116,16 @@ class LambdaClient(RestVendor):
         known, _ = await self._known(Call("POST", "/instance-operations/terminate", [], body))
         return known
 
-    # file systems: each grows with what lies in it, at /lambda/nfs and its name
+    # file systems: each grows with what lies in it
 
-    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
-        body = {"name": name, "region": region}
+    def volume_at(self, offer: PlainOffer, size_gb: int) -> VolumePlace | None:
+        return VolumePlace(offer.region, size_gb, VOLUME_PRICE) if offer.region else None
+
+    async def mounted(self, volume: RentedVolume, pod_id: str, at: str) -> str:
+        return f"{MOUNT}/{volume.name}"
+
+    async def create_volume(self, name: str, place: VolumePlace) -> RentedVolume:
+        body = {"name": name, "region": place.region}
         answer = mapping(await self._send(Call("POST", "/filesystems", [], body, repeat=False)), "lambda's file system")
         return _volume(answer.get("data"))
 

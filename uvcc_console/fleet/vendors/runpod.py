@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_console.fleet.cloud.calls import PAGES, Call
-from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume
+from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
-from uvcc_console.fleet.cloud.plain_vendor import RestVendor
+from uvcc_console.fleet.cloud.plain_vendor import MOUNT, PlainVolumes, RestVendor
 from uvcc_console.fleet.cloud.vendor import RentedPod, SshTarget
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
@@ -20,17 +20,15 @@ URL: Final = "https://api.runpod.io/v2"
 IMAGE: Final = "runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
 DISK_GIB: Final = 40
 PAGE: Final = 100
-MOUNT: Final = "/uvcc-volume"
+VOLUME_PRICE: Final = 0.07  # of its price list: see docs/reference/providers.md; the API names none
 
 
-class RunPodClient(RestVendor):
+class RunPodClient(PlainVolumes, RestVendor):
     """One account. The run's SSH key goes into each pod by ``PUBLIC_KEY``: the account's own keys stay as they are."""
 
     name = NAME
     home = URL
     image = IMAGE
-    volume_price = 0.07
-    volume_bound = True
     least_volume = 10
 
     async def permitted(self) -> None:
@@ -76,7 +74,7 @@ class RunPodClient(RestVendor):
         if offer.region:
             body["dataCenterIds"] = [offer.region]
         if wanted.volume is not None:
-            body["mounts"] = {"network": [{"volumeId": wanted.volume.id, "path": MOUNT}]}
+            body["mounts"] = {"network": [{"volumeId": wanted.volume.id, "path": wanted.mount or MOUNT}]}
         return _pod(await self._send(Call("POST", "/pods", [], body, repeat=False)))
 
     async def pods(self) -> Sequence[RentedPod]:
@@ -108,8 +106,11 @@ class RunPodClient(RestVendor):
 
     # network volumes
 
-    async def create_volume(self, name: str, size_gb: int, region: str) -> RentedVolume:
-        body = {"name": name, "size": size_gb, "dataCenter": region}
+    def volume_at(self, offer: PlainOffer, size_gb: int) -> VolumePlace | None:
+        return VolumePlace(offer.region, size_gb, VOLUME_PRICE) if offer.region else None
+
+    async def create_volume(self, name: str, place: VolumePlace) -> RentedVolume:
+        body = {"name": name, "size": place.size_gb, "dataCenter": place.region}
         return _volume(await self._send(Call("POST", "/network-volumes", [], body, repeat=False)))
 
     async def volumes(self) -> Sequence[RentedVolume]:
@@ -159,4 +160,4 @@ def _client(url: str, key: str, clock: Clock) -> RunPodClient:
 
 
 VENDOR: Final = Vendor(NAME, URL, ("RUNPOD_API_KEY",), _client)
-KIND: Final = ProviderKind(NAME, RunPodFleet, VENDOR.make, volumes=MOUNT)
+KIND: Final = ProviderKind(NAME, RunPodFleet, VENDOR.make, volumes=MOUNT, mounts=True)

@@ -35,13 +35,15 @@ _INVALID: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sky:
-    """What is used of SkyPilot's package: its client module, two classes, and values of two enumerations."""
+    """What is used of SkyPilot's package: its client modules, three classes, and values of two enumerations."""
 
     sdk: Any
     task: Callable[..., Any]
     resources: Callable[..., Any]
     refresh: Any  # look at each cloud for clusters that may have ended by themselves
     wait_for: Any  # what autostop counts as use
+    volumes: Any  # the client's module of volumes
+    volume: Callable[..., Any]
 
 
 def load() -> Sky:
@@ -51,7 +53,9 @@ def load() -> Sky:
         sky = importlib.import_module("sky")
         waits = importlib.import_module("sky.skylet.autostop_lib").AutostopWaitFor
         sdk = importlib.import_module("sky.client.sdk")
-        return Sky(sdk, sky.Task, sky.Resources, sky.StatusRefreshMode.AUTO, waits.JOBS_AND_SSH)
+        volumes = importlib.import_module("sky.volumes")
+        rest = sky.StatusRefreshMode.AUTO, waits.JOBS_AND_SSH, volumes, volumes.Volume
+        return Sky(sdk, sky.Task, sky.Resources, *rest)
     except (Exception, SystemExit) as e:
         why = f"{type(e).__name__}: {clean(str(e))[:200]}"
         raise ConfigError(f"SkyPilot cannot be imported: {why}", "pip install 'uvcc[skypilot]'") from e

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field, model_validator
 
@@ -22,7 +23,7 @@ from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, number, part, text, whole
 from uvcc_console.fleet.cloud.own_machines import PlainOffer
-from uvcc_console.fleet.cloud.plain_vendor import PlainVendor
+from uvcc_console.fleet.cloud.plain_vendor import MOUNT, PlainVendor
 from uvcc_console.fleet.cloud.vendor import EndedPod, PastPod, RentedPod, SshTarget
 from uvcc_console.fleet.provider import NoOffer
 from uvcc_console.fleet.provider_kinds import FleetSettings, ProviderKind
@@ -30,26 +31,24 @@ from uvcc_console.fleet.runclock import FILE as CLOCK
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.vendors import sky_api
 from uvcc_console.fleet.vendors.sky_api import Sky
-from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_console.fleet.vendors.sky_requests import listed
+from uvcc_console.fleet.vendors.sky_volumes import ZONE, SkyVolumes
+from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.text import clean
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.cloud.saga import CloudProvider
 
 log = logger(__name__)
-T = TypeVar("T")
 
 NAME: Final = "skypilot"
 IMAGE: Final = "docker:runpod/pytorch:2.8.0-py3.11-cuda12.8.1-cudnn-devel-ubuntu22.04"
-READ_S: Final = 120.0  # so long a request that only looks may take
 LAUNCH_S: Final = 1800.0
 DOWN_S: Final = 20.0  # a longer end goes on at the API server, and is looked for in the list
 IDLE_MIN: Final = 10
-TRIES: Final = 3
 _NAME: Final = re.compile(r"[a-zA-Z]([-_.a-zA-Z0-9]{0,126}[a-zA-Z0-9])?")
 # clouds whose machines have no address of their own, and the provider that reaches such
 ELSEWHERE: Final = {"kubernetes": "kubernetes", "k8s": "kubernetes", "slurm": "slurm", "ssh": "inventory"}
-_OVER: Final = frozenset(("SUCCEEDED", "FAILED", "CANCELLED"))
 
 RUN: Final = """umask 077
 mkdir -p ~/.ssh
@@ -58,7 +57,7 @@ exec sleep {seconds}
 """
 
 
-class SkyClient(PlainVendor):
+class SkyClient(SkyVolumes, PlainVendor):
     """One user of one API server. ``seconds``: a machine's longest life; ``infra``: clouds, or ``cloud/region``."""
 
     name = NAME
@@ -74,65 +73,9 @@ class SkyClient(PlainVendor):
         sky: Callable[[], Sky] = sky_api.load,
         call: Callable[[Callable[[], Any]], Awaitable[Any]] = sky_api.in_thread,
     ) -> None:
-        self.clock: Clock = clock or RunClock(None)
+        super().__init__(clock or RunClock(None), sky, call)
         self._infra, self._seconds = tuple(one.lower() for one in infra), seconds
-        self._load, self._call = sky, call
-        self._sky: Sky | None = None
-
-    # requests
-
-    async def _at(self) -> Sky:
-        if self._sky is None:
-            self._sky = await self._call(self._load)
-        return self._sky
-
-    async def _do(self, what: str, work: Callable[[Sky], T]) -> T:
-        """One call of the client. Raises CloudRefused, or UnreachableError: whether it was obeyed is unknown."""
-        sky = await self._at()
-        try:
-            found: T = await self._call(lambda: work(sky))
-            return found
-        except UvccError:
-            raise
-        except Exception as e:
-            raise sky_api.meant(what, e) from e
-
-    async def _ended(self, request: Any, most: float) -> bool:
-        """Whether a request has ended before ``most`` seconds were over. Trouble with looking is no end of it."""
-        end, pause = self.clock.now() + most, 0.2
-        while True:
-            try:
-                rows = await self._do("api_status", lambda sky: sky.sdk.api_status([request]))
-                if any(str(getattr(row, "status", "")) in _OVER for row in _list(rows, "requests")):
-                    return True
-            except UnreachableError as e:
-                log.warning("a request of SkyPilot's is not looked up: %s", e)
-            if self.clock.now() >= end:
-                return False
-            await self.clock.sleep(pause)
-            pause = min(5.0, pause * 2)
-
-    async def _read(self, what: str, work: Callable[[Sky], Any]) -> Any:
-        """The result of a request that changes nothing; asked again where no answer comes."""
-        for attempt in range(TRIES):
-            try:
-                request = await self._do(what, work)
-                if not await self._ended(request, READ_S):
-                    raise UnreachableError(f"{what} got no usable answer in {READ_S:.0f} s", "sky api status")
-                return await self._do(what, lambda sky, r=request: sky.sdk.get(r))  # type: ignore[misc]
-            except UnreachableError as e:
-                if attempt == TRIES - 1:
-                    raise
-                log.warning("%s", e)
-                await self.clock.sleep(2.0 * 2**attempt)
-        raise AssertionError
-
-    async def _under_way(self, name: str) -> list[tuple[str, str]]:
-        """(id, kind) of requests about a cluster, or about any, that have not ended: "launch" and "down" count."""
-        rows = await self._do("api_status", lambda sky: sky.sdk.api_status(cluster_name=name or None))
-        said = [(text(row.request_id), text(row.name), text(row.cluster_name), text(row.status)) for row in rows]
-        kinds = [(i, kind.rpartition(".")[2], of) for i, kind, of, status in said if status not in _OVER]
-        return [(i if name else of, kind) for i, kind, of in kinds if not name or of == name]
+        self._zones = [one for one in infra if one.count("/") == 2]
 
     # the market
 
@@ -147,7 +90,7 @@ class SkyClient(PlainVendor):
 
     async def _clouds(self) -> list[str]:
         found = await self._read("enabled_clouds", lambda sky: sky.sdk.enabled_clouds())
-        names = sorted(text(one).lower() for one in _list(found, "clouds"))
+        names = sorted(text(one).lower() for one in listed(found, "clouds"))
         return [one for one in names if one.partition("/")[0] not in ELSEWHERE]
 
     async def offers_for(self, wanted: OfferFilter) -> Sequence[PlainOffer]:
@@ -167,13 +110,23 @@ class SkyClient(PlainVendor):
         )
         if not isinstance(answer, Mapping):
             raise UnreachableError("SkyPilot's list of GPUs came in another form", "another version of SkyPilot?")
-        found = [self._offer(row, wanted) for rows in answer.values() for row in _list(rows, "GPUs")]
+        found = [o for rows in answer.values() for row in listed(rows, "GPUs") for o in self._offers(row, wanted)]
         if not found:
             what = f"no offer of skypilot fits: none of {', '.join(clouds)} has {wanted.gpus or 1} {wanted.gpu}"
             raise NoOffer(what, "sky gpus list", passing=False)
-        regions = {one for one in self._infra if "/" in one}
-        whole_clouds = {one for one in self._infra if "/" not in one}
-        return [o for o in found if not self._infra or o.more["infra"] in regions or o.more["cloud"] in whole_clouds]
+        named = set(self._infra)
+        return [o for o in found if not named or o.more["infra"] in named or o.more["cloud"] in named]
+
+    def _offers(self, row: Any, wanted: OfferFilter) -> list[PlainOffer]:
+        """What a row of the catalogue offers: its region, and each zone of it that the profile names."""
+        whole_region = self._offer(row, wanted)
+        places = [zone for zone in self._zones if zone.lower().startswith(f"{whole_region.more['infra']}/")]
+        return [whole_region, *(self._in_zone(whole_region, place.rpartition("/")[2]) for place in places)]
+
+    @staticmethod
+    def _in_zone(offer: PlainOffer, zone: str) -> PlainOffer:
+        at = f"{offer.more['at']}/{zone}"
+        return replace(offer, id=f"{offer.id}/{zone}", more={**offer.more, "at": at, "infra": at.lower(), "zone": zone})
 
     def _offer(self, row: Any, wanted: OfferFilter) -> PlainOffer:
         cloud, region = text(getattr(row, "cloud", "")).lower(), text(getattr(row, "region", ""))
@@ -202,7 +155,8 @@ class SkyClient(PlainVendor):
         args = {"infra": offer.more["at"], "instance_type": offer.more["kind"] or None, "use_spot": offer.spot}
         args |= {"accelerators": {offer.more["gpu"]: offer.gpu_count}, "image_id": image or None}
         args |= {"disk_size": wanted.disk or None, "max_hourly_cost": cap}
-        task = await self._do("Task", lambda sky: self._task(sky, run, key_id, args))
+        volumes = {wanted.mount or MOUNT: wanted.volume.name} if wanted.volume is not None else None
+        task = await self._do("Task", lambda sky: self._task(sky, run, key_id, args, volumes))
         request = await self._do(
             "launch",
             lambda sky: sky.sdk.launch(
@@ -220,15 +174,16 @@ class SkyClient(PlainVendor):
             raise
         return said
 
-    def _task(self, sky: Sky, run: str, key: str, args: Mapping[str, Any]) -> Any:
-        made = sky.task(run=run, envs={"PUBLIC_KEY": key})
+    def _task(self, sky: Sky, run: str, key: str, args: Mapping[str, Any], volumes: Mapping[str, str] | None) -> Any:
+        mounted = {"volumes": dict(volumes)} if volumes else {}
+        made = sky.task(run=run, envs={"PUBLIC_KEY": key}, **mounted)
         made.set_resources(sky.resources(**args))
         return made
 
     async def _status(self, *names: str) -> list[RentedPod]:
         wanted = list(names) or None
         rows = await self._read("status", lambda sky: sky.sdk.status(wanted, refresh=sky.refresh))
-        return [_pod(row) for row in _list(rows, "clusters")]
+        return [_pod(row) for row in listed(rows, "clusters")]
 
     async def pods(self) -> Sequence[RentedPod]:
         """Clusters, and launches that have brought none yet."""
@@ -248,7 +203,7 @@ class SkyClient(PlainVendor):
     async def history(self) -> Sequence[PastPod]:
         """What SkyPilot remembers of clusters that it took down; its costs are estimates and count as no bill."""
         rows = await self._read("cost_report", lambda sky: sky.sdk.cost_report(days=30))
-        past = [part(row) for row in _list(rows, "past clusters")]
+        past = [part(row) for row in listed(rows, "past clusters")]
         return [EndedPod(text(r.get("name")), text(r.get("name")), terminated_at="told") for r in past if _past(r)]
 
     async def delete(self, pod_id: str) -> bool:
@@ -280,12 +235,6 @@ def _past(row: Mapping[str, Any]) -> bool:
     return "status" in row and row["status"] is None
 
 
-def _list(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise UnreachableError(f"SkyPilot's list of {what} came in another form", "another version of SkyPilot?")
-    return value
-
-
 def _pod(row: Any) -> RentedPod:
     """A machine out of its cluster's record. Raises UnreachableError for one of another form."""
     state = getattr(getattr(row, "status", None), "name", "")
@@ -314,8 +263,8 @@ def _pod(row: Any) -> RentedPod:
 
 
 class SkyFleet(FleetSettings):
-    """``infra``: clouds that may be used, like ``aws`` or ``gcp/us-central1``; empty for every cloud that `sky check`
-    has enabled. ``gpu``: SkyPilot's name, like ``H100``."""
+    """``infra``: clouds that may be used, like ``aws``, ``gcp/us-central1`` or ``runpod/CA/CA-MTL-3``; empty for every
+    cloud that `sky check` has enabled. ``gpu``: SkyPilot's name, like ``H100``."""
 
     infra: list[str] = Field(default_factory=list)
 
@@ -326,6 +275,10 @@ class SkyFleet(FleetSettings):
         for one in self.infra:
             if other := ELSEWHERE.get(one.partition("/")[0].lower()):
                 raise ValueError(f"infra {one} has no address of its own: use provider {other}")
+        elsewhere = [one for one in self.infra if not ZONE.fullmatch(one)]
+        if self.volume is not None and (elsewhere or not self.infra):
+            what = f"infra {elsewhere[0]} has none" if elsewhere else "infra names none"
+            raise ValueError(f"SkyPilot has volumes in zones of Runpod: {what}; write runpod/CA/CA-MTL-3")
         return self
 
 
@@ -339,4 +292,4 @@ def make(fleet: Mapping[str, Any], run_dir: Path, ttl_s: float) -> CloudProvider
     return CloudProvider(SkyClient(fleet.get("infra", ()), seconds=math.ceil(ttl_s) + 600, clock=clock), fleet, run_dir)
 
 
-KIND: Final = ProviderKind(NAME, SkyFleet, make)
+KIND: Final = ProviderKind(NAME, SkyFleet, make, volumes=MOUNT, mounts=True)

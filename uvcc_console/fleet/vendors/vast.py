@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import httpx
 
 from uvcc_console.fleet.cloud.calls import Call, CloudRefused, kind_of
-from uvcc_console.fleet.cloud.choice import OfferFilter
+from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
-from uvcc_console.fleet.cloud.plain_vendor import RestVendor
+from uvcc_console.fleet.cloud.plain_vendor import MOUNT, PlainVolumes, RestVendor, short_name
 from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget
+from uvcc_console.fleet.provider import NoOffer
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
@@ -22,17 +24,19 @@ URL: Final = "https://console.vast.ai/api/v0"
 IMAGE: Final = "vastai/pytorch:@vastai-automatic-tag"
 DISK_GIB: Final = 40
 MOST: Final = 500
+AT_MACHINE: Final = "machine "
 _KINDS: Final = {
     "no_such_ask": "capacity",
     "no_such_user": "auth",
     "auth_error": "auth",
     "insufficient_credit": "payment",
     "no_such_instance": "missing",
+    "no_such_volume": "missing",
     "rate_limit": "rate",
 }
 
 
-class VastClient(RestVendor):
+class VastClient(PlainVolumes, RestVendor):
     """The API of Vast for one account."""
 
     name = NAME
@@ -66,8 +70,29 @@ class VastClient(RestVendor):
         }
         query |= {"gpu_name": {"eq": wanted.gpu}} if wanted.gpu else {}
         query |= {"num_gpus": {"eq": wanted.gpus}} if wanted.gpus else {}
+        if wanted.homes and not wanted.anywhere:  # where their volumes lie, and nowhere else
+            query["machine_id"] = {"in": [whole(home.removeprefix(AT_MACHINE)) for home in wanted.homes]}
         answer = mapping(await self._send(Call("POST", "/bundles/", [], query)), "vast's list of offers")
-        return [_offer(row, wanted.spot) for row in rows(answer.get("offers"), "vast's list of offers")]
+        beside = await self._room_for(wanted.volume_gb) if wanted.volume_gb > 0 and wanted.anywhere else {}
+        found = rows(answer.get("offers"), "vast's list of offers")
+        if not found and "machine_id" in query:
+            raise NoOffer(f"vast offers nothing in {', '.join(wanted.homes)}, where its volume lies", "wait for it")
+        return [_offer(row, wanted.spot, beside.get(text(row.get("machine_id")))) for row in found]
+
+    async def _room_for(self, size_gb: int) -> dict[str, Mapping[str, Any]]:
+        """Offers of volumes that are large enough, the cheapest of each machine."""
+        query = {"disk_space": {"gte": size_gb}, "limit": MOST, "order": [["storage_cost", "asc"]]}
+        what = "vast's list of volumes on offer"
+        answer = mapping(await self._send(Call("POST", "/volumes/search/", [], query)), what)
+        found: dict[str, Mapping[str, Any]] = {}
+        for row in rows(answer.get("offers"), what):
+            price, room = number(row.get("storage_cost")), number(row.get("disk_space")) or 0.0
+            machine = text(row.get("machine_id"))
+            known = found.get(machine)
+            cheaper = known is None or (price or 0.0) < (number(known.get("storage_cost")) or 0.0)
+            if machine and price and room >= size_gb and cheaper:
+                found[machine] = row
+        return found
 
     # instances
 
@@ -83,6 +108,9 @@ class VastClient(RestVendor):
         }
         if offer.spot:
             body["price"] = cap
+        if wanted.volume is not None:
+            link = {"create_new": False, "volume_id": int(wanted.volume.id), "mount_path": wanted.mount or MOUNT}
+            body["volume_info"] = link
         answer = part(await self._send(Call("PUT", f"/asks/{offer.id}/", [], body, repeat=False)))
         if answer.get("success") is False:
             why = text(answer.get("msg")) or text(answer.get("error"))
@@ -105,6 +133,46 @@ class VastClient(RestVendor):
         known, answer = await self._known(Call("DELETE", f"/instances/{ident(pod_id, 'an instance')}/", []))
         if part(answer).get("success") is False:
             raise UnreachableError(f"vast does not end {pod_id}: {text(part(answer).get('msg'))}", "it is asked again")
+        return known
+
+    # volumes: each is a part of one machine's disk, and only pods of that machine can have it
+
+    def volume_name(self, name: str) -> str:
+        return short_name(name, "_")
+
+    def volume_at(self, offer: PlainOffer, size_gb: int) -> VolumePlace | None:
+        machine, ask = str(offer.more.get("machine", "")), offer.more.get("volume")
+        number_of = whole(part(ask).get("id"))
+        if not machine or (size_gb and number_of is None):
+            return None
+        price = number(part(ask).get("storage_cost")) or 0.0
+        return VolumePlace(f"{AT_MACHINE}{machine}", size_gb, price, {"ask": number_of})
+
+    async def create_volume(self, name: str, place: VolumePlace) -> RentedVolume:
+        """Vast answers with the volume's name of its own making, V. and its number."""
+        body = {"id": place.more["ask"], "size": place.size_gb, "name": name}
+        answer = part(await self._send(Call("PUT", "/volumes/", [], body, repeat=False)))
+        if answer.get("success") is False:
+            why = text(answer.get("msg")) or text(answer.get("error"))
+            raise CloudRefused(_KINDS.get(text(answer.get("error")), "invalid"), 200, why)
+        number_of = re.fullmatch(r"V\.([0-9]{1,18})", text(answer.get("volume_name")))
+        if number_of is None:
+            raise UnreachableError("vast answered a volume without its number", "its outcome is unknown")
+        return RentedVolume(number_of[1], name, place.region)
+
+    async def volumes(self) -> Sequence[RentedVolume]:
+        what = "vast's list of volumes"
+        answer = mapping(await self._get("/volumes/", ("owner", "me"), ("type", "local_volume")), what)
+        return [_volume(row) for row in rows(answer.get("volumes"), what)]
+
+    async def delete_volume(self, volume_id: str) -> bool:
+        """Vast's own program names the volume in the address, and its description in the body: both are sent."""
+        number_of = int(volume_id) if volume_id.isdigit() else 0
+        known, answer = await self._known(Call("DELETE", "/volumes/", [("id", number_of)], {"id": number_of}))
+        if part(answer).get("success") is False:
+            raise UnreachableError(
+                f"vast does not end {volume_id}: {text(part(answer).get('msg'))}", "it is asked again"
+            )
         return known
 
     # the account
@@ -134,8 +202,20 @@ class VastClient(RestVendor):
         await self._known(Call("DELETE", f"/ssh/{ident(key_id, 'a key')}/", []))
 
 
-def _offer(row: Mapping[str, Any], spot: bool) -> PlainOffer:
-    """One machine. Its country is the last word of where its host says that it stands."""
+def _volume(row: Any) -> RentedVolume:
+    """A volume out of its record. Raises UnreachableError for one without an id."""
+    said = mapping(row, "vast's volume")
+    status = text(said.get("status"))
+    number_of = ident(said.get("id"), "vast's volume")
+    if not number_of.isdigit():
+        raise UnreachableError(f"vast's volume has {number_of!r} for an id", "the API may have changed")
+    machine = text(said.get("machine_id"))
+    region = f"{AT_MACHINE}{machine}" if machine else ""
+    return RentedVolume(number_of, text(said.get("label")), region, status in ("deleting", "deleted", "error"))
+
+
+def _offer(row: Mapping[str, Any], spot: bool, volume: Mapping[str, Any] | None = None) -> PlainOffer:
+    """One machine, and the volume on offer there. Its country is the last word of where it stands, as its host says."""
     where = text(row.get("geolocation"))
     price = number(row.get("min_bid") if spot else row.get("dph_total")) or 0.0
     return PlainOffer(
@@ -151,6 +231,7 @@ def _offer(row: Mapping[str, Any], spot: bool) -> PlainOffer:
         stock=row.get("rentable") is not False and row.get("rented") is not True,
         once=True,
         disk=number(row.get("disk_space")) or 0.0,
+        more={"machine": text(row.get("machine_id")), **({"volume": volume} if volume is not None else {})},
     )
 
 
@@ -193,4 +274,4 @@ VENDOR: Final = Vendor(
     _client,
     ("~/.config/vastai/vast_api_key", "~/.vast_api_key"),
 )
-KIND: Final = ProviderKind(NAME, VastFleet, VENDOR.make)
+KIND: Final = ProviderKind(NAME, VastFleet, VENDOR.make, volumes=MOUNT, mounts=True)

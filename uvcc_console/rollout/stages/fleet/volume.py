@@ -13,7 +13,8 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
-from uvcc_console.fleet.provider_kinds import GIVEN, kind_of
+from uvcc_console.fleet.cloud.intents import mount_of
+from uvcc_console.fleet.provider_kinds import GIVEN, TOLD, kind_of
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_engine.contract.checkpoints import checkpoint
@@ -55,7 +56,7 @@ async def lay(ctx: Rollout, phase: Phase, members: Sequence[Member]) -> None:
         assert fleet.volume is not None
         kind = kind_of(fleet.provider)
         given = kind.volumes == GIVEN
-        pattern = shlex.quote(fleet.volume.path) if given else _pattern(kind.volumes, member.request.name)
+        pattern = shlex.quote(_root(ctx, member)) if given else _mount(ctx, member)
         run = f".uvcc/runs/{phase.engine_run}"
         script = _LAY.format(
             at=pattern,
@@ -72,8 +73,23 @@ async def lay(ctx: Rollout, phase: Phase, members: Sequence[Member]) -> None:
             raise UvccError(f"the volume of pod {member.name}: {e.what}", "see fleet.volume") from e
 
 
-def _pattern(at: str, pod: str) -> str:
-    """Where a volume is mounted, for the shell; a volume's own name begins with its pod's."""
+def _root(ctx: Rollout, member: Member) -> str:
+    """The folder of this pod's volume that the vendor told, or that the profile names; "" where neither is known."""
+    volume = ctx.plan.profile.fleet.of(member.request.party).volume
+    return (volume.path if volume is not None else "") or mount_of(ctx.run_dir, member.request.name)
+
+
+def _mount(ctx: Rollout, member: Member) -> str:
+    """Where a volume is mounted, for the shell. Raises UvccError where its vendor has not told.
+
+    Of a run whose folder does not say it yet the kind of provider does: a volume's own name begins with its pod's.
+    """
+    if told := _root(ctx, member):
+        return shlex.quote(told)
+    provider, pod = ctx.plan.profile.fleet.of(member.request.party).provider, member.request.name
+    at = kind_of(provider).volumes
+    if at == TOLD:
+        raise UvccError(f"{provider} does not say where the volume of pod {member.name} is mounted", "uvcc resume")
     return f"{at.replace('{pod}', pod)}x*" if "{pod}" in at else at
 
 
@@ -88,16 +104,20 @@ async def has(ctx: Rollout, phase: Phase, member: Member) -> int:
 
 
 async def clear(ctx: Rollout) -> None:
-    """At the end: what lies in a folder of the machines' own goes, unless it shall stay. A volume goes as a whole."""
+    """At the end: what the run wrote to a folder or volume that stays goes, unless it shall stay as well.
+
+    A volume of the run's own goes as a whole.
+    """
     for member in ctx.live():
         fleet = ctx.plan.profile.fleet.of(member.request.party)
-        if fleet.volume is None or not fleet.volume.path or fleet.volume.keep or member.link is None:
+        root = _root(ctx, member)
+        if fleet.volume is None or fleet.volume.size_gb or fleet.volume.keep or member.link is None or not root:
             continue
-        runs = [f"{fleet.volume.path}/{FOLDER}/{p.engine_run}" for p in ctx.plan.phases.values()]
+        runs = [f"{root}/{FOLDER}/{p.engine_run}" for p in ctx.plan.phases.values()]
         pods = " ".join(shlex.quote(f"{run}/{member.name}") for run in runs)
         emptied = " ".join(shlex.quote(run) for run in runs)
         try:
             await member.ssh.sh(f"rm -rf {pods}; rmdir {emptied} 2>/dev/null || :", timeout=SLOW_S)
         except UvccError as e:
-            text = f"checkpoints stay in {fleet.volume.path}/{FOLDER}: {describe(e).what}"
+            text = f"checkpoints stay in {root}/{FOLDER}: {describe(e).what}"
             ctx.say(ev.Alert(level="warn", name="volume", text=text, subject=member.name))
