@@ -98,7 +98,7 @@ MEANINGS: Final[dict[str, str]] = {
     "fleet.max_price": "US dollars an hour that one pod may cost; 0 for no cap of its own.",
     "fleet.fallbacks": "Where to go, in order, without stock, quota or answer: what differs, as in fleet.",
     "fleet.wait_for_stock": "Hours to wait for offers within fleet.max_price, with nothing rented; 0: none.",
-    "fleet.volume": "Where checkpoints of a language model outlive pods: {size_gb: N} or {path: /FOLDER}, keep, price.",
+    "fleet.volume": "Where an lm's checkpoints outlive pods: {size_gb: N}, {name: X}, {path: /X}; mount, keep, price.",
     "fleet.storage_class": "The storage class of volumes; empty for the cluster's own (provider kubernetes).",
     "fleet.ssh_key": "An unlocked OpenSSH private key that opens the pods; without it the run makes a key of its own.",
     "fleet.keep_pods": "Leave the pods after a good end; a process here ends them at limits.ttl.",
