@@ -41,6 +41,7 @@ class PrimeFake:
         self.pods: dict[str, FakePod] = {}
         self.keys: dict[str, dict[str, Any]] = {}
         self.disks: dict[str, FakeDisk] = {}
+        self.ended_disks: list[dict[str, Any]] = []
         self.disk_quota = 50
         self.disk_boot_s = 20.0
         self.disks_shown_after = 0.0
@@ -230,7 +231,7 @@ class PrimeFake:
             case ("GET", "pods", "history"):
                 dead = [p for p in self.pods.values() if p.dead is not None]
                 rows = sorted(dead, key=lambda p: -(p.dead or 0))
-                return self._page(q, [ended(p) for p in rows])
+                return self._page(q, [*self.ended_disks, *(ended(p) for p in rows)])
             case ("GET", "pods", "status"):
                 keep = ("providerType", "status", "installationStatus", "sshConnection", "ip")
                 rows = [(i, self.pods[i].record) for i in q.getlist("pod_ids") if i in self.pods]
@@ -285,6 +286,11 @@ class PrimeFake:
                 return JSONResponse({"detail": "Internal error"}, 500)
             self._bill()
             del self.disks[found.id]
+            billed = float(found.record["priceHr"]) * (self.now() - found.born) / 3600.0
+            none = {"gpuName": "", "gpuCount": 0, "socket": None}
+            same = {k: found.record[k] for k in ("id", "name", "userId", "providerType", "createdAt", "priceHr")}
+            same |= {"type": "Disk", "terminatedAt": iso(self.now()), "totalBilledPrice": round(billed, 6)}
+            self.ended_disks.append(none | same)
         return JSONResponse(self._told_disk(found))
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cloudfake import CloudFake, LambdaFake, RunPodFake
 from cloudworld import RUN
 from virtualtime import VirtualClock
 
+from uvcc_console.fleet.by_party import PartyProviders
 from uvcc_console.fleet.cloud import intents
 from uvcc_console.fleet.cloud.ready import Readiness
 from uvcc_console.fleet.cloud.saga import CloudProvider
@@ -20,7 +22,7 @@ from uvcc_console.fleet.failover import failover_choice, failover_provider
 from uvcc_console.fleet.failover.failover_choice import chosen
 from uvcc_console.fleet.failover.failover_provider import FailoverProvider
 from uvcc_console.fleet.provider import Caps, NoOffer, PodRequest
-from uvcc_console.fleet.provider_kinds import alternatives, provider_for
+from uvcc_console.fleet.provider_kinds import alternatives, provider_for, sections
 from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
 from uvcc_console.fleet.vendors.runpod import RunPodClient
 from uvcc_console.plan.profile import parse
@@ -45,8 +47,8 @@ class Killed(BaseException):
 class Two:
     """Two vendors, one run of one party, in virtual time. ``deaths``: effects until the console dies; 0: it lives."""
 
-    def __init__(self, clock: VirtualClock, run_dir: Path) -> None:
-        self.clock, self.run_dir = clock, run_dir
+    def __init__(self, clock: VirtualClock, run_dir: Path, party: int = 0) -> None:
+        self.clock, self.run_dir, self.party = clock, run_dir, party
         self.first, self.second = RunPodFake(clock.now), LambdaFake(clock.now)
         self.told: list[str] = []
 
@@ -62,9 +64,9 @@ class Two:
         )
         made = [
             (s, CloudProvider(c, s, self.run_dir, readiness=Readiness(c, self.run_dir, "", self._login)))
-            for s, c in zip(alternatives(FLEET), clients, strict=True)
+            for s, c in zip(alternatives(FLEET | {"party": self.party}), clients, strict=True)
         ]
-        found = FailoverProvider(made, self.run_dir, 0)
+        found = FailoverProvider(made, self.run_dir, self.party)
         found.caps = Caps(hourly=5.0, total=50.0)
         found.tell = self.told.append
         return found
@@ -132,6 +134,32 @@ async def test_where_one_cannot_the_next_is_asked(own_run: Path, kind: str) -> N
         assert two.told[0].startswith("party 0 goes to lambda H100 instead of runpod H100: ")
         assert chosen(FLEET, own_run)["provider"] == console.name == "lambda"
         await two.down(console)
+
+
+async def test_each_party_goes_along_a_list_of_its_own(own_run: Path) -> None:
+    """One party's provider has no stock: that party goes to its next, and the others stay where they are."""
+    own = {k: v for k, v in FLEET.items() if k != "party"}
+    whole = parse({"job": JOB, "fleet": {"parties": dict.fromkeys(("P0", "P1", "P2"), own)}, "limits": {"hourly": 9}})
+    parts = sections(whole.model_dump(mode="json")["fleet"])
+    assert [[one["provider"] for one in alternatives(part)] for part in parts] == [["runpod", "lambda"]] * 3
+    async with VirtualClock() as clock:
+        three = [Two(clock, own_run, party) for party in range(3)]
+        three[1].first.stock = 0
+        console = PartyProviders([two.console() for two in three], ["P0", "P1", "P2"])
+        console.caps = Caps(hourly=9.0, total=50.0)
+        requests = [replace(MINE, name=f"{RUN}-p{p}r0", party=p) for p in range(3)]
+        await console.quote(requests)
+        for request in requests:
+            await console.wait_ready(await console.create(request))
+        assert [[len(those) for those in two.billing] for two in three] == [[1, 0], [0, 1], [1, 0]]
+        assert [len(two.told) for two in three] == [0, 1, 0]
+        assert three[1].told[0].startswith("party 1 goes to lambda H100 instead of runpod H100: ")
+        names = [chosen(FLEET | {"party": party}, own_run)["provider"] for party in range(3)]
+        assert names == ["runpod", "lambda", "runpod"]
+        for pod in await console.list(f"{RUN}-"):
+            await console.delete(pod)
+        assert [two.billing for two in three] == [([], [])] * 3
+        await console.close()
 
 
 def _wallets(monkeypatch: pytest.MonkeyPatch, first: float | None, second: float | None) -> None:

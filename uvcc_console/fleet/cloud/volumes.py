@@ -318,12 +318,23 @@ class Volumes:
                 if absent >= 2 and late and not t.id:
                     raise UnreachableError(f"volume {t.name} was never answered", "uvcc pods --sweep looks again")
                 if absent >= 2 and not late:
-                    self._note(t.name, **({"gone": True} if t.id or wanted else {"absent": True}))
+                    gone = {"gone": True, **await self._bill(wanted)} if wanted else {"absent": True}
+                    self._note(t.name, **gone)
                     return
             except CloudRefused as e:  # a pod that ends may still have it
                 said = e.what
             await clock.sleep(LOOK_S)
         raise UnreachableError(f"volume {t.name} ({t.id}) is not proven gone: {said}", "uvcc pods --sweep goes on")
+
+    async def _bill(self, volume_id: str) -> dict[str, float]:
+        """What the vendor's books say that it has cost, where they do."""
+        try:
+            item = next((i for i in await self.client.history() if i.id == volume_id), None)
+        except (UnreachableError, CloudRefused) as e:
+            log.warning("what volume %s has cost is not told: %s", volume_id, e)
+            return {}
+        billed = item.total_billed_price if item is not None else None
+        return {"billed": billed} if billed else {}
 
     def _row(self, t: Try, rows: Sequence[RentedVolume]) -> RentedVolume | None:
         """The volume of this try: by its id, or while it has none by its name."""
