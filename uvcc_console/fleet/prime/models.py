@@ -106,7 +106,7 @@ class PortMapping(Tolerant):
     description: Text = ""
 
 
-class Attached(Tolerant):
+class AttachedResource(Tolerant):
     """What a pod has beside its own; of a disk, where it is mounted."""
 
     resource_type: Text = ""
@@ -132,7 +132,7 @@ class ApiPod(Tolerant):
     gpu_count: Whole = 0
     price_hr: Number = None
     prime_port_mapping: Annotated[list[PortMapping], BeforeValidator(items)] = []
-    attached_resources: Annotated[list[Attached], BeforeValidator(items)] = []
+    attached_resources: Annotated[list[AttachedResource], BeforeValidator(items)] = []
     ssh_connection: Any = None
     ip: Any = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _AUTH: Final = frozenset(
         "UserRequestRejectedByPolicy",
     )
 )
+_NO_VOLUME: Final = re.compile(r"Volume \S+ not found\.?")
+_OF_RUNPOD: Final = re.compile(r"RunPod REST error (4\d\d): (.*)")
 _INVALID: Final = frozenset(
     ("ResourcesMismatchError", "NotSupportedError", "InvalidClusterNameError", "InvalidCloudConfigs", "ValueError")
 )
@@ -99,12 +102,14 @@ def meant(what: str, error: Exception) -> UvccError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if names & _AUTH or status in (401, 403):
         return CloudRefused("auth", 403, words)
-    if names & {"ClusterDoesNotExist"}:
+    if names & {"ClusterDoesNotExist"} or _NO_VOLUME.fullmatch(words):
         return CloudRefused("missing", 404, words)
     if names & {"ResourcesUnavailableError"}:
         kind = kind_of(400, words)  # a quota is one region's: the next may have room
         return CloudRefused("payment" if kind == "payment" else "capacity", 400, words)
+    if said := _OF_RUNPOD.search(words):
+        return CloudRefused(kind_of(int(said[1]), said[2]), int(said[1]), said[2])
     if names & _INVALID or (isinstance(status, int) and 400 <= status < 500):
         return CloudRefused("invalid", 400, words)
-    said = f"{what} got no usable answer: {type(error).__name__} {words}".strip()
-    return UnreachableError(said, "does `sky api info` find the API server?")
+    told_of = f"{what} got no usable answer: {type(error).__name__} {words}".strip()
+    return UnreachableError(told_of, "does `sky api info` find the API server?")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from uvcc_console.fleet.cloud.calls import CloudRefused, kind_of
+from uvcc_console.fleet.cloud.calls import CloudRefused
 from uvcc_console.fleet.cloud.choice import RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.fields import text
 from uvcc_console.fleet.cloud.own_machines import PlainOffer
@@ -22,7 +22,6 @@ KIND: Final = "runpod-network-volume"
 ZONE: Final = re.compile(r"(?i:runpod)/[A-Za-z0-9-]{1,40}/[A-Za-z0-9-]{1,40}")
 MADE_S: Final = 120.0
 _NAME: Final = re.compile(r"[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,62}[a-zA-Z0-9])?")
-_REFUSED: Final = re.compile(r"RunPod REST error (4\d\d): (.*)", re.DOTALL)
 
 
 class SkyVolumes(PlainVolumes, SkyRequests):
@@ -53,15 +52,10 @@ class SkyVolumes(PlainVolumes, SkyRequests):
         return made
 
     async def _done(self, what: str, request: Any) -> None:
-        """Wait for a request's end. Raises CloudRefused with Runpod's own words, where it was Runpod that refused."""
+        """Wait for a request's end, which is told by its result. Raises what came of it."""
         if not await self._ended(request, MADE_S):
             raise UnreachableError(f"{what} has not ended in {MADE_S:.0f} s", "its outcome is unknown")
-        try:
-            await self._do(what, lambda sky: sky.sdk.get(request))
-        except UnreachableError as e:
-            if (said := _REFUSED.search(e.what)) is None:
-                raise
-            raise CloudRefused(kind_of(int(said[1]), said[2]), int(said[1]), said[2][:200]) from e
+        await self._do(what, lambda sky: sky.sdk.get(request))
 
     async def volumes(self) -> Sequence[RentedVolume]:
         found = listed(await self._read("volumes.ls", lambda sky: sky.volumes.ls()), "volumes")
@@ -75,9 +69,9 @@ class SkyVolumes(PlainVolumes, SkyRequests):
                 "volumes.delete", await self._do("volumes.delete", lambda sky: sky.volumes.delete([volume_id]))
             )
         except CloudRefused as e:
-            if "not found" in e.what:
-                return False
-            raise
+            if e.kind != "missing":
+                raise
+            return False
         return True
 
 
