@@ -72,7 +72,10 @@ def _ran_through(package: Package, phase: str) -> Criterion:
     steps, policy = starts[-1].steps, package.policy(phase)
     if policy is not None and policy.steps == steps:
         workers = len(list(policy.topology.coords()))
-        return Criterion(name, MET, f"{workers} workers signed a result after {steps} steps, {steps} planned")
+        after = (
+            f"at most {steps} steps, as their validation decided" if policy.job.get("patience") else f"{steps} steps"
+        )
+        return Criterion(name, MET, f"{workers} workers signed a result after {after}, {steps} planned")
     done = {e.coord for e in ends if e.rc == 0}
     proven = _exits(package, phase, steps)
     if done and done <= proven:

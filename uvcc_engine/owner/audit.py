@@ -138,9 +138,12 @@ def check_replays(policy: Policy) -> None:
 
 
 def program(
-    policy: Policy, keys: Mapping[int, ReplayKeys], inputs: Mapping[int, PartyInputs]
+    policy: Policy, keys: Mapping[int, ReplayKeys], inputs: Mapping[int, PartyInputs], steps: int | None = None
 ) -> Iterator[list[list[bytes]]]:
-    """The records that a job's program makes of these inputs with these keys, epoch by epoch: see :func:`replay`."""
+    """The records that a job's program makes of these inputs with these keys, epoch by epoch: see :func:`replay`.
+
+    ``steps``: after so many the run ended; by default where the values say that come out here.
+    """
     job = PrivateJob.from_json(policy.job)
     model = fit_model(job)
     local = LocalPlanes()
@@ -154,7 +157,7 @@ def program(
         )
     trainers = [PrivateTrainer(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
     for epoch in range(job.steps + 1):
-        last = epoch == job.steps or trainers[0].validations.ended
+        last = epoch == job.steps or (trainers[0].validations.ended if steps is None else epoch == steps)
 
         def body(rt: Runtime, epoch: int = epoch, last: bool = last) -> None:
             notes[rt.party].begin(epoch)

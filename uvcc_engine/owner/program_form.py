@@ -60,12 +60,15 @@ class _Nobody:
     attempt: int = 0
 
 
-def expected(policy: Policy) -> Iterator[list[list[bytes]]]:
-    """The form of every record of each epoch, by party, in the order of the program. Raises ConfigError."""
+def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[bytes]]]:
+    """The form of every record of each epoch, by party, in the order of the program. Raises ConfigError.
+
+    ``steps``: after how many the run ended, where its values decided that; the policy's otherwise.
+    """
     check_replays(policy)
     job = PrivateJob.from_json(policy.job)
     model = fit_model(job)
-    rows = {"train": job.batch, "test": job.test_rows}
+    rows = {"train": job.batch, "test": job.test_rows} | ({"val": job.val_rows} if job.val_rows else {})
     sizes = {
         f"{part}_{what}": (rows[part], n) for part in rows for what, n in (("x", model.features), ("y", model.targets))
     }
@@ -73,7 +76,7 @@ def expected(policy: Policy) -> Iterator[list[list[bytes]]]:
     inputs = {p: PartyInputs(p, job.frac_bits, {n: (z, z) for n, z in nothing.items()}) for p in range(PARTIES)}
     keys = rehearsal_keys(0)
     means = {p: _Nobody(keys[p], {q: bytes(32) for q in range(PARTIES)}) for p in range(PARTIES)}
-    for epoch in program(policy, means, inputs):
+    for epoch in program(policy, means, inputs, job.steps if steps is None else steps):
         yield [[record[:HEAD] for record in of_party] for of_party in epoch]
 
 
@@ -89,7 +92,7 @@ def check(path: Path, most: int = 0) -> Form:
     folders = find_folders(path if path.is_dir() else path.parent)
     coords = [Coord(0, p, 0, 0) for p in range(PARTIES)]
     epochs = messages = 0
-    for epoch, wanted in zip(range(most or certificate.epochs), expected(bundle.policy), strict=False):
+    for epoch, wanted in zip(range(most or certificate.epochs), expected(bundle.policy, bundle.steps), strict=False):
         if epoch >= certificate.epochs:
             break  # the last epoch, where a result is opened, is there only if something is measured
         for coord, due in zip(coords, wanted, strict=True):

@@ -187,12 +187,16 @@ def check_held_out(job: PrivateJob, test: int, validation: int, *, some: bool) -
 
 
 def check_counts(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob) -> None:
-    """Refuse (ConfigError) other numbers of rows, of all owners, than the job reveals sums over."""
-    held = {"test": job.test_rows, "val": job.val_rows} if job.task == "train" else {}
-    for part, wanted in held.items():
-        found = shapes[f"{part}_x"][0] if wanted else 0
-        if found != wanted:
-            raise ConfigError(f"the inputs have {found} {part} rows, job.{part}_rows is {wanted}", "share them again")
+    """Refuse (ConfigError) fewer rows, of all owners together, than a revealed number must be of.
+
+    Where several owners share files without a schema, each holds out as many as the job says.
+    """
+    least = {"test": job.min_rows, "val": max(job.val_rows, job.min_rows)} if job.task == "train" else {}
+    for part, wanted in least.items():
+        found = shapes.get(f"{part}_x", (wanted,))[0]
+        if found < wanted:
+            what = f"the inputs have {found} {part} rows, a revealed number must be of {wanted}"
+            raise ConfigError(what, "share more of them, or reveal less")
 
 
 def check_statistics(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import VALIDATIONS, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
@@ -75,15 +75,30 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     y = numbers if model.classes > 1 else numbers.astype(np.float64)
     data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes)
     times: list[float] = []
-    short = replace(job, steps=steps, test_rows=rows, checkpoint_every=1)
+    short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1))
     found = fitting.train(short, data, progress=lambda _done, _steps, _loss: times.append(time.monotonic()))
     return StepRehearsal(
         rounds=found.rounds / steps,
         bytes_sent=found.bytes_sent / PARTIES / steps,
         seconds=min(after - before for before, after in pairwise(times)),
         layers=found.layers,
-        warnings=tuple(_warnings(found.layers, job.frac_bits)),
+        warnings=(*_warnings(found.layers, job.frac_bits), *_validated(job)),
     )
+
+
+def _unvalidated(job: PrivateJob) -> PrivateJob:
+    """The same job without rows for validation."""
+    told = tuple(name for name in job.reveal if name not in VALIDATIONS)
+    return replace(job, reveal=told, val_rows=0, val_every=0, val_budget=0, patience=0, keep_best=False)
+
+
+def _validated(job: PrivateJob) -> list[str]:
+    if not job.validations:
+        return []
+    often = f"at most {job.validations} times" if job.patience else f"{job.validations} times"
+    return [
+        f"validation is revealed {often}, of {job.val_rows} rows each; what that takes is not in the step's figures"
+    ]
 
 
 def _warnings(layers: Sequence[LayerCost], frac_bits: int) -> list[str]:

@@ -26,9 +26,11 @@ from uvcc_engine.contract.run_files.control import HALT
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, load_digits
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.learning.plaintext import train_plaintext
-from uvcc_engine.owner import client
+from uvcc_engine.owner import client, program_form
 from uvcc_engine.owner.rows import public_sides, rows_of
 from uvcc_engine.sealing.release import open_weights
+from uvcc_engine.sharding.validation import check_counts
+from uvcc_engine.simulate.step_rehearsal import rehearse
 from uvcc_engine.transcript.proof import standalone_verify
 from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
 from uvcc_engine.transcript.proof.revealed_series import revealed_series
@@ -143,6 +145,16 @@ def test_too_few_validation_rows_for_a_revealed_number_are_refused_before_anythi
         )
 
 
+def test_a_pod_refuses_fewer_rows_than_a_revealed_number_must_be_of() -> None:
+    shapes = {"train_x": (50, 64), "test_x": (9, 64), "val_x": (120, 64)}
+    check_counts(shapes, JOB)
+    check_counts(shapes | {"test_x": (300, 64), "val_x": (360, 64)}, JOB)  # of three owners
+    with pytest.raises(ConfigError, match="the inputs have 119 val rows, a revealed number must be of 120"):
+        check_counts(shapes | {"val_x": (119, 64)}, JOB)
+    with pytest.raises(ConfigError, match="the inputs have 9 test rows, a revealed number must be of 10"):
+        check_counts(shapes, replace(JOB, min_rows=10))
+
+
 def test_the_shipped_digits_split_into_three_by_the_seed() -> None:
     whole, held = load_digits(7, 100), load_digits(7, 100, 50)
     assert np.array_equal(whole.test_x, held.test_x)  # validation takes from training
@@ -242,6 +254,22 @@ def test_both_verifiers_recompute_where_the_run_ended(run: Fleet, tmp_path: Path
     series = revealed_series(read_bundle(bundle))
     assert [step for step, _ in series["val_loss"]] == list(range(2, read_bundle(bundle).steps + 1, 2))
     assert standalone_verify.main([str(tmp_path), "--policy", str(tmp_path / "policy.json")]) == 0
+
+
+def test_its_messages_are_those_of_the_program_up_to_where_it_ended(run: Fleet, tmp_path: Path) -> None:
+    bundle = collected(run, tmp_path)
+    found = program_form.check(tmp_path)
+    assert found.epochs == found.of == read_bundle(bundle).steps + 1  # the last one tests the best weights
+    assert found.messages > 500
+
+
+def test_a_plan_rehearses_a_step_and_says_that_validation_comes_on_top() -> None:
+    found = rehearse(JOB)
+    assert found.rounds == rehearse(replace(JOB, **PLAIN)).rounds
+    assert [w for w in found.warnings if "revealed at most 15 times, of 120 rows" in w]
+
+
+PLAIN: dict[str, Any] = {"val_rows": 0, "val_every": 0, "patience": 0, "keep_best": False, "reveal": ("loss",)}
 
 
 def test_a_run_cut_shorter_than_its_rule_says_is_no_whole_run(run: Fleet, tmp_path: Path) -> None:
