@@ -55,11 +55,11 @@ def to_json(event: Event) -> dict[str, Any]:
     return {f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "ts"}
 
 
-def from_json(kind: str, ts: object, data: object) -> Event | None:
+def from_json(kind: str, ts: object, data: object, *, harmless: bool = False) -> Event | None:
     """Read an event back; None for a kind this version does not know. Unknown fields are dropped. Never raises.
 
     Whatever is not of its field's type, or lacks a field, comes back as :class:`LinesMalformed`. Text is cleaned: a
-    journal may be older than the care that is taken of what comes in.
+    journal may be older than the care that is taken of what comes in; ``harmless``: no text in ``data`` needs that.
     """
     cls = _REGISTRY.get(kind)
     if cls is None:
@@ -69,12 +69,17 @@ def from_json(kind: str, ts: object, data: object) -> Event | None:
         data = {former.get(str(name), name): value for name, value in data.items()}
     if at is None or not isinstance(data, Mapping):
         return _malformed(kind, at, data, "no object" if at is not None else "no time")
-    wanted = checks(kind)
+    wanted = checks(kind, harmless)
     try:
         fields = {name: check(data[name]) for name, check in wanted.items() if name in data}
         return cls(ts=at, **fields)
     except (TypeError, ValueError, RecursionError) as e:
         return _malformed(kind, at, data, str(e))
+
+
+def is_harmless(text: str) -> bool:
+    """Whether no text within a JSON text needs to be cleaned. Most are so."""
+    return len(text) <= _TEXT and "\\" not in text and text.isprintable()
 
 
 def _malformed(kind: str, ts: float | None, data: object, why: str) -> LinesMalformed:
@@ -168,31 +173,61 @@ def _or_none(inner: FieldCheck) -> FieldCheck:
     return lambda value: None if value is None else inner(value)
 
 
+# ---- the same where no text needs to be cleaned
+
+
+def _plain_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text wanted, got {type(value).__name__}")
+    return value
+
+
+def _plain_any(value: Any) -> Any:
+    kind = type(value)
+    if kind is str or kind is float:
+        return value
+    if kind is dict:
+        return {k: _plain_any(v) for k, v in value.items()}
+    if kind is list:
+        return [_plain_any(v) for v in value]
+    return None if kind is int and not -WIDE <= value <= WIDE else value
+
+
+def _plain_object(inner: FieldCheck) -> FieldCheck:
+    def check(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise TypeError(f"object wanted, got {type(value).__name__}")
+        return {k: inner(v) for k, v in value.items()}
+
+    return check
+
+
 _BY_TYPE: Final[dict[Any, FieldCheck]] = {str: _text, int: _whole, float: _number, bool: _truth, Any: _any}
+_PLAIN: Final[dict[Any, FieldCheck]] = {**_BY_TYPE, str: _plain_text, Any: _plain_any}
 
 
-def _check_of(wanted: Any) -> FieldCheck:
+def _check_of(wanted: Any, harmless: bool) -> FieldCheck:
     """What holds a value against a field's annotation."""
     if wanted in _BY_TYPE:
-        return _BY_TYPE[wanted]
+        return (_PLAIN if harmless else _BY_TYPE)[wanted]
     origin, args = get_origin(wanted), get_args(wanted)
     if origin is list and args[0] is str:
         return _texts
     if origin is list:
-        return _list(_check_of(args[0]))
+        return _list(_check_of(args[0], harmless))
     if origin is dict and args[0] is str:
-        return _object(_check_of(args[1]))
+        return (_plain_object if harmless else _object)(_check_of(args[1], harmless))
     if origin in (Union, UnionType) and len(args) == 2 and args[1] is NoneType:
-        return _or_none(_check_of(args[0]))
+        return _or_none(_check_of(args[0], harmless))
     raise TypeError(f"no check for {wanted}")  # an event's field of a new form: give it one
 
 
 @cache
-def checks(kind: str) -> dict[str, FieldCheck]:
+def checks(kind: str, harmless: bool = False) -> dict[str, FieldCheck]:
     """What holds each field of a kind against its annotation: returns the value cleaned, or raises TypeError."""
     cls = _REGISTRY[kind]
     hints = get_type_hints(cls)
-    found = {f.name: _check_of(hints[f.name]) for f in dataclasses.fields(cls) if f.name != "ts"}
+    found = {f.name: _check_of(hints[f.name], harmless) for f in dataclasses.fields(cls) if f.name != "ts"}
     for name in ("profile", "args"):
         if name in found:
             found[name] = _own_object

@@ -16,6 +16,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
+from uvcc_console.core.event_base import is_harmless
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
@@ -24,6 +25,7 @@ from uvcc_engine.contract.parsing.untrusted import as_timestamp
 BUSY_S = 10.0
 KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot pays
 SUM_UP_AFTER = 200  # the same for the summary, which is small
+_DECODER = json.JSONDecoder()
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events(
   seq INTEGER PRIMARY KEY AUTOINCREMENT, ts REAL NOT NULL,
@@ -137,11 +139,15 @@ class Journal:
 def _event(kind: Any, ts: Any, data: Any) -> ev.Event | None:
     """One row as an event. Columns may hold anything: SQLite does not keep to its types, nor do damaged disks."""
     name = kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind)
+    harmless = False
     try:
-        fields = json.loads(data)
+        if isinstance(data, bytes) and data.startswith(b'{"'):  # UTF-8, as JSON is told by its first two bytes
+            data = data.decode("utf-8", "surrogatepass")
+            harmless = is_harmless(data)
+        fields = _DECODER.decode(data) if isinstance(data, str) else json.loads(data)
     except (ValueError, TypeError, RecursionError):
         fields = None
-    return ev.from_json(name, ts, fields)
+    return ev.from_json(name, ts, fields, harmless=harmless)
 
 
 class Follower:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
+from uvcc_console.core.reducing import put, put_all
 from uvcc_console.core.series import Series
-from uvcc_console.core.snapshot import WorkerView
+from uvcc_console.core.snapshot import EMPTY, WorkerView
 from uvcc_engine.contract.parsing.untrusted import as_float, as_int, as_timestamp
 
 AT = "at"
@@ -17,7 +17,7 @@ BEAT_SERIES = ("mem_mib", "gpu_mem_alloc_mib", "gate_entropy_mean", "gate_collap
 
 def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, float]:
     """The numbers of a heartbeat ``r`` that are worth a series; ``old``: the worker as the last one left it."""
-    found = {name: value for name in BEAT_SERIES if (value := as_float(r.get(name))) is not None}
+    found = {name: value for name in BEAT_SERIES if name in r and (value := as_float(r[name])) is not None}
     for name, value in (("step_s", _step_time(old, r, step)), ("bytes", _moved(old, r, step))):
         if value is not None:
             found[name] = value
@@ -44,10 +44,6 @@ def extended(
     series: Mapping[str, Mapping[str, Series]], coord: str, step: int, values: Mapping[str, float]
 ) -> Mapping[str, Mapping[str, Series]]:
     """One more point of each series; a step that was known already takes its successors back (a resume)."""
-    by_name = dict(series.get(coord, {}))
-    for name, value in values.items():
-        line = by_name.get(name, Series())
-        if line.last and line.last[0] >= step:
-            line = line.truncated(step)
-        by_name[name] = line.append(float(step), value)
-    return MappingProxyType({**series, coord: MappingProxyType(by_name)})
+    known, x = series.get(coord, EMPTY), float(step)
+    new = {name: (known.get(name) or Series()).reaching(x, value) for name, value in values.items()}
+    return put(series, coord, put_all(known, new))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean
 
 AGREEMENT_KEEP = 64
+_EPOCH = attrgetter("epoch")
 
 
 def _worker_of(s: Snapshot, coord: str) -> WorkerView:
@@ -38,10 +40,11 @@ def _heartbeat(s: Snapshot, e: ev.HeartbeatRead) -> Snapshot:
         step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
         beat=MappingProxyType(dict(r)),
     )
-    s = changed(s, workers=put(s.workers, e.coord, w))
+    workers = put(s.workers, e.coord, w)
     if not step > old.step >= 0:
-        return s
-    return changed(s, series=extended(s.series, e.coord, step, measured(old, r, step) | {AT: e.ts}))
+        return changed(s, workers=workers)
+    series = extended(s.series, e.coord, step, measured(old, r, step) | {AT: e.ts})
+    return changed(s, workers=workers, series=series)
 
 
 def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
@@ -53,24 +56,24 @@ def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     if e.event == "checkpoint_written":
         newest = (bad_records.step_of(e.fields), str(e.fields.get("sha256", "")))
-        s = replace(s, checkpoints=put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
+        s = changed(s, checkpoints=put(s.checkpoints, e.pod, max(newest, s.checkpoints.get(e.pod, (-1, "")))))
     elif e.event == "checkpoint_refused":
-        s = replace(s, refused_checkpoints=put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
+        s = changed(s, refused_checkpoints=put(s.refused_checkpoints, e.pod, str(e.fields.get("detail", ""))))
     elif e.event == "waiting":
         waits = WaitView(f"p{e.fields.get('peer')}", bad_records.number_of(e.fields, "since_s"), e.ts)
-        s = replace(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
+        s = changed(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
     elif e.event == "plane_counters":
         return counted(s, e)  # every few seconds from each worker: for the panel, not for the log
     elif e.event == "sample_written":
-        s = replace(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
+        s = changed(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
     elif e.event == "watchdog_dump":
-        s = replace(s, watchdog_dumps=s.watchdog_dumps + 1)
+        s = changed(s, watchdog_dumps=s.watchdog_dumps + 1)
     elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:
         error = str(e.fields.get("error", ""))
-        s = replace(s, workers=put(s.workers, coord, replace(s.workers[coord], error=error, hint=hint_of(e.fields))))
+        s = changed(s, workers=put(s.workers, coord, changed(s.workers[coord], error=error, hint=hint_of(e.fields))))
     elif e.event == "run_facts":
         coord = str(e.fields.get("coord") or e.pod)
-        return replace(s, facts=put(s.facts, coord, MappingProxyType(dict(e.fields))))
+        return changed(s, facts=put(s.facts, coord, MappingProxyType(dict(e.fields))))
     text, detail = engine_words(e.event, e.fields)
     return logged(s, e, e.level, e.pod, text, detail)
 
@@ -84,7 +87,8 @@ def _telemetry(s: Snapshot, e: ev.PodTelemetry) -> Snapshot:
 
 def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
     new = tuple(LogEntry(e.ts, "debug", f"{e.pod}/{e.src}", line) for line in e.lines[-LOG_KEEP:])
-    return changed(s, log=(*s.log, *new)[-LOG_KEEP:])
+    kept = s.log[max(0, len(s.log) + len(new) - LOG_KEEP) :]
+    return changed(s, log=kept + new)
 
 
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
@@ -101,17 +105,17 @@ def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
 
 def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
     w = changed(_worker_of(s, e.coord), root_epoch=e.epoch, root=e.root)
-    known = {a.epoch: a for a in s.agreement}
-    a = known.get(e.epoch, EpochAgreement(e.epoch))
-    known[e.epoch] = changed(
-        a, roots=put(a.roots, e.coord, e.root), pairs=put(a.pairs, e.coord, MappingProxyType(dict(e.pairs)))
-    )
-    kept = tuple(known[k] for k in sorted(known)[-AGREEMENT_KEEP:])
-    s = changed(s, workers=put(s.workers, e.coord, w), agreement=kept)
-    expected = 3 * _replicas(s) * s.pipeline_stages * s.tensor
-    if len(known[e.epoch].roots) == expected and not disagreement(known[e.epoch]):
-        s = changed(s, agreed_epoch=max(s.agreed_epoch, e.epoch))
-    return s
+    known = s.agreement  # in the order of their epochs
+    at = bisect_left(known, e.epoch, key=_EPOCH)
+    found = at < len(known) and known[at].epoch == e.epoch
+    a = known[at] if found else EpochAgreement(e.epoch)
+    pairs = put(a.pairs, e.coord, MappingProxyType(dict(e.pairs)))
+    a = EpochAgreement(e.epoch, put(a.roots, e.coord, e.root), pairs)
+    kept = (*known[:at], a, *known[at + found :])[-AGREEMENT_KEEP:]
+    agreed = s.agreed_epoch
+    if len(a.roots) == 3 * _replicas(s) * s.pipeline_stages * s.tensor and not disagreement(a):
+        agreed = max(agreed, e.epoch)
+    return changed(s, workers=put(s.workers, e.coord, w), agreement=kept, agreed_epoch=agreed)
 
 
 def _replicas(s: Snapshot) -> int:
@@ -133,7 +137,7 @@ def disagreement(a: EpochAgreement) -> tuple[str, str] | None:
 
 
 def _result(s: Snapshot, e: ev.ResultReported) -> Snapshot:
-    s = replace(
+    s = changed(
         s,
         results=put(s.results, e.phase, MappingProxyType(dict(e.values))),
         result_hashes=put(s.result_hashes, f"{e.phase}/{e.coord}", e.result_hash),

@@ -17,15 +17,21 @@ class Series:
         self._n = n
 
     def append(self, x: float, y: float) -> Series:
-        xs, ys = self._xs, self._ys
-        if self._n != len(xs):
-            xs, ys = xs[: self._n], ys[: self._n]
+        """One more point; a history that went on from here keeps its own."""
+        n, xs, ys = self._n, self._xs, self._ys
+        if n != len(xs):
+            xs, ys = xs[:n], ys[:n]
         xs.append(x)
         ys.append(y)
-        return Series(xs, ys, self._n + 1)
+        return Series(xs, ys, n + 1)
+
+    def reaching(self, x: float, y: float) -> Series:
+        """The same, without what stood at or after ``x`` (a resume goes back to its checkpoint)."""
+        n = self._n
+        return (self if not n or self._xs[n - 1] < x else self.truncated(x)).append(x, y)
 
     def truncated(self, x: float) -> Series:
-        """Without every point at or after ``x`` (a resume goes back to its checkpoint)."""
+        """Without every point at or after ``x``."""
         n = self._n
         while n and self._xs[n - 1] >= x:
             n -= 1

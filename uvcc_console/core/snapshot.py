@@ -1,4 +1,8 @@
-"""The immutable picture of one run. TUI, CLI, replay and detectors read this and nothing else."""
+"""The immutable picture of one run. TUI, CLI, replay and detectors read this and nothing else.
+
+The large records have no slots: folding copies one of them for every event, and their fields all at once
+(``core.reducing.changed``).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ class GpuView:
     errors: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PodView:
     """One pod. ``paths`` maps a halt path to (up, since).
 
@@ -78,7 +82,7 @@ class PodView:
     gpus: tuple[GpuView, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WorkerView:
     """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it, ``step_ts`` when the
     step last changed, ``error`` and ``hint`` what its exit record said of its end, ``exited`` when that was heard."""
@@ -152,7 +156,7 @@ class WaitView:
     ts: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PairView:
     """What a worker last said of its traffic with its peer in another party; totals since its process ``began``.
 
@@ -271,7 +275,7 @@ class DomainView:
         return f"{self.stage} {self.status}{step}" + (f": {self.detail}" if self.detail else "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """One run at one moment. ``seq`` is the journal sequence it reflects.
 

@@ -25,14 +25,14 @@ from uvcc_console.core.snapshot import (
     VerdictView,
     WorkerView,
 )
-from uvcc_console.core.words import ack_words
+from uvcc_console.core.words import ack_words, value_words
 from uvcc_engine.contract.text import clean
 
 MALFORMED_KEEP = 256
 
 
 def _created(s: Snapshot, e: ev.RunCreated) -> Snapshot:
-    return replace(
+    return changed(
         s,
         run=e.run,
         profile_name=e.profile_name,
@@ -62,15 +62,15 @@ def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
         stages = (*stages[:done], move(StageView(e.name)), *stages[done:])
     level = "error" if e.status == "failed" else "info"
     text = f"stage {e.name} {e.status}" + (f": {e.detail}" if e.detail else "")
-    s = replace(s, stages=stages)
+    s = changed(s, stages=stages)
     if e.status in ("failed", "waiting", "ok") and s.triage and not s.triage[-1].outcome:
         made = max((w.step for w in s.workers.values()), default=-1) - s.triage[-1].step
         came = "the stage went through" if e.status == "ok" else f"{max(0, made)} steps, then {e.detail}"
-        s = replace(s, triage=(*s.triage[:-1], replace(s.triage[-1], outcome=came)))
+        s = changed(s, triage=(*s.triage[:-1], replace(s.triage[-1], outcome=came)))
     if e.status == "failed":
-        s = replace(s, status="failed", detail=e.detail)
+        s = changed(s, status="failed", detail=e.detail)
     elif e.status == "running" and s.status in ("failed", "halted") and e.name != "teardown":
-        s = replace(s, status="running", detail="")
+        s = changed(s, status="running", detail="")
     return logged(s, e, level, "rollout", text)
 
 
@@ -78,14 +78,14 @@ def _gate(s: Snapshot, e: ev.GateMeasured) -> Snapshot:
     kept = tuple(g for g in s.gates if g.name != e.name)
     gate = GateView(e.name, e.ok, e.wanted, e.measured)
     text = f"gate {e.name}: {'ok' if e.ok else 'FAILED'} (wanted {e.wanted}, measured {e.measured})"
-    return logged(replace(s, gates=(*kept, gate)), e, "info" if e.ok else "error", "gate", text)
+    return logged(changed(s, gates=(*kept, gate)), e, "info" if e.ok else "error", "gate", text)
 
 
 def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
     old = s.pods.get(e.pod)
     if old is not None and old.state == "gone" and e.state != "gone":
         old = None  # another machine under the same name: nothing of what ran on the old one runs there
-        s = replace(s, workers=_none_started(s.workers, lambda w: w.pod == e.pod))
+        s = changed(s, workers=_none_started(s.workers, lambda w: w.pod == e.pod))
     view = PodView(
         e.pod,
         e.party,
@@ -102,9 +102,9 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
     )
     if old is not None:
         view = replace(view, cpu=old.cpu, memory=old.memory, gpu=old.gpu, gpus=old.gpus)
-    s = replace(s, pods=put(s.pods, e.pod, view))
+    s = changed(s, pods=put(s.pods, e.pod, view))
     if e.state == "gone":  # also one that was left behind, and ended later
-        s = replace(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
+        s = changed(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
     level = "error" if e.state in pod_states.BROKEN else "info"
     return logged(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
 
@@ -113,7 +113,7 @@ def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
     pod = s.pods.get(e.pod)
     if pod is None:
         return s
-    s = replace(s, pods=put(s.pods, e.pod, replace(pod, paths=put(pod.paths, e.path, (e.up, e.ts)))))
+    s = changed(s, pods=put(s.pods, e.pod, replace(pod, paths=put(pod.paths, e.path, (e.up, e.ts)))))
     return logged(
         s, e, "info" if e.up else "warn", e.pod, f"path {e.path} {'up' if e.up else 'down'} {e.detail}".rstrip()
     )
@@ -130,7 +130,7 @@ def _none_started(
 def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
     fresh = e.engine_run != s.engine_run
     over = fresh or e.masks != s.masks  # started over: other masks, so other messages and roots of the same epochs
-    s = replace(
+    s = changed(
         s,
         phase=e.phase,
         engine_run=e.engine_run,
@@ -162,7 +162,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
 def _fork(s: Snapshot, e: ev.ForkDetected) -> Snapshot:
     who = " and ".join(f"P{p}" for p in e.parties)
     text = f"FORK at epoch {e.epoch}: {who} disagree. {e.detail}".rstrip()
-    return logged(replace(s, fork=text), e, "error", "ledger", text)
+    return logged(changed(s, fork=text), e, "error", "ledger", text)
 
 
 def _halt_requested(s: Snapshot, e: ev.HaltRequested) -> Snapshot:
@@ -173,7 +173,7 @@ def _halt_requested(s: Snapshot, e: ev.HaltRequested) -> Snapshot:
         halt = HaltView(e.nonce, e.mode, e.by, e.drill, e.ts, total=len(s.pods), last_drill_s=s.halt.last_drill_s)
     what = "drill" if e.drill else e.mode.upper()
     text = f"{what} asked by {e.by}" + (f": {e.reason}" if e.reason else "")
-    return logged(replace(s, halt=halt), e, "info" if e.drill else "warn", "halt", text)
+    return logged(changed(s, halt=halt), e, "info" if e.drill else "warn", "halt", text)
 
 
 _HALT_ORDER = ("unknown", "sent", "seen", "held", "released", "halted", "gone")
@@ -183,7 +183,7 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
     if e.nonce != s.halt.nonce:
         return s
     if e.gpu:
-        s = replace(s, halt=replace(s.halt, gpus=put(s.halt.gpus, e.pod, e.gpu)))
+        s = changed(s, halt=replace(s.halt, gpus=put(s.halt.gpus, e.pod, e.gpu)))
         level = "info" if e.gpu == "empty" else "error"
         return s if e.gpu == "none" else logged(s, e, level, e.pod, f"{e.stage}; {e.detail}")
     old = s.halt.acks.get(e.pod)
@@ -192,7 +192,7 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
         return s  # evidence never goes back, but a pod that falls silent afterwards is unknown
     step = e.step if e.step >= 0 or not old else old[1]
     ack = (e.stage, step, e.checkpoint or (old[2] if old else ""), e.ts)
-    s = replace(s, halt=replace(s.halt, acks=put(s.halt.acks, e.pod, ack)))
+    s = changed(s, halt=replace(s.halt, acks=put(s.halt.acks, e.pod, ack)))
     level = "error" if e.stage == "unknown" else "info"
     return logged(s, e, level, e.pod, ack_words(e.stage, e.step), e.detail)
 
@@ -204,9 +204,9 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
     halt = replace(
         s.halt, done=True, verified=e.verified, total=e.total, step=e.step, seconds=e.seconds, last_drill_s=drill_s
     )
-    s = replace(s, halt=halt)
+    s = changed(s, halt=halt)
     if e.mode == "halt":
-        s = replace(s, status="halted", detail=f"at step {e.step}")
+        s = changed(s, status="halted", detail=f"at step {e.step}")
     name = "drill" if e.drill else e.mode.upper()
     unknown = f", {e.total - e.verified} not" if e.verified < e.total else ""
     text = f"{name} {e.verified}/{e.total} verified{unknown} at step {e.step}, {e.seconds:.1f} s"
@@ -214,7 +214,7 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
 
 
 def _cost(s: Snapshot, e: ev.CostTick) -> Snapshot:
-    return replace(s, hourly=e.hourly, spent=e.spent, forecast=e.forecast, runway_h=e.runway_h)
+    return changed(s, hourly=e.hourly, spent=e.spent, forecast=e.forecast, runway_h=e.runway_h)
 
 
 def _verdict(s: Snapshot, e: ev.PhaseVerdict) -> Snapshot:
@@ -235,13 +235,13 @@ def _verdict(s: Snapshot, e: ev.PhaseVerdict) -> Snapshot:
     values = "".join(f", {k}={v:.4f}" for k, v in e.values.items())
     text = f"{e.phase} VERIFIED, global root {e.global_root[:12]}{values}"
     text = text if e.ok else f"{e.phase} NOT VERIFIED: {e.detail}"
-    return logged(replace(s, verdicts=put(s.verdicts, e.phase, view)), e, "info" if e.ok else "error", "verify", text)
+    return logged(changed(s, verdicts=put(s.verdicts, e.phase, view)), e, "info" if e.ok else "error", "verify", text)
 
 
 def _alert(s: Snapshot, e: ev.Alert) -> Snapshot:
     text = e.text + (f" ({e.hint})" if e.hint else "")
     entry = LogEntry(e.ts, e.level, e.subject or e.name, text, alert=e.name)
-    return replace(s, alerts=(*s.alerts[-99:], entry), log=(*s.log[-(LOG_KEEP - 1) :], entry))
+    return changed(s, alerts=(*s.alerts[-99:], entry), log=(*s.log[-(LOG_KEEP - 1) :], entry))
 
 
 def _intent(s: Snapshot, e: ev.Intent) -> Snapshot:
@@ -254,32 +254,32 @@ def _action_done(s: Snapshot, e: ev.ActionDone) -> Snapshot:
 
 
 def _flight(s: Snapshot, e: ev.FlightRead) -> Snapshot:
-    s = replace(s, flight=FlightView(e.ts, e.folder, dict(e.newest), tuple(e.silent), tuple(e.findings)))
+    s = changed(s, flight=FlightView(e.ts, e.folder, dict(e.newest), tuple(e.silent), tuple(e.findings)))
     silent = f"; no answer from {', '.join(e.silent)}" if e.silent else ""
     text = "; ".join(e.findings) or "nothing differs"
     return logged(s, e, "warn" if e.findings or e.silent else "info", "flight", f"flight recorder: {text}{silent}")
 
 
 def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
-    s = replace(s, triage=(*s.triage, TriageView(e.rung, e.step, e.ts)))
+    s = changed(s, triage=(*s.triage, TriageView(e.rung, e.step, e.ts)))
     return logged(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
 
 
 def _settings(s: Snapshot, e: ev.SettingsChanged) -> Snapshot:
     now = {**s.changed_settings, **e.changes}
-    s = replace(s, changed_settings=MappingProxyType({k: v for k, v in now.items() if v is not None}))
-    words = ", ".join(f"{k} as planned" if v is None else f"{k} = {v}" for k, v in e.changes.items())
+    s = changed(s, changed_settings=MappingProxyType({k: v for k, v in now.items() if v is not None}))
+    words = ", ".join(f"{k} as planned" if v is None else f"{k} = {value_words(v)}" for k, v in e.changes.items())
     return logged(s, e, "warn", "rollout", f"from the next attempt on {words}, asked by {e.by}")
 
 
 def _home(s: Snapshot, e: ev.CheckpointHome) -> Snapshot:
     if e.engine_run == s.engine_run:
-        s = replace(s, home=put(s.home, e.pod, (e.step, e.sha256)))
+        s = changed(s, home=put(s.home, e.pod, (e.step, e.sha256)))
     return logged(s, e, "info", e.pod, f"checkpoint of step {e.step} is home, {e.sha256[:12]}")
 
 
 def _consent(s: Snapshot, e: ev.Consent) -> Snapshot:
-    s = replace(s, consents=tuple(dict.fromkeys((*s.consents, (e.what, e.by)))))
+    s = changed(s, consents=tuple(dict.fromkeys((*s.consents, (e.what, e.by)))))
     return logged(s, e, "info", e.by, f"signed for {e.what}")
 
 
@@ -290,7 +290,7 @@ def _vouched(s: Snapshot, e: ev.PodVouched) -> Snapshot:
 def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
     old = s.domains.get(e.party)
     view = DomainView(e.party, e.stage, e.status, e.step, e.steps, e.detail, e.ts)
-    s = replace(s, domains=put(s.domains, e.party, view))
+    s = changed(s, domains=put(s.domains, e.party, view))
     if old is not None and (old.stage, old.status, old.detail) == (e.stage, e.status, e.detail):
         return s
     level = "info" if e.status in ("running", "reached") else "error"
@@ -300,7 +300,7 @@ def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
     view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
     text = f"the full run's {e.steps} steps will take {e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
-    return logged(replace(s, prediction=view), e, "info", "forecast", text)
+    return logged(changed(s, prediction=view), e, "info", "forecast", text)
 
 
 def _scored(s: Snapshot, e: ev.ForecastScored) -> Snapshot:
@@ -309,28 +309,28 @@ def _scored(s: Snapshot, e: ev.ForecastScored) -> Snapshot:
     view = replace(s.prediction, scored=True, took_s=e.seconds, cost_was=e.cost, bytes_were=e.bytes, sigmas=e.sigmas)
     view = replace(view, bytes_sigmas=e.bytes_sigmas)
     text = f"took {e.seconds:.0f} s, {s.prediction.seconds:.0f} s were forecast: off by {e.sigmas:.1f} of its error"
-    return logged(replace(s, prediction=view), e, "info", "forecast", text)
+    return logged(changed(s, prediction=view), e, "info", "forecast", text)
 
 
 def _followed(s: Snapshot, e: ev.Followed) -> Snapshot:
     how = f"no halt: {e.no_halt}" if e.no_halt else "it has the run contract: F9 holds and halts it"
-    s = replace(s, followed=e.target, no_halt=e.no_halt)
+    s = changed(s, followed=e.target, no_halt=e.no_halt)
     return logged(s, e, "info", e.pod, f"{e.target} is followed; {how}")
 
 
 def _ended(s: Snapshot, e: ev.RunEnded) -> Snapshot:
-    s = replace(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks), ended=e.ts)
+    s = changed(s, status=e.status, detail=e.detail, leaks=tuple(e.leaks), ended=e.ts)
     return logged(s, e, "info" if e.status == "ok" else "warn", "rollout", f"run ended: {e.status} {e.detail}".rstrip())
 
 
 def _malformed(s: Snapshot, e: ev.LinesMalformed) -> Snapshot:
     """Count. A sample is told; of the journal's own rows, which come again with every reading, one a kind."""
     where = e.where if e.where in s.malformed or len(s.malformed) < MALFORMED_KEEP else "others"
-    s = replace(s, malformed=put(s.malformed, where, s.malformed.get(where, 0) + max(1, e.count)))
+    s = changed(s, malformed=put(s.malformed, where, s.malformed.get(where, 0) + max(1, e.count)))
     if not e.sample or (e.where, e.src) in s.odd:
         return s
     if e.journalled:
-        s = replace(s, odd=(*s.odd, (e.where, e.src))[-MALFORMED_KEEP:])
+        s = changed(s, odd=(*s.odd, (e.where, e.src))[-MALFORMED_KEEP:])
     return logged(s, e, "warn", e.where, f"malformed line ({'journal, ' if e.journalled else ''}{e.src}): {e.sample}")
 
 

@@ -95,8 +95,21 @@ def ack_words(stage: str, step: int) -> str:
     return ACKS.get(stage, stage) + (f" at step {step}" if step >= 0 else "")
 
 
+def value_words(value: Any) -> str:
+    """Any value of a record or a profile as a file spells it (true, null, [1, 2], {k: v}), not as a program does."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {value_words(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(value_words(v) for v in value) + "]"
+    return str(value)
+
+
 def _short(value: Any) -> str:
     """A value of a field; of a hash the beginning."""
-    text = str(value)
+    text = value_words(value)
     long_hash = len(text) >= 32 and all(c in "0123456789abcdef" for c in text)
     return text[:_DIGEST] if long_hash else text

@@ -24,6 +24,14 @@ def test_truncated_goes_back_to_a_step() -> None:
     assert list(s) == [(1, 1), (2, 2), (3, 3)]
 
 
+def test_a_point_that_is_reached_again_takes_its_successors_back() -> None:
+    s = Series().append(1, 1).append(2, 2).append(3, 3)
+    assert list(s.reaching(4, 9)) == [(1, 1), (2, 2), (3, 3), (4, 9)]
+    assert list(s.reaching(2, 9)) == [(1, 1), (2, 9)]
+    assert list(s.reaching(0, 9)) == [(0, 9)]
+    assert list(s) == [(1, 1), (2, 2), (3, 3)]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100))))
 def test_behaves_like_a_list(ops: list[tuple[bool, float]]) -> None:
     """Branching histories: any version equals the plain list built the same way."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sqlite3
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal, read_all
+from uvcc_console.core.reducing import changed
+from uvcc_console.core.reported_state import AGREEMENT_KEEP
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 from uvcc_engine.contract.errors import UnreadableError
@@ -147,6 +150,28 @@ def test_a_resume_truncates_the_curve_instead_of_drawing_back() -> None:
     for step, loss in [(1, 2.0), (2, 1.5), (3, 1.2), (2, 1.4)]:
         s = reduce(s, ev.Metric(coord="p0r0s0t0", step=step, values={"loss": loss}))
     assert list(s.series["p0r0s0t0"]["loss"]) == [(1, 2.0), (2, 1.4)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.sampled_from(COORDS), st.sampled_from("dx")), max_size=200))
+def test_what_is_kept_of_the_roots_is_the_newest_epochs_in_their_order(said: list[tuple[int, str, str]]) -> None:
+    s, roots = fold([CREATED]), dict[int, dict[str, str]]()
+    for epoch, coord, digest in said:
+        s = reduce(s, ev.RootReported(coord=coord, epoch=epoch, root=coord + digest, pairs=_pairs(coord, digest)))
+        roots.setdefault(epoch, {})[coord] = coord + digest
+        roots = {k: roots[k] for k in sorted(roots)[-AGREEMENT_KEEP:]}
+        assert [a.epoch for a in s.agreement] == list(roots)
+    assert {a.epoch: dict(a.roots) for a in s.agreement} == roots
+
+
+def test_a_copy_with_other_values_is_a_record_of_its_own_and_has_no_other_fields() -> None:
+    s = fold([CREATED])
+    other = changed(s, spent=2.0, detail="x")
+    assert (other.spent, other.detail, other.run, s.spent) == (2.0, "x", "r", 0.0)
+    assert dataclasses.replace(s, spent=2.0, detail="x") == other
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        other.spent = 3.0  # type: ignore[misc]
+    with pytest.raises(KeyError, match="colour"):
+        changed(s, colour="red")
 
 
 class ReducerMachine(RuleBasedStateMachine):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
+from uvcc_console.plan.gate_words import gate_words
 from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import GatesPart
@@ -258,3 +261,36 @@ def test_a_failed_worker_is_told_in_the_words_of_its_exit_record() -> None:
     assert last_words(s, COORDS[0]) is None
     again = ev.WorkerProcess(pod="p1r0", coord=COORDS[1], state="started", pid=9)
     assert last_words(reduce(s, again), COORDS[1]) is None
+
+
+SHIPPED = sorted(p.stem for p in (Path(__file__).parents[3] / "profiles").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_gates_of_every_shipped_profile_are_told_in_words(name: str) -> None:
+    _, found = load(name)
+    text = gate_words(found.gates, found.job.kind)
+    assert not re.search(r"True|False|None|[\[\]{}_']", text), text
+    assert ("the proof verifies" in text) == (found.job.kind == "private")
+
+
+def test_a_gate_that_is_off_is_not_told() -> None:
+    off = GatesPart(loss_falls=False, verifier="any", halt_drill_s=0, disk_free_mib=0)
+    assert gate_words(off, "private") == "1 result hash, clocks within 30 s"
+    on = GatesPart(at=[120, 500], toks_per_s=9000, gate_collapse=0.25, watchdog_dumps=0)
+    text = gate_words(on, "lm")
+    for words in ("at least 9000 tokens/s", "at most 25% of the gates", "at most 0 stalls", "at steps 120, 500"):
+        assert words in text
+
+
+def test_a_plan_that_was_not_kept_is_told_as_its_profile_spells_it() -> None:
+    plan = {"shard": True, "hidden": [64, 32], "precision": "bf16"}
+    created = ev.RunCreated(
+        run="r", profile_name="d", job_kind="lm", replicas=1, pipeline_stages=1, tensor=1, stages=[],
+        profile={"job": {"plan": plan}},
+    )  # fmt: skip
+    facts = {"coord": COORDS[0], "shard": False, "hidden": [64, 32]}
+    s = fold([created, ev.EngineEvent(pod="p0r0", level="info", event="run_facts", fields=facts)])
+    gate = next(g for g in measure(s, GatesPart(loss_falls=False, halt_drill_s=0), "smoke") if g.name == "config")
+    assert gate.wanted == "shard true, hidden [64, 32], precision bf16"
+    assert "shard is false, planned true" in gate.measured

@@ -8,6 +8,7 @@ from typing import Any
 
 from uvcc_console.core.alerts.finding import Finding, line, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.words import value_words
 from uvcc_engine.contract.parsing.untrusted import as_float
 
 WINDOW = 50
@@ -103,7 +104,9 @@ def checkpoint_overdue(s: Snapshot, now: float) -> Iterator[Finding]:
 def differing(planned: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """What runs otherwise than it was planned, of what both name: parameters, sequence length, precision, ..."""
     return [
-        f"{k} is {facts[k]}, planned {planned[k]}" for k in sorted(planned) if k in facts and facts[k] != planned[k]
+        f"{k} is {value_words(facts[k])}, planned {value_words(planned[k])}"
+        for k in sorted(planned)
+        if k in facts and facts[k] != planned[k]
     ]
 
 

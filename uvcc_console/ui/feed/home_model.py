@@ -188,6 +188,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
         )
     plan, p = draft.plan, draft.plan.profile
     job: dict[str, Any] = p.job.model_dump(mode="json")
+    from uvcc_console.plan.gate_words import gate_words
     from uvcc_console.plan.owndata import model_words
     from uvcc_console.plan.plan import operation_of
 
@@ -209,9 +210,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     lines += _pair(
         "smoke", f"{smoke.steps} steps on {len(smoke.pods())} pods, with a halt drill" if smoke else "none", width
     )
-    gates = p.gates.model_dump()
-    wanted = ", ".join(f"{k} {v}" for k, v in gates.items() if v not in (False, 0, 0.0))
-    lines += _pair("gates", wanted, width)
+    lines += _pair("gates", gate_words(p.gates, job["kind"]), width)
     cap = "nothing may be spent" if not p.limits.total else f"${p.limits.hourly:.2f}/h, ${p.limits.total:.2f} in total"
     lines += _pair("limits", f"{cap}, {p.limits.ttl / 3600:g} h at most", width)
     lines += _pair("stages", f" {g.dot} ".join(plan.stages), width)

@@ -91,11 +91,6 @@ def quiet_s(view: View) -> float:
     return silent if running and lives and s.updated and silent > QUIET_S else 0.0
 
 
-def stale(view: View) -> bool:
-    """Whether what is known of the workers is old for reasons that are not theirs."""
-    return bool(view.behind_s or quiet_s(view)) or (not view.conductor.well and not view.snap.ended)
-
-
 # ---- health
 
 
@@ -127,7 +122,8 @@ def health_spans(view: View) -> list[Span]:
         pods = [p for p in s.pods.values() if p.state != "gone"]
         up = sum(p.state in pod_states.REACHED for p in pods)
         broken = sum(p.state in pod_states.BROKEN for p in pods)
-        out: list[Span] = [(f"{up}/{len(pods)} pods", "ok" if pods and up == len(pods) else "muted")] if pods else []
+        well = bool(pods) and up == len(pods) and not view.stale
+        out: list[Span] = [(f"{up}/{len(pods)} pods", "ok" if well else "muted")] if pods else []
         return [*out, (f" {broken} failed", "bad")] if broken else out
     bad: list[Span] = [(f" {kinds[kind]} {kind}", "bad") for kind in _BAD if kinds[kind]]
     if s.status == "halted" or (halting(s) and kinds["halted"]):
@@ -140,7 +136,7 @@ def health_spans(view: View) -> list[Span]:
     if kinds["starting"] == total:
         return [(f"0/{total} live", "muted")]
     live = kinds["live"]
-    role = "muted" if stale(view) else "ok" if live == total else "warn"
+    role = "muted" if view.stale else "ok" if live == total else "warn"
     late: list[Span] = [(f" {kinds['late']} late", "warn")] if kinds["late"] else []
     return [(f"{live}/{total} live", role), *bad, *late]
 
@@ -185,7 +181,7 @@ def _running(view: View) -> tuple[str, str]:
     g, (kinds, _) = view.glyphs, tally(view)
     if any(kinds[kind] for kind in _BAD):
         return f"{g.fail} RUNNING", "alarm"
-    if kinds["late"] or stalled_s(view) or (needs_sidecar(view.snap) and not view.sidecar.well):
+    if kinds["late"] or view.unheard or stalled_s(view) or (needs_sidecar(view.snap) and not view.sidecar.well):
         return f"{g.late} RUNNING", "amber"
     return f"{g.live} RUNNING", "ok bold"
 
@@ -221,7 +217,6 @@ __all__ = [
     "health_spans",
     "judge",
     "quiet_s",
-    "stale",
     "stalled_s",
     "status_word",
     "tally",

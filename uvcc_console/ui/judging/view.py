@@ -49,6 +49,19 @@ class View:
         """The time that ages of heartbeats are measured against: not much later than the last event of all."""
         return min(self.now, self.snap.updated + NEWS_S) if self.snap.updated else self.now
 
+    @property
+    def unheard(self) -> bool:
+        """Whether nothing at all was written for longer than a conductor takes to write something, though pods live."""
+        s = self.snap
+        if self.replay or s.ended or not s.updated or self.now - s.updated <= NEWS_S:
+            return False
+        return bool(s.workers) or any(p.state not in pod_states.ABSENT for p in s.pods.values())
+
+    @property
+    def stale(self) -> bool:
+        """Whether what is known of the workers is old for reasons that are not theirs: then nothing of it is green."""
+        return bool(self.behind_s) or self.unheard or not (self.conductor.well or self.snap.ended)
+
     def result(self, phase: str) -> Shown:
         """A phase's result as every panel shows it."""
         return shown(self.snap, phase, self.changed)
@@ -209,6 +222,11 @@ def cause(snap: Snapshot) -> str:
     return lost[0] if lost else ""
 
 
+def _faded(health: Health, view: View) -> Health:
+    """What was well when it was last heard of is not shown as well now where the picture is old."""
+    return replace(health, role="muted") if health.role == "ok" and view.stale else health
+
+
 def fleet_rows(view: View) -> list[FleetRow]:
     """Every worker and every pod without one, in the order (party, replica, stage, tensor)."""
     snap, g = view.snap, view.glyphs
@@ -231,11 +249,11 @@ def fleet_rows(view: View) -> list[FleetRow]:
         state = pod.state if pod else ""
         place = (w.pod, p, r, s, t, w.coord, w.phase, w.step, age, w.root, w.root_epoch)
         signs = _vitals(pod, snap.series.get(w.coord))
-        rows.append(FleetRow(*place, health, w.beat, state, signs))
+        rows.append(FleetRow(*place, _faded(health, view), w.beat, state, signs))
         busy.add(w.pod)
     for pod in snap.pods.values():
         if pod.pod not in busy:
-            health = pod_health(pod, g)
+            health = _faded(pod_health(pod, g), view)
             here = (pod.pod, pod.party, pod.replica, 0, 0, "")
             rows.append(FleetRow(*here, "", -1, None, "", -1, health, EMPTY, pod.state, _vitals(pod)))
     rows.sort(key=lambda row: (row.replica, row.party, row.stage, row.tensor, row.pod))

@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual.binding import BindingType
 
 from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED, shown
+from uvcc_console.core.words import value_words
 from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.feed.home_model import Draft, RunSummary, draft_lines
@@ -183,7 +184,7 @@ def differing(a: object, b: object, path: str = "") -> list[tuple[str, str, str]
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         keys = dict.fromkeys((*a, *b))
         return [d for k in keys for d in differing(a.get(k), b.get(k), f"{path}.{k}" if path else clean(str(k)))]
-    return [] if a == b else [(path, clean(str(a)), clean(str(b)))]
+    return [] if a == b else [(path, clean(value_words(a)), clean(value_words(b)))]
 
 
 class ProfilesPanel(ListPanel):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from uvcc_console.ui.drawing.format import clock, duration, money
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
-from uvcc_console.ui.judging.condition import health_spans, judge, stale, stalled_s, status_word, undecided, warnings
+from uvcc_console.ui.judging.condition import health_spans, judge, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_sidecar
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
@@ -33,7 +33,7 @@ def _progress(view: View, wide: bool) -> tuple[list[Span], list[Span], list[Span
     """Step, bar and time left. Where no step arrives the first two are dim, and no time is promised."""
     s = view.snap
     stalled = stalled_s(view)
-    dim = bool(stalled) or stale(view)
+    dim = bool(stalled) or view.stale
     step: list[Span] = []
     if s.steps_planned:
         at = s.step if s.step >= 0 else 0
@@ -41,7 +41,7 @@ def _progress(view: View, wide: bool) -> tuple[list[Span], list[Span], list[Span
         step = [("step ", role), (f"{at}", role if dim else "title"), (f"/{s.steps_planned}", role), ("  ", "")]
     bar = progress_bar(view, 16 if wide else 4, dim=dim)
     bar = [*bar, ("  ", "")] if bar else []
-    if stalled and not stale(view):
+    if stalled and not view.stale:
         return step, bar, [(f"no step for {duration(stalled)}", "warn"), ("  ", "")]
     left = eta(s, view.now) if s.status == "running" and not dim and not halting(s) else None
     return step, bar, [] if left is None else [("eta ", "muted"), (duration(left), "text"), ("  ", "")]
@@ -114,7 +114,7 @@ def lamps(view: View, *, wide: bool) -> list[Span]:
     parts = [[(f"{name} ", "muted"), _lamp(view, lamp)] for name, lamp in found]
     for name, (up, known) in halt_paths(s).items():
         role = "ok" if up == known else "bad" if up == 0 else "warn"
-        if known == 0 or view.behind_s:
+        if known == 0 or view.behind_s or (role == "ok" and view.stale):
             role = "muted"
         sign = g.live if up == known else g.fail if up == 0 else g.late
         parts.append([(f"{name} ", "muted"), (f"{sign} {up}/{known}" if wide or up < known else sign, role)])

@@ -9,6 +9,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core.alerts.quality import differing
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.words import value_words
 from uvcc_console.plan.plan import SMOKE, Phase
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.report.recheck import digests
@@ -162,7 +163,7 @@ def _config(s: Snapshot, plan: Mapping[str, Any]) -> ev.GateMeasured:
     wrong = [f"{coord}: {text}" for coord, facts in sorted(s.facts.items()) for text in differing(plan, facts)]
     silent = sorted(k for k in plan if not any(k in facts for facts in s.facts.values()))
     wrong += [f"{', '.join(silent)} not reported"] if silent else []
-    wanted = ", ".join(f"{k} {plan[k]}" for k in plan)
+    wanted = ", ".join(f"{k} {value_words(plan[k])}" for k in plan)
     return ev.GateMeasured(name="config", ok=not wrong, wanted=wanted, measured="; ".join(wrong) or "as planned")
 
 
