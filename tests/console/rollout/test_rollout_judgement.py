@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 from uvcc_console.plan.gate_words import gate_words
 from uvcc_console.plan.plan import Phase, make_plan
-from uvcc_console.plan.profile import load
+from uvcc_console.plan.profile import available, load
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.rollout.stages.fleet.findings import Requirements, find_problems
 from uvcc_console.rollout.stages.training.phases import hang, last_words, trouble
@@ -263,7 +262,7 @@ def test_a_failed_worker_is_told_in_the_words_of_its_exit_record() -> None:
     assert last_words(reduce(s, again), COORDS[1]) is None
 
 
-SHIPPED = sorted(p.stem for p in (Path(__file__).parents[3] / "profiles").glob("*.yaml"))
+SHIPPED = sorted(found.name for found in available())
 
 
 @pytest.mark.parametrize("name", SHIPPED)

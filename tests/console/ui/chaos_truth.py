@@ -20,8 +20,8 @@ from uvcc_console.ui.widgets.bars import BannerBar, HeaderBar, TrackBar
 
 DUE_S = 6.0  # a heartbeat is due every 5 s
 LOST_WORDS = re.compile(r"\b(lost|silent)\b")
+RED_S = 5.0
 BROKEN = ("failed", "lost")
-HERE = ("ready", "agent", "booting", "creating", "lost", "deleting", "failed")
 
 
 @dataclass
@@ -179,6 +179,23 @@ class Look:
     wrong: list[str] = field(default_factory=list)  # neither: another number, another halt
 
 
+class Findings:
+    """Greens count at once, reds when they stand for longer than five seconds."""
+
+    def __init__(self) -> None:
+        self.bad: list[str] = []
+        self.looks = 0
+        self._since: dict[str, float] = {}
+
+    def take(self, look: Look, now: float) -> None:
+        self.looks += 1
+        self.bad += [f"{now:.1f} false green: {what}" for what in look.greens]
+        self.bad += [f"{now:.1f} {what}" for what in look.wrong]
+        reds = {what.split(",")[0] for what in look.reds}
+        self._since = {what: self._since.get(what, now) for what in reds}
+        self.bad += [f"{now:.1f} false red: {what}" for what, at in self._since.items() if now - at > RED_S]
+
+
 def looked(app: UvccApp, t: Truth, now: float) -> Look:
     """``t`` is what the journal held when the picture was painted, at ``now`` by the console's clock."""
     look = Look()
@@ -202,6 +219,8 @@ def _first_line(look: Look, header: Line, t: Truth, now: float, behind: bool) ->
     well = live and t.conducted and t.guarded and not (t.halting or t.waiting or t.fork or behind)
     for text, role in header:
         good = live and t.conducted and not behind if "live" in text else well
+        if "halted" in text:  # a proof stands whatever else is dead
+            good = t.proved is not None and t.proved[0] == t.proved[1]
         if _green(role) and not good and not t.over:
             look.greens.append(f"first line: {text.strip()}")
     if _red(word[1]) and well:

@@ -1,7 +1,6 @@
 """Whatever is killed, the console shows what is so: every picture is held against the journal's truth at that time.
 
-The run of the first test is made up: six workers on the test's own clock, blows by a seed. The one by hand kills parts
-of a real run for half an hour (``UVCC_CHAOS_MINUTES``).
+The run is made up: six workers on the test's own clock, blows by a seed. ``test_ui_chaos_real.py`` strikes a real one.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chaos_truth import Look, Truth, looked
+from chaos_truth import Findings, Truth, looked
 from ui_desk import FakeProcesses, OrderingApp, desk
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.ui.judging.lamps import FROZEN, Lamp
 
-SECONDS = 110
-RED_S = 5.0
+SECONDS = 120
 
 
 class StruckRun(Story):
@@ -70,7 +68,7 @@ class StruckRun(Story):
                 self.add(ev.HeartbeatRead(pod=pod, coord=coord, record=record))
         self.deaf = {pod: until for pod, until in self.deaf.items() if until > self.now}
         self.add(ev.CostTick(hourly=0, spent=0, forecast=0))
-        if not self.later and self.dice.random() < 0.25:
+        if not self.later and self.dice.random() < 0.5:
             blow = self.dice.choice([w for w in WAYS if self.blows[w] == min(self.blows[v] for v in WAYS)])
             self.blows[blow] += 1
             WAYS[blow](self)
@@ -105,11 +103,11 @@ class StruckRun(Story):
 
     def stop_agent(self) -> None:
         pod = self.pod(self.dice.choice(self.coords))
-        away = self.dice.choice((4.0, 12.0, 30.0, 75.0))
+        away = self.dice.choice((4.0, 12.0, 25.0, 64.0))
         self.deaf[pod] = self.now + away
         self.after(3.0, lambda: self.add(ev.LinkChanged(pod=pod, path="ssh", up=False)))
-        if away > 60:
-            self.after(40.0, lambda: self.add(ev.PodChanged(pod=pod, **self._place(pod), state="lost")))
+        if away > 60:  # longer than a worker is called silent
+            self.after(62.0, lambda: self.add(ev.PodChanged(pod=pod, **self._place(pod), state="lost")))
             self.after(away, lambda: self.add(ev.PodChanged(pod=pod, **self._place(pod), state="agent")))
         self.after(max(3.5, away), lambda: self.add(ev.LinkChanged(pod=pod, path="ssh", up=True)))
 
@@ -200,23 +198,6 @@ WAYS: dict[str, Callable[[StruckRun], None]] = {
 }
 
 
-class Findings:
-    """Greens count at once, reds when they stand for longer than five seconds."""
-
-    def __init__(self) -> None:
-        self.bad: list[str] = []
-        self.looks = 0
-        self._since: dict[str, float] = {}
-
-    def take(self, look: Look, now: float) -> None:
-        self.looks += 1
-        self.bad += [f"{now:.1f} false green: {what}" for what in look.greens]
-        self.bad += [f"{now:.1f} {what}" for what in look.wrong]
-        reds = {what.split(",")[0] for what in look.reds}
-        self._since = {what: self._since.get(what, now) for what in reds}
-        self.bad += [f"{now:.1f} false red: {what}" for what, at in self._since.items() if now - at > RED_S]
-
-
 async def see(d: OrderingApp, run: StruckRun, truth: Truth, found: Findings) -> None:
     """Write what is new, look, and hold what is painted against it."""
     new = run.fresh()
@@ -232,7 +213,7 @@ async def see(d: OrderingApp, run: StruckRun, truth: Truth, found: Findings) -> 
     found.take(looked(d.app, truth, run.now), run.now)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [9, 11])
 async def test_nothing_is_green_that_is_not_well_and_nothing_red_that_is(tmp_path: Path, seed: int) -> None:
     run = StruckRun(replicas=2, steps=10_000).begin(seed)
     truth, found = Truth(), Findings()

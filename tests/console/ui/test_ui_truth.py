@@ -99,6 +99,22 @@ def test_a_journal_that_takes_nothing_is_no_death_of_workers() -> None:
     assert ("24/24 live", "muted") in bars.header_line(view, 160)
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_nothing_is_green_once_nothing_came_for_longer_than_a_conductor_takes(width: int) -> None:
+    """Long before that is loud: who was well when last heard of may not be so any more."""
+    story = Story(replicas=2).full(30)
+    for after, green in ((5.0, True), (7.0, False)):
+        view = view_of(story, after)
+        shown = [bars.header_line(view, width), bars.track_line(view, width)]
+        shown += fleet.fleet_lines(view, fleet.FleetState(), width)[1:]
+        greens = [text for line in shown for text, role in line if role.startswith("ok")]
+        lamps_and_stages = [text for text in greens if "live" in text or "RUNNING" in text or "6/6" in text]
+        assert bool(lamps_and_stages) == green
+        assert not any(role in ("bad", "alarm") for line in shown for _, role in line)
+    assert "RUNNING" in head(view, width)
+    assert ("6/6 live", "muted") in bars.header_line(view, width)
+
+
 def test_workers_that_are_silent_while_the_conductor_goes_on_are_shown_so() -> None:
     view = view_of(ticking(Story().full(30), 70))
     assert {row.health.word for row in fleet_rows(view)} == {"lost"}
