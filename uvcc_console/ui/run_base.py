@@ -16,6 +16,7 @@ from uvcc_console.ui.feed.kept_layout import ScreenLayout
 from uvcc_console.ui.feed.run_processes import CONDUCTOR, HALTD, Processes, RunProcesses
 from uvcc_console.ui.feed.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
 from uvcc_console.ui.halting.own_halt import OwnHaltRequest
+from uvcc_console.ui.halting.uncover import make_room
 from uvcc_console.ui.halting.urgent import call_in_loop, watched
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp, Watchman
@@ -75,6 +76,7 @@ class RunConsole(ConsoleApp[int]):
             self.say("palette: a halt is under way and would be covered; : takes commands", "warning")
         else:
             super().action_command_palette()
+            make_room(self.screen, self.main)
 
     # ---- F9 and Esc, from the thread that reads the keyboard
 

@@ -36,7 +36,7 @@ class StruckRun(Story):
         self.blows: Counter[str] = Counter()
         self.processes = FakeProcesses()
         self.quiet_until = 0.0  # nobody writes the journal
-        self.written = 0
+        self.written = self.told = 0
         return self
 
     def fresh(self) -> list[ev.Event]:
@@ -209,8 +209,13 @@ async def see(d: OrderingApp, run: StruckRun, truth: Truth, found: Findings) -> 
     d.app._frames._painted = float("-inf")
     d.app.tick()
     await d.pilot.pause()
-    truth.tell(new)
-    found.take(looked(d.app, truth, run.now), run.now)
+    shown = d.app.main.view.snap  # a picture up to two seconds old is held against what was true then
+    truth.tell(run.events[run.told : shown.seq])
+    run.told = max(run.told, shown.seq)
+    look = looked(d.app, truth, run.now)
+    if not d.app.behind_s and run.events[-1].ts - shown.updated > 2.5:
+        look.wrong.append(f"{run.events[-1].ts - shown.updated:.1f} s behind, and nothing says so")
+    found.take(look, run.now)
 
 
 @pytest.mark.parametrize("seed", [9, 11])
@@ -218,7 +223,7 @@ async def test_nothing_is_green_that_is_not_well_and_nothing_red_that_is(tmp_pat
     run = StruckRun(replicas=2, steps=10_000).begin(seed)
     truth, found = Truth(), Findings()
     async with desk(run, tmp_path / "runs" / RUN, (120, 40), after=0.0, processes=run.processes) as d:
-        truth.tell(run.fresh())
+        run.fresh()
         for second in range(SECONDS):
             run.second()
             d.app.source._budget = 0.0 if second % 40 > 36 else 60.0  # the machine leaves it no time now and then

@@ -1,7 +1,7 @@
 """By hand: the console beside a real run whose parts are killed for half an hour, every picture against the journal.
 
-The run is real in all but what it computes: a conductor, a halt sidecar, local pods over SSH with their agents, and a
-worker each that steps, obeys holds and halts, and goes on from its checkpoints. ``UVCC_CHAOS_MINUTES`` (30) says how
+The run is real in all but what it computes: a conductor, a halt sidecar, a local pod over SSH with its agent, and
+a worker that steps, obeys holds and halts, and goes on from its checkpoints. ``UVCC_CHAOS_MINUTES`` (30) says how
 long, ``UVCC_CHAOS_SEED`` (1) in which order the blows fall, ``UVCC_CHAOS_LOG`` a file for what was seen.
 """
 
@@ -63,11 +63,10 @@ with RunWriter.from_env() as w:
         if step % 20 == 0:
             save()
     else:
-        w.exit("ok", step=step)
+        w.exit("done", step=step)
 """
 PROFILE = """
 job: {kind: command, argv: [python, train.py], steps: 100000, code: mine}
-topology: {replicas: 3}
 fleet: {provider: local}
 smoke: {steps: 4}
 gates: {loss_falls: false, halt_drill_s: 60}
@@ -88,9 +87,9 @@ class Vitals:
 
     def moves(self, name: str) -> bool:
         who = processes.recorded(self._run_dir, name)
-        state = ""
+        state = "" if who is not None else "starting"  # its record comes with it
         with contextlib.suppress(psutil.Error):
-            state = psutil.Process(who.pid).status() if who is not None else ""
+            state = psutil.Process(who.pid).status() if who is not None else state
         moving = state not in ("", psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
         was, at = self._since.get(name, (moving, float("-inf")))
         if moving != was:
@@ -234,7 +233,7 @@ async def test_nothing_is_green_that_is_not_well_while_a_real_run_is_struck(tmp_
 
 async def _through(uvcc: Uvcc, say: Callable[[str], Any]) -> None:
     runs = uvcc.home / "runs"
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while not (runs.is_dir() and any((d / processes.JOURNAL).exists() for d in runs.iterdir())):
             await asyncio.sleep(0.2)
     (run_dir,) = runs.iterdir()

@@ -102,7 +102,7 @@ async def test_f9_with_the_palette_open(folder: Path) -> None:
         assert type(d.app.screen).__name__ != "CommandPalette"
 
 
-@pytest.mark.parametrize("key", ["t", "question_mark"])
+@pytest.mark.parametrize("key", ["t", "question_mark", "ctrl+p"])
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 async def test_a_dialog_stands_beside_the_halt(folder: Path, size: tuple[int, int], key: str) -> None:
     async with desk(Story().halted(), folder, size=size) as d:

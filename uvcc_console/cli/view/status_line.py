@@ -12,7 +12,7 @@ def line(s: Snapshot, run_dir: Path, now: float, *, colours: bool = False) -> st
     """``RUNNING full 168/200 84% 24/24 live eta 21 m $12.10``; in ``colours`` as tmux understands them."""
     from uvcc_console.ui.drawing.format import duration, money
     from uvcc_console.ui.drawing.glyphs import UNICODE
-    from uvcc_console.ui.judging.condition import health_spans, stale, stalled_s, status_word
+    from uvcc_console.ui.judging.condition import health_spans, stalled_s, status_word
     from uvcc_console.ui.judging.lamps import DEAD, Lamp
     from uvcc_console.ui.judging.view import View, eta
 
@@ -25,7 +25,7 @@ def line(s: Snapshot, run_dir: Path, now: float, *, colours: bool = False) -> st
         parts.append((f"{s.phase} {at}/{s.steps_planned} {at / s.steps_planned:.0%}", "text"))
     spans = health_spans(view)
     parts.append(("".join(text for text, _ in spans), spans[0][1] if spans else ""))
-    left = eta(s, now) if s.status == "running" and not stale(view) and not stalled_s(view) else None
+    left = eta(s, now) if s.status == "running" and not view.stale and not stalled_s(view) else None
     parts.append((f"eta {duration(left)}" if left is not None else "", "text"))
     parts.append((money(s.spent) if s.spent else "", "text"))
     told = [(text.strip(), role) for text, role in parts if text.strip()]
