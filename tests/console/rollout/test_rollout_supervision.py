@@ -6,6 +6,7 @@ import ast
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,10 @@ from test_rollout_pods import ctx, provider_of
 from uvcc_console.core import events as ev
 from uvcc_console.core import supervision
 from uvcc_console.core.journal import iter_events
+from uvcc_console.core.state import fold
 from uvcc_console.core.supervision import FIRST_S, LONGEST_S, SideTasks
+from uvcc_console.fleet import pulse
+from uvcc_console.fleet.procs import LocalProcess
 from uvcc_console.rollout import conductor, ingest, side_tasks
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.migration import checkpoint_copies
@@ -157,3 +161,36 @@ async def test_what_fails_again_and_again_is_tried_ever_more_seldom() -> None:
     assert waits[:7] == [FIRST_S, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_S]
     assert waits[9:] == [FIRST_S, 2.0]
     assert len(told) == 11
+
+
+async def test_a_sidecar_that_died_is_replaced_at_the_next_look_within_three_seconds_and_alarmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the guard's own pauses, so that no busy machine counts: dead at 1 s, moving again when another was started."""
+    now, started, told = [0.0], list[float](), list[ev.Event]()
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 10:
+            raise asyncio.CancelledError
+
+    def vital(run_dir: Path, name: str) -> pulse.Vital:
+        dead = now[0] >= 1.0 and not started
+        return pulse.Vital(None, pulse.DEAD) if dead else pulse.Vital(LocalProcess(7, 7), pulse.MOVING)
+
+    def start(run_dir: Path, name: str, *args: str) -> Any:
+        started.append(now[0])
+
+    monkeypatch.setattr(side_tasks.asyncio, "sleep", sleep)
+    monkeypatch.setattr(side_tasks.processes, "vital", vital)
+    monkeypatch.setattr(side_tasks.processes, "start", start)
+    lives = fold([ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="agent")])
+    bus = SimpleNamespace(snapshot=lives, record=told.extend)
+    run: Any = SimpleNamespace(bus=bus, run_dir=Path("run"), sidecar=None)
+    with pytest.raises(asyncio.CancelledError):
+        await side_tasks.guard_sidecar(run)
+    assert len(started) == 1
+    assert started[0] - 1.0 <= 3.0
+    (alarm,) = told
+    assert isinstance(alarm, ev.Alert)
+    assert (alarm.level, "has died" in alarm.text) == ("error", True)

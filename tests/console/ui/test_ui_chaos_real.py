@@ -234,7 +234,7 @@ async def test_nothing_is_green_that_is_not_well_while_a_real_run_is_struck(tmp_
 async def _through(uvcc: Uvcc, say: Callable[[str], Any]) -> None:
     runs = uvcc.home / "runs"
     async with asyncio.timeout(300):
-        while not (runs.is_dir() and any((d / processes.JOURNAL).exists() for d in runs.iterdir())):
+        while not (runs.is_dir() and any((d / f"{processes.CONDUCTOR}.json").exists() for d in runs.iterdir())):
             await asyncio.sleep(0.2)
     (run_dir,) = runs.iterdir()
     truth, vitals = Truth(), Vitals(run_dir)
