@@ -92,10 +92,13 @@ def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
 
 
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
-    w = changed(_worker_of(s, e.coord), pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
+    old = _worker_of(s, e.coord)
+    w = changed(old, pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
     w = changed(w, exited=e.ts if e.state == "exited" else 0.0)
     if e.state == "started":
         w = changed(w, error="", hint="")
+        if e.pid != old.pid:  # another process: what the one before said last is no sign of this one's life
+            w = changed(w, beat_ts=0.0, phase="")
     s = changed(s, workers=put(s.workers, e.coord, w))
     if e.state != "exited":
         return s

@@ -70,6 +70,21 @@ def test_no_worker_runs_on_the_machine_that_came_instead_of_another() -> None:
     assert {c: (w.state, w.pid) for c, w in s.workers.items()} == {"p0r0s0t0": ("", 0), "p1r0s0t0": ("started", 7)}
 
 
+def test_a_worker_that_was_started_again_has_said_nothing_yet() -> None:
+    """Else it would be called silent, and an alarm raised, while it still loads."""
+    coord = COORDS[0]
+
+    def started(pid: int, at: float) -> ev.WorkerProcess:
+        return ev.WorkerProcess(ts=at, pod="p0r0", coord=coord, state="started", pid=pid)
+
+    beat = ev.HeartbeatRead(ts=20.0, pod="p0r0", coord=coord, record={"step": 7, "phase": "train"})
+    phase = ev.PhaseStarted(ts=90.0, phase="full", engine_run="r.full", steps=9, sid_job="")
+    s = fold([CREATED, phase, started(7, 10.0), beat, started(7, 60.0)])  # told again when a conductor comes back
+    assert (s.workers[coord].beat_ts, s.workers[coord].phase) == (20.0, "train")
+    s = fold([phase, started(8, 91.0)], s)
+    assert (s.workers[coord].beat_ts, s.workers[coord].phase, s.step) == (0.0, "", 7)
+
+
 def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs() -> None:
     s = fold([CREATED])
     for coord in COORDS[:2]:

@@ -19,7 +19,8 @@ from uvcc_console.ui.panels.halt_panel import HaltPanel
 from uvcc_console.ui.widgets.bars import BannerBar, HeaderBar, TrackBar
 
 DUE_S = 6.0  # a heartbeat is due every 5 s
-LOST_WORDS = re.compile(r"\b(lost|silent)\b")
+LOST_WORDS = re.compile(r"\b(lost|silent)\b|\d (s|m|h)\b")
+PATH_WORDS = re.compile(r"\b(ssh|relay|lease)\b")
 RED_S = 5.0
 BROKEN = ("failed", "lost")
 
@@ -27,6 +28,7 @@ BROKEN = ("failed", "lost")
 @dataclass
 class Worker:
     pod: str
+    pid: int = 0
     beat: float = 0.0
     step: int = -1
     phase: str = ""
@@ -78,6 +80,11 @@ class Truth:
         w = self.workers[coord]
         return w.ended in ("killed", "failed") or self.pods.get(w.pod) in BROKEN or w.pod in self.unknown
 
+    def begins(self, coord: str) -> bool:
+        """Whether it was started and has said nothing yet."""
+        w = self.workers[coord]
+        return not w.ended and not self.ill(coord) and not w.beat
+
     def lives(self, coord: str, now: float) -> bool:
         """Whether it was heard of within the time in which a heartbeat is due, and nothing is known against it."""
         w = self.workers[coord]
@@ -95,6 +102,8 @@ def _phase(t: Truth, e: ev.PhaseStarted) -> None:
 
 def _worker(t: Truth, e: ev.WorkerProcess) -> None:
     w = t.workers.setdefault(e.coord, Worker(e.pod))
+    if e.state == "started" and e.pid != w.pid:  # another process, which has said nothing yet
+        w.pid, w.beat, w.phase = e.pid, 0.0, ""
     w.pod = e.pod
     w.ended = "" if e.state == "started" else "killed" if e.signal else "failed" if e.rc else "done"
 
@@ -215,8 +224,9 @@ def looked(app: UvccApp, t: Truth, now: float) -> Look:
 
 def _first_line(look: Look, header: Line, t: Truth, now: float, behind: bool) -> None:
     word = next(((text, role) for text, role in header if text.isupper() and len(text.split()) > 1), ("", ""))
-    live = all(t.lives(c, now) for c in t.workers) if t.workers else True
-    well = live and t.conducted and t.guarded and not (t.halting or t.waiting or t.fork or behind)
+    live = all(t.lives(c, now) for c in t.workers)
+    goes_on = all(t.lives(c, now) or t.begins(c) or w.ended == "done" for c, w in t.workers.items())
+    well = goes_on and t.conducted and t.guarded and not (t.halting or t.waiting or t.fork or behind)
     for text, role in header:
         good = live and t.conducted and not behind if "live" in text else well
         if "halted" in text:  # a proof stands whatever else is dead
@@ -242,8 +252,12 @@ def _rows(look: Look, lines: list[Line], t: Truth, now: float, behind: bool) -> 
         green = [text for text, role in state if _green(role) and "live" in text]
         if green and not behind and not t.lives(coord, now) and not t.over:
             look.greens.append(f"row {coord}: live, last heard {now - w.beat:.1f} s ago, {w.ended or 'no end'}")
-        heard = w.beat and t.newest - w.beat <= DUE_S
+        heard = t.begins(coord) or (w.beat and t.newest - w.beat <= DUE_S)
         for text, role in state:
+            if _red(role) and (path := PATH_WORDS.search(text)):
+                if t.paths.get((w.pod, path[1])):
+                    look.reds.append(f"row {coord}: {text.strip()}")
+                continue
             if _red(role) and LOST_WORDS.search(text) and (heard or behind) and t.pods.get(w.pod) not in BROKEN:
                 look.reds.append(
                     f"row {coord}: {text.strip()}, heard {t.newest - w.beat:.1f} s before the newest event"
@@ -284,7 +298,9 @@ def _halt(look: Look, panel: HaltPanel, t: Truth) -> None:
     if t.nonce and t.nonce[:6] not in shown:
         look.wrong.append(f"panel of another halt: {shown}, true {t.nonce}")
         return
-    head = _text(panel.lines[0]) if panel.lines else ""
+    if not panel.lines:  # it has just come, and has no size before the next picture
+        return
+    head = _text(panel.lines[0])
     if found := re.search(r"(\d+)/(\d+) verified", head):
         if t.proved is None or t.proved != (int(found[1]), int(found[2])):
             look.greens.append(f"HALT panel: {found[0]}, true {t.proved}")

@@ -37,6 +37,7 @@ class StruckRun(Story):
         self.processes = FakeProcesses()
         self.quiet_until = 0.0  # nobody writes the journal
         self.written = self.told = 0
+        self.loaded = 0.0  # until then workers that were started again only load
         return self
 
     def fresh(self) -> list[ev.Event]:
@@ -54,6 +55,9 @@ class StruckRun(Story):
         for do in due:
             do()
         if self.now < self.quiet_until:
+            return
+        if self.now < self.loaded:
+            self.add(ev.CostTick(hourly=0, spent=0, forecast=0))
             return
         moves = not (self.ended or self.deaf or self.held)
         self.done += moves
@@ -99,7 +103,9 @@ class StruckRun(Story):
         self.ended.clear()
         self.held = False
         for i, coord in enumerate(self.coords):
-            self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="started", pid=900 + i))
+            pid = 900 + 10 * self.attempt + i
+            self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="started", pid=pid))
+        self.loaded = self.now + self.dice.choice((1.0, 14.0))
 
     def stop_agent(self) -> None:
         pod = self.pod(self.dice.choice(self.coords))

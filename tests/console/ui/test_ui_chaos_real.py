@@ -141,8 +141,10 @@ class Blows:
         """The next blow's name."""
         ways: dict[str, Callable[[], None]] = {
             "worker": lambda: self._kill(self.dice.choice(self._on_pods("train.py") or [0])),
-            "agent frozen": lambda: self._pause(self._on_pods(" agent")[:1], self.dice.choice((4.0, 20.0))),
-            "agent": lambda: self._kill(self.dice.choice(self._on_pods(" agent") or [0])),
+            "agent frozen": lambda: self._pause(
+                self._on_pods("uvcc_engine.agent --root")[:1], self.dice.choice((4.0, 20.0))
+            ),
+            "agent": lambda: self._kill(self.dice.choice(self._on_pods("uvcc_engine.agent --root") or [0])),
             "sidecar": lambda: self._kill(processes.running(self.run_dir, processes.HALTD)),
             "conductor": lambda: self._kill(processes.running(self.run_dir, processes.CONDUCTOR)),
             "conductor frozen": lambda: self._pause(self._pid(processes.CONDUCTOR), 8.0),
@@ -192,6 +194,7 @@ class Beside:
 
     def look(self) -> None:
         """One picture: paint what is known now, and hold it against the journal up to the same event."""
+        newest = self.journal.newest()[1]
         self.app._frames._painted = float("-inf")
         self.app.tick()
         view = self.app.main.view
@@ -208,7 +211,6 @@ class Beside:
         self.truth.guarded = self.vitals.moves(processes.HALTD)
         seen = looked(self.app, self.truth, view.now)
         self.catching_up += bool(view.behind_s)
-        newest = self.journal.newest()[1]
         if not view.behind_s and newest - view.snap.updated > 5.0:
             seen.wrong.append(f"{newest - view.snap.updated:.1f} s behind, and nothing says so")
         self.found.take(seen, view.now)
