@@ -13,6 +13,7 @@ from ui_journals import RUN, Story
 from uvcc_console.cli.screen import attach
 from uvcc_console.core import events as ev
 from uvcc_console.ui.feed.source import JournalWriter
+from uvcc_console.ui.panels.halt_panel import HaltPanel
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 
 
@@ -89,6 +90,27 @@ async def test_f9_in_a_modal_closes_it_so_that_the_halt_is_seen(folder: Path) ->
         assert not isinstance(d.app.screen, ConfirmScreen)
         await d.press("escape")
         assert [m for m, _ in modes(d)] == ["hold", "release"]
+
+
+async def test_a_panel_that_comes_back_shows_nothing_of_the_halt_before(folder: Path) -> None:
+    """Not even for the one frame in which it has no size yet."""
+    story = Story().halted()
+    async with desk(story, folder) as d:
+        panel = d.app.main.query_one(HaltPanel)
+        assert "3/3 verified" in "".join(text for text, _ in panel.lines[0])
+        phase = {"phase": "full", "engine_run": f"{RUN}.full", "steps": 200, "sid_job": "ab" * 32}
+        d.append(
+            ev.StageChanged(ts=story.now, name="full", status="running"),
+            ev.PhaseStarted(ts=story.now, attempt=1, **phase),  # type: ignore[arg-type]
+        )
+        await d.settle()
+        assert not panel.display
+        d.append(ev.HaltRequested(ts=story.now, nonce="bb11bb11", mode="hold", by="somebody else"))
+        assert panel.display
+        assert "verified" not in "".join(text for line in panel.lines for text, _ in line)
+        assert "bb11bb11"[:6] in str(panel.border_subtitle)
+        await d.settle()
+        assert "0/3 held" in d.text
 
 
 async def test_f9_with_the_palette_open(folder: Path) -> None:

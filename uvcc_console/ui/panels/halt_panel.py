@@ -183,7 +183,10 @@ class HaltPanel(Panel):
         return halt_lines(view, width)
 
     def show(self, view: View) -> None:
-        self.display = shown(view)
+        comes, self.display = shown(view) and not self.display, shown(view)
+        if comes:  # what it showed of an earlier halt would stand there until it has its size
+            self.view, self.lines = view, []
+            self._head()
         super().show(view)
 
     def heading(self, view: View) -> tuple[str, str]:
