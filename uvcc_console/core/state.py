@@ -154,9 +154,10 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         pairs=MappingProxyType({}),
     )
     resumed = f", resume {e.attempt}" if e.attempt else ""
+    sid = f", sid_job {e.sid_job[:12]}" if e.sid_job else ""
     if s.followed:
         return logged(s, e, "info", "follow", f"{e.engine_run} is read" + (f": {e.steps} steps" if e.steps else ""))
-    return logged(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}, sid_job {e.sid_job[:12]}")
+    return logged(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}{sid}")
 
 
 def _fork(s: Snapshot, e: ev.ForkDetected) -> Snapshot:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from uvcc_engine.contract.parsing.untrusted import as_float, scalar_text
+from uvcc_engine.contract.run_files.event_names import NAMES
 
 _DIGEST: Final = 12
 _OWN: Final = frozenset(
@@ -28,6 +29,17 @@ def _at(f: Fields) -> str:
     return f" at step {step}" if step else ""
 
 
+def _error(f: Fields) -> str:
+    return ": ".join(["worker ends in an error", *(t for t in (scalar_text(f.get("error", f.get("what"))),) if t)])
+
+
+def _quoted(f: Fields) -> str:
+    pods = f.get("pods")
+    many = len(pods) if isinstance(pods, list) else 0
+    hourly, most = as_float(f.get("hourly")) or 0.0, as_float(f.get("at_most")) or 0.0
+    return f"{many} pod{'s' * (many != 1)} for ${hourly:.2f}/h, ${most:.2f} at most"
+
+
 def _seconds(f: Fields, name: str) -> str:
     value = as_float(f.get(name))
     return f" for {value:.1f} s" if value is not None else ""
@@ -38,7 +50,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
     "policy_accepted": ((), lambda f: "the signed policy is accepted"),
     "worker_start": ((), lambda f: "worker process started"),
-    "environment_proven": ((), lambda f: "what the environment sets was read back where it acts"),
+    "environment_proven": (("values",), lambda f: "what the environment sets was read back where it acts"),
     "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {scalar_text(f.get('step'))}"),
     "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
     "open_final_done": ((), lambda f: "the result is opened as the policy allows"),
@@ -67,6 +79,17 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "order_obeyed": (("mode",), lambda f: f"follows a signed {scalar_text(f.get('mode')) or 'halt'} order (relay)"),
     "lease_expired": ((), lambda f: "console lease expired: the pod halts by itself"),
     "worker_died": ((), lambda f: "worker process died"),
+    "run_failed": (("error", "what"), _error),
+    "protocol_error": (("party", "what"), lambda f: f"{_peer(f)} broke the protocol: {scalar_text(f.get('what'))}"),
+    "evidence_replayed": ((), lambda f: "its transcript was replayed before it goes on"),
+    # the console's own
+    "quote": (("hourly", "at_most", "pods"), _quoted),
+    "privacy_relay_started": (("phase",), lambda f: f"relay started for {scalar_text(f.get('phase')) or 'the run'}"),
+    "dp_preflight_ok": ((), lambda f: "preflight passed"),
+    "dp_preflight_failed": ((), lambda f: "preflight failed"),
+    "checkpoint_verified": (("step",), lambda f: f"checkpoint verified{_at(f)}"),
+    "exit": (("status", "step"), lambda f: f"worker ends, {scalar_text(f.get('status')) or 'without a word'}{_at(f)}"),
+    "rewind": (("src", "reason"), lambda f: f"{scalar_text(f.get('src'))} begins anew: {scalar_text(f.get('reason'))}"),
 }
 ACKS: Final = {
     "sent": "halt order sent",
@@ -80,11 +103,16 @@ ACKS: Final = {
 
 
 def engine_words(event: str, fields: Fields) -> tuple[str, str]:
-    """(sentence, what differs from pod to pod) of an engine event; an unknown one keeps its name and its fields."""
+    """(sentence, what differs from pod to pod) of an engine event.
+
+    One without a sentence of its own says what its name means; a name that is not known stays with its fields.
+    """
     found = _SENTENCES.get(event)
     if found is None:
+        known = NAMES.get(event)
         plain = {k: v for k, v in fields.items() if k not in _OWN}
-        used, text = tuple(plain), " ".join([event, *(f"{k}={_short(v)}" for k, v in plain.items())])
+        said = known.means.removeprefix("a ").removeprefix("the ") if known is not None else event
+        used, text = tuple(plain), " ".join([said, *(f"{k}={_short(v)}" for k, v in plain.items())])
     else:
         used, text = found[0], found[1](fields)
     return text, " ".join(f"{k}={_short(v)}" for k, v in fields.items() if k not in used)

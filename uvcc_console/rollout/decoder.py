@@ -22,6 +22,7 @@ from uvcc_engine.contract.agent_protocol.agent_messages import (
 )
 from uvcc_engine.contract.parsing.untrusted import STEPS, as_int, as_object, bounded_copy, scalar_text
 from uvcc_engine.contract.run_files import files, records
+from uvcc_engine.contract.run_files.narrate import repeats_event
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
 
@@ -153,6 +154,10 @@ class Decoder:
             return self._facts(src, lines)
         if src.endswith(".json") or not lines:
             return []
+        if files.is_worker_log(src):  # its story is in events.jsonl, too: once is enough for a journal and a reader
+            lines = [line for line in lines if not repeats_event(line)]
+            if not lines:
+                return []
         shown = lines if all(len(x) <= LINE and x.isprintable() for x in lines) else [clean(x, LINE) for x in lines]
         return [ev.LogLines(pod=self.pod, src=src, lines=shown)]
 
@@ -182,6 +187,8 @@ class Decoder:
         name, fields = read.name, dict(read.fields)
         if name in reserved.RESERVED:  # a pod may not speak for the console
             name, fields = reserved.EVENT, {"event": name, "fields": fields}
+        if self._coords is not None and len(self._coords) > 1 and (read.coord or read.by) in self._coords:
+            fields["coord"] = read.coord or read.by  # several workers say the same: this tells them apart
         return [ev.EngineEvent(pod=self.pod, level=read.level, event=name, fields=fields, at=read.ts)]
 
     def _rows(self, src: str, lines: list[str]) -> list[ev.Event]:

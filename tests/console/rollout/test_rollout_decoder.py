@@ -129,12 +129,30 @@ def test_logs_drops_and_rewinds_are_reported() -> None:
     assert i.events(lines("worker_p1r0s0t0.log", "hello")) == [
         ev.LogLines(pod="p1r0", src="worker_p1r0s0t0.log", lines=["hello"])
     ]
+    told = "2026-11-25T07:17:10.777Z info {} coord=p1r0s0t0"
+    both = [told.format("epoch_root"), told.format("worker_start"), "Traceback"]
+    assert (
+        i.events(lines("worker_p1r0s0t0.log", *both))
+        == [  # what events.jsonl says as well comes once
+            ev.LogLines(pod="p1r0", src="worker_p1r0s0t0.log", lines=both[1:])
+        ]
+    )
+    assert i.events(lines("worker_p1r0s0t0.log", both[0])) == []
+    assert isinstance(i.events(lines("build.log", both[0]))[0], ev.LogLines)  # no log of a worker
     dropped = i.events(Dropped(run=RUN, n=12))
     assert isinstance(dropped[0], ev.Alert)
     assert "12 lines" in dropped[0].text
     rewind = i.events(Rewind(run=RUN, src="events.jsonl", reason="truncated"))
     assert isinstance(rewind[0], ev.EngineEvent)
     assert i.events(Ack(nonce="n", ok=True)) == []
+
+
+def test_of_several_workers_it_is_told_whose_word_an_event_is() -> None:
+    line = '{"ts":2.0,"seq":1,"coord":"p1r0s1t0","level":"info","event":"released","fields":{"step":4}}'
+    both = ("p1r0s0t0", "p1r0s1t0")
+    (found,) = Decoder("p1r0", RUN, "full", both[0], coords=both).events(lines("events.jsonl", line))
+    assert isinstance(found, ev.EngineEvent)
+    assert found.fields == {"step": 4, "coord": "p1r0s1t0"}
 
 
 def test_cursors_follow_what_became_events() -> None:

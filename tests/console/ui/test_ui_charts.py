@@ -61,7 +61,7 @@ def test_parties_are_compared_at_the_last_step_that_all_have() -> None:
         p2r0s0t0={"loss": series(3.1, 2.1, 1.1)},
     )
     head = plain(chart(view, "loss", 100, 10)[0])
-    assert "P0 2.000  P1 2.500  P2 2.100 at 2" in head
+    assert "P0 2.000  P1 2.500  P2 2.100 at step 2" in head
 
 
 def test_an_axis_of_time_and_one_of_samples_come_from_the_run_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,18 @@ def test_a_checkpoint_of_all_parties_is_one_line_without_hashes() -> None:
     assert (shown, len(ring), ring[0].source, ring[0].detail) == (1, 1, "p0r0 p1r0 p2r0", "")
     assert "p0r0 p1r0 p2r0" in plain(entry_line(ring[0], UNICODE))
     assert "3 pods" in plain(entry_line(ring[0], UNICODE, wide=False))
+
+
+def test_what_all_ranks_of_a_pod_say_is_one_line() -> None:
+    ring = RingLog()
+    ring.extend([said("p0r0", "training starts", detail=f"coord=p0r{i}s0t0 world=4") for i in range(4)])
+    ring.extend([said("p0r0", "training starts", detail="coord=p0r1s0t0 world=4")])  # it says so again
+    ring.extend([said(f"p{i}r0", "link up", detail=f"coord=p{i}r0s{k}t0") for i in range(3) for k in range(8)])
+    assert [(ring[i].source, ring[i].text) for i in range(len(ring))] == [
+        ("p0r0", "training starts"),
+        ("p0r0", "training starts"),
+        ("p0r0 p1r0 p2r0", "link up"),
+    ]
 
 
 def test_whoever_speaks_first_the_names_of_a_line_stand_in_order() -> None:
@@ -131,6 +144,17 @@ def test_every_known_event_has_words_whatever_its_fields_are() -> None:
             text, detail = engine_words(name, fields)
             assert text
             assert isinstance(detail, str)
+            assert text not in (name, f"{name} step=1")
+            assert "_" not in re.sub(r" \S+=\S+", "", text), "words of the field, not a name with fields"
+
+
+def test_what_the_console_reports_of_a_rollout_has_words_too() -> None:
+    fields = {"hourly": 4.5, "at_most": 60, "pods": ["a local 1.50 $/h"] * 3, "wallet": None, "funnel": []}
+    assert engine_words("quote", fields) == ("3 pods for $4.50/h, $60.00 at most", "wallet=None funnel=[]")
+    assert engine_words("quote", {"pods": 7, "hourly": "much"})[0] == "0 pods for $0.00/h, $0.00 at most"
+    assert engine_words("dp_preflight_ok", {"relay_rtt_ms": 4.2}) == ("preflight passed", "relay_rtt_ms=4.2")
+    assert engine_words("exit", {"status": "done", "step": 4, "pid": 7}) == ("worker ends, done at step 4", "pid=7")
+    assert engine_words("my_own_word", {"x": 1})[0] == "my_own_word x=1"  # another trainer's event
 
 
 async def test_keys_of_the_log_wrap_narrow_copy_and_save(folder: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from textual.pilot import Pilot
-from ui_journals import Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
@@ -82,15 +81,30 @@ class OrderingApp:
         return " | ".join(n.message for n in self.app._notifications)
 
 
+class Written(Protocol):
+    """What an app is opened over: a made-up run, or a recorded one. ``now`` is the time of its last event."""
+
+    now: float
+
+    def write(self, folder: Path) -> Path:
+        """Its journal, in this folder."""
+
+
 @asynccontextmanager
 async def desk(
-    story: Story, folder: Path, size: tuple[int, int] = (160, 50), after: float = 1.0, **options: Any
+    story: Written,
+    folder: Path,
+    size: tuple[int, int] = (160, 50),
+    after: float = 1.0,
+    prepare: Callable[[UvccApp], None] = lambda app: None,
+    **options: Any,
 ) -> AsyncIterator[OrderingApp]:
     story.write(folder)
     keys = Keyboard()
     options = {"processes": FakeProcesses(), "key_time": keys, "utc": True, "tick_s": 3600, "budget_s": 60} | options
     app = open_app(folder, clock=lambda: story.now + after, **options)
     app.commands.urgent.repeat_wait = app.commands.paste_wait = 0.0
+    prepare(app)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield OrderingApp(app, pilot, keys, folder)

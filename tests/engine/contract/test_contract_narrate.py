@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from uvcc_engine.contract.run_files.narrate import Narrator, line
+from uvcc_engine.contract.run_files.narrate import Narrator, line, repeats_event
 from uvcc_engine.contract.run_files.writer import RunWriter
 
 
@@ -37,3 +37,18 @@ def test_the_events_of_a_run_are_told_but_not_those_of_every_step(tmp_path: Path
         ["error", 'run_failed what="no disk"'],
     ]
     assert (tmp_path / "events.jsonl").read_text().count("\n") == 10
+
+
+def test_a_line_that_repeats_an_event_is_known_from_others() -> None:
+    assert repeats_event(line(0.25, "link_up", "info", {"kind": "relay", "peer": 2}))
+    assert repeats_event(line(0.25, "relay_up", "warn", {}))
+    for text in (
+        line(0.25, "worker_start", "info", {"pid": 4}),  # in no other file
+        line(0.25, "my_own_word", "info", {}),
+        line(0.25, "link_up", "info", {}).removeprefix("1970"),
+        line(0.25, "link_up", "loud", {}),
+        "1970-01-01T00:00:00.250Z info link_up=4",
+        "step 4: link_up",
+        "",
+    ):
+        assert not repeats_event(text), text

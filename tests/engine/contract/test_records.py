@@ -92,7 +92,7 @@ def test_what_a_worker_writes_is_read_back(tmp_path: Path) -> None:
     assert dict(beat.fields) == json.loads(lines[files.heartbeat_name(0)][0])
     root, event = (parse(files.EVENTS, line) for line in lines[files.EVENTS])
     assert root == ReportedRoot(epoch=2, root="ab" * 32, pairs={"0": "cd" * 32})
-    assert event == EngineRecord(name="resumed", level="warn", ts=100.0, fields={"step": 3})
+    assert event == EngineRecord(name="resumed", level="warn", by="p1r0s0t0", ts=100.0, fields={"step": 3})
     exited = parse(files.exit_name(0), lines[files.exit_name(0)][0])
     assert isinstance(exited, Exit)
     assert (exited.run, exited.coord, exited.status, exited.step) == ("r", "p1r0s0t0", "failed", 3)

@@ -6,25 +6,29 @@ from collections.abc import Sequence
 
 from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import PodView, Snapshot
-from uvcc_console.ui.drawing.format import duration
+from uvcc_console.ui.drawing.format import counted, duration
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.drawing.spark import part_bar
 from uvcc_console.ui.judging.view import View, fleet_rows, party_role, pod_health
+from uvcc_engine.contract.job.topology import PARTIES
 
 
 def expected(s: Snapshot) -> int:
     """Workers that the phase will have."""
-    parties = 3 if s.proves else max(1, len({p.party for p in s.pods.values()}))
+    parties = PARTIES if s.proves else max(1, len({p.party for p in s.pods.values()}))
     return parties * max(1, s.replicas) * max(1, s.pipeline_stages) * max(1, s.tensor)
+
+
+def planned(s: Snapshot) -> int:
+    """Pods that the plan has, before the first of them is there; 0 where that is not known."""
+    return PARTIES * s.replicas if s.proves and not s.apart else 1 if s.run else 0
 
 
 def progress(view: View) -> list[tuple[str, int, int, str]]:
     """(stage, how many are through, of how many, what they are then) for each stage that pods go through one by one."""
     s = view.snap
     pods = [p for p in s.pods.values() if p.state != "gone"]
-    n = len(pods)
-    if not n:
-        return []
+    n = max(len(pods), planned(s))
     rented = sum(p.state in pod_states.RENTED for p in pods)
     reached = sum(p.state in pod_states.REACHED for p in pods)
     agents = sum(p.state == "agent" for p in pods)
@@ -100,16 +104,21 @@ def board_lines(view: View, width: int, height: int) -> list[Line]:
     """What there is to see before the first step; nothing before there are pods."""
     s = view.snap
     pods = [p for p in s.pods.values() if p.state != "gone"]
-    bars = progress_lines(view, width)
-    if not bars:
+    if not s.run:
         return []
+    bars = progress_lines(view, width)
     stage = s.stage
     took = duration(max(0.0, (stage.ended or view.now) - stage.started)) if stage and stage.started else ""
     what = f"{stage.name} {stage.status}" if stage else "planned"
-    head: Line = [(f"{len(pods)} pods before training: ", "muted"), (what, "title"), (f" {took}", "muted")]
+    there = counted(len(pods), "pod") if pods else f"{counted(planned(s), 'pod')} planned,"
+    head: Line = [(f"{there} before training: ", "muted"), (what, "title"), (f" {took}", "muted")]
     # why it takes so long, which nothing else shows on a small screen: stock that is waited for, a price too high
     why = stage is not None and stage.status == "running" and stage.detail
     told = wrap([(clean(why), "warn")], width)[:2] if why else []
+    if height and len(bars) + len(told) + 1 > height:  # what is through already is told by what is not
+        through = sum(done >= total for _, done, total, _ in progress(view))
+        most = max(1, height - len(told) - 1)
+        bars = bars[max(0, min(through, len(bars) - most)) :]
     room = height - len(bars) - len(told) - 3
     cells = pod_cells(view, pods, width, max(1, room)) if room > 0 else []
     return [cut(head, width), *told, *bars, [("", "")], *cells][: max(1, height)]

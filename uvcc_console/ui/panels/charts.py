@@ -39,7 +39,7 @@ RATE = ("samples_per_s", "toks_per_s")
 PLAIN = ChartLook()
 
 
-def _legend(view: View, curves: Sequence[Curve], same: bool) -> list[Span]:
+def _legend(view: View, curves: Sequence[Curve], same: bool, axis: str = "step") -> list[Span]:
     """The newest value of every curve; where parties are at different steps, of the last step that all have."""
     g = view.glyphs
     named = [c for c in curves if c.name]
@@ -58,7 +58,8 @@ def _legend(view: View, curves: Sequence[Curve], same: bool) -> list[Span]:
             shown = number(c.ys[-1] if value is None else value)
             out += [(("  " if out else "") + (c.name if c.name != "P-1" else "run") + " ", c.role), (shown, "title")]
         if uneven and at is not None:
-            out.append((f" at {number(at)}", "muted"))
+            where = f"step {at:.0f}" if axis == "step" else axis_words(view.snap, axis, at)
+            out.append((f" at {where}", "muted"))
     for c in others:
         out += [(("  " if out else "") + clean(c.name) + " ", c.role), (number(c.ys[-1]), "title")]
     return out
@@ -81,7 +82,7 @@ def chart(
     title: list[Span] = [(TITLES.get(name, name), "key" if mark else "title")]
     if frame.log:
         title.append((" log", "muted"))
-    legend = _legend(view, curves, same)
+    legend = _legend(view, curves, same, look.axis)
     lines: list[Line] = [spread(title, cut(legend, max(8, width - width_of(title) - 2)), width)]
     lines += plot(curves, width, height - 1, view.glyphs, frame=frame, bands=bands, x_labels=height > 4)
     lines += [[("", "")] for _ in range(height - len(lines))]
@@ -282,7 +283,7 @@ class ChartsPanel(Panel):
             notes.append(f"steps {frame.x0:.0f} to {frame.x1:.0f}")
         if self.look.others:
             notes.append("with " + ", ".join(run for run, _ in self.look.others))
-        if not view.snap.series and view.snap.pods:
+        if not view.snap.series and view.snap.run:
             return "Pods", ""
         return "Charts", f" {view.glyphs.dot} ".join(notes)
 

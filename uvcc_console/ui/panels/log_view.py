@@ -61,7 +61,8 @@ class LogView(ScrollView, can_focus=True):
         ("S", "save", "save"),
         ("v", "view", "view"),
         ("enter", "open", "open"),
-        ("a", "party", "party"),
+        ("a", "party(False)", "party"),
+        ("A", "party(True)", "party's last minute"),
     ]
     number: ClassVar[str] = "3"
     help: ClassVar[str] = (
@@ -71,8 +72,8 @@ class LogView(ScrollView, can_focus=True):
         "f follow · g G oldest, newest · m M a minute on, back · e E errors before, after · l least level · i last 1, "
         "5, 60 minutes · w wrap · z time stamps (clock, ago, date, none) · y Y copy the screen, all of it · S save · "
         "v read the newest stack dump or flight record · enter or a click read one line whole, or the dump it is of · "
-        "a only the next party, then all · / filters (level>=warn, pod=p1r0, !heartbeat) · :find TEXT "
-        "then n N · left right pan"
+        "a only the next party, then all, A the same of the last minute · / filters (level>=warn, pod=p1r0, "
+        "!heartbeat) · :find TEXT then n N · left right pan"
     )
 
     class Taken(Message):
@@ -340,8 +341,10 @@ class LogView(ScrollView, can_focus=True):
         """Read the newest stack dump or flight record."""
         self.post_message(self.ViewWanted())
 
-    def action_party(self) -> None:
-        """Only the next party, after the last all of them."""
+    def action_party(self, lately: bool) -> None:
+        """Only the next party, after the last all of them; ``lately``: what was in the last minute."""
+        if lately and not self.window:
+            self.action_window()
         self.post_message(self.PartyWanted())
 
     def action_open(self) -> None:

@@ -66,10 +66,33 @@ def result_lines(view: View, width: int) -> list[Line]:
         )
     rows += [("operated", sentence, "muted") for sentence in s.operation]
     for name, text, role in rows:
-        lines.append(cut([(f"{name:<12}", "muted"), (clean(text), role)], width))
+        line: list[Span] = [(f"{name:<12}", "muted"), (clean(text), role)]
+        whole = name.endswith(("root", "hash"))  # nobody can compare a part of it
+        lines += _whole(line, width) if whole else [cut(line, width)]
     if s.sample:
         lines += wrap([("the model writes  ", "muted"), (clean(s.sample), "text")], width)[:SAMPLE_LINES]
     return lines
+
+
+def _whole(line: Line, width: int) -> list[Line]:
+    """A line whose second part stands whole, on as many rows as it takes."""
+    (name, tone), (text, role) = line
+    room = max(8, width - len(name))
+    rows: list[Line] = []
+    for at, part in enumerate(_pieces(text, room)):
+        rows.append(cut([(name if at == 0 else " " * len(name), tone), (part, role)], width))
+    return rows
+
+
+def _pieces(text: str, room: int) -> list[str]:
+    """An identifier in pieces, and what is said of it with the last of them or below."""
+    long, _, said = text.partition("   ")
+    pieces = [long[i : i + room] for i in range(0, len(long), room)] or [""]
+    if said and len(pieces[-1]) + 3 + len(said) <= room:
+        pieces[-1] += f"   {said}"
+    elif said:
+        pieces.append(said)
+    return pieces
 
 
 def _backing(found: Shown, g: Glyphs) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uvcc_console.core import triage
+from uvcc_console.core import pod_states, triage
 from uvcc_console.core.snapshot import StageView
-from uvcc_console.ui.drawing.format import clock, duration
-from uvcc_console.ui.drawing.paint import Line, Span, clean, fit, spread, wrap
+from uvcc_console.ui.drawing.format import clock, counted, duration
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of, wrap
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import Panel
 
@@ -36,7 +36,7 @@ def gate_lines(view: View, width: int) -> list[Line]:
             (clean(gate.measured), "text" if gate.ok else "bad"),
             (f"  want {clean(gate.wanted)}", "muted"),
         ]
-        lines.append(spread(left, right, width))
+        lines.append(spread(left, cut(right, max(8, width - width_of(left) - 1)), width))
     return [[("gates", "muted bold")], *lines] if lines else []
 
 
@@ -66,6 +66,26 @@ def forecast_lines(view: View, width: int) -> list[Line]:
     ]
     head: list[Line] = [[("", "")], [(f"forecast of the full run's {f.steps} steps", "muted bold")]]
     return [*head, *wrap([*said, (off, "ok" if f.sigmas <= 2 else "warn")], width, "  ")]
+
+
+def checkpoint_lines(view: View, width: int) -> list[Line]:
+    """Of which step every pod has a checkpoint, which is what a resume goes back to at most."""
+    s = view.snap
+    pods = [name for name, p in s.pods.items() if p.state not in pod_states.OVER]
+    if not s.engine_run or not pods:
+        return []
+    steps = {name: s.checkpoints[name][0] for name in pods if name in s.checkpoints}
+    line: list[Span] = [("checkpoints", "muted bold"), ("  ", "")]
+    if len(steps) < len(pods):
+        without = [name for name in pods if name not in steps]
+        return [cut([*line, (f"none yet on {clean(', '.join(without))}", "warn")], width)]
+    oldest, newest = min(steps.values()), max(steps.values())
+    line += [("every pod has one of step ", "muted"), (f"{oldest}", "title")]
+    if newest > oldest:
+        line.append((f", the newest is of step {newest}", "muted"))
+    if s.step > oldest:
+        line.append((f"; {counted(s.step - oldest, 'step')} since then", "muted"))
+    return [cut(line, width)]
 
 
 def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
@@ -105,6 +125,7 @@ def page_lines(view: View, width: int) -> list[Line]:
         lines += wrap([*head, (clean(v.detail) if v.status != "pending" else "", tone)], width, " " * 38)
     if gates := gate_lines(view, min(width, 90)):
         lines += [[("", "")], *gates]
+    lines += [[("", "")], *kept] if (kept := checkpoint_lines(view, width)) else []
     lines += forecast_lines(view, width)
     if s.triage:
         lines += [[("", "")], [("triage: one change at a time (T proposes the next)", "muted bold")]]

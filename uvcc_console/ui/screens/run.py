@@ -14,6 +14,7 @@ from textual.widget import Widget
 
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.feed.tape import Tape
+from uvcc_console.ui.judging.condition import undecided
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.halt_panel import HaltPanel
 from uvcc_console.ui.panels.log_view import LogView
@@ -82,8 +83,9 @@ class RunScreen(Screen[None]):
                 yield from _made("right")
         yield from _made("page")
         yield from _made("below")
-        yield Prompt(id="prompt")
-        yield FooterBar(id="footer")
+        with Vertical(id="keys"):  # always there, whatever else finds no room
+            yield Prompt(id="prompt")
+            yield FooterBar(id="footer")
 
     def panels(self) -> Iterator[Panel | LogView]:
         """The panels that have a page, as they stand on the screen."""
@@ -100,6 +102,7 @@ class RunScreen(Screen[None]):
             panel.show(view)
         self.set_class(self.query_one(HaltPanel).display, "-halting")
         self.set_class(self.query_one(ResultPanel).display, "-result")
+        self.set_class(undecided(view.snap) and not view.snap.ended, "-undecided")
         self.set_class(bool(view.snap.job_kind) and not view.snap.proves, "-plain-job")
         for part in self.panels():
             part.show(view)

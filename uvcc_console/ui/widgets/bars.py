@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from uvcc_console.ui.drawing.format import clock, duration, money
+from uvcc_console.ui.drawing.format import clock, counted, duration, money
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
 from uvcc_console.ui.judging.condition import health_spans, judge, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_sidecar
@@ -29,8 +29,8 @@ def progress_bar(view: View, width: int, *, dim: bool = False) -> list[Span]:
     return [(g.full * full, roles[0]), (g.empty * (width - full), "faint"), (f" {part:.0%}", roles[1])]
 
 
-def _progress(view: View, wide: bool) -> tuple[list[Span], list[Span], list[Span]]:
-    """Step, bar and time left. Where no step arrives the first two are dim, and no time is promised."""
+def _progress(view: View, cells: int) -> tuple[list[Span], list[Span], list[Span]]:
+    """Step, bar of so many cells, time left. Where no step arrives the first two are dim, and no time is promised."""
     s = view.snap
     stalled = stalled_s(view)
     dim = bool(stalled) or view.stale
@@ -39,7 +39,7 @@ def _progress(view: View, wide: bool) -> tuple[list[Span], list[Span], list[Span
         at = s.step if s.step >= 0 else 0
         role = "faint" if dim else "muted"
         step = [("step ", role), (f"{at}", role if dim else "title"), (f"/{s.steps_planned}", role), ("  ", "")]
-    bar = progress_bar(view, 16 if wide else 4, dim=dim)
+    bar = progress_bar(view, cells, dim=dim)
     bar = [*bar, ("  ", "")] if bar else []
     if stalled and not view.stale:
         return step, bar, [(f"no step for {duration(stalled)}", "warn"), ("  ", "")]
@@ -48,7 +48,21 @@ def _progress(view: View, wide: bool) -> tuple[list[Span], list[Span], list[Span
 
 
 def header_line(view: View, width: int) -> Line:
-    """Badge, run, status, health, step, time left, cost, clock; what matters least goes first for lack of room."""
+    """Badge, run, status, health, step, time left, cost, clock; what matters least goes first for lack of room.
+
+    A long bar takes no room from the run's name.
+    """
+    wide = width >= 120
+    for cells in (16, 8, 4) if wide else (4,):
+        left, right = _ends(view, width, cells)
+        named = _identity(view, width - width_of(left) - width_of(right) - 2, wide)
+        if any(clean(view.snap.run) in text for text, _ in named):
+            break
+    return spread(left, [*named, *right], width)
+
+
+def _ends(view: View, width: int, cells: int) -> tuple[list[Span], list[Span]]:
+    """What stands at the left and at the right of the first line, with a bar of so many cells."""
     s = view.snap
     badge = "REPLAY" if view.replay else (s.phase.upper() or "PLAN")
     word, role = status_word(view)
@@ -58,7 +72,7 @@ def header_line(view: View, width: int) -> Line:
     wide = width >= 120
     if width >= 80 and not wide and s.operation:  # where there is no room for the run's name there is room for this
         left += [("1 domain of 3", "text") if s.apart else ("1 operator", "warn"), ("  ", "")]
-    step, bar, until = _progress(view, wide)
+    step, bar, until = _progress(view, cells)
     readonly: list[Span] = [("read-only", "warn"), ("  ", "")] if view.readonly else []
     right: list[Span] = []
     if not wide or s.hourly or s.spent:
@@ -67,19 +81,20 @@ def header_line(view: View, width: int) -> Line:
     time = [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
     percent = bar[-2:] if bar else []
     free = [] if s.hourly or s.spent else [([*step, *percent, *until, *readonly], time)]
+    part = [] if s.hourly else [([*step, *percent, *readonly], time)]
     for parts, end in (
         ([*step, *bar, *until, *readonly], [*right, *time]),
         ([*step, *percent, *until, *readonly], [*right, *time]),
         *free,  # how far it is tells more than that it costs nothing
         ([*step, *until, *readonly], [*right, *time]),
         ([*step, *until, *readonly], time),
+        *part,
         ([*step, *readonly], time),
         (readonly, time),
     ):
         if width_of(left) + width_of(parts) + width_of(end) < width:
             break
-    left, right = [*left, *parts], list(end)
-    return spread(left, [*_identity(view, width - width_of(left) - width_of(right) - 2, wide), *right], width)
+    return [*left, *parts], list(end)
 
 
 def _identity(view: View, room: int, wide: bool) -> list[Span]:
@@ -87,7 +102,8 @@ def _identity(view: View, room: int, wide: bool) -> list[Span]:
     s, g = view.snap, view.glyphs
     inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
-    many = f"3 parties {g.times} {s.replicas}{inner}" if s.proves else f"{len(s.workers) or len(s.pods)} ranks"
+    ranks = counted(len(s.workers), "rank") if s.workers else "ranks"
+    many = f"3 parties {g.times} {s.replicas}{inner}" if s.proves else ranks
     proved = {PRODUCTS: "products proved", PROOFS: "every message proved"}.get(s.verify, "")
     many += f" {g.dot} {proved}" if s.proves and proved else ""
     shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {many}   ", "muted")]
@@ -96,7 +112,14 @@ def _identity(view: View, room: int, wide: bool) -> list[Span]:
     drill: list[Span] = []
     if s.halt.last_drill_s is not None:
         drill = [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s   ", "text")]
-    for parts in ([*run, *shape, *operators, *drill], [*run, *operators, *drill], [*run, *operators], operators or run):
+    short: list[Span] = [("1 domain of 3   ", "text") if s.apart else ("1 operator   ", "warn")] if operators else []
+    for parts in (
+        [*run, *shape, *operators, *drill],
+        [*run, *operators, *drill],
+        [*run, *operators],
+        [*run, *short],
+        run if width_of(operators or run) > room or not operators else operators,
+    ):
         if width_of(parts) <= room:
             return parts
     return []
@@ -185,9 +208,11 @@ def banner_lines(view: View, width: int) -> list[Line]:
     out: list[Line] = []
 
     def block(role: str, text: str, hint: str = "") -> None:
-        rows = wrap([(f"{text}", role)], width - 4, "")
+        rows = [*wrap([(f"{text}", role)], width - 4, "")]
+        beside = f"   {hint}" if hint and width_of(rows[-1]) + len(hint) + 6 <= width else ""
+        rows += wrap([(hint, role)], width - 4, "") if hint and not beside else []
         for i, row in enumerate(rows):
-            tail = f"   {hint}" if hint and i == len(rows) - 1 else ""
+            tail = beside if i == len(rows) - 1 else ""
             body = [("  ", role), *row, (tail, role)]
             pad = width - width_of(body)
             out.append(cut([*body, (" " * max(0, pad), role)], width))

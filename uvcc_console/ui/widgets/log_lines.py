@@ -18,6 +18,7 @@ from uvcc_console.ui.judging.filters import LEVELS as RANKS
 from uvcc_console.ui.widgets.ring import PARTY, RingLog, sources_of
 
 LEVELS = {"error": ("ERROR", "bad"), "warn": ("WARN", "warn"), "info": ("info", "muted"), "debug": ("debug", "faint")}
+WORKER_LOG: Final = re.compile(r"[^/]+/worker_([^/]+)\.log")
 STAMPS: Final = ("clock", "ago", "date", "none")
 
 
@@ -28,9 +29,10 @@ def source_role(source: str) -> str:
 
 
 def source_word(entry: LogEntry, width: int) -> str:
-    """Who said it; how many where their names do not fit."""
+    """Who said it: a worker for its log, how many where their names do not fit, the rollout for what nobody signed."""
     sources = sources_of(entry)
-    said = clean(entry.source)
+    worker = WORKER_LOG.fullmatch(entry.source)
+    said = clean(worker[1] if worker else entry.source or "rollout")
     return said if len(sources) == 1 or cell_len(said) <= width else f"{len(sources)} pods"
 
 

@@ -1,6 +1,6 @@
 """A bounded store of log lines with a filter. Appending is a list extend; only visible lines are ever formatted.
 
-What several pods say in the same words within a few seconds is one line with all of their names.
+What several workers say in the same words within a few seconds is one line with the names of all their pods.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 from uvcc_console.core.snapshot import LogEntry
 from uvcc_console.ui.judging.filters import LEVELS, Filter
 
+_COORD: Final = re.compile(r"(?:^| )coord=(\S+)")
 PARTY = re.compile(r"p(?:arty)?[-_]?([012])(?!\d)", re.IGNORECASE)
 TOGETHER_S: Final = 10.0
 _REMEMBERED: Final = 64  # lines that a later one may still join
@@ -36,6 +37,12 @@ def sources_of(entry: LogEntry) -> list[str]:
     return entry.source.split(" ") if entry.level != "debug" else [entry.source]
 
 
+def speaker_of(entry: LogEntry) -> str:
+    """The worker whose word it is where that is told, else the pod."""
+    found = _COORD.search(entry.detail)
+    return found[1] if found else entry.source
+
+
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Pods in the order that people count in, whichever spoke first: p0r2 before p0r10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
@@ -51,7 +58,7 @@ class RingLog:
         self._lines: list[LogEntry] = []
         self._filter = Filter()
         self._shown: list[int] | None = None  # absolute numbers of the lines that pass the filter; None = all
-        self._recent: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, str], tuple[int, set[str]]] = OrderedDict()
         self._skip = 0
 
     def extend(self, entries: Sequence[LogEntry]) -> int:
@@ -74,21 +81,23 @@ class RingLog:
     def _joined(self, entry: LogEntry) -> bool:
         """Whether an earlier line says the same of another pod, and now says it of this one too."""
         key = (entry.level, entry.text)
-        at = self._recent.get(key, -1) - self.dropped
+        number, speakers = self._recent.get(key, (-1, set()))
+        at, speaker = number - self.dropped, speaker_of(entry)
         if at >= 0:
             old = self._lines[at]
             said_by = sources_of(old)
-            if entry.ts - old.ts <= TOGETHER_S and entry.source not in said_by:
-                both = replace(old, source=" ".join(sorted([*said_by, entry.source], key=_by_number)), detail="")
+            if entry.ts - old.ts <= TOGETHER_S and speaker not in speakers:
+                speakers.add(speaker)
+                names = " ".join(sorted({*said_by, entry.source}, key=_by_number))
+                both = replace(old, source=names, detail="")
                 self._lines[at] = both
                 if self._shown is not None and self._passes(both):
-                    number = at + self.dropped
                     place = bisect_left(self._shown, number)
                     if place == len(self._shown) or self._shown[place] != number:
                         insort(self._shown, number)
                 return True
         self._recent.pop(key, None)
-        self._recent[key] = self.dropped + len(self._lines)
+        self._recent[key] = (self.dropped + len(self._lines), {speaker})
         if len(self._recent) > _REMEMBERED:
             self._recent.popitem(last=False)
         return False

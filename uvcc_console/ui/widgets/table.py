@@ -21,15 +21,18 @@ class Column:
 
 
 def choose(columns: Sequence[Column], width: int, gap: int = 1) -> list[tuple[Column, int]]:
-    """The columns that fit with their final widths; spare room goes to the stretching column."""
-    kept = list(columns)
+    """The columns that fit with their final widths, the most important first; spare room goes to the stretching one.
 
-    def total() -> int:
-        return sum(c.width for c in kept) + gap * (len(kept) - 1)
-
-    while len(kept) > 1 and total() > width and max(c.importance for c in kept):
-        kept.remove(max(kept, key=lambda c: c.importance))
-    spare = max(0, width - total())
+    A narrow column may come in where a wider one of more importance finds no room any more.
+    """
+    used = sum(c.width + gap for c in columns if not c.importance) - gap
+    taken = {c.key for c in columns if not c.importance}
+    for c in sorted((c for c in columns if c.importance), key=lambda c: c.importance):
+        if used + gap + c.width <= width or not taken:
+            taken.add(c.key)
+            used += gap + c.width
+    kept = [c for c in columns if c.key in taken]
+    spare = max(0, width - sum(c.width for c in kept) - gap * (len(kept) - 1))
     stretching = next((c for c in kept if c.stretch), None)
     return [(c, c.width + (spare if c is stretching else 0)) for c in kept]
 

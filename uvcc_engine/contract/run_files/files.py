@@ -90,6 +90,11 @@ def log_name(coord: str) -> str:
     return f"worker_{coord}.log"
 
 
+def is_worker_log(name: str) -> bool:
+    """Whether a file is a worker's log, as :func:`log_name` names it."""
+    return name.startswith("worker_") and name.endswith(".log")
+
+
 def stackdump_name(coord: str) -> str:
     """Where SIGUSR1 leaves the stacks of a worker's threads."""
     return f"stackdump_{coord}.txt"

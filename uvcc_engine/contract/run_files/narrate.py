@@ -8,15 +8,21 @@ come with every step: of the epochs one a second is told, of a step's own operat
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TextIO
 
+from uvcc_engine.contract.run_files.event_names import NAMES
+
 EPOCH: Final = "epoch_root"
 EPOCH_EVERY_S: Final = 1.0
 OF_EVERY_STEP: Final = ("fwd_open_ok", "bwd_open_ok", "pipeline_tick")
+ONLY_TOLD: Final = ("worker_start", "policy_accepted")
+"""Told before there is a training to write events of: these lines are the only word of it."""
 _LONG: Final = 400
+_TOLD: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?:debug|info|warn|error) ([a-z0-9_]+)(?: |$)")
 
 
 class Narrator:
@@ -47,6 +53,12 @@ def line(ts: float, name: str, level: str, fields: Mapping[str, Any]) -> str:
     """An event as one line of text."""
     at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(ts))}.{int(ts * 1000) % 1000:03d}Z"
     return " ".join([at, level, name, *(f"{k}={_short(v)}" for k, v in fields.items())])
+
+
+def repeats_event(text: str) -> bool:
+    """Whether a line of a worker's log tells an event of the run contract that ``events.jsonl`` holds as well."""
+    found = _TOLD.match(text)
+    return found is not None and found[1] in NAMES and found[1] not in ONLY_TOLD
 
 
 def _short(value: Any) -> str:

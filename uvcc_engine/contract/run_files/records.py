@@ -73,11 +73,15 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecord:
-    """One line of ``events.jsonl``: ``name`` at ``ts`` (seconds of the pod's clock) with its ``fields``."""
+    """One line of ``events.jsonl``: ``name`` at ``ts`` (seconds of the pod's clock) with its ``fields``.
+
+    ``coord`` is the worker that its fields name, ``by`` the one that wrote it; empty where that is none.
+    """
 
     name: str
     level: str = "info"
     coord: str = ""
+    by: str = ""
     ts: float = 0.0
     fields: Mapping[str, Any] = field(default_factory=dict)
 
@@ -186,7 +190,7 @@ def engine_record(found: Mapping[str, Any]) -> EngineRecord | ReportedRoot | Mal
         return Malformed("an event whose time or step is none")
     level = found.get("level", "info")
     level = level if level in LEVELS else "info"
-    return EngineRecord(name=name, level=level, coord=coord, ts=at, fields=bounded_copy(fields))
+    return EngineRecord(name=name, level=level, coord=coord, by=_coord(found) or "", ts=at, fields=bounded_copy(fields))
 
 
 def epoch_root(fields: Mapping[str, Any], most: int = STEPS) -> ReportedRoot | Malformed:
