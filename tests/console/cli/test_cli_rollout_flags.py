@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
-from uvcc_console.cli.main import main
+from uvcc_console.cli.main import VERBS, main
 from uvcc_console.cli.screen import launch as launching
 from uvcc_console.plan.profile import load
 
@@ -23,8 +24,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return sets
 
 
-def test_the_seeds_command_line_sets_the_profile(launched: list[list[str]]) -> None:
-    words = ["--dp-preflight", "false", "--keep-pods", "true", "--attach-prefix", "uvcc-demo-1-"]
+def test_options_set_keys_of_the_profile(launched: list[list[str]]) -> None:
+    words = ["--no-dp-preflight", "--keep-pods", "--attach-prefix", "uvcc-demo-1-"]
     assert main(["rollout", "demo", "--headless", "--yes", *words, "--set", "job.steps=3"]) == 0
     _, profile = load("demo", launched[0])
     assert (profile.dp_preflight, profile.fleet.keep_pods, profile.fleet.attach_prefix) == (False, True, "uvcc-demo-1-")
@@ -37,6 +38,15 @@ def test_without_them_pods_are_deleted_and_the_network_is_rehearsed(launched: li
     assert (profile.dp_preflight, profile.fleet.keep_pods, profile.fleet.attach_prefix) == (True, False, "")
 
 
-def test_a_value_that_is_neither_true_nor_false_is_refused(launched: list[list[str]]) -> None:
-    assert main(["rollout", "demo", "--yes", "--keep-pods", "maybe"]) == 2
+@pytest.mark.parametrize("words", [["--keep-pods", "true"], ["--dp-preflight", "false"], ["--no-keep-pods"]])
+def test_what_is_on_or_off_takes_no_value(launched: list[list[str]], words: list[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        assert main(["rollout", "demo", "--yes", *words]) == 2
     assert launched == []
+
+
+def test_no_verb_offers_true_or_false_as_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        with contextlib.suppress(SystemExit):
+            main([verb, "--help"])
+        assert "true or false" not in capsys.readouterr().out, verb

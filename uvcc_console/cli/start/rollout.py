@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from uvcc_console.cli.screen.launch import SeatAtTable
     from uvcc_console.federation.rendezvous import Rendezvous
 
-# options of the runbook that are keys of the profile
-_FLAGS = {
-    "dp_preflight": "true or false: rehearse the run's network before the smoke (true)",
-    "fleet.keep_pods": "true or false: leave the pods after a good end; a process ends them at limits.ttl (false)",
-    "fleet.attach_prefix": "uvcc-RUN-: use the pods that this run kept, create none",
-}
+# options of the runbook that set keys of the profile: option, what argparse makes of it, the key, what it does
+_FLAGS: Final[tuple[tuple[str, dict[str, Any], str, str], ...]] = (
+    ("--no-dp-preflight", {"action": "store_const", "const": "false"}, "dp_preflight",
+     "do not rehearse the run's network before the smoke"),
+    ("--keep-pods", {"action": "store_const", "const": "true"}, "fleet.keep_pods",
+     "leave the pods after a good end; a process ends them at limits.ttl"),
+    ("--attach-prefix", {"metavar": "PREFIX"}, "fleet.attach_prefix",
+     "uvcc-RUN-: use the pods that this run kept, create none"),
+)  # fmt: skip
 
 
 def approved_document(proposal_id: str) -> bytes:
@@ -104,12 +107,12 @@ def run(argv: list[str]) -> int:
     )
     add_relay(parser, required=False)
     parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
-    for key, about in _FLAGS.items():
-        parser.add_argument(f"--{key.rpartition('.')[2].replace('_', '-')}", metavar="VALUE", help=about)
+    for option, kind, key, about in _FLAGS:
+        parser.add_argument(option, dest=key, help=about, **kind)
     parser.add_set()
     parser.add_json()
     args = parser.parse_args(argv)
-    given = {key: getattr(args, key.rpartition(".")[2]) for key in _FLAGS}
+    given = {key: getattr(args, key) for _, _, key, _ in _FLAGS}
     args.set += [f"{key}={value}" for key, value in given.items() if value is not None]
     if args.domain and not (args.proposal and args.relay and args.token_file):
         parser.error("--domain needs --proposal, --relay and --token-file")
