@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from uvcc_engine.plane import acks
-from uvcc_engine.transcript.signed import approvals, barriers, owner_shares, reports, roster
+from uvcc_engine.transcript.signed import approvals, barriers, consents, owner_shares, reports, roster
 from uvcc_engine.transcript.signed.proposals import SignedProposal, Standing, standings
 
 ROOT: Final = Path(__file__).parents[1]
@@ -113,6 +113,7 @@ def listed_fields(kind: str) -> set[str]:
         return {"proposal", "ed25519", "x25519", "seeded"}
     by_name = {path.rpartition(".")[2]: names for path, names in tables().items()}
     words = {"approval": "Approval", "roster": "Roster", "barrier": "Barrier", "report": "DomainReport"}
+    words |= {"consent": "SignedConsent"}
     return by_name[{**words, "owner-share": "OwnerShare"}[kind]]
 
 
@@ -201,6 +202,8 @@ def test_our_own_readers_take_the_same_records_and_refuse_the_same() -> None:
     barriers.in_order(reached, barriers.stages_of(["full"]))
     assert (set(reached.stopped), reached.stopped[1].reason) == ({1}, "no shares")
     assert reports.newest(p, records["report"])[1].number == 7
+    assert consents.gathered(p, 0, records["consent"]) == {"full": {0}, "resume-1": {2}}
+    assert consents.gathered(p, 1, records["consent"]) == {}
     assert owner_shares.keys_of(p.owners, records["owner-key"]).keys() == {0, 1}
     assert owner_shares.gathered(p, 0, listed, records["owner-share"]).keys() == {0}
     for liar in found["refused_as_rosters_of_beta"]:

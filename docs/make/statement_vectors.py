@@ -110,7 +110,7 @@ def _barriers(proposal: Any, rosters: list[Any]) -> list[Any]:
 
 def statements() -> str:
     """Every signed text of a small federated run, and texts that must be refused."""
-    from uvcc_engine.transcript.signed import approvals, barriers, orders, owner_shares, reports, roster
+    from uvcc_engine.transcript.signed import approvals, barriers, consents, orders, owner_shares, reports, roster
     from uvcc_engine.transcript.signed.owner_shares import OwnerPart, OwnerShare, ShareFile
     from uvcc_engine.transcript.signed.proposals import PROPOSAL_NAMESPACE, SignedProposal
 
@@ -148,6 +148,13 @@ def statements() -> str:
         "roster": [roster.signed(r, _signer(names[r.party], roster.ROSTER_NAMESPACE)) for r in rosters],
         "barrier": [
             barriers.signed(b, _signer(names[b.party], barriers.BARRIER_NAMESPACE)) for b in _barriers(p, rosters)
+        ],
+        "consent": [
+            consents.signed(c, _signer(names[c.party], consents.CONSENT_NAMESPACE))
+            for c in (
+                consents.SignedConsent(version=1, proposal=p.id, attempt=0, party=0, what="full"),
+                consents.SignedConsent(version=1, proposal=p.id, attempt=0, party=2, what="resume", number=1),
+            )
         ],
         "report": [reports.signed(report, _signer("beta", reports.REPORT_NAMESPACE))],
         "owner-key": [

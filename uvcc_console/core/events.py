@@ -305,10 +305,14 @@ class TriageTried(Event):
 @event("consent")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consent(Event):
-    """A domain signed for something that needs the word of several: full | terminate."""
+    """A domain signed for something that needs the word of several: full | resume-N | terminate.
+
+    ``own``: it is this console's own domain that signed.
+    """
 
     what: str
     by: str
+    own: bool = False
 
 
 @event("pod_vouched")

@@ -300,6 +300,7 @@ class Snapshot:
     phase: str = ""
     engine_run: str = ""
     attempt: int = 0
+    resumes: int = 0  # how often workers went on from a checkpoint, over all phases
     masks: int = 0  # the attempt that the masks depend on: roots of another are not comparable
     steps_planned: int = 0
     sid_job: str = ""

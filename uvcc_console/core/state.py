@@ -135,6 +135,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         phase=e.phase,
         engine_run=e.engine_run,
         attempt=e.attempt,
+        resumes=s.resumes + (e.attempt > 0),
         masks=e.masks,
         steps_planned=e.steps,
         sid_job=e.sid_job,

@@ -97,7 +97,7 @@ def pinned(folder: Path) -> list[str]:
         raise ConfigError("no domain's key is pinned here", "uvcc owner pin a.pub b.pub c.pub, fingerprints compared")
     keys = reading.read_text(folder / PINS, 64 * reading.KIB, named=True).splitlines()
     for key in keys:
-        sshsig.public_raw(key)
+        sshsig.person_material(key)
     return keys
 
 

@@ -1,6 +1,6 @@
-"""A domain's long-lived identity: one Ed25519 key in this installation's configuration folder.
+"""A domain's long-lived identity: one Ed25519 key in this installation's configuration folder, or in a FIDO token.
 
-``uvcc domain init`` makes it (0600), or notes a key that lies elsewhere, in an agent for instance. Where the private
+``uvcc domain init`` makes it (0600), or notes a key that lies elsewhere, in an agent or a token. Where the private
 half is elsewhere or has a passphrase, ``ssh-keygen -Y sign`` signs and asks for what it needs: no passphrase ever
 passes through this program. Only the public half leaves this machine.
 """
@@ -68,7 +68,7 @@ def load() -> DomainKey:
 def read_public(path: Path) -> str:
     """The key line of a ``.pub`` file, without its comment. Raises UnreadableError."""
     line = " ".join(reading.read_text(path, 64 * reading.KIB, named=True).split()[:2])
-    sshsig.public_raw(line)
+    sshsig.person_material(line)
     return line
 
 
@@ -101,7 +101,7 @@ def create(key: Path | None = None, *, passphrase: bool = False) -> DomainKey:
 
 def fingerprint(public: str) -> str:
     """What people compare by voice: thirty digits in groups of five, of the key's SHA-256."""
-    number = int.from_bytes(hashlib.sha256(b"UVCC_DOMAIN_V1" + sshsig.public_raw(public)).digest(), "big")
+    number = int.from_bytes(hashlib.sha256(b"UVCC_DOMAIN_V1" + sshsig.person_material(public)).digest(), "big")
     digits = f"{number % 10 ** (5 * _GROUPS):0{5 * _GROUPS}d}"
     return " ".join(digits[i : i + 5] for i in range(0, len(digits), 5))
 

@@ -23,7 +23,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.suggest import nearest
 from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
-from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Proposal, ProposedLimits, Revealed
+from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Consents, Proposal, ProposedLimits, Revealed
 
 SEALED_TO_OWNER: Final = ("weights", "statistics", "predictions", "seeds")
 TO_OWNER: Final = "owner"
@@ -74,6 +74,7 @@ def propose(
         created=now,
         expires=now + int(lasts_s),
         nonce=secrets.token_hex(32),
+        consent=Consents(**profile.consent.model_dump()),
     )
 
 
@@ -93,6 +94,13 @@ def hosts_of(profile: Profile, given: Sequence[str]) -> Sequence[str]:
 def _to_whom(value: str, owners: Sequence[str]) -> str:
     """Pods seal some values to the first owner; where the proposal names owners it says so."""
     return TO_OWNER if owners and value in SEALED_TO_OWNER else EVERYBODY
+
+
+def _words(p: Proposal) -> list[str]:
+    """What needs the word of several domains once the run is under way."""
+    named = {"full run": p.consent.full, "a resume": p.consent.resume, "an early end": p.consent.terminate}
+    wanted = [f"{what} by {count} of {PARTIES} domains" for what, count in named.items() if count]
+    return [f"to sign for  {', '.join(wanted)}"] if wanted else []
 
 
 def _operated(p: Proposal) -> list[str]:
@@ -118,6 +126,7 @@ def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[s
         *(f"owner        {fingerprint(key)}" for key in p.owners),
         f"code         {p.code_hash}",
         f"costs        at most {p.limits.hourly:.2f} $/h, {p.limits.total:.2f} $, {p.limits.ttl_s / 3600:g} h",
+        *_words(p),
         *_operated(p),
     ]
     for party, key in enumerate(p.domains):

@@ -90,6 +90,7 @@ class Rendezvous:
 def barrier_name(barrier: Barrier) -> str:
     """Under which name a domain leaves it: a stop beside, not in place of, what was reached."""
     last = barrier.stage if barrier.status == barriers.REACHED else barrier.status
+    last += f"-{barrier.resumed}" if barrier.resumed and barrier.status == barriers.HALT else ""
     return f"{BARRIERS}{barrier.proposal}/{barrier.attempt}/{last}/{barrier.party}"
 
 

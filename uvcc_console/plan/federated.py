@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from uvcc_console.plan.plan import FULL, LATER, SMOKE, Phase, Plan
+from uvcc_console.plan.schema import ConsentPart
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.canonical import canonical
-from uvcc_engine.transcript.signed.barriers import MEET, ROSTER, SHARES, stages_of
+from uvcc_engine.transcript.signed.barriers import DRILL, MEET, ROSTER, SHARES, stages_of
 from uvcc_engine.transcript.terms.proposal import Proposal
 
-_DROPPED: Final = ("drill", *LATER)
-"""Stages that one domain cannot do alone: the drill times a halt of all pods; all pods are rented at once."""
+_DROPPED: Final = LATER
+"""Stages that one domain cannot do alone: all pods are rented at once."""
 _BY_DOMAIN: Final = ("rounds",)
 """Keys of a job that follow from a provider: what was proposed holds."""
 
@@ -32,8 +33,8 @@ def of_domain(plan: Plan, proposal: Proposal, party: int) -> Plan:
         raise ConfigError(f"link {plan.profile.link!r} between domains", "pods of three domains meet by link: direct")
     phases = {name: _part(phase, proposal, party) for name, phase in plan.phases.items()}
     requests = {name: request for name, request in plan.requests.items() if request.party == party}
-    gates = plan.profile.gates.model_copy(update={"halt_drill_s": 0.0})  # there is no drill
-    profile = plan.profile.model_copy(update={"gates": gates})
+    wanted = asdict(proposal.consent) | {"resume": max(1, proposal.consent.resume)}  # at least whoever asks for it
+    profile = plan.profile.model_copy(update={"consent": ConsentPart(**wanted)})
     return replace(plan, stages=part_of(plan.stages), phases=phases, requests=requests, profile=profile, seed=None)
 
 
@@ -53,7 +54,7 @@ def part_of(stages: tuple[str, ...]) -> tuple[str, ...]:
 
 def barriers_of(plan: Plan) -> list[str]:
     """The stages at which the domains wait for each other, in order."""
-    return stages_of(name for name in (SMOKE, FULL) if name in plan.phases)
+    return stages_of((name for name in (SMOKE, FULL) if name in plan.phases), drill=DRILL in plan.stages)
 
 
 def under(plan: Plan, engine_run: str) -> Plan:

@@ -147,6 +147,7 @@ MEANINGS: Final[dict[str, str]] = {
     "halt.auto": "Rungs of the halt ladder that are climbed; beyond them a tear-down ends the pods.",
     "consent": "How many of the three domains must sign.",
     "consent.full": "Signatures before the full run.",
+    "consent.resume": "Signatures before workers go on from a checkpoint; each names which resume it is for.",
     "consent.terminate": "Signatures before pods are terminated on request.",
     "evidence": "How evidence is dated and published.",
     "evidence.timestamp": "An RFC 3161 service that dates each policy before its first step, and each proof bundle.",

@@ -267,9 +267,10 @@ class HaltPart(Strict):
 
 
 class ConsentPart(Strict):
-    """How many of the three domains must sign: before the full run, and before pods are terminated on request."""
+    """How many of the three domains must sign: before the full run, a resume, and the end of pods on request."""
 
     full: int = Field(default=0, ge=0, le=PARTIES)
+    resume: int = Field(default=0, ge=0, le=PARTIES)
     terminate: int = Field(default=0, ge=0, le=PARTIES)
 
 

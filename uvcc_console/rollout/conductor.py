@@ -35,12 +35,12 @@ from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.rollout import actions, finish, side_tasks
 from uvcc_console.rollout.bus import Bus
-from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.context import Federated, Member, Rollout
 from uvcc_console.rollout.federated.own_party import FederatedParty
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.spending import Spending
-from uvcc_console.rollout.stage_runner import BACK, StageRunner
+from uvcc_console.rollout.stage_runner import BACK, DECISIONS, StageRunner
 from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
@@ -150,6 +150,8 @@ def _obey_intents(
                 ctx.bus.record([ev.ActionDone(action=event.action, pod="", ok=False, detail=why)])
                 return
             end_request.ask(f"{event.action} asked by {event.by}")
+        elif ctx.federated is not None and event.action in (*DECISIONS, "consent"):
+            _sign(ctx, ctx.federated, event)
         elif not runner.take(event):
             if "set" in event.args:
                 _change(ctx, event)
@@ -164,6 +166,16 @@ def _obey_intents(
         if seq <= ctx.bus.snapshot.seq:
             heard(event)
     ctx.bus.listen(heard)
+
+
+def _sign(ctx: Rollout, federated: Federated, event: ev.Intent) -> None:
+    """Whatever is decided in one domain's part of a run is a signature, and counts when enough others are there."""
+    try:
+        if event.action not in ("resume", "consent") or {"from", "set"} & event.args.keys():
+            raise ConfigError("one domain alone does not decide this", "uvcc resume signs for the last checkpoint")
+        federated.sign(str(event.args.get("what", "")) if event.action == "consent" else "resume")
+    except ConfigError as e:
+        ctx.bus.record([ev.ActionDone(action=event.action, pod="", ok=False, detail=str(e))])
 
 
 def _change(ctx: Rollout, event: ev.Intent) -> None:
@@ -199,12 +211,15 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         ctx.bus,
         acts,
         KEEPING,
-        profile.limits.wait if peers is None else 0.0,  # what three domains began, none goes on with alone
+        profile.limits.wait,
         patient=ctx.bus.snapshot.patient,
         adopted=bool(adopted),
         end=time.time() + spending.remaining,
         going_back=lambda: ctx.start_from is not None,
+        halts_only=peers is not None,  # what three domains began, none goes on with alone
     )
+    if peers is not None:
+        peers.attach(stages)
     runner = actions.ActionRunner(ctx, stages)
     actions.apply(ctx)
     private_migration.apply(ctx)

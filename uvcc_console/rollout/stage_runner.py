@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger, within
-from uvcc_console.plan.plan import JUDGED
+from uvcc_console.plan.plan import JUDGED, RESUMABLE
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -31,7 +31,8 @@ class StageRunner:
 
     ``keeping`` stages, once there are workers or evidence to go on with, wait for a decision up to ``wait_s`` after a
     halt or failure, but not beyond ``end`` (the run's end of life); with ``patient`` all stages do. ``going_back`` says
-    whether an earlier checkpoint was chosen before this conductor lived.
+    whether an earlier checkpoint was chosen before this conductor lived. ``halts_only``: of a run that three domains
+    began only a halt of its workers is waited on; ``deciding`` says when.
     """
 
     bus: Bus
@@ -44,6 +45,15 @@ class StageRunner:
     decisions: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     end: float = math.inf
     going_back: Callable[[], bool] = lambda: False
+    halts_only: bool = False
+    deciding: bool = False
+    _instead: UvccError | None = None
+
+    def give_up(self, error: UvccError) -> None:
+        """Nobody can decide to go on any more: a wait for that ends with this error."""
+        if self.deciding:
+            self._instead = error
+            self.decisions.put_nowait("")
 
     def decide(self, action: str) -> None:
         """Somebody asked to resume, retry or skip."""
@@ -99,7 +109,7 @@ class StageRunner:
                 self.bus.commit(ev.StageChanged(name=name, status="skipped", detail=str(error)))
                 return None
             if action == "":
-                return error
+                return self._instead or error
             if action == BACK and JUDGED.get(name) in self.acts:
                 return _GoBack(f"{name}: {error.what}")
             resumed = True
@@ -118,11 +128,19 @@ class StageRunner:
         begun = bool(s.engine_run) and name in self.keeping
         return begun and not (isinstance(error, ConfigError) and not s.checkpoints and s.attempt == 0)
 
+    def _stopped(self, name: str) -> bool:
+        """Whether workers of this stage were halted, all of them, and left what they can go on from."""
+        s = self.bus.snapshot
+        over = bool(s.workers) and all(w.state == "exited" for w in s.workers.values())
+        return name in RESUMABLE and bool(s.engine_run) and s.halt.done and over
+
     async def _decision(self, name: str, error: UvccError) -> str:
         """What to do about a halt or failure; "" when nobody decided in time or nothing can be decided."""
         halted = isinstance(error, Halted)
         now = self.clock()
         waits = self.wait_s > 0 and (self.patient or halted or self._holds(name, error))
+        if self.halts_only:
+            waits = self.wait_s > 0 and halted and self._stopped(name)
         until = min(now + self.wait_s, max(now, self.end)) if waits else 0.0
         kept = time.strftime("%H:%M", time.localtime(until))
         said = f"; pods kept until {kept} for a decision: uvcc resume (r) or uvcc teardown (t)" if waits else ""
@@ -130,6 +148,7 @@ class StageRunner:
         self.bus.commit(ev.StageChanged(name=name, status=status, detail=what + said, until=until))
         if not waits:
             return ""
+        self.deciding = True
         try:
             async with asyncio.timeout(until - now):
                 while True:
@@ -138,6 +157,8 @@ class StageRunner:
                         return action
         except TimeoutError:
             return ""
+        finally:
+            self.deciding = False
 
 
 class _GoBack(UvccError):

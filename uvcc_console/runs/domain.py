@@ -26,6 +26,7 @@ from uvcc_engine.contract.job.rollout_phases import PHASES as PHASES
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files.files import checked_run_id, write_atomic
 from uvcc_engine.transcript.signed import approvals, boxes
+from uvcc_engine.transcript.signed.consents import label
 
 DOMAIN: Final = DOMAIN
 MOST_RELAYS: Final = 4096
@@ -192,8 +193,9 @@ def _pod(known: Mapping[str, Any]) -> ev.Event:
 
 
 def consents(s: Snapshot, what: str) -> set[str]:
-    """The domains that signed for this."""
-    return {by for done, by in s.consents if done == what}
+    """The domains that signed for this; for a resume, for the one that would come next."""
+    wanted = label(what, s.resumes + 1)
+    return {by for done, by in s.consents if done == wanted}
 
 
 def missing(s: Snapshot, what: str) -> str:
@@ -204,4 +206,4 @@ def missing(s: Snapshot, what: str) -> str:
     if len(given) >= wanted:
         return ""
     who = ", ".join(sorted(given)) or "nobody"
-    return f"{what} needs the signatures of {wanted} of {PARTIES} domains; signed by {who}"
+    return f"{label(what, s.resumes + 1)} needs the signatures of {wanted} of {PARTIES} domains; signed by {who}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -94,11 +95,17 @@ def test_a_key_that_ssh_keygen_signs_with_stays_where_it_is(tmp_path: Path) -> N
         made.sign("n", b"text")
 
 
+SOFTWARE_TOKEN = Path(os.environ.get("UVCC_SOFTWARE_TOKEN", "/usr/lib/openssh/regress/misc/sk-dummy/sk-dummy.so"))
+
+
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A real ssh-agent of the test's own."""
     sock = tmp_path / "agent.sock"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    allowed = ["-P", str(SOFTWARE_TOKEN)]
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", sock, *allowed], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
     while not sock.exists():
         assert process.poll() is None
@@ -126,6 +133,26 @@ def test_an_agents_key_signs_while_the_agent_holds_it_and_no_private_half_is_on_
     subprocess.run(["ssh-add", "-q", held], check=True)
     with pytest.raises(UnreadableError, match="not the one that it publishes"):  # another key took its file's place
         again.sign("uvcc-approval", b"text")
+
+
+@pytest.mark.skipif(not SOFTWARE_TOKEN.exists(), reason="OpenSSH's software token (openssh-tests) is not installed")
+@pytest.mark.parametrize("in_agent", [False, True])
+def test_a_key_in_a_token_signs_by_itself_or_through_the_agent(
+    tmp_path: Path, agent: None, monkeypatch: pytest.MonkeyPatch, in_agent: bool
+) -> None:
+    held, public = tmp_path / "id", tmp_path / "id.pub"
+    monkeypatch.setenv("SSH_SK_PROVIDER", str(SOFTWARE_TOKEN))
+    made_by = ["ssh-keygen", "-q", "-t", "ed25519-sk", "-O", "no-touch-required", "-N", "", "-f", held]
+    subprocess.run(made_by, check=True)
+    if in_agent:
+        subprocess.run(["ssh-add", "-q", held], check=True)
+        held.unlink()
+    made = domain_key.create(key=public if in_agent else held)
+    assert made.public.startswith("sk-ssh-ed25519@openssh.com ")
+    signed = domain_key.load().sign("uvcc-approval", b"text")
+    assert sshsig.holds(made.public, "uvcc-approval", b"text", signed)
+    assert not sshsig.holds(made.public, "uvcc-barrier", b"text", signed)
+    assert len(domain_key.fingerprint(made.public).split()) == 6
 
 
 def test_a_key_that_is_not_the_published_one_signs_nothing() -> None:

@@ -70,7 +70,9 @@ class Table:
 
     def party(self, peers: Peers) -> tuple[FederatedParty, Any]:
         n = peers.seat.party
-        ctx = SimpleNamespace(bus=self.buses[n], plan=SimpleNamespace(phases={"full": None}), say=lambda *_: None)
+        ctx = SimpleNamespace(
+            bus=self.buses[n], plan=SimpleNamespace(phases={"full": None}, stages=()), say=lambda *_: None
+        )
         found = FederatedParty(ctx, peers.seat)  # type: ignore[arg-type]
         found.peers = peers
         return found, ctx

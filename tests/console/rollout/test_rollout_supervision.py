@@ -49,6 +49,9 @@ class OtherDomains:
     def acts(self, ctx: Rollout, acts: Any) -> Any:
         return acts
 
+    def attach(self, runner: Any) -> None:
+        return
+
     async def run(self) -> None:
         await asyncio.Event().wait()
 

@@ -10,14 +10,17 @@ import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_console.core.paths import DOMAIN
-from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
 
-CONSENTS = ("full", "terminate")
+CONSENTS = ("full", "resume", "terminate")
+SIGNED_S = 60.0
+POLL_S = 0.05
 
 
 def run(argv: list[str]) -> int:
@@ -45,6 +48,9 @@ def run(argv: list[str]) -> int:
     consent = actions.add_parser("consent", help="sign for what needs the word of several domains")
     consent.add_argument("run")
     consent.add_argument("what", choices=CONSENTS)
+    consent.add_argument(
+        "--number", type=int, default=0, metavar="N", help="which resume of the run; the next by what is known here"
+    )
     args = parser.parse_args(argv)
     verbs = {"init": _init, "show": _show_key, "export": _export, "join": _join, "open": _open, "consent": _consent}
     return verbs[args.action](args)
@@ -129,14 +135,45 @@ def _show(run_dir: Path, headless: bool) -> int:
 
 
 def _consent(args: argparse.Namespace) -> int:
+    from uvcc_console.federation import seat
     from uvcc_console.halt import relay_path
+    from uvcc_engine.transcript.signed.consents import label
 
     run_dir = common.find_run(args.run)
-    what: str = args.what
     s = common.load_snapshot(run_dir)
+    what = label(args.what, args.number or s.resumes + 1)
+    if (run_dir / seat.FILE).exists():
+        return _sign_in_own_run(run_dir, args.what)
     if not (run_dir / DOMAIN).exists():
         raise ConfigError(f"{run_dir.name} is not a domain's console", "uvcc domain join FILE opens one")
     for box in relay_path.mailboxes(run_dir, s.engine_run):
         box.exchange(relay_path.consent(run_dir, s.engine_run, what), relay_path.CONSENT)
     common.say(f"signed: {what} of {s.engine_run}")
     return OK
+
+
+def _sign_in_own_run(run_dir: Path, what: str) -> int:
+    """Have this domain's own conductor sign, and leave it for the others. Raises UvccError with its refusal."""
+    from uvcc_console.cli.follow import headless
+    from uvcc_console.core import events as ev
+    from uvcc_console.core.journal import Journal
+    from uvcc_console.runs import processes
+
+    if not processes.running(run_dir, processes.CONDUCTOR):
+        raise ConfigError(f"nobody conducts {run_dir.name}", "only its conductor signs")
+    seq = common.load_snapshot(run_dir).seq
+    headless.ask(run_dir, "consent", what=what)
+    journal = Journal(run_dir / processes.JOURNAL, readonly=True)
+    end = time.monotonic() + SIGNED_S
+    try:
+        while time.monotonic() < end:
+            for _, event in journal.since(seq, kinds=(ev.Consent.kind, ev.ActionDone.kind)):
+                if isinstance(event, ev.ActionDone) and event.action == "consent":
+                    raise ConfigError(event.detail)
+                if isinstance(event, ev.Consent) and event.what.partition("-")[0] == what and event.own:
+                    common.say(f"signed: {event.what}")
+                    return OK
+            time.sleep(POLL_S)
+    finally:
+        journal.close()
+    raise UnreachableError(f"the relay did not show the signature within {SIGNED_S:.0f} s", "uvcc logs tells more")

@@ -12,6 +12,7 @@ from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.federation import seat
 from uvcc_console.halt import certificate
 from uvcc_console.plan import changed_settings
 from uvcc_console.runs import processes
@@ -67,6 +68,8 @@ def run(argv: list[str]) -> int:
         why = "it means to resume" if s.job_kind == "lm" else f"a {s.job_kind} job's settings are what was agreed"
         raise ConfigError(f"--set {args.set[0]} does not go with this", why)
     changes = changed_settings.parse(args.set)
+    if (run_dir / seat.FILE).exists():
+        _check_own_part(run_dir, live=bool(live), plain=action == "resume" and args.start < 0)
     if action != "resume" and not live:
         raise ConfigError(f"nobody conducts {run_dir.name}", f"take it up first: uvcc resume {run_dir.name}")
     held = certificate.in_force(run_dir) if args.start < 0 else None
@@ -93,6 +96,16 @@ def run(argv: list[str]) -> int:
     return OK if running else FAILED
 
 
+def _check_own_part(run_dir: Path, *, live: bool, plain: bool) -> None:
+    """See that a resume of one domain's part of a run is what one domain can ask for. Raises ConfigError."""
+    if not live:
+        hint = "uvcc teardown ends it here; the three domains begin the next attempt with uvcc rollout --domain"
+        raise ConfigError(f"nobody conducts {run_dir.name}, one domain's part of a run", hint)
+    if not plain:
+        hint = "uvcc resume RUN signs to go on from the last common checkpoint"
+        raise ConfigError("one domain alone does not choose where three go on", hint)
+
+
 def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float, *, quiet: bool = False) -> bool:
     """Wait for a heartbeat of a worker that trains after the resumed phase began, or for a later stage to begin.
 
@@ -111,6 +124,10 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
                 elif started and isinstance(event, ev.HeartbeatRead):
                     if event.record.get("phase") not in NOT_YET:
                         return True
+                elif isinstance(event, ev.Consent) and not quiet:
+                    common.say(f"{event.by} signed for {event.what}")
+                elif isinstance(event, ev.ActionDone) and event.action == "resume" and not event.ok:
+                    raise ConfigError(event.detail)
                 elif isinstance(event, ev.StageChanged) and event.name == ADOPTION:
                     if event.status == "waiting" and not quiet:
                         common.say(f"waiting: {event.detail}")

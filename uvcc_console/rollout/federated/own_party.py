@@ -44,7 +44,7 @@ from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.proof.input_attribution import OWNERS_FILE
-from uvcc_engine.transcript.signed import approvals, barriers, roster
+from uvcc_engine.transcript.signed import approvals, barriers, consents, roster
 from uvcc_engine.transcript.signed.barriers import COLLECT, MEET, ROSTER, SHARES
 from uvcc_engine.transcript.signed.roster import ROSTER_NAMESPACE, Roster, RosterPod
 from uvcc_engine.transcript.signing.identity import Identity, verify_signature
@@ -82,6 +82,10 @@ class FederatedParty:
         """The identities of all three parties' first pods, each as its domain vouches for it."""
         return {f"P{p}": r.pod(0).identity.ed25519 for p, r in self.rosters.items()}
 
+    def sign(self, what: str) -> None:
+        """This domain's operator signs for something that several domains decide; see ``Peers.sign``."""
+        self.peers.sign(what)
+
     # stages
 
     def acts(self, ctx: Rollout, acts: dict[str, Act]) -> dict[str, Act]:
@@ -102,8 +106,12 @@ class FederatedParty:
             try:
                 detail = await self.peers.guarded(_told(act, resumed))
             except Halted as e:
-                raise Halted(e.step, "all three domains stop; they begin the next attempt together") from e
-            if name in (SMOKE, FULL):
+                raise Halted(e.step, "all three domains stop; uvcc resume signs to go on, uvcc teardown ends it") from e
+            if name == barriers.DRILL:
+                held = ctx.bus.snapshot.halt
+                own = {"total": held.total, "verified": held.verified}
+                await self.peers.guarded(self.peers.reach(name, _digest(own), equal=False))
+            elif name in (SMOKE, FULL):
                 hashes = sorted({h for key, h in ctx.bus.snapshot.result_hashes.items() if key.startswith(f"{name}/")})
                 await self.peers.guarded(self.peers.reach(name, _digest(hashes)))
             elif name.startswith("verify-"):
@@ -254,6 +262,9 @@ class FederatedParty:
         All three domains draft the same text, each for itself. This domain's pod signs it because this domain's key
         approves exactly it; the others' signatures are taken from the rendezvous and held against their rosters.
         """
+        folder = ctx.artifacts / phase.name
+        if (folder / SIGNATURES_FILE).exists():  # a resume runs under the policy that was signed
+            return Policy.load(folder / POLICY_FILE), folder
         policy = self._draft(ctx, phase)
         agree.check_proposal(ctx, phase, policy)
         digest = policy.hash.hex()
@@ -273,7 +284,6 @@ class FederatedParty:
             return _signed(policy, [own, *lying])
 
         signatures = await self._all(look, f"signed the policy of {phase.name}")
-        folder = ctx.artifacts / phase.name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomic(folder / POLICY_FILE, policy.canonical)
         write_signatures(folder / SIGNATURES_FILE, signatures)
@@ -320,10 +330,12 @@ class FederatedParty:
         await exchange(table, ctx.run_dir, ctx.artifacts / phase.name, phase)
 
     def _keep_records(self, ctx: Rollout) -> None:
-        """Rosters and barriers, as they were signed, among what the run hands over."""
+        """Rosters, barriers and consents, as they were signed, among what the run hands over."""
         ctx.artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
         _keep_json(ctx.artifacts / roster.FILE, self._bodies)
         _keep_json(ctx.artifacts / barriers.FILE, list(self.peers.bodies))
+        if self.peers.consents.bodies:
+            _keep_json(ctx.artifacts / consents.FILE, list(self.peers.consents.bodies))
         if self._owners:
             _keep_json(ctx.artifacts / OWNERS_FILE, self._owners)
 

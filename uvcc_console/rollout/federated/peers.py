@@ -21,7 +21,9 @@ from uvcc_console.federation.rendezvous import barrier_name
 from uvcc_console.federation.seat import Seat
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
-from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UnreachableError, UvccError
+from uvcc_console.rollout.federated.consenting import ConsentLedger
+from uvcc_console.rollout.stage_runner import StageRunner
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.peer_protocol.record_names import BARRIERS, REPORTS
 from uvcc_engine.contract.text import clean
@@ -36,6 +38,7 @@ from uvcc_engine.transcript.signed.barriers import (
     Barrier,
     Barriers,
 )
+from uvcc_engine.transcript.signed.consents import RESUME
 from uvcc_engine.transcript.signed.reports import REPORT_NAMESPACE, DomainReport
 
 log = logger(__name__)
@@ -70,7 +73,12 @@ class Peers:
         self._looked = time.monotonic()
         self._changed = asyncio.Event()
         self._trouble: asyncio.Future[UvccError] = asyncio.get_running_loop().create_future()
-        self._halts: set[int] = set()
+        self._halts: set[tuple[int, int]] = set()
+        self.resumes = 0  # of this attempt, so far
+        self.consents = ConsentLedger(bus, seat)
+        self._runner: StageRunner | None = None
+        self._halting: asyncio.TimerHandle | None = None
+        self._met = False
         self._gone: set[int] = set()
         bus.listen(self._obey)
 
@@ -92,6 +100,7 @@ class Peers:
             digest=digest,
             reason=clean(reason)[: barriers.LONGEST_REASON],
             seen={str(p): b.mark for p, b in before.items()},
+            resumed=self.resumes,
         )
 
     async def reach(self, stage: str, digest: str, *, waits: bool = True, equal: bool = True) -> dict[int, Barrier]:
@@ -169,6 +178,8 @@ class Peers:
         for name, body in (*list(self._own.values()), *([self._stopped] if self._stopped else [])):
             if body not in lying:  # the relay has not heard it, or has forgotten
                 there.leave(name, body)
+        for name, body in self.consents.due(lying):
+            there.leave(name, body)
         return said, lying
 
     def _report(self) -> DomainReport:
@@ -203,11 +214,14 @@ class Peers:
             self.bodies |= dict.fromkeys(known)
         if known:
             self.found = barriers.gathered(self.seat.proposal, self.attempt, self.bodies)
+        self.consents.take(self.attempt, fresh)
         self._tell()
         for party, stop in self.found.stopped.items():
             if party != self.seat.party:
                 self._told_to_stop(stop)
         self._silent(now)
+        self._elsewhere()
+        self._go_on()
 
     def _tell(self) -> None:
         """The others' state as events, whenever it changes."""
@@ -230,9 +244,11 @@ class Peers:
                 )
 
     def _told_to_stop(self, stop: Barrier) -> None:
-        if stop.party in self._halts:
+        if (stop.party, -1 if stop.status == FAILED else stop.resumed) in self._halts or (
+            stop.status == HALT and stop.resumed < self.resumes
+        ):
             return
-        self._halts.add(stop.party)
+        self._halts.add((stop.party, -1 if stop.status == FAILED else stop.resumed))
         who = f"P{stop.party}"
         if stop.status == HALT:
             self._bus.record(
@@ -250,7 +266,48 @@ class Peers:
             s.stage is not None and s.stage.name == s.phase and any(w.state == "started" for w in s.workers.values())
         )
         delay = HALTED_S if training else 0.0
-        asyncio.get_running_loop().call_later(delay, lambda: self.fail(Halted(self._bus.snapshot.step)))
+        self._halting = asyncio.get_running_loop().call_later(delay, self._not_stopped)
+
+    def _not_stopped(self) -> None:
+        if self._runner is None or not self._runner.deciding:
+            self.fail(Halted(self._bus.snapshot.step))
+
+    # going on after a halt
+
+    def attach(self, runner: StageRunner) -> None:
+        """Whose stages wait after a halt until as many domains have signed to go on."""
+        self._runner = runner
+
+    def sign(self, what: str) -> None:
+        """This domain's operator signs: for the full run, the next resume, or an early end.
+
+        Raises ConfigError for a resume while nothing waits for one.
+        """
+        if self.attempt < 0 or (what == RESUME and (self._runner is None or not self._runner.deciding)):
+            raise ConfigError(f"there is nothing to sign {what} for now", "after a halt, once all workers have stopped")
+        self.consents.ask(self.attempt, what, self.resumes + 1)
+
+    def _go_on(self) -> None:
+        """Decide to resume once the count is full: all three domains come to it, each by itself."""
+        if self._runner is None or not self._runner.deciding or not self.consents.enough(self.resumes + 1):
+            return
+        if self._halting is not None:
+            self._halting.cancel()
+        if self._trouble.done():
+            if not isinstance(self._trouble.result(), Halted):
+                return
+            self._trouble = asyncio.get_running_loop().create_future()
+        self.resumes += 1
+        self._stopped = None
+        self._runner.decide("resume")
+
+    def _elsewhere(self) -> None:
+        """Name a domain that left this attempt for a later one."""
+        for party, (_, report) in self._heard.items():
+            if self._met and report.attempt > self.attempt and party not in self._gone:
+                self._gone.add(party)
+                what = f"P{party}'s domain has begun attempt {report.attempt}, this is {self.attempt}"
+                self.fail(PeerLostError(what, "begin the next attempt with it", party=party))
 
     def _silent(self, now: float) -> None:
         """Name a domain that was heard and is not heard any more."""
@@ -278,10 +335,15 @@ class Peers:
     # who ends what
 
     def fail(self, error: UvccError) -> None:
-        """The first reason why this run cannot go on."""
+        """The first reason why this run cannot go on; while a halt is waited on, the first one after it."""
+        waits = self._runner is not None and self._runner.deciding
+        if self._trouble.done() and waits and isinstance(self._trouble.result(), Halted):
+            self._trouble = asyncio.get_running_loop().create_future()
         if not self._trouble.done():
             log.error("the run cannot go on: %s", error)
             self._trouble.set_result(error)
+            if self._runner is not None:
+                self._runner.give_up(error)
 
     async def guarded(self, work: Coroutine[Any, Any, T]) -> T:
         """``work``, given up as soon as another domain makes it vain. Raises what it did."""
@@ -320,7 +382,7 @@ class Peers:
         """Tell the others that this domain goes no further; a relay that does not answer delays nothing for long."""
         if self.attempt < 0 or status == "ok":
             return
-        if self._stopped is None:
+        if self._stopped is None or status != "halted":  # who was halted, and ends, tells those who wait for it
             self._stop(HALT if status == "halted" else FAILED, detail)
         assert self._stopped is not None
         try:
@@ -357,6 +419,7 @@ class Peers:
             await self.until(together, "come", there_now)
             higher = max((r.attempt for _, r in self._heard.values()), default=0)
             if higher <= self.attempt:
+                self._met = True
                 return self.attempt
             await self._begin(higher)
 

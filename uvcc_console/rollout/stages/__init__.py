@@ -17,8 +17,8 @@ from uvcc_console.rollout.stage_runner import StageFunction
 from uvcc_console.rollout.stages.fleet import preflight, provision
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
 from uvcc_console.rollout.stages.training import agree, lm, phases
+from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
 from uvcc_console.rollout.stages.verify import collect, verification
-from uvcc_console.runs import domain
 from uvcc_engine.contract.errors import UvccError
 
 RolloutStep = Callable[[Rollout], Awaitable[str]]
@@ -61,11 +61,7 @@ async def _verify(ctx: Rollout, phase: Phase) -> str:
 
 async def _full(ctx: Rollout, resumed: bool) -> str:
     """The full run, once as many domains have signed for it as the profile wants."""
-    if why := domain.missing(ctx.bus.snapshot, FULL):
-        said = f"{why}; uvcc domain consent RUN full signs"
-        ctx.say(ev.StageChanged(name=FULL, status="waiting", detail=said))
-        await ctx.bus.wait(lambda s: not domain.missing(s, FULL))
-        ctx.say(ev.StageChanged(name=FULL, status="running"))
+    await await_signatures(ctx, FULL, FULL)
     return await _with_replacements(partial(phases.to_the_end, ctx, FULL), ctx, resumed)
 
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.contract.job.rollout_phases import PHASES
+from uvcc_engine.contract.job.rollout_phases import FULL, PHASES
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import input_attribution
 from uvcc_engine.transcript.proof.bundle import read_bundle
 from uvcc_engine.transcript.proof.package import ExpectedSigners, PackageTarget
-from uvcc_engine.transcript.signed import barriers, roster
+from uvcc_engine.transcript.signed import barriers, consents, roster
 from uvcc_engine.transcript.signed.approvals import APPROVE
+from uvcc_engine.transcript.signed.barriers import Barriers
 from uvcc_engine.transcript.signed.proposals import FILE, Standing
 from uvcc_engine.transcript.signed.roster import Roster
 from uvcc_engine.transcript.signing import sshsig
@@ -26,7 +27,7 @@ def read_keys(files: Sequence[Path]) -> list[str]:
     """The key lines of three ``.pub`` files, comments aside. Raises UnreadableError."""
     lines = [" ".join(reading.read_text(f, 64 * reading.KIB, named=True).split()[:2]) for f in files]
     for line in lines:
-        sshsig.public_raw(line)
+        sshsig.person_material(line)
     if len(set(lines)) != PARTIES:
         raise UnreadableError(
             f"{len(set(lines))} different keys of domains are named", "--domain once for each of three"
@@ -62,8 +63,8 @@ def _owners(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
     """Where data owners shared from their own machines: see that the inputs are theirs."""
     assert target.root is not None
     path = target.root / input_attribution.OWNERS_FILE
-    if not path.exists() and not policy.proposal:
-        return ""
+    if not proposal.owners or (not path.exists() and not policy.proposal):
+        return ""  # of public data, or shared by the operator of all three parties
     found = input_attribution.check(_bodies(path), proposal, _rosters(target.root, proposal), policy)
     return f"\nowners       {len(found)} shared for this attempt, to these pods; the policy commits to what they signed"
 
@@ -125,7 +126,8 @@ def _driven(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
     bodies = _bodies(target.root / barriers.FILE)
     try:
         found = barriers.gathered(proposal, rosters[0].attempt, bodies)
-        barriers.in_order(found, barriers.stages_of(name for name in PHASES if found.of(name)))
+        drilled = bool(found.of(barriers.DRILL))
+        barriers.in_order(found, barriers.stages_of((name for name in PHASES if found.of(name)), drill=drilled))
     except ProtocolError as e:
         raise VerificationError("barriers", e.what, e.hint) from e
     for stage in (f"policy-{target.decides}", target.decides):
@@ -135,4 +137,25 @@ def _driven(target: PackageTarget, proposal: Proposal, policy: Policy) -> str:
         odd = [f"P{p}" for p, b in reached.items() if stage.startswith("policy-") and b.digest != policy.hash.hex()]
         if odd:
             raise VerificationError("barriers", f"{', '.join(odd)} approved another policy than the one that was run")
-    return f"driven       by these domains, each its own pods: 3 rosters, {len(found.reached)} barriers in order"
+    driven = f"driven       by these domains, each its own pods: 3 rosters, {len(found.reached)} barriers in order"
+    return driven + _consented(target, proposal, rosters[0].attempt, found)
+
+
+def _consented(target: PackageTarget, proposal: Proposal, attempt: int, found: Barriers) -> str:
+    """See that as many domains signed for the full run, and for each resume of it, as the proposal wants."""
+    assert target.root is not None
+    resumes = {b.resumed for b in found.of(target.decides).values()}
+    if len(resumes) != 1:
+        raise VerificationError("consents", "the domains do not agree how often the run was resumed")
+    wanted = {consents.FULL: proposal.consent.full if target.decides == FULL else 0} | {
+        consents.label(consents.RESUME, n): max(1, proposal.consent.resume) for n in range(1, max(resumes) + 1)
+    }
+    path = target.root / consents.FILE
+    given = consents.gathered(proposal, attempt, _bodies(path) if path.exists() else [])
+    for what, needed in wanted.items():
+        who = given.get(what, set())
+        if len(who) < needed:
+            signed = ", ".join(f"P{p}" for p in sorted(who)) or "nobody"
+            raise VerificationError("consents", f"{what} needed the word of {needed} domains; signed by {signed}")
+    told = [f"{what} by {', '.join(f'P{p}' for p in sorted(given[what]))}" for what, n in wanted.items() if n]
+    return f"\nconsented    {'; '.join(told)}" if told else ""

@@ -19,6 +19,7 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats.reading import parse_json
 from uvcc_engine.transcript.signed import orders
+from uvcc_engine.transcript.signed.consents import MOST_RESUMES
 from uvcc_engine.transcript.signed.roster import MOST_ATTEMPTS
 from uvcc_engine.transcript.terms.proposal import Proposal
 
@@ -28,6 +29,7 @@ FILE: Final = "barriers.json"
 MEET: Final = "meet"
 ROSTER: Final = "roster"
 SHARES: Final = "shares"
+DRILL: Final = "drill"
 COLLECT: Final = "collect"
 VERSION: Final = 1
 REACHED: Final = "reached"
@@ -39,11 +41,15 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _STAGE: Final = re.compile(r"[a-z][a-z-]{0,39}")
 
 
-def stages_of(phases: Iterable[str]) -> list[str]:
-    """The stages at which domains wait for each other, in order, of a run with these phases."""
+def stages_of(phases: Iterable[str], *, drill: bool = False) -> list[str]:
+    """The stages at which domains wait for each other, in order, of a run with these phases.
+
+    ``drill``: whether the halt was rehearsed on the first of them.
+    """
     found = [MEET, ROSTER, SHARES]
     for name in phases:
-        found += [f"policy-{name}", name, f"evidence-{name}", f"verify-{name}"]
+        found += [f"policy-{name}", *([DRILL] if drill else []), name, f"evidence-{name}", f"verify-{name}"]
+        drill = False
     return [*found, COLLECT]
 
 
@@ -53,7 +59,8 @@ class Barrier:
 
     ``status``: ``reached``, ``failed`` (this domain goes no further) or ``halt`` (all are to stop), both with a
     ``reason``. ``digest``: SHA-256 of what it reports of the stage, equal at all three where the stage has a common
-    result. ``seen``: by party, the digests of the barriers of the stage before; empty at the first.
+    result. ``seen``: by party, the digests of the barriers of the stage before; empty at the first. ``resumed``: how
+    often the attempt had been resumed by then. A halt counts until the next resume.
     """
 
     version: int
@@ -65,6 +72,7 @@ class Barrier:
     digest: str
     reason: str = ""
     seen: dict[str, str]
+    resumed: int = 0
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -73,6 +81,8 @@ class Barrier:
             raise ConfigError("a barrier that names no proposal or no report", "64 lower-case hex digits each")
         if not 0 <= self.attempt < MOST_ATTEMPTS or self.party not in range(PARTIES):
             raise ConfigError(f"a barrier of P{self.party}, attempt {self.attempt}", "0, 1 or 2; attempts from 0")
+        if not 0 <= self.resumed < MOST_RESUMES:
+            raise ConfigError(f"a barrier after {self.resumed} resumes", "resumes are counted from 0")
         if not _STAGE.fullmatch(self.stage):
             raise ConfigError(f"a barrier of the stage {self.stage[:40]!r}", "lower-case letters and -")
         if len(self.reason) > LONGEST_REASON or not self.reason.isprintable():
@@ -85,12 +95,16 @@ class Barrier:
     @property
     def mark(self) -> str:
         """SHA-256 of all that it says: what the barriers of the next stage countersign."""
-        return hashlib.sha256(b"UVCC_BARRIER_V1" + canonical(asdict(self))).hexdigest()
+        return hashlib.sha256(b"UVCC_BARRIER_V1" + canonical(self.to_json())).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """What is signed, without the type: ``resumed`` stands in it only where there was a resume."""
+        return {k: v for k, v in asdict(self).items() if k != "resumed" or v}
 
 
 def signed(barrier: Barrier, sign: Callable[[bytes], str]) -> str:
     """The barrier with its signature, as it is sent and kept. ``sign`` signs under ``BARRIER_NAMESPACE``."""
-    return orders.sealed({"type": _TYPE, **asdict(barrier)}, sign)
+    return orders.sealed({"type": _TYPE, **barrier.to_json()}, sign)
 
 
 def opened(body: str, key: str) -> Barrier | None:
@@ -107,7 +121,8 @@ def opened(body: str, key: str) -> Barrier | None:
 
 @dataclass(frozen=True, slots=True)
 class Barriers:
-    """``reached``: by stage and party; ``stopped``: by party, the first word of a domain that it goes no further."""
+    """``reached``: by stage and party; ``stopped``: by party, the last word of a domain that it stops: ``failed``, or
+    the ``halt`` after the most resumes."""
 
     reached: dict[tuple[str, int], Barrier] = field(default_factory=dict)
     stopped: dict[int, Barrier] = field(default_factory=dict)
@@ -130,7 +145,8 @@ def gathered(proposal: Proposal, attempt: int, bodies: Iterable[str]) -> Barrier
         if barrier is None:
             continue
         if barrier.status != REACHED:
-            found.stopped.setdefault(party, barrier)
+            if (old := found.stopped.get(party)) is None or _rank(old) < _rank(barrier):
+                found.stopped[party] = barrier
         elif (before := found.reached.setdefault((barrier.stage, party), barrier)) != barrier:
             what = f"P{party}'s domain ({proposal.domains[party]}) signed two barriers of {barrier.stage}"
             raise ProtocolError(
@@ -158,6 +174,10 @@ def in_order(found: Barriers, stages: Sequence[str]) -> None:
         if barrier.seen != {str(p): b.mark for p, b in before.items()}:
             what = f"P{party} signed {stage} over other barriers than those of the stage before"
             raise ProtocolError(what, "it was shown something else, or it lies; keep what lies there", party=party)
+
+
+def _rank(stop: Barrier) -> tuple[bool, int]:
+    return stop.status == FAILED, stop.resumed
 
 
 def _party(body: str, proposal: str, attempt: int) -> int:

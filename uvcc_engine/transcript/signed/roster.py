@@ -100,8 +100,9 @@ class Roster:
             raise ConfigError(f"the roster is of P{self.party}, attempt {self.attempt}", "0, 1 or 2; attempts from 0")
         if not _WORD.fullmatch(self.provider) or not _WORD.fullmatch(self.region):
             raise ConfigError("the roster's provider or region is no word", "letters, digits, . _ : / -")
-        for key in (self.domain, self.collector or self.domain):
-            sshsig.public_raw(key)
+        sshsig.person_material(self.domain)
+        if self.collector:
+            sshsig.public_raw(self.collector)
         names = [pod.pod for pod in self.pods]
         if names != [f"p{self.party}r{n}" for n in range(len(names))] or not names:
             raise ConfigError(f"the roster of P{self.party} lists {', '.join(names)[:80]}", "p0r0, p0r1, ... in order")

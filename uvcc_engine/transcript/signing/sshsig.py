@@ -1,5 +1,8 @@
 """Signatures in the OpenSSH format (PROTOCOL.sshsig), Ed25519 only, in their one canonical spelling.
 
+:func:`holds` also takes those of an Ed25519 key in a FIDO token (``sk-ssh-ed25519@openssh.com``, PROTOCOL.u2f), which
+people sign with; pods, parties and collectors have keys of the plain type, which :func:`public_raw` reads.
+
 ``ssh-keygen -Y verify`` accepts what :func:`sign` writes. :func:`holds` is stricter than ssh-keygen and asyncssh: it
 accepts exactly one text per (key, namespace, payload, raw signature), so no byte of a stored signature can be changed
 unnoticed (both libraries skip the envelope's reserved field and are lenient about the armor). Needs no asyncssh, which
@@ -31,6 +34,8 @@ COLLECTOR: Final = "collector"
 """Principal of the key that signs the manifest of everything handed over."""
 
 _KEY_TYPE: Final = b"ssh-ed25519"
+_TOKEN_TYPE: Final = b"sk-ssh-ed25519@openssh.com"
+_SAID: Final = 5  # bytes of a token's flags and counter
 _HASH: Final = b"sha512"
 _HEAD: Final = "-----BEGIN SSH SIGNATURE-----\n"
 _TAIL: Final = "-----END SSH SIGNATURE-----\n"
@@ -58,12 +63,47 @@ def public_raw(line: str) -> bytes:
     return raw
 
 
+def person_material(line: str) -> bytes:
+    """What identifies a person's key: the 32 bytes of a plain one, the whole wire form of one in a FIDO token.
+
+    Raises UnreadableError on any other text, comments included.
+    """
+    if not line.startswith(f"{_TOKEN_TYPE.decode()} "):
+        return public_raw(line)
+    public, application = _token_parts(line)
+    return _token_wire(public, application)
+
+
+def _token_wire(public: bytes, application: bytes) -> bytes:
+    return _string(_TOKEN_TYPE) + _string(public) + _string(application)
+
+
+def _token_parts(line: str) -> tuple[bytes, bytes]:
+    """The 32 public bytes and the application of a FIDO token's key line. Raises UnreadableError."""
+    try:
+        wire = base64.b64decode(line.partition(" ")[2], validate=True)
+    except ValueError:
+        wire = b""
+    at = 4 + len(_TOKEN_TYPE) + 4
+    public, application = wire[at : at + 32], wire[at + 32 + 4 :]
+    spelled = f"{_TOKEN_TYPE.decode()} {base64.b64encode(wire).decode()}"
+    if len(public) != 32 or not application or _token_wire(public, application) != wire or spelled != line:
+        raise UnreadableError(
+            f"not an OpenSSH Ed25519 public key: {line[:60]!r}", "expected: sk-ssh-ed25519@openssh.com"
+        )
+    return public, application
+
+
 def _prefix(public: bytes, namespace: str) -> bytes:
     """Everything of the signature blob before the 64 raw signature bytes."""
-    key = _string(_KEY_TYPE) + _string(public)
-    inner = _string(_KEY_TYPE) + struct.pack(">I", 64)
+    return _before(_string(_KEY_TYPE) + _string(public), _KEY_TYPE, namespace)
+
+
+def _before(key: bytes, kind: bytes, namespace: str, after: int = 0) -> bytes:
+    """Everything before the raw signature bytes, after which ``after`` more follow; ``key``: the key's wire form."""
+    inner = _string(kind) + struct.pack(">I", 64)
     head = b"SSHSIG" + struct.pack(">I", 1) + _string(key) + _string(namespace.encode()) + _string(b"") + _string(_HASH)
-    return head + struct.pack(">I", len(inner) + 64) + inner
+    return head + struct.pack(">I", len(inner) + 64 + after) + inner
 
 
 def _signed(namespace: str, payload: bytes) -> bytes:
@@ -92,7 +132,7 @@ def respelled(armored: str) -> str:
 
 
 def signer(armored: str) -> str:
-    """The public key line that a canonical signature names. Raises UnreadableError if it is none."""
+    """The plain public key line that a canonical signature names. Raises UnreadableError if it is none."""
     try:
         blob = base64.b64decode(armored[len(_HEAD) : -len(_TAIL)].replace("\n", ""), validate=True)
     except (binascii.Error, ValueError) as e:
@@ -106,9 +146,14 @@ def signer(armored: str) -> str:
 
 
 def holds(line: str, namespace: str, payload: bytes, armored: str) -> bool:
-    """True if ``armored`` is the canonical text of a valid signature by the key ``line`` over ``payload``."""
+    """True if ``armored`` is the canonical text of a valid signature by the key ``line`` over ``payload``.
+
+    Of a token's signature, whether it wanted a touch is the token's and its owner's matter (``no-touch-required``).
+    """
     if not armored.startswith(_HEAD) or not armored.endswith(_TAIL):
         return False
+    if line.startswith(_TOKEN_TYPE.decode()):
+        return _held_by_token(line, namespace, payload, armored)
     try:
         public = public_raw(line)
         blob = base64.b64decode(armored[len(_HEAD) : -len(_TAIL)].replace("\n", ""), validate=True)
@@ -118,6 +163,25 @@ def holds(line: str, namespace: str, payload: bytes, armored: str) -> bool:
         return False
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(blob[-64:], _signed(namespace, payload))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _held_by_token(line: str, namespace: str, payload: bytes, armored: str) -> bool:
+    """The same for a FIDO token's key: its flags and counter follow the raw signature, and are signed with the rest."""
+    try:
+        public, application = _token_parts(line)
+        blob = base64.b64decode(armored[len(_HEAD) : -len(_TAIL)].replace("\n", ""), validate=True)
+    except (binascii.Error, UnicodeEncodeError, ValueError, UnreadableError):
+        return False
+    head, raw, said = blob[: -64 - _SAID], blob[-64 - _SAID : -_SAID], blob[-_SAID:]
+    key = _token_wire(public, application)
+    if head != _before(key, _TOKEN_TYPE, namespace, _SAID) or armor_text(blob) != armored:
+        return False
+    told = hashlib.sha256(application).digest() + said + hashlib.sha256(_signed(namespace, payload)).digest()
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(raw, told)
     except (InvalidSignature, ValueError):
         return False
     return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -46,11 +46,26 @@ class ProposedLimits:
     ttl_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consents:
+    """How many of the three domains must sign: before the full run, a resume, and the end of pods on request."""
+
+    full: int = 0
+    resume: int = 0
+    terminate: int = 0
+
+    def __post_init__(self) -> None:
+        for what, wanted in asdict(self).items():
+            if wanted not in range(PARTIES + 1):
+                raise ConfigError(f"the proposal wants {wanted} signatures for {what}", "0 to 3")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
     """``domains``: the keys of P0, P1, P2 in this order; ``owners``: those of the data owners, the first one's first.
 
-    Keys are OpenSSH lines. ``created`` and ``expires`` are seconds since 1970.
+    Keys are OpenSSH lines. ``created`` and ``expires`` are seconds since 1970. ``consent``: what needs how many
+    domains' word once the run is under way.
     """
 
     version: int
@@ -67,6 +82,7 @@ class Proposal:
     created: int
     expires: int
     nonce: str
+    consent: Consents = Consents()
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -76,8 +92,10 @@ class Proposal:
         for what, text in (("code_hash", self.code_hash), ("nonce", self.nonce)):
             if not _HASH.fullmatch(text):
                 raise ConfigError(f"the proposal's {what} is no SHA-256", "64 lower-case hex digits")
-        for key in (self.coordinator, *self.domains, *self.owners):
-            _checked_key(key)
+        for key in (self.coordinator, *self.domains):
+            _checked_key(key, sshsig.person_material)
+        for key in self.owners:  # an owner's key lies beside the one that it seals with
+            _checked_key(key, sshsig.public_raw)
         if len(set(self.domains)) != PARTIES:
             raise ConfigError("the proposal names a domain twice", "three domains that distrust each other")
         if not 0 <= self.created < self.expires:
@@ -94,7 +112,9 @@ class Proposal:
         return strict.read(cls, parse_canonical(data, "the proposal"), "the proposal")
 
     def to_json(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k != "canonical"}
+        """``consent`` stands in it only where anything needs the word of several domains."""
+        plain = self.consent == Consents()
+        return {k: v for k, v in asdict(self).items() if k != "canonical" and not (k == "consent" and plain)}
 
     @cached_property
     def canonical(self) -> bytes:
@@ -138,8 +158,8 @@ class Proposal:
         return ", ".join(name for name, (ours, theirs) in pairs.items() if canonical(ours) != canonical(theirs))
 
 
-def _checked_key(line: str) -> None:
+def _checked_key(line: str, read: Callable[[str], bytes]) -> None:
     try:
-        sshsig.public_raw(line)
+        read(line)
     except UnreadableError as e:
         raise ConfigError(f"the proposal: {e.what}", e.hint) from e

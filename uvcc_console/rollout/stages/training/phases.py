@@ -24,6 +24,7 @@ from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
 from uvcc_console.rollout.stages.training import agree, signal_drill
+from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.job.link_spec import LinkSpec
@@ -67,6 +68,8 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
             ctx.start_from = None
             ctx.say(ev.Alert(level="warn", name="resume", text="the workers run: nothing was gone back to", hint="F9"))
         return {}
+    if known:
+        await await_signatures(ctx, "resume", _stage_of(s, phase))
     if phase.kind == "lm":
         await volume.lay(ctx, phase, ctx.of_phase(phase))
     start = await earlier_checkpoint.chosen(ctx, phase) if known else -1
@@ -109,6 +112,11 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
 
     acks = await each(ctx.of_phase(phase), begin)
     return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
+
+
+def _stage_of(s: Snapshot, phase: Phase) -> str:
+    """The stage that is under way; before any, the one that the phase is named after."""
+    return s.stage.name if s.stage is not None else phase.name
 
 
 async def cited_certificate(ctx: Rollout, phase: Phase) -> str:
