@@ -7,6 +7,7 @@ two different versions of a component to its two holders is found out before the
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,12 +66,14 @@ class PartyInputs:
 
 def encode_fixed(name: str, values: Floats, frac_bits: int) -> Ring:
     """Floats to fixed point, round to nearest. Raises ConfigError if a value is not finite or too large."""
-    if not bool(np.isfinite(values).all()):
+    highest, lowest = float(values.max(initial=0.0)), float(values.min(initial=0.0))  # what is no number stays none
+    largest = max(highest, -lowest)
+    if not math.isfinite(highest) or not math.isfinite(lowest):
         raise ConfigError(f"{name} holds a value that is not finite", "clean the data")
-    largest = float(np.abs(values).max(initial=0.0))
     if largest > FEATURE_LIMIT:
         raise ConfigError(f"{name} reaches {largest:.6g}, beyond {FEATURE_LIMIT:g}", "scale the features first")
-    return np.rint(values * 2.0**frac_bits).astype(np.int64)
+    scaled = np.asarray(values * 2.0**frac_bits)
+    return np.rint(scaled, out=scaled).astype(np.int64)
 
 
 def check_units(job: PrivateJob, name: str, features: Floats) -> None:

@@ -47,7 +47,9 @@ class BoxWriter:
             secrets = (sender.pair_secret(peer, salt, "box"), ephemeral.pair_secret(peer, salt, "box"))
             wraps.append(ChaCha20Poly1305(wrap_key(*secrets)).encrypt(_NO_NONCE, key, salt).hex())
         header = canonical({**told, "wraps": wraps})
-        self._out, self._hash, self._number, self._left = out, Hash(SHA256()), 0, bytearray()
+        self._out, self._hash, self._number = out, Hash(SHA256()), 0
+        self._left, self._filled = memoryview(bytearray(PIECE)), 0  # one buffer: a fresh one a piece costs as its copy
+        self._sealed = memoryview(bytearray(PIECE + _TAG))
         self._cipher = ChaCha20Poly1305(derive(key, "box-stream", sha256(header)))
         self.size = 0
         self._put(MAGIC + struct.pack("<I", len(header)) + header)
@@ -55,27 +57,30 @@ class BoxWriter:
     def write(self, data: bytes | memoryview) -> None:
         """Seal as much as makes whole pieces; the last of what is written waits for :meth:`close`."""
         view = memoryview(data)
-        while len(self._left) + len(view) > PIECE:
-            room = PIECE - len(self._left)
-            if self._left:
-                self._left += view[:room]
+        while self._filled + len(view) > PIECE:
+            room = PIECE - self._filled
+            if self._filled:
+                self._left[self._filled :] = view[:room]
                 self._piece(self._left, last=False)
-                self._left = bytearray()
+                self._filled = 0
             else:
                 self._piece(view[:room], last=False)
             view = view[room:]
-        self._left += view
+        self._left[self._filled : self._filled + len(view)] = view
+        self._filled += len(view)
 
     def close(self) -> str:
         """Seal the last piece; returns the SHA-256 of the whole box, in hex."""
-        self._piece(self._left, last=True)
+        self._piece(self._left[: self._filled], last=True)
         return self._hash.finalize().hex()
 
-    def _piece(self, plain: bytes | bytearray | memoryview, *, last: bool) -> None:
-        self._put(self._cipher.encrypt(_nonce(self._number, last), plain, None))
+    def _piece(self, plain: bytes | memoryview, *, last: bool) -> None:
+        sealed = self._sealed[: len(plain) + _TAG]
+        self._cipher.encrypt_into(_nonce(self._number, last), plain, None, sealed)
+        self._put(sealed)
         self._number += 1
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes | memoryview) -> None:
         self._out.write(data)
         self._hash.update(data)
         self.size += len(data)
