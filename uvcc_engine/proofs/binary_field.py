@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.kernels import binary_words
 from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.binary_words import carryless
 from uvcc_engine.mpc.kernels.plain import shift_logical
@@ -65,7 +65,51 @@ class BinaryField:
 
     def total(self, x: Tensor) -> Tensor:
         """The sum over the first axis."""
-        return torch.from_numpy(np.asarray(np.bitwise_xor.reduce(x.numpy(), axis=0)).reshape(x.shape[1:]))
+        return binary_words.total(x)
+
+    def rows(self, x: Tensor, factors: Tensor) -> Tensor:
+        """``sum_l factors_l x_nl`` of words ``[n, k]`` and ``[k]``: ``[n]``."""
+        if self.degree == 64:
+            return self.kernels.binary_rows(x.contiguous(), factors.contiguous())
+        return self.total(self.mul(x, factors).T)
+
+    def diagonals(self, u: Tensor, v: Tensor) -> Tensor:
+        """``[2 k - 1]``: entry ``k - 1 + i - j`` is ``sum_n u_ni v_nj`` of words ``[n, k]`` each."""
+        if self.degree == 64:
+            return self.kernels.binary_diagonals(u.contiguous(), v.contiguous())
+        return binary_words.diagonals(self.total(self.mul(u.unsqueeze(-1), v.unsqueeze(-2))))
+
+    def places(self, blocks: Tensor) -> Tensor:
+        """Weights ``[64]`` of the places of a word such that no word but zero weighs nothing for all ``blocks``.
+
+        ``[place_blocks]`` coins: that many elements make a word, and each is weighed by one. A word is an element
+        itself in the field of 2^64, which needs no coin.
+        """
+        at = torch.arange(64)
+        powers = torch.ones(64, dtype=torch.int64) << (at % self.degree)
+        return powers if self.degree == 64 else self.mul(powers, blocks[at // self.degree])
+
+    @property
+    def place_blocks(self) -> int:
+        """How many coins ``places`` takes."""
+        return 0 if self.degree == 64 else -(-64 // self.degree)
+
+    def chosen(self, words: Tensor, places: Tensor) -> Tensor:
+        """For every word the sum of the ``places`` ``[64]`` whose bits are set. Shape of the words."""
+        return self.kernels.chosen_places(words.contiguous(), places)
+
+    def bit_diagonals(self, u: Tensor, v: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """``[127]``: entry ``63 + i - j`` is the sum of ``rows_n places_j`` wherever bit ``i`` of a word of ``u`` and
+        bit ``j`` of the one of ``v`` are set; ``[terms, n]`` each."""
+        if self.degree == 64:
+            return self.kernels.bit_diagonals(u.contiguous(), v.contiguous(), rows.contiguous())
+        return self.total(self.mul(self.chosen(binary_words.meeting_bits(u, v), places), rows).T)
+
+    def weighed(self, words: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """``sum_n rows_n sum_i places_i bit_i(words_n)``: ``[1]``."""
+        if self.degree == 64:
+            return self.kernels.binary_inner(words.contiguous(), rows.contiguous())
+        return self.total(self.mul(self.chosen(words, places), rows)).reshape(1)
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """The product, element by element; shapes broadcast."""

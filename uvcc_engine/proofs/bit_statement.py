@@ -2,8 +2,8 @@
 
 Every equation holds bit by bit: ``sum_k u_k v_k + own_before + own_after = 0`` modulo 2, with ``u_k`` known to the
 prover and the party before it, ``v_k`` to the prover and the party after it. A word of an equation is weighed by a
-public coin of its own, and a bit by one for its place in the word, so a false equation survives with probability at
-most 2 / 2^k.
+public coin of its own, as the element of the field that its bits are, so a false equation survives with probability at
+most 2^-64 (in a field of tests, where a word is several elements with a coin each, at most 2 / 2^k).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from uvcc_engine.mpc.foundation.bilinear_claims import BITS, BilinearClaim
 from uvcc_engine.proofs.binary_field import BinaryField
-from uvcc_engine.proofs.bit_blocks import WORD, BitBlock, weighed
+from uvcc_engine.proofs.bit_blocks import WORD, BitBlock
 from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.statement import ProverStatement
+from uvcc_engine.proofs.vectors import Block
 
 
 def of_bits(claims: Sequence[BilinearClaim], q: int) -> list[BilinearClaim]:
@@ -46,25 +47,24 @@ def gather_bits(
 ) -> ProverStatement:
     """Prover ``q``'s statement over all claims about bits, with what party ``me`` holds of it."""
     knows_before, knows_after = me in (q, (q + 2) % 3), me in (q, (q + 1) % 3)
-    places = coins.take(WORD)[:, 0]
-    before: list[Tensor] = []
-    after: list[Tensor] = []
-    rows: list[Tensor] = []
-    own: list[list[tuple[Tensor, Tensor]]] = [[], []]
-    for one in of_bits(claims, q):
-        weights = coins.take(one.count)[:, 0]
-        rows += [weights] * one.terms
-        if knows_before:
-            before += [t.reshape(-1) for t in one.known_before()]
-            own[0].append((one.own(before=True).reshape(-1), weights))
-        if knows_after:
-            after += [t.reshape(-1) for t in one.known_after()]
-            own[1].append((one.own(before=False).reshape(-1), weights))
-    block = BitBlock(
-        field, torch.cat(before) if before else None, torch.cat(after) if after else None, torch.cat(rows), places
-    )
-    sums = [
-        weighed(field, torch.cat([w for w, _ in side]), torch.cat([r for _, r in side]), places) if side else None
-        for side in own
-    ]
-    return ProverStatement([block], *sums)
+    places = field.places(coins.take(field.place_blocks)[:, 0])
+    mine = of_bits(claims, q)
+    weights = [coins.take(one.count)[:, 0] for one in mine]
+    blocks: list[Block] = []
+    for terms in sorted({one.terms for one in mine}):
+        here = [k for k, one in enumerate(mine) if one.terms == terms]
+        before = _side([mine[k].known_before() for k in here]) if knows_before else None
+        after = _side([mine[k].known_after() for k in here]) if knows_after else None
+        blocks.append(BitBlock(field, before, after, torch.cat([weights[k] for k in here]), places))
+    rows = torch.cat(weights)
+
+    def own(before: bool) -> Tensor:
+        return field.weighed(torch.cat([one.own(before=before).reshape(-1) for one in mine]), rows, places)
+
+    sums = own(True) if knows_before else None, own(False) if knows_after else None
+    return ProverStatement(blocks, *sums)
+
+
+def _side(claims: Sequence[Sequence[Tensor]]) -> Tensor:
+    """``[terms, words]`` of claims of as many terms each."""
+    return torch.stack([torch.cat([t.reshape(-1) for t in same]) for same in zip(*claims, strict=True)])

@@ -28,8 +28,11 @@ class PublicCoins:
         self._algebra = algebra
         self._stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
+    def words(self, count: int) -> Tensor:
+        """The next ``count`` challenges, as the words that they come from: ``[count]``."""
+        raw = bytearray(self._stream.update(bytes(8 * count)))
+        return torch.from_numpy(np.frombuffer(raw, np.int64).copy()) if count else torch.empty(0, dtype=torch.int64)
+
     def take(self, count: int) -> Tensor:
         """The next ``count`` challenges: ``[count, width]``."""
-        raw = bytearray(self._stream.update(bytes(8 * count)))
-        words = torch.from_numpy(np.frombuffer(raw, np.int64).copy()) if count else torch.empty(0, dtype=torch.int64)
-        return self._algebra.challenges(words)
+        return self._algebra.challenges(self.words(count))

@@ -19,36 +19,33 @@ BIT_DEGREE: Final = 64
 LEAST_BITS: Final = 40
 """A step's soundness error is at most 2^-40, for vectors of any length that fits into memory."""
 SLOTS: Final = 4  # a product of elements takes so much that few at a time are cheapest
-_MANY = 1 << 12  # entries, or words of masks, from which a larger first fold pays for its bytes
-_SOME = 1 << 9  # entries from which more rounds pay for less work
+_MANY = 1 << 12  # entries from which a larger first fold pays for its bytes
+_SOME = 1 << 10  # entries from which more rounds pay for less work
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Public sizes of a prover's blocks: entries of each block of numbers, words of each block of masks, and entries of
-    the block that has elements of the ring on both sides, of which the first fold takes ``SLOTS`` at a time."""
+    """Public sizes of a prover's blocks: terms and entries of each equation of numbers, and entries of the block that
+    has elements of the ring on both sides, of which the first fold takes ``SLOTS`` at a time."""
 
-    numbers: tuple[int, ...]
-    masks: tuple[int, ...]
+    equations: tuple[tuple[int, int], ...]
     elements: int = 0
 
     def after(self, fold: int) -> int:
-        """Entries after the first fold."""
-        whole = sum(-(-n // fold) for n in self.numbers) + 64 * sum(-(-n // fold) for n in self.masks)
-        return whole + -(-self.elements // min(fold, SLOTS))
+        """Entries after the first fold, which takes every equation for itself."""
+        return sum(terms * -(-n // fold) for terms, n in self.equations) + -(-self.elements // min(fold, SLOTS))
 
     @property
     def entries(self) -> int:
         """How many entries the inner product that is proved has."""
-        return sum(self.numbers) + 64 * sum(self.masks) + self.elements
+        return sum(terms * n for terms, n in self.equations) + self.elements
 
 
 def schedule(sizes: Sizes) -> list[int]:
     """The folds, first to last; empty for a prover without a claim. Afterwards one entry is left."""
-    total = sum(sizes.numbers) + sum(sizes.masks) + sizes.elements
-    if total == 0:
+    if sizes.entries == 0:
         return []
-    first = 64 if total > _MANY else 16
+    first = 32 if sizes.entries > _MANY else 16
     folds, left = [first], sizes.after(first)
     while left > 1:
         folds.append(4 if left > _SOME else min(16, 1 << (left - 1).bit_length()))

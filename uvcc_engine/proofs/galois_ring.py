@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.kernels.base import Kernels
+from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 TAPS: Final[dict[int, int]] = {
     2: 1, 3: 1, 4: 1, 5: 2, 6: 1, 7: 1, 9: 1, 10: 3, 11: 2, 15: 1, 20: 3, 31: 3, 41: 3, 47: 5, 49: 9, 52: 3, 57: 4,
@@ -26,11 +28,15 @@ TAPS: Final[dict[int, int]] = {
 """By degree d: t such that X^d + X^t + 1 is irreducible modulo 2, and 2 t - 2 < d."""
 
 
+PLAIN: Final[Kernels] = PlainKernels()
+
+
 @dataclass(frozen=True, slots=True)
 class GaloisRing:
-    """GR(2^64, ``degree``)."""
+    """GR(2^64, ``degree``), with the device's compiled products."""
 
     degree: int
+    kernels: Kernels = PLAIN
 
     def __post_init__(self) -> None:
         if self.degree not in TAPS:
@@ -45,6 +51,11 @@ class GaloisRing:
     def width(self) -> int:
         """Words of an element."""
         return self.degree
+
+    @property
+    def tap(self) -> int:
+        """t of the modulus ``X^d + X^t + 1``."""
+        return TAPS[self.degree]
 
     def zero(self) -> Tensor:
         """``[d]``."""
@@ -90,7 +101,7 @@ class GaloisRing:
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Elementwise, ``[..., d]`` each, broadcasting. For few elements; see ``inner`` for many."""
-        return self.collapsed(a.unsqueeze(-1) * b.unsqueeze(-2))
+        return self.kernels.ring_multiply(a, b, self.tap)
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """``sum_i a_i b_i`` of ``[n, d]`` each: one matrix product of integers, ``d n d``."""
@@ -106,13 +117,7 @@ class GaloisRing:
 
     def powers(self, of: Tensor, count: int) -> Tensor:
         """``[count, d]``: the powers of an element from its 0th on."""
-        one = torch.zeros(1, self.degree, dtype=torch.int64)
-        one[0, 0] = 1
-        found, step = one, of
-        while len(found) < count:  # twice as many: those there are times the next power
-            found = torch.cat([found, found @ self.times(step)])
-            step = self.mul(step, step)
-        return found[:count]
+        return self.kernels.ring_powers(of.contiguous(), count, self.tap)
 
     def challenges(self, words: Tensor) -> Tensor:
         """Members of the exceptional set ``[..., d]`` from uniform words ``[...]``."""

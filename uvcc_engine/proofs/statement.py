@@ -4,15 +4,17 @@ Party ``q`` proves what it sent to party ``q - 1`` (which knows component ``q`` 
 ``q + 1`` (which knows component ``q + 1``). Each equation is a sum of products of something that one of the two knows
 and something that the other knows, of things that one of them knows alone, and of the message; all over Z_2^64:
 
-1. ``factor * (products of components) + zero share - z = 0``; for a dealer ``+ r - masked``, ``r = a + b - 2 (a & b)``.
-2. the dealer: ``-lower - upper - (r >> s) - 2^(64-s) (k_left + k_right) = 0``.
-3. the dealer: ``2^(64-s) (msb(r) - m_left - m_right) = 0``.
+1. ``factor * (products of components) + zero share - z = 0``; for a dealer ``+ p + q - masked``.
+2. the dealer: ``2^(63-s) (p_63 + q_63 + c_63 - r_63 + 2 (w_left + w_right - k_left - k_right)) = 0``: what ``p + q``
+   carries out of bit 63 is half of the first four, with ``c = p ^ q ^ r`` the carries.
+3. the dealer: ``2^(64-s) (r_63 - m_left - m_right) = 0``.
 4. an online party: ``2^(64-s) (k + m [c >= 0] - part) = 0`` with its own ``k`` and ``m``.
 
 and whatever else was filed as such an equation (``mpc.foundation.bilinear_claims``).
 
 A matrix product's first equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y
-v`` are left: ``k`` entries instead of ``m k n``. All others are weighed entry by entry.
+v`` are left: ``k`` entries instead of ``m k n``. All others are weighed in groups of as many entries as the first fold
+takes: by one coin for the group and one for the place in it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels.plain import shift_logical
 from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.folding import SLOTS, Sizes
-from uvcc_engine.proofs.vectors import Arithmetic, Block, MaskBlock, NumberBlock, WeightedBlock, merged
+from uvcc_engine.proofs.vectors import Arithmetic, Block, EquationBlock, NumberBlock, merged
 
 
 @dataclass(slots=True)
@@ -45,26 +47,44 @@ class ProverStatement:
 class _Weights:
     """The public coins of one equation over a shape, and what they make of a tensor of that shape."""
 
-    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, *, freivalds: bool) -> None:
-        self._at = at
-        self.rows = coins.take(shape[0] if freivalds else 0)
-        self.columns = coins.take(shape[1] if freivalds else 0)
-        self._flat = None if freivalds else coins.take(shape.numel())
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, places: Tensor) -> None:
+        """``places``: ``[fold, d]``, those of all equations."""
+        self._at, self._fold, self.places = at, len(places), places
+        self.rows = coins.words(-(-shape.numel() // self._fold))
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """``[groups, fold]``, zeros at the end."""
+        return torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % self._fold)).reshape(-1, self._fold)
 
     def of(self, x: Tensor) -> Tensor:
         """``sum w x`` ``[d]``."""
-        if self._flat is not None:
-            return self._at.by_small(x.reshape(1, -1), self._flat)[0]
-        return self._at.inner(self._at.by_small(x.T, self.rows), self.columns)
+        by_place = self._at.kernels.weigh(self.grouped(x), self.rows, self._at.ring.degree)
+        return self._at.ring.inner(by_place.T, self.places)
 
-    @property
-    def flat(self) -> Tensor:
-        """One weight per entry, ``[n, d]``."""
-        if self._flat is None:
-            ring = self._at.ring
-            steps = torch.cat([ring.times(v) for v in self.columns], 1)  # [d, n d]
-            self._flat = self._at.small_by(self.rows, steps).reshape(-1, ring.degree)
-        return self._flat
+    def block(self, before: Sequence[Tensor] | None, after: Sequence[Tensor] | None) -> EquationBlock:
+        """The products of an equation: its factors on the two sides, as far as this party holds them."""
+        sides = [None if one is None else torch.stack([self.grouped(t) for t in one]) for one in (before, after)]
+        return EquationBlock(sides[0], sides[1], self.rows, self.places)
+
+
+class _MatrixWeights:
+    """The public coins ``u_i v_j`` of a matrix product (Freivalds)."""
+
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size) -> None:
+        self._at = at
+        self.rows, self.columns = coins.words(shape[0]), coins.words(shape[1])
+
+    def of(self, x: Tensor) -> Tensor:
+        """``sum_ij u_i v_j x_ij`` ``[d]``."""
+        return self._at.inner(self.from_left(x), self._at.ring.challenges(self.columns))
+
+    def from_left(self, x: Tensor) -> Tensor:
+        """``u^T x`` of ``[m, k]``: ``[k, d]``."""
+        return self._at.kernels.weigh(x.contiguous(), self.rows, self._at.ring.degree).T.contiguous()
+
+    def from_right(self, y: Tensor) -> Tensor:
+        """``y v`` of ``[k, n]``: ``[k, d]``."""
+        return self._at.kernels.weigh(y.T.contiguous(), self.columns, self._at.ring.degree).T.contiguous()
 
 
 @dataclass(slots=True)
@@ -98,19 +118,16 @@ class _Prover:
 
 
 def sizes_of(notes: list[ProductNotes], claims: Sequence[BilinearClaim], q: int) -> Sizes:
-    """The public sizes of prover ``q``'s blocks, as ``merged`` leaves them."""
-    numbers, masks, elements = sum(one.terms * one.count for one in _numbers(claims, q)), dict[int, int](), 0
+    """The public sizes of prover ``q``'s blocks."""
+    equations, elements = [(one.terms, one.count) for one in _numbers(claims, q)], 0
     for one in notes:
         if one.form == MATMUL:
             elements += 2 * one.x.shape[1]
         elif one.form == ELEMENTWISE:
-            numbers += 2 * one.count
-        if one.dealer == q:
-            s = _truncation(one).s
-            masks[s] = masks.get(s, 0) + one.count
-        elif one.dealer is not None:
-            numbers += one.count
-    return Sizes((numbers,) if numbers else (), tuple(n for _, n in sorted(masks.items())), elements)
+            equations.append((2, one.count))
+        if one.dealer is not None:
+            equations += [(2, one.count), (1, one.count)] if one.dealer == q else [(1, one.count)]
+    return Sizes(tuple(equations), elements)
 
 
 def _numbers(claims: Sequence[BilinearClaim], q: int) -> list[BilinearClaim]:
@@ -124,13 +141,16 @@ def gather(
     q: int,
     me: int,
     coins: PublicCoins,
+    fold: int,
 ) -> ProverStatement:
-    """Prover ``q``'s statement over all products and equations of numbers, with what party ``me`` holds of it."""
+    """Prover ``q``'s statement over all products and equations of numbers, with what party ``me`` holds of it; to be
+    folded by ``fold`` first."""
     who, found = _Prover(q, me), ProverStatement()
+    places = coins.take(fold)
     for one in notes:
-        _product(at, one, who, coins, found)
+        _product(at, one, who, coins, places, found)
     for claim in _numbers(claims, q):
-        _equation(at, claim, who, coins, found)
+        _equation(at, claim, who, coins, places, found)
     found.blocks = merged(found.blocks)
     return found
 
@@ -142,42 +162,45 @@ def _add(found: ProverStatement, who: _Prover, *, before: Tensor | None = None, 
         found.after = after if found.after is None else found.after + after
 
 
-def _product(at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, found: ProverStatement) -> None:
-    weights = _Weights(at, coins, notes.z.shape, freivalds=notes.form == MATMUL)
+def _product(
+    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
+) -> None:
+    shape = notes.z.shape
+    weights = _MatrixWeights(at, coins, shape) if notes.form == MATMUL else _Weights(at, coins, shape, places)
     q, dealer = who.q, notes.dealer
     deals, to_next = dealer == q, dealer is not None and (dealer + 1) % 3 == q
-    if who.before:
+    if who.before and not who.after:
         own = -who.draw(notes, 0)
         if notes.form == LINEAR:
             own = own + notes.factor * who.component(notes.x, 0)
         if deals:
-            own = own + known(_truncation(notes).b)
+            own = own + known(_truncation(notes).q)
         _add(found, who, before=weights.of(own if to_next else own - who.sent(notes)))
-    if who.after:
+    if who.after and not who.before:
         own = who.draw(notes, 1)
         if deals:
-            own = own + known(_truncation(notes).a)
+            own = own + known(_truncation(notes).p)
         _add(found, who, after=weights.of(own - who.sent(notes) if to_next else own))
-    if notes.form == MATMUL:
+    if isinstance(weights, _MatrixWeights):
         _matrix(at, notes, who, weights, found, deals, to_next)
     elif notes.form == ELEMENTWISE:
-        _entries(at, notes, who, weights, found, deals, to_next)
+        _entries(notes, who, weights, found, deals, to_next)
     if deals:
-        _dealt(at, notes, who, weights, coins, found)
+        _dealt(at, notes, who, coins, places, found)
     elif dealer is not None:
-        _upper(at, notes, who, coins, found)
+        _upper(at, notes, who, coins, places, found)
 
 
-def _equation(at: Arithmetic, claim: BilinearClaim, who: _Prover, coins: PublicCoins, found: ProverStatement) -> None:
-    weights = _Weights(at, coins, torch.Size(claim.shape), freivalds=False)
-    before = after = None
-    if who.before:
-        before = torch.cat([t.reshape(-1) for t in claim.known_before()])
+def _equation(
+    at: Arithmetic, claim: BilinearClaim, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
+) -> None:
+    weights = _Weights(at, coins, torch.Size(claim.shape), places)
+    if not who.after:
         _add(found, who, before=weights.of(claim.own(before=True)))
-    if who.after:
-        after = torch.cat([t.reshape(-1) for t in claim.known_after()])
+    if not who.before:
         _add(found, who, after=weights.of(claim.own(before=False)))
-    found.blocks.append(WeightedBlock(before, after, weights.flat.repeat(claim.terms, 1)))
+    before = claim.known_before() if who.before else None
+    found.blocks.append(weights.block(before, claim.known_after() if who.after else None))
 
 
 def _truncation(notes: ProductNotes) -> TruncationNotes:
@@ -185,74 +208,94 @@ def _truncation(notes: ProductNotes) -> TruncationNotes:
 
 
 def _matrix(
-    at: Arithmetic, notes: ProductNotes, who: _Prover, w: _Weights, found: ProverStatement, deals: bool, to_next: bool
+    at: Arithmetic,
+    notes: ProductNotes,
+    who: _Prover,
+    w: _MatrixWeights,
+    found: ProverStatement,
+    deals: bool,
+    to_next: bool,
 ) -> None:
     """The products of components of ``x [m, k]`` and ``y [k, n]``: ``u^T x`` and ``y v``, ``[k, d]`` each."""
     y = known(notes.y)
 
     def both(index: int) -> tuple[Tensor, Tensor]:
-        x_part, y_part = who.component(notes.x, index), who.component(y, index)
-        return at.by_small(x_part.T, w.rows), at.by_small(y_part, w.columns)
+        return w.from_left(who.component(notes.x, index)), w.from_right(who.component(y, index))
 
     before = after = None
     if who.before:
         left, right = both(0)
         before = torch.cat([left, right]) * notes.factor
-        if notes.dealer is None or deals:
+        if not who.after and (notes.dealer is None or deals):
             _add(found, who, before=at.inner(left, right) * notes.factor)
     if who.after:
         left, right = both(1)
         after = torch.cat([right, left])
-        if deals or to_next:
+        if not who.before and (deals or to_next):
             _add(found, who, after=at.inner(left, right) * notes.factor)
     found.blocks.append(NumberBlock(before, after, slots=SLOTS))
 
 
 def _entries(
-    at: Arithmetic, notes: ProductNotes, who: _Prover, w: _Weights, found: ProverStatement, deals: bool, to_next: bool
+    notes: ProductNotes, who: _Prover, w: _Weights, found: ProverStatement, deals: bool, to_next: bool
 ) -> None:
     """The same entry by entry."""
     y, shape = known(notes.y), notes.z.shape
 
     def both(index: int) -> tuple[Tensor, Tensor]:
-        parts = who.component(notes.x, index), who.component(y, index)
-        return parts[0].expand(shape).reshape(-1), parts[1].expand(shape).reshape(-1)
+        return who.component(notes.x, index).expand(shape), who.component(y, index).expand(shape)
 
     before = after = None
     if who.before:
         x_part, y_part = both(0)
-        before = torch.cat([x_part, y_part]) * notes.factor
-        if notes.dealer is None or deals:
-            _add(found, who, before=w.of((x_part * y_part * notes.factor).reshape(shape)))
+        before = (x_part * notes.factor, y_part * notes.factor)
+        if not who.after and (notes.dealer is None or deals):
+            _add(found, who, before=w.of(x_part * y_part * notes.factor))
     if who.after:
         x_part, y_part = both(1)
-        after = torch.cat([y_part, x_part])
-        if deals or to_next:
-            _add(found, who, after=w.of((x_part * y_part * notes.factor).reshape(shape)))
-    found.blocks.append(WeightedBlock(before, after, torch.cat([w.flat, w.flat])))
+        after = (y_part, x_part)
+        if not who.before and (deals or to_next):
+            _add(found, who, after=w.of(x_part * y_part * notes.factor))
+    found.blocks.append(w.block(before, after))
 
 
 def _dealt(
-    at: Arithmetic, notes: ProductNotes, who: _Prover, first: _Weights, coins: PublicCoins, found: ProverStatement
+    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
 ) -> None:
-    """The dealer's mask in equation 1, and equations 2 and 3."""
+    """Equations 2 and 3 of the dealer. Its carries are proved as bits (``proved_truncation``)."""
     t, shape = _truncation(notes), notes.z.shape
-    s, top = t.s, 64 - t.s
-    second, third = (_Weights(at, coins, shape, freivalds=False) for _ in range(2))
+    top = 64 - t.s
+    second, third = (_Weights(at, coins, shape, places) for _ in range(2))
+
+    def side(
+        mask: Tensor, share: Tensor, w: Tensor, k: Tensor, m: Tensor, weigh: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Bit 63 of this side's share of the carries and of the mask, and its summands of both equations."""
+        bit, carry = shift_logical(share, 63), shift_logical(share ^ mask, 63)
+        if not weigh:
+            return carry, bit, None, None
+        wide = (w.to(torch.int64) - k.to(torch.int64)) << top
+        own = wide + ((shift_logical(mask, 63) + carry - bit) << (top - 1))
+        return carry, bit, second.of(own), third.of((bit - m.to(torch.int64)) << top)
+
+    before: list[tuple[Tensor, ...]] = []
+    after: list[tuple[Tensor, ...]] = []
     if who.before:  # the right party's side
-        b, k, m = known(t.b), known(t.k_right).to(torch.int64), known(t.m_right).to(torch.int64)
-        _add(found, who, before=second.of(-known(t.lower) - shift_logical(b, s) - (k << top)))
-        _add(found, who, before=third.of((shift_logical(b, 63) - m) << top))
+        carry, bit, own, other = side(
+            known(t.q), known(t.b), known(t.w_right), known(t.k_right), known(t.m_right), not who.after
+        )
+        _add(found, who, before=own)
+        _add(found, who, before=other)
+        before = [(carry * _signed(-1 << top), bit << top), (bit * _signed(-2 << top),)]
     if who.after:  # the left party's
-        a, k, m = known(t.a), known(t.k_left).to(torch.int64), known(t.m_left).to(torch.int64)
-        _add(found, who, after=second.of(-known(t.upper) - shift_logical(a, s) - (k << top)))
-        _add(found, who, after=third.of((shift_logical(a, 63) - m) << top))
-    weights: tuple[tuple[Tensor, int, int], ...] = ()
-    if who.before:
-        weights = ((first.flat, 0, -2), (second.flat, s, 2), (third.flat, 63, _signed(-2 << top)))
-    b_words = known(t.b).reshape(-1) if who.before else None
-    a_words = known(t.a).reshape(-1) if who.after else None
-    found.blocks.append(MaskBlock(b_words, a_words, weights, s))
+        carry, bit, own, other = side(
+            known(t.p), known(t.a), known(t.w_left), known(t.k_left), known(t.m_left), not who.before
+        )
+        _add(found, who, after=own)
+        _add(found, who, after=other)
+        after = [(carry, bit), (bit,)]
+    for number, weights in enumerate((second, third)):
+        found.blocks.append(weights.block(before[number] if before else None, after[number] if after else None))
 
 
 def _signed(x: int) -> int:
@@ -260,24 +303,28 @@ def _signed(x: int) -> int:
     return (x + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _upper(at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, found: ProverStatement) -> None:
+def _upper(
+    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
+) -> None:
     """Equation 4 of an online party: the dealer knows ``k`` and ``m``, the other one ``[c >= 0]`` and the part."""
     t = _truncation(notes)
-    top = 64 - t.s
-    weights = _Weights(at, coins, notes.z.shape, freivalds=False)
+    top, proves = 64 - t.s, who.q == who.me
+    weights = _Weights(at, coins, notes.z.shape, places)
     is_left = (known(notes.dealer) + 1) % 3 == who.q
     dealer_side = who.before if is_left else who.after
     online_side = who.after if is_left else who.before
     dealt = opened = None
     if dealer_side:
         k, m = (t.k_left, t.m_left) if is_left else (t.k_right, t.m_right)
-        own = weights.of(known(k).to(torch.int64) << top)
-        _add(found, who, before=own if is_left else None, after=None if is_left else own)
-        dealt = (known(m).to(torch.int64) << top).reshape(-1)
+        if not proves:
+            own = weights.of(known(k).to(torch.int64) << top)
+            _add(found, who, before=own if is_left else None, after=None if is_left else own)
+        dealt = (known(m).to(torch.int64) << top,)
     if online_side:
-        part = known(t.part_left if is_left else t.part_right).to(torch.int64)
-        own = weights.of(-(part << top))
-        _add(found, who, before=None if is_left else own, after=own if is_left else None)
-        opened = (known(t.opened) >= 0).to(torch.int64).reshape(-1)
+        if not proves:
+            part = known(t.part_left if is_left else t.part_right).to(torch.int64)
+            own = weights.of(-(part << top))
+            _add(found, who, before=None if is_left else own, after=own if is_left else None)
+        opened = ((known(t.opened) >= 0).to(torch.int64),)
     sides = (dealt, opened) if is_left else (opened, dealt)
-    found.blocks.append(WeightedBlock(*sides, weights.flat))
+    found.blocks.append(weights.block(*sides))

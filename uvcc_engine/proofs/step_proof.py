@@ -104,7 +104,7 @@ def prove_protocol(
     notes, claims = ledger.take()
     if not notes and not claims:
         return NOTHING_PROVED
-    at = Arithmetic(ring or GaloisRing(DEGREE), rt.kernels)
+    at = Arithmetic(GaloisRing(ring.degree if ring is not None else DEGREE, rt.kernels), rt.kernels)
     field = BinaryField(bit_degree, rt.kernels)
     sizes = [sizes_of(notes, claims, q) for q in range(PARTIES)]
     words = [words_of(claims, q) for q in range(PARTIES)]
@@ -114,7 +114,7 @@ def prove_protocol(
     seeds, agree = yield from _begin_protocol(rt, notes, halves)
 
     def of_numbers(q: int) -> ProverStatement:
-        return gather(at, notes, claims, q, rt.party, PublicCoins(at.ring, seeds[q], bytes([q])))
+        return gather(at, notes, claims, q, rt.party, PublicCoins(at.ring, seeds[q], bytes([q])), folds[q][0])
 
     def of_bits(q: int) -> ProverStatement:
         return gather_bits(field, claims, q, rt.party, PublicCoins(field, seeds[q], b"bits" + bytes([q])))

@@ -222,8 +222,9 @@ def test_an_unknown_row_is_refused() -> None:
 
 
 def test_a_proved_row_stands_beside_the_passive_one() -> None:
-    assert proofs.rows_of(["relu_1e6", "mlp_step", "matmul_256"]) == [
+    assert proofs.rows_of(["drelu_1e6", "mlp_step", "matmul_256"]) == [
         "mlp_step",
+        "mlp_step_verified",
         "mlp_step_products_verified",
         "matmul_256",
         "matmul_256_verified",
@@ -232,11 +233,14 @@ def test_a_proved_row_stands_beside_the_passive_one() -> None:
     assert proofs.PASSIVE.keys() == proofs.BARS.keys()
     plain = {"seconds": [0.5, 1.0], "bytes": 3000, "rounds": 2, "products": 1, "cpu": [], "peak": 100}
     proved = plain | {"seconds": [2.0, 4.0], "bytes": 3300, "rounds": 14, "peak": 250}
+    proved |= {"proof": [1.0, 2.0], "proof_rounds": 12}
     rows = proofs.table([{"matmul_256": plain, "matmul_256_verified": proved}] * 3)
     assert [(r.metric, r.ratio, r.met) for r in rows] == [
         ("seconds", 4.0, True),
         ("bytes_per_party", pytest.approx(1.1), False),
-        ("rounds", 7.0, False),
+        ("proof_seconds", 0.5, None),
+        ("rounds", 7.0, None),
+        ("proof_rounds", None, False),
         ("peak_memory", 2.5, True),
     ]
 
@@ -251,4 +255,4 @@ def test_a_proved_row_s_work_is_proved() -> None:
 
     for rounds, proved in LocalPlanes().run_three(body):
         assert rounds > 4
-        assert proved == 1
+        assert proved == 2  # the product with its truncation, and the bits of the dealer's mask

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.kernels import proof_loops
+from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.proofs.binary_field import LOW_TERMS, BinaryField
@@ -163,16 +168,64 @@ def test_every_binary_field_is_one(degree: int) -> None:
         assert _binary_gcd(h, frobenius(degree // p) ^ 2) == 1
 
 
-def test_compiled_sums_over_pairs_of_bits_are_those_of_the_plain_ones() -> None:
+@pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])
+def test_bits_that_meet_are_weighed_as_the_slow_oracle_does(kernels: Kernels) -> None:
     gen = torch.Generator().manual_seed(3)
-    u, v, weights = (_random(gen, 5000) for _ in range(3))
-    plain = PlainKernels()
-    pairs = plain.bit_pairs(u, v, weights)
-    assert torch.equal(pairs, CpuKernels().bit_pairs(u, v, weights))
-    chosen = [w for x, y, w in zip(_ints(u), _ints(v), _ints(weights), strict=True) if x >> 5 & 1 and y >> 40 & 1]
-    whole = 0
-    for w in chosen:
-        whole ^= w
-    assert _ints(pairs[5])[40] == whole
-    product = plain.binary_multiply(u, v)
+    u, v, weights = _random(gen, 2, 70), _random(gen, 2, 70), _random(gen, 70)
+    found = _ints(BinaryField(64, kernels).bit_diagonals(u, v, weights, torch.zeros(64)))
+    expected = [0] * 127
+    for n, weight in enumerate(_ints(weights)):
+        for t in range(2):
+            x, y = int(u[t, n]) % M, int(v[t, n]) % M
+            for d in range(-63, 64):
+                met = (x >> d if d >= 0 else x << -d) & y & (M - 1)
+                expected[63 + d] ^= _field_mul(met, weight, 64)
+    assert found == expected
+
+
+@pytest.mark.parametrize("degree", [64, 31, 7])
+def test_sums_in_a_binary_field_are_those_of_the_slow_oracle(degree: int) -> None:
+    gen = torch.Generator().manual_seed(degree)
+    for kernels in (PlainKernels(), CpuKernels()):
+        field = BinaryField(degree, kernels)
+        u, v, factors = (field.within(_random(gen, *shape)) for shape in ((9, 5), (9, 5), (5,)))
+        rows = [[_field_mul(x, f, degree) for x, f in zip(_ints(r), _ints(factors), strict=True)] for r in u]
+        assert _ints(field.rows(u, factors)) == [functools.reduce(operator.xor, r) for r in rows]
+        expected = [0] * 9
+        for a, b in zip(u, v, strict=True):
+            for (i, x), (j, y) in itertools.product(enumerate(_ints(a)), enumerate(_ints(b))):
+                expected[4 + i - j] ^= _field_mul(x, y, degree)
+        assert _ints(field.diagonals(u, v)) == expected
+        words, weights = _random(gen, 50), field.within(_random(gen, 50))
+        places = field.places(field.within(_random(gen, field.place_blocks)))
+        whole = 0
+        for word, weight in zip(_ints(words), _ints(weights), strict=True):
+            chosen = functools.reduce(operator.xor, (p for i, p in enumerate(_ints(places)) if word >> i & 1), 0)
+            whole ^= _field_mul(chosen, weight, degree)
+        assert _ints(field.weighed(words, weights, places)) == [whole]
+
+
+def test_products_without_carries_are_the_same_by_multiplications() -> None:
+    gen = torch.Generator().manual_seed(3)
+    u, v = _random(gen, 5000), _random(gen, 5000)
+    product = PlainKernels().binary_multiply(u, v)
     assert torch.equal(product, CpuKernels().binary_multiply(u, v))
+    for x, y in zip(_ints(u[:20]), _ints(v[:20]), strict=True):
+        low, high = proof_loops.by_multiplications(np.uint64(x), np.uint64(y))
+        whole = functools.reduce(operator.xor, (x << i for i in range(64) if y >> i & 1), 0)
+        assert (int(high) << 64) | int(low) == whole
+
+
+@pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])
+@pytest.mark.parametrize("groups", [1, 4, 7])
+def test_sums_under_weights_of_zeros_and_ones_are_those_of_a_product_of_matrices(kernels: Kernels, groups: int) -> None:
+    gen, ring = torch.Generator().manual_seed(groups), GaloisRing(49)
+    weights = _random(gen, groups) & ((1 << 49) - 1)
+    wide = ring.challenges(weights)
+    x = _random(gen, groups, 70)
+    assert torch.equal(kernels.weigh(x, weights, 49), wide.T @ x)
+    u, v = _random(gen, 2, groups, 8), _random(gen, 2, groups, 8)
+    pairs = kernels.weigh_pairs(u, v, weights, 49)
+    assert torch.equal(pairs, torch.einsum("gc,tgi,tgj->cij", wide, u, v))
+    elements = _random(gen, groups, 49)
+    assert torch.equal(kernels.weigh_elements(elements, weights, TAPS[49]), ring.mul(elements, wide))

@@ -41,7 +41,7 @@ def _run(name: str, dealer: int, ring: GaloisRing | None = RING, **how: Any) -> 
 def test_an_honest_step_is_proved_and_opens_the_same_value_everywhere(name: str) -> None:
     found = _run(name, len(name) % 3, ring=None)
     assert found.errors == [None] * 3
-    assert all(p is not None and (p.claims in (1, 2) or (name in WHOLE and p.claims > 20)) for p in found.proved)
+    assert all(p is not None and (1 <= p.claims <= 4 or (name in WHOLE and p.claims > 20)) for p in found.proved)
     assert _same(found)
 
 
@@ -54,7 +54,7 @@ def test_proved_products_are_right() -> None:
     x, y = INPUTS
     opened = _run("matmul", 2).opened[0]
     assert opened is not None
-    assert (opened / 2.0**16 - x @ y).abs().max() <= 2.0**-16
+    assert (opened / 2.0**16 - x @ y).abs().max() <= 1.5 * 2.0**-16
 
 
 def _judge(found: Ending, liar: int) -> None:
@@ -174,7 +174,7 @@ def test_a_small_ring_misses_lies_as_rarely_as_computed() -> None:
     """The check of soundness: with challenges of 6 bits lies do pass, but no more often than the bound says."""
     ring, tries = GaloisRing(6), 24
     passed = sum(_standing_by("chosen", 0, 1, 0, "top", seed, ring=ring).opened != [None] * 3 for seed in range(tries))
-    bound = 2.0 ** -soundness_bits(ring, schedule(Sizes((18,), ())))
+    bound = 2.0 ** -soundness_bits(ring, schedule(Sizes(((2, 9),))))
     assert bound < 0.7
     assert 0 < passed <= bound * tries
 
@@ -210,11 +210,11 @@ def test_a_ledger_of_everything_lets_nothing_go_that_no_claim_covers() -> None:
 
 
 def test_the_degree_gives_forty_bits_for_every_length() -> None:
-    for numbers, masks in ((0, 1), (10, 0), (10**5, 10**5), (10**7, 10**7), (10**9, 10**9)):
-        folds = schedule(Sizes((numbers,), (masks,)))
+    for numbers, elements in ((0, 1), (10, 0), (10**5, 10**3), (10**7, 10**6), (10**9, 10**9)):
+        folds = schedule(Sizes(((2, numbers), (1, numbers)), elements))
         assert soundness_bits(GaloisRing(DEGREE), folds) >= LEAST_BITS
-    assert soundness_bits(GaloisRing(31), schedule(Sizes((10**5,), ()))) < LEAST_BITS
-    assert schedule(Sizes((), ())) == []
+    assert soundness_bits(GaloisRing(31), schedule(Sizes(((1, 10**5),)))) < LEAST_BITS
+    assert schedule(Sizes(())) == []
 
 
 def test_what_has_no_proof_is_refused_before_it_is_sent() -> None:

@@ -247,7 +247,8 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
     """Seconds per run, processor seconds, rounds, bytes, and the multiplications of matrix products."""
     seconds: list[float] = []
     cpu: list[float] = []
-    rounds = sent = 0
+    proof: list[float] = []
+    rounds = sent = proof_rounds = 0
     gc.collect()
     gc.freeze()  # as a worker's process does
     for k in range(runs + 1):  # the first one warms up
@@ -256,14 +257,15 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
         before = (rt.rounds, rt.bytes_sent)
         begun, busy = time.perf_counter(), time.process_time()
         work.run(rt)
-        proofs.prove(rt)
+        proof_s, proof_rounds = proofs.prove(rt)
         taken = time.perf_counter() - begun
         cpu.append(time.process_time() - busy)
         rounds, sent = rt.rounds - before[0], rt.bytes_sent - before[1]
         if k:
             seconds.append(taken)
+            proof.append(proof_s)
     figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[1:]}
-    return figures | {"peak": proofs.peak_bytes()}
+    return figures | {"peak": proofs.peak_bytes(), "proof": proof, "proof_rounds": proof_rounds}
 
 
 def main(argv: Sequence[str]) -> int:

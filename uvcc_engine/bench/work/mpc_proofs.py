@@ -1,7 +1,8 @@
-"""Rows of ``bench mpc --verify``: a piece of work with the proof of its products, beside the same without.
+"""Rows of ``bench mpc --verify``: a piece of work with its proof, beside the same without.
 
-A product and its truncation are proved whole. Of a training step only the products are: comparisons, choices by bits,
-exponentials and look-ups of the step have no proof, and the row's name says so.
+Every message of ``mlp_step_verified`` and ``relu_1e6_verified`` is proved, as under ``verify: proofs``; products and
+truncations alone in ``mlp_step_products_verified``; a matrix product has nothing else. A proved step computes by
+protocols of its own, so it is timed in two parts: the protocol, and the proof.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import resource
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,12 +22,19 @@ from uvcc_engine.proofs.step_proof import prove_protocol
 
 PASSIVE: Final = {
     "matmul_256_verified": "matmul_256",
+    "matmul_1024_verified": "matmul_1024",
+    "relu_1e6_verified": "relu_1e6",
+    "mlp_step_verified": "mlp_step",
     "mlp_step_products_verified": "mlp_step",
 }
 """By the proved row: the passive one."""
+_EVERYTHING: Final = frozenset({"relu_1e6_verified", "mlp_step_verified"})
 # most times the passive row's seconds and bytes, most rounds of the proof alone, most times its memory
 BARS: Final[dict[str, tuple[float, float, float, float]]] = {
     "matmul_256_verified": (5.0, 1.05, 6, 3.0),
+    "matmul_1024_verified": (1.5, 1.05, 6, 3.0),
+    "relu_1e6_verified": (6.0, 1.05, 6, 3.0),
+    "mlp_step_verified": (5.0, 1.05, 6, 3.0),
     "mlp_step_products_verified": (5.0, 1.05, 6, 3.0),
 }
 
@@ -36,15 +45,18 @@ def work_of(name: str) -> str:
 
 
 def open_ledger(rt: Runtime, name: str) -> None:
-    """Have a proved row's runtime file its products."""
+    """Have a proved row's runtime file its products, or everything."""
     if name in PASSIVE:
-        rt.ledger = ClaimLedger()
+        rt.ledger = ClaimLedger(everything=name in _EVERYTHING)
 
 
-def prove(rt: Runtime) -> None:
-    """Prove what was filed, if anything is to be."""
-    if rt.ledger is not None:
-        rt.run(prove_protocol(rt))
+def prove(rt: Runtime) -> tuple[float, int]:
+    """Prove what was filed, if anything is to be: seconds and rounds of it."""
+    if rt.ledger is None:
+        return 0.0, 0
+    begun, rounds = time.perf_counter(), rt.rounds
+    rt.run(prove_protocol(rt))
+    return time.perf_counter() - begun, rt.rounds - rounds
 
 
 def peak_bytes() -> int:
@@ -54,9 +66,12 @@ def peak_bytes() -> int:
 
 
 def rows_of(names: Sequence[str]) -> list[str]:
-    """For passive rows: each, and the proved one after it."""
-    proved = {passive: name for name, passive in PASSIVE.items()}
-    return [row for name in names if name in proved for row in (name, proved[name])]
+    """For passive rows: each, and the proved ones after it."""
+    found: list[str] = []
+    for name in names:
+        proved = [row for row, passive in PASSIVE.items() if passive == name]
+        found += [name, *proved] if proved else []
+    return found
 
 
 def table(measured: list[dict[str, Any]]) -> list[Row]:
@@ -72,8 +87,10 @@ def table(measured: list[dict[str, Any]]) -> list[Row]:
         out.append(held(row(name, "seconds", "s", seconds, reference), most * reference))
         sent, before = (sum(p["bytes"] for p in parts) / 3 for parts in (mine, plain))
         out.append(held(row(name, "bytes_per_party", "B", [sent], before), most_bytes * before))
-        rounds = float(plain[0]["rounds"])
-        out.append(held(row(name, "rounds", "rounds", [float(mine[0]["rounds"])], rounds), rounds + most_rounds))
+        proof = [max(run) for run in zip(*(p["proof"] for p in mine), strict=True)]
+        out.append(row(name, "proof_seconds", "s", proof, statistics.median(seconds)))
+        out.append(row(name, "rounds", "rounds", [float(mine[0]["rounds"])], float(plain[0]["rounds"])))
+        out.append(held(row(name, "proof_rounds", "rounds", [float(mine[0]["proof_rounds"])]), most_rounds))
         peak, peak_before = (float(max(p["peak"] for p in parts)) for parts in (mine, plain))
         out.append(held(row(name, "peak_memory", "B", [peak], peak_before), most_memory * peak_before))
     return out

@@ -28,16 +28,18 @@ LINEAR: Final = "linear"  # a public integer times one share
 class TruncationNotes:
     """One party's part of a proved truncation (``proved_truncation``); None for what it must not know.
 
-    ``a`` and ``b``: the mask's two XOR summands. ``upper``: the output component that dealer and left share, ``lower``
-    the one that dealer and right share. ``k_*`` and ``m_*``: summands modulo 2^s. ``part_*``: what the online parties
+    The mask is ``p + q`` and, bit by bit, ``a ^ b``: left knows ``p`` and ``a``, right ``q`` and ``b``. ``w_*``: what
+    hides the upper bits in the output. ``k_*`` and ``m_*``: summands modulo 2^s. ``part_*``: what the online parties
     sent each other. ``opened``: the masked value.
     """
 
     s: int
+    p: Tensor | None = None
+    q: Tensor | None = None
     a: Tensor | None = None
     b: Tensor | None = None
-    upper: Tensor | None = None
-    lower: Tensor | None = None
+    w_left: Tensor | None = None
+    w_right: Tensor | None = None
     k_left: Tensor | None = None
     k_right: Tensor | None = None
     m_left: Tensor | None = None

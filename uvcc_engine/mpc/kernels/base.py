@@ -52,9 +52,38 @@ class Kernels(Protocol):
     def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Products in GF(2^64) = F_2[X] / (X^64 + X^4 + X^3 + X + 1), element by element."""
 
-    def bit_pairs(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-        """``[64, 64]``: for bits ``i`` of ``u`` and ``j`` of ``v`` the XOR of the weights of all words that have both
-        set."""
+    def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """``sum_i a_i b_i`` in that field, ``[1]``."""
+
+    def binary_rows(self, x: Tensor, factors: Tensor) -> Tensor:
+        """``sum_l factors_l x_nl`` in that field: ``[n, k]`` and ``[k]`` to ``[n]``."""
+
+    def binary_diagonals(self, u: Tensor, v: Tensor) -> Tensor:
+        """``[2 k - 1]``: entry ``k - 1 + i - j`` has the ``sum_n u_ni v_nj`` of ``[n, k]`` each, in that field."""
+
+    def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        """``[127]``: entry ``63 + i - j`` is the sum over words ``n``, bits ``i``, ``j`` and terms ``t`` of ``weights_n
+        X^j`` where bit ``i`` of ``u_tn`` and bit ``j`` of ``v_tn`` are set. ``[terms, n]``, ``[n]``; in that field."""
+
+    def chosen_places(self, words: Tensor, weights: Tensor) -> Tensor:
+        """For every word the XOR of the ``weights`` ``[64]`` of the places that are set."""
+
+    def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
+        """``[degree, n]``: row ``c`` is the sum of the rows of ``x`` ``[m, n]`` whose weight ``[m]`` has bit ``c``."""
+
+    def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
+        """``[degree, k, k]``: entry ``c, i, j`` is the sum of ``u_tgi v_tgj`` over terms ``t`` and groups ``g`` whose
+        weight ``[m]`` has bit ``c``. ``[terms, m, k]`` each."""
+
+    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int) -> Tensor:
+        """``x_n w_n (X)`` modulo ``X^d + X^tap + 1``: ``[n, d]``, with the bits of ``weights`` ``[n]`` as
+        coefficients."""
+
+    def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
+        """Products modulo ``X^d + X^tap + 1``, element by element ``[..., d]``; shapes broadcast."""
+
+    def ring_powers(self, of: Tensor, count: int, tap: int) -> Tensor:
+        """``[count, d]``: the powers of an element ``[d]`` modulo ``X^d + X^tap + 1``, from its 0th on."""
 
     def pack(self, x: Tensor, size: int) -> Tensor:
         """The lowest ``size`` bytes of every element, lowest first: uint8 ``[..., size]``."""

@@ -1,4 +1,4 @@
-"""Words as polynomials modulo 2: products without carries, and sums over pairs of bits.
+"""Words as polynomials modulo 2: products without carries, and sums over bits that meet.
 
 Products are computed in ordinary products of words whose bits lie four apart (T. Pornin, BearSSL, ``ghash_ctmul64``):
 at most sixteen ones meet in a column, and what the sixteenth carries falls out at the top.
@@ -45,13 +45,43 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return low ^ over ^ (over << 1) ^ (over << 3) ^ (over << 4)
 
 
-def bit_pairs(u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-    """``[64, 64]``: for bits ``i`` of ``u`` and ``j`` of ``v`` the XOR of the weights of all words ``[n]`` that have
-    both set."""
-    places = torch.arange(64)
-    rows = -((u.unsqueeze(-1) >> places) & 1)
-    columns = -((v.unsqueeze(-1) >> places) & 1) & weights.unsqueeze(-1)
-    found = torch.empty(64, 64, dtype=torch.int64)
-    for j in range(64):
-        found[:, j] = torch.from_numpy(np.bitwise_xor.reduce((rows & columns[:, j, None]).numpy(), axis=0))
+def total(x: Tensor) -> Tensor:
+    """The XOR over the first axis."""
+    return torch.from_numpy(np.asarray(np.bitwise_xor.reduce(x.numpy(), axis=0)).reshape(x.shape[1:]))
+
+
+def diagonals(pairs: Tensor) -> Tensor:
+    """``[k, k]`` to ``[2 k - 1]``: entry ``k - 1 + i - j`` is the XOR of those at ``i, j``."""
+    k = pairs.shape[0]
+    found = torch.zeros(2 * k - 1, dtype=torch.int64)
+    for j in range(k):
+        found[k - 1 - j : 2 * k - 1 - j] ^= pairs[:, j]
     return found
+
+
+def meeting_bits(u: Tensor, v: Tensor) -> Tensor:
+    """``[127, n]``: bit ``j`` of row ``63 + i - j`` says of how many terms ``[terms, n]``, modulo 2, bit ``i`` of ``u``
+    and bit ``j`` of ``v`` are both set."""
+    rows = []
+    for k in range(127):
+        shifted = (u >> (k - 63)) & ((1 << (127 - k)) - 1) if k > 63 else u << (63 - k)
+        rows.append(total(shifted & v))
+    return torch.stack(rows)
+
+
+def bit_diagonals(u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+    """See ``Kernels.bit_diagonals``: a word is the element that its bits have as coefficients."""
+    return total(multiply(meeting_bits(u, v), weights).T)
+
+
+def byte_tables(weights: Tensor) -> Tensor:
+    """``[8, 256]``: for every byte of a word, and what it may be, the XOR of the ``weights`` ``[64]`` of its bits."""
+    tables = torch.zeros(8, 1, dtype=torch.int64)
+    for bit in range(8):
+        tables = torch.cat([tables, tables ^ weights.reshape(8, 8)[:, bit : bit + 1]], 1)
+    return tables
+
+
+def chosen_places(words: Tensor, tables: Tensor) -> Tensor:
+    """For every word the XOR of the entries of its bytes in ``tables``. Shape of the words."""
+    return total(torch.stack([tables[k][(words >> (8 * k)) & 255] for k in range(8)]))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import gemm
+from uvcc_engine.mpc.kernels import binary_words, gemm
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
 from uvcc_engine.mpc.kernels.loops import LOOPS
@@ -20,6 +20,7 @@ _WORDS = COMPILE_FROM // 64
 _BITS_FROM = 1  # words from which loops that are there already beat a dozen torch operations
 _FIELD_FROM = 1 << 12  # elements of a binary field from which the compiled product is worth its loading
 _SUMS_FROM = 1 << 11  # elements, for sums and shifts
+_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 class CpuKernels(PlainKernels):
@@ -106,18 +107,84 @@ class CpuKernels(PlainKernels):
         bits = np.unpackbits(raw, axis=-1, count=n, bitorder="little")
         return torch.from_numpy(bits.astype(np.int64))
 
+    def _field(self, size: int, *tensors: Tensor) -> bool:
+        return self._fast(size, _FIELD_FROM, _BITS_FROM, *tensors)
+
     def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
-        if not self._fast(a.numel(), _FIELD_FROM, 1, a, b):
+        if a.shape != b.shape or not self._field(a.numel(), a, b):
             return super().binary_multiply(a, b)
         out = torch.empty_like(a)
         self._jit.binary_multiply(_flat(a), _flat(b), _flat(out))
         return out
 
-    def bit_pairs(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-        if not self._fast(u.numel(), _FIELD_FROM, 1, u, v, weights):
-            return super().bit_pairs(u, v, weights)
-        out = torch.zeros(64, 64, dtype=torch.int64)
-        self._jit.bit_pairs(_flat(u), _flat(v), _flat(weights), out.numpy().view(np.uint64))
+    def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
+        if not self._field(a.numel(), a, b):
+            return super().binary_inner(a, b)
+        return _word(self._jit.binary_inner(_flat(a), _flat(b)))
+
+    def binary_rows(self, x: Tensor, factors: Tensor) -> Tensor:
+        if not self._field(x.numel(), x, factors):
+            return super().binary_rows(x, factors)
+        out = torch.empty(x.shape[0], dtype=torch.int64)
+        self._jit.binary_rows(_rows(x), _flat(factors), _flat(out))
+        return out
+
+    def binary_diagonals(self, u: Tensor, v: Tensor) -> Tensor:
+        if not self._field(u.numel(), u, v):
+            return super().binary_diagonals(u, v)
+        out = torch.empty(2 * u.shape[1] - 1, dtype=torch.int64)
+        self._jit.binary_diagonals(_rows(u), _rows(v), _flat(out))
+        return out
+
+    def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        if not self._field(64 * u.numel(), u, v, weights):
+            return super().bit_diagonals(u, v, weights)
+        out = torch.empty(127, dtype=torch.int64)
+        self._jit.bit_diagonals(_rows(u), _rows(v), _flat(weights), _flat(out))
+        return out
+
+    def chosen_places(self, words: Tensor, weights: Tensor) -> Tensor:
+        if not self._field(words.numel(), words):
+            return super().chosen_places(words, weights)
+        out, tables = torch.empty_like(words), binary_words.byte_tables(weights)
+        self._jit.chosen_places(_flat(words), _rows(tables), _flat(out))
+        return out
+
+    def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
+        if not self._field(x.numel(), x, weights):
+            return super().weigh(x, weights, degree)
+        out = torch.empty(degree, x.shape[1], dtype=torch.int64)
+        self._jit.weigh(_rows(x), _flat(weights), _rows(out))
+        return out
+
+    def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
+        if not self._field(u.numel(), u, v, weights):
+            return super().weigh_pairs(u, v, weights, degree)
+        out = torch.empty(degree, u.shape[2], u.shape[2], dtype=torch.int64)
+        self._jit.weigh_pairs(*(t.numpy().view(np.uint64) for t in (u, v, weights, out)))
+        return out
+
+    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int) -> Tensor:
+        if not self._field(x.numel(), x, weights):
+            return super().weigh_elements(x, weights, tap)
+        out = torch.empty_like(x)
+        self._jit.weigh_elements(_rows(x), _flat(weights), tap, _rows(out))
+        return out
+
+    def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
+        if not self._field(max(a.numel(), b.numel()), a):
+            return super().ring_multiply(a, b, tap)
+        shape = _broadcast(a.shape, b.shape)
+        a, b = a.expand(shape).contiguous(), b.expand(shape).contiguous()
+        out = torch.empty_like(a)
+        self._jit.ring_multiply(_elements(a), _elements(b), tap, _elements(out))
+        return out
+
+    def ring_powers(self, of: Tensor, count: int, tap: int) -> Tensor:
+        if not self._field(count * of.numel(), of):
+            return super().ring_powers(of, count, tap)
+        out = torch.empty(count, of.shape[-1], dtype=torch.int64)
+        self._jit.ring_powers(_elements(of), tap, _elements(out))
         return out
 
     def pack(self, x: Tensor, size: int) -> Tensor:
@@ -216,3 +283,13 @@ def _flat(x: Tensor) -> Any:
 
 def _rows(x: Tensor) -> Any:
     return x.numpy().reshape(x.shape[0], -1).view(_UNSIGNED[x.element_size()])
+
+
+def _word(x: Any) -> Tensor:
+    """An unsigned word as a tensor ``[1]``."""
+    return torch.from_numpy(np.array([x], dtype=np.uint64).view(np.int64))
+
+
+def _elements(x: Tensor) -> Any:
+    """``[n, d]`` unsigned words on the same memory."""
+    return x.numpy().reshape(-1, x.shape[-1]).view(np.uint64)

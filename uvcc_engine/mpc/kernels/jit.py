@@ -16,6 +16,17 @@ from uvcc_engine.mpc.kernels.gemm_loops import ROWS as ROWS
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_multiply as gemm_multiply
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_right as gemm_right
 from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.proof_loops import binary_diagonals as binary_diagonals
+from uvcc_engine.mpc.kernels.proof_loops import binary_inner as binary_inner
+from uvcc_engine.mpc.kernels.proof_loops import binary_multiply as binary_multiply
+from uvcc_engine.mpc.kernels.proof_loops import binary_rows as binary_rows
+from uvcc_engine.mpc.kernels.proof_loops import bit_diagonals as bit_diagonals
+from uvcc_engine.mpc.kernels.proof_loops import chosen_places as chosen_places
+from uvcc_engine.mpc.kernels.proof_loops import ring_multiply as ring_multiply
+from uvcc_engine.mpc.kernels.proof_loops import ring_powers as ring_powers
+from uvcc_engine.mpc.kernels.proof_loops import weigh as weigh
+from uvcc_engine.mpc.kernels.proof_loops import weigh_elements as weigh_elements
+from uvcc_engine.mpc.kernels.proof_loops import weigh_pairs as weigh_pairs
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -386,60 +397,3 @@ def combine(a: Narrow, b: Narrow, c: Narrow, d: Narrow, e: Narrow, f: Narrow, g:
             + (np.uint32(h[i]) << np.uint32(24))
         )
         out[i] = low + (np.uint64(high) << np.uint64(32))
-
-
-@compiled_loop
-def _carryless(x: Any, y: Any) -> Any:
-    """``binary_words.carryless`` of two words."""
-    h0, h1 = np.uint64(0x1111111111111111), np.uint64(0x2222222222222222)
-    h2, h3 = np.uint64(0x4444444444444444), np.uint64(0x8888888888888888)
-    a0, a1, a2, a3 = x & h0, x & h1, x & h2, x & h3
-    b0, b1, b2, b3 = y & h0, y & h1, y & h2, y & h3
-    return (
-        (((a0 * b0) ^ (a1 * b3) ^ (a2 * b2) ^ (a3 * b1)) & h0)
-        ^ (((a0 * b1) ^ (a1 * b0) ^ (a2 * b3) ^ (a3 * b2)) & h1)
-        ^ (((a0 * b2) ^ (a1 * b1) ^ (a2 * b0) ^ (a3 * b3)) & h2)
-        ^ (((a0 * b3) ^ (a1 * b2) ^ (a2 * b1) ^ (a3 * b0)) & h3)
-    )
-
-
-@compiled_loop
-def _reversed_bits(x: Any) -> Any:
-    """``binary_words.reversed_bits`` of a word."""
-    for s in range(6):
-        shift, low = np.uint64(_STEPS[5 - s]), np.uint64(_LOWS[5 - s])
-        x = ((x >> shift) & low) | ((x & low) << shift)
-    return x
-
-
-@compiled_loop
-def binary_multiply(a: Words, b: Words, out: Words) -> None:
-    """See ``Kernels.binary_multiply``."""
-    s1, s3, s4 = np.uint64(1), np.uint64(3), np.uint64(4)
-    for i in range(out.shape[0]):
-        low = _carryless(a[i], b[i])
-        high = _reversed_bits(_carryless(_reversed_bits(a[i]), _reversed_bits(b[i]))) >> s1
-        over = (high >> np.uint64(63)) ^ (high >> np.uint64(61)) ^ (high >> np.uint64(60))
-        low ^= high ^ (high << s1) ^ (high << s3) ^ (high << s4)
-        out[i] = low ^ over ^ (over << s1) ^ (over << s3) ^ (over << s4)
-
-
-@compiled_loop
-def bit_pairs(u: Words, v: Words, weights: Words, out: Words) -> None:
-    """See ``Kernels.bit_pairs``: weights are put together by a byte of ``u`` and half a byte of ``v`` first."""
-    n = u.shape[0]
-    table = np.empty(1 << 12, dtype=np.uint64)
-    for i in range(8):
-        for j in range(16):
-            table[:] = np.uint64(0)
-            at_u, at_v = np.uint64(8 * i), np.uint64(4 * j)
-            for k in range(n):
-                place = (((u[k] >> at_u) & np.uint64(255)) << np.uint64(4)) | ((v[k] >> at_v) & np.uint64(15))
-                table[np.int64(place)] ^= weights[k]
-            for place in range(1 << 12):
-                weight = table[place]
-                for bit_u in range(8):
-                    if (place >> (4 + bit_u)) & 1:
-                        for bit_v in range(4):
-                            if (place >> bit_v) & 1:
-                                out[8 * i + bit_u, 4 * j + bit_v] ^= weight

@@ -108,8 +108,47 @@ class PlainKernels:
     def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
         return binary_words.multiply(a, b)
 
-    def bit_pairs(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-        return binary_words.bit_pairs(u, v, weights)
+    def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
+        return binary_words.total(binary_words.multiply(a, b)).reshape(1)
+
+    def binary_rows(self, x: Tensor, factors: Tensor) -> Tensor:
+        return binary_words.total(binary_words.multiply(x, factors).T)
+
+    def binary_diagonals(self, u: Tensor, v: Tensor) -> Tensor:
+        return binary_words.diagonals(binary_words.total(binary_words.multiply(u.unsqueeze(-1), v.unsqueeze(-2))))
+
+    def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        return binary_words.bit_diagonals(u, v, weights)
+
+    def chosen_places(self, words: Tensor, weights: Tensor) -> Tensor:
+        return binary_words.chosen_places(words, binary_words.byte_tables(weights))
+
+    def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
+        return _bits_of(weights, degree).T @ x
+
+    def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
+        pairs = (u.unsqueeze(-1) * v.unsqueeze(-2)).sum(0)
+        return self.weigh(pairs.reshape(len(weights), -1), weights, degree).reshape(degree, *pairs.shape[1:])
+
+    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int) -> Tensor:
+        d = x.shape[1]
+        wide = torch.zeros(x.shape[0], 2 * d, dtype=torch.int64)
+        for c in range(d):
+            wide[:, c : c + d] += x * ((weights >> c) & 1).unsqueeze(-1)
+        return _reduced(wide, d, tap)
+
+    def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
+        d = a.shape[-1]
+        wide = torch.zeros(*(a[..., 0] * b[..., 0]).shape, 2 * d, dtype=torch.int64)
+        for i in range(d):
+            wide[..., i : i + d] += a[..., i : i + 1] * b
+        return _reduced(wide, d, tap)
+
+    def ring_powers(self, of: Tensor, count: int, tap: int) -> Tensor:
+        found = [torch.nn.functional.one_hot(torch.tensor(0), len(of))]
+        for _ in range(count - 1):
+            found.append(self.ring_multiply(found[-1], of, tap))
+        return torch.stack(found)
 
     def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
         digits = planes.reshape(-1, k, planes.shape[-1])
@@ -184,3 +223,16 @@ class PlainKernels:
             for j in range(1, m):
                 q = (opened[j - 1] & q[0::2]) ^ q[1::2]
             p_out.copy_(q[0])
+
+
+def _bits_of(words: Tensor, count: int) -> Tensor:
+    """``[n, count]``: the lowest bits as numbers."""
+    return (words.unsqueeze(-1) >> torch.arange(count)) & 1
+
+
+def _reduced(wide: Tensor, d: int, tap: int) -> Tensor:
+    """Coefficients ``[..., 2 d]``, of which the last is zero, modulo ``X^d + X^tap + 1``: ``[..., d]``."""
+    for j in range(2 * d - 2, d - 1, -1):  # X^j is -X^(j - d) - X^(j - d + tap)
+        wide[..., j - d] -= wide[..., j]
+        wide[..., j - d + tap] -= wide[..., j]
+    return wide[..., :d].contiguous()

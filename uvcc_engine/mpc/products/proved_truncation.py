@@ -1,12 +1,16 @@
 """The truncation of ``truncation`` with a mask that can be proved: every message is a bilinear function of what the two
 receivers know.
 
-The dealer's mask ``r`` is the XOR of two words ``a`` and ``b`` of its streams with left and right, so ``r = a + b - 2
-(a & b)`` and every bit of it is a bilinear function of a bit that left knows and one that right knows. Nothing more is
-needed to state in products what the dealer must have sent: ``r >> s`` and ``msb(r)`` in two summands each (the bits are
-those of a daBit: Rotaru, Wood, INDOCRYPT 2019; the proof of such statements in one inner product: Boyle, Gilboa, Ishai,
-Nof, ASIACRYPT 2020). What ``truncation`` saves by letting the output components define the mask is spent here: the
-right party is sent its component.
+The dealer's mask ``r`` is the sum of two words ``p`` and ``q`` of its streams with left and right, so the masked value
+is a linear function of what left and right know. Of the sum's carries everything else follows. The dealer shares the
+bits of ``r`` by XOR, as ``a`` with left and ``b`` with right, and that they are the bits of ``p + q`` is an equation
+per bit: the carries are ``r ^ p ^ q``, shared like ``r``, and ``carry' = carry ^ (p ^ carry)(q ^ carry)``. They are
+proved in a binary field, where an entry costs one word (Boyle, Gilboa, Ishai, Nof, ASIACRYPT 2020, prove all such
+statements in one inner product); what is left for the ring are the two top bits as numbers modulo 2^s.
+
+With ``c = z + 2^62 + p + q`` opened to the online parties, ``z = c - p - q + 2^64 w - 2^62``, where ``w`` is what ``p +
+q`` carries out, and one more if ``r`` has its top bit and ``c`` has not. Each of the three is shifted by itself, ``p``
+rounded to the nearest, so nobody needs to send an output component: those of ``p`` and ``q`` have ``w`` 's masks.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from uvcc_engine.mpc.foundation.bilinear_claims import BITS, BilinearClaim
 from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes, TruncationNotes
-from uvcc_engine.mpc.foundation.roles import assemble, known, roles
+from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
@@ -34,9 +39,10 @@ from uvcc_engine.transcript.formats import kinds
 def truncate_proved_protocol(
     rt: Runtime, notes: ProductNotes, s: int, f: int, dealer: int, *, opened: Opened | None = None
 ) -> MpcProtocol[Share]:
-    """``sum z >> s`` of a product that is in the ledger, ``|sum z| < 2^62``; off by at most one unit, as there.
+    """``sum z / 2^s`` of a product that is in the ledger, ``|sum z| < 2^62``; right on average, and off by less than
+    1.5 units.
 
-    2 rounds; 40 bytes + 3 elements modulo 2^s per output over the three parties (46 bytes for s <= 16).
+    2 rounds; 40 bytes + 4 numbers modulo 2^s per output over the three parties (48 bytes for s <= 16).
     Shape of the product.
     """
     check_shift(s)
@@ -46,40 +52,37 @@ def truncate_proved_protocol(
     draws, shape = rt.draws(), tuple(z.shape)
     notes.truncation = at = TruncationNotes(s)
     if not role.is_right:
-        at.a = draws.ring(role.with_left, *shape)
-        at.upper = draws.ring(role.with_left, *shape)
-        at.k_left, at.m_left = draws.narrow(role.with_left, s, 2, *shape)
+        at.p, at.a = draws.ring(role.with_left, *shape), draws.ring(role.with_left, *shape)
+        at.k_left, at.m_left, at.w_left = draws.narrow(role.with_left, s, 3, *shape)
     if not role.is_left:
-        at.b = draws.ring(role.with_right, *shape)
-        at.k_right = draws.narrow(role.with_right, s, *shape)
+        at.q = draws.ring(role.with_right, *shape)
+        at.w_right = draws.narrow(role.with_right, s, *shape)
     message = Round(proved=True)
     if role.is_dealer:
-        r = known(at.a) ^ known(at.b)
-        at.masked = z + r
-        if opened is not None:
-            opened.u = -r
-        overflow = (known(at.k_left).to(torch.int64) + known(at.k_right).to(torch.int64)) << (64 - s)
-        at.lower = -shift_logical(r, s) - known(at.upper) - overflow
-        at.m_right = narrow(shift_logical(r, 63) - known(at.m_left).to(torch.int64), s)
-        message.send(role.left, kinds.RESHARE, at.masked)
-        message.send(role.right, kinds.RESHARE, at.masked)
-        message.send(role.right, kinds.DEALER, at.lower)
-        message.send(role.right, kinds.DEALER, to_wire(rt, at.m_right, s))
+        dealt = _deal(at, z, opened)
+        message.send(role.left, kinds.RESHARE, known(at.masked))
+        message.send(role.right, kinds.RESHARE, known(at.masked))
+        message.send(role.right, kinds.DEALER, known(at.b))
+        message.send(role.right, kinds.DEALER, to_wire(rt, dealt, s))
+        at.k_right, at.m_right = dealt
         yield message
         yield Round()
-        return assemble(role, with_left=at.upper, with_right=at.lower, online=None, f=f)
+        _claim_carries(rt, at, role)
+        return assemble(role, with_left=_of_left(at), with_right=_of_right(at), online=None, f=f)
     dtype, packed = wire_form(s, z.shape)
     message.send(role.other, kinds.RESHARE, z)
     message.want(role.d, kinds.RESHARE, torch.int64, *shape)
     if role.is_right:
         message.want(role.d, kinds.DEALER, torch.int64, *shape)
-        message.want(role.d, kinds.DEALER, dtype, *packed)
+        two = wire_form(s, torch.Size((2, *shape)))
+        message.want(role.d, kinds.DEALER, two[0], *two[1])
     message.want(role.other, kinds.RESHARE, torch.int64, *shape)
     got: list[Tensor] = yield message
     at.masked, theirs = got[0], got[-1]
     notes.received[role.other] = theirs
     if role.is_right:
-        at.lower, at.m_right = got[1], from_wire(got[2], s)
+        at.b = got[1]
+        at.k_right, at.m_right = from_wire(got[2], s)
     at.opened = z + theirs + at.masked + OFFSET
     if opened is not None:
         opened.v = at.opened - OFFSET
@@ -91,6 +94,49 @@ def truncate_proved_protocol(
     (wire,) = yield message
     other = from_wire(wire, s)
     at.part_left, at.part_right = (part, other) if role.is_left else (other, part)
+    _claim_carries(rt, at, role)
     top = (part.to(torch.int64) + other.to(torch.int64)) << (64 - s)
     online = shift_logical(at.opened, s) - (1 << (62 - s)) + top
-    return assemble(role, with_left=at.upper, with_right=at.lower, online=online, f=f)
+    with_left, with_right = (_of_left(at), None) if role.is_left else (None, _of_right(at))
+    return assemble(role, with_left=with_left, with_right=with_right, online=online, f=f)
+
+
+def _deal(at: TruncationNotes, z: Tensor, opened: Opened | None) -> Tensor:
+    """At the dealer: its mask, the masked value, and right's summands of the two top bits modulo 2^s: ``[2, ...]``."""
+    p, q = known(at.p), known(at.q)
+    r = p + q
+    at.b = r ^ known(at.a)
+    at.masked = z + r
+    if opened is not None:
+        opened.u = -r
+    over = shift_logical((p & q) | ((p | q) & ~r), 63)
+    hidden = known(at.w_left).to(torch.int64) + known(at.w_right).to(torch.int64)
+    k_right = narrow(over + hidden - known(at.k_left).to(torch.int64), at.s)
+    return torch.stack([k_right, narrow(shift_logical(r, 63) - known(at.m_left).to(torch.int64), at.s)])
+
+
+def _of_left(at: TruncationNotes) -> Tensor:
+    """The output component that dealer and left have in common."""
+    p, s = known(at.p), at.s
+    rounded = shift_logical(p, s) + (shift_logical(p, s - 1) & 1)
+    return -rounded - (known(at.w_left).to(torch.int64) << (64 - s))
+
+
+def _of_right(at: TruncationNotes) -> Tensor:
+    """The output component that dealer and right have in common."""
+    return -shift_logical(known(at.q), at.s) - (known(at.w_right).to(torch.int64) << (64 - at.s))
+
+
+def _claim_carries(rt: Runtime, at: TruncationNotes, role: Roles) -> None:
+    """The equation of every bit of the dealer's mask; the carry into bit 0 is none."""
+
+    def side(mask: Tensor, share: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        carry, chosen = share ^ mask, share << 1
+        below = carry << 1
+        return (chosen, below), carry ^ below ^ (below & chosen)
+
+    none: tuple[None, None] = (None, None)
+    before = none if role.is_left else side(known(at.q), known(at.b))
+    after = none if role.is_right else side(known(at.p), known(at.a))
+    shape = tuple(known(at.masked).shape)
+    known(rt.ledger).claim(BilinearClaim(role.d, BITS, 2, shape, before[0], after[0], before[1], after[1]))

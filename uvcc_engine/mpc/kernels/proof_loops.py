@@ -1,0 +1,297 @@
+"""Compiled loops of the proofs: products of polynomials modulo 2, and sums under weights of zeros and ones.
+
+Where the processor multiplies without carries (PCLMULQDQ) a product in GF(2^64) is one instruction and a reduction, and
+sums of products are reduced once, at their end. Elsewhere the same products come from ordinary multiplications
+(``binary_words``). Sums under weights take four rows at a time: their sixteen sums once, then one of them for each
+coefficient (Arlazarov, Dinic, Kronrod, Faradzhev, 1970).
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+
+Words = NDArray[np.uint64]
+_BLOCK = 256
+_TILE = 64
+_SWAPS: Final = np.array(
+    [
+        0x5555555555555555,
+        0x3333333333333333,
+        0x0F0F0F0F0F0F0F0F,
+        0x00FF00FF00FF00FF,
+        0x0000FFFF0000FFFF,
+        0x00000000FFFFFFFF,
+    ],
+    dtype=np.uint64,
+)
+
+
+def multiplies_without_carries() -> bool:
+    """Whether this processor has PCLMULQDQ."""
+    return platform.machine().lower() in {"x86_64", "amd64"} and binding.get_host_cpu_features().get("pclmul", False)
+
+
+@intrinsic
+def _by_instruction(context: Any, a: Any, b: Any) -> Any:
+    """(lower, upper) 64 coefficients of the product of two polynomials modulo 2."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, index = ir.IntType(64), ir.IntType(32)
+        pair = ir.VectorType(word, 2)
+        form = ir.FunctionType(pair, [pair, pair, ir.IntType(8)])
+        multiply = builder.module.declare_intrinsic("llvm.x86.pclmulqdq", fnty=form)
+        sides = [builder.insert_element(ir.Constant(pair, ir.Undefined), x, index(0)) for x in arguments]
+        both = builder.call(multiply, [*sides, ir.Constant(ir.IntType(8), 0)])
+        parts = [builder.extract_element(both, index(k)) for k in range(2)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    pair_of_words: Any = types.UniTuple(types.uint64, 2)  # type: ignore[no-untyped-call]  # numba has no types
+    return pair_of_words(types.uint64, types.uint64), build
+
+
+@compiled_loop
+def _low_product(x: Any, y: Any) -> Any:
+    """``binary_words.carryless`` of two words."""
+    h0, h1 = np.uint64(0x1111111111111111), np.uint64(0x2222222222222222)
+    h2, h3 = np.uint64(0x4444444444444444), np.uint64(0x8888888888888888)
+    a0, a1, a2, a3 = x & h0, x & h1, x & h2, x & h3
+    b0, b1, b2, b3 = y & h0, y & h1, y & h2, y & h3
+    return (
+        (((a0 * b0) ^ (a1 * b3) ^ (a2 * b2) ^ (a3 * b1)) & h0)
+        ^ (((a0 * b1) ^ (a1 * b0) ^ (a2 * b3) ^ (a3 * b2)) & h1)
+        ^ (((a0 * b2) ^ (a1 * b1) ^ (a2 * b0) ^ (a3 * b3)) & h2)
+        ^ (((a0 * b3) ^ (a1 * b2) ^ (a2 * b1) ^ (a3 * b0)) & h3)
+    )
+
+
+@compiled_loop
+def _reversed_bits(x: Any) -> Any:
+    """``binary_words.reversed_bits`` of a word."""
+    for s in range(6):
+        shift, low = np.uint64(1 << s), _SWAPS[s]
+        x = ((x >> shift) & low) | ((x & low) << shift)
+    return x
+
+
+@compiled_loop
+def by_multiplications(x: Any, y: Any) -> Any:
+    """As ``_by_instruction``, on any processor."""
+    high = _reversed_bits(_low_product(_reversed_bits(x), _reversed_bits(y))) >> np.uint64(1)
+    return _low_product(x, y), high
+
+
+_wide: Any = _by_instruction if multiplies_without_carries() else by_multiplications
+
+
+@compiled_loop
+def _reduced(low: Any, high: Any) -> Any:
+    """A product modulo X^64 + X^4 + X^3 + X + 1."""
+    s1, s3, s4 = np.uint64(1), np.uint64(3), np.uint64(4)
+    over = (high >> np.uint64(63)) ^ (high >> np.uint64(61)) ^ (high >> np.uint64(60))
+    low ^= high ^ (high << s1) ^ (high << s3) ^ (high << s4)
+    return low ^ over ^ (over << s1) ^ (over << s3) ^ (over << s4)
+
+
+@compiled_loop
+def binary_multiply(a: Words, b: Words, out: Words) -> None:
+    """See ``Kernels.binary_multiply``."""
+    for i in range(out.shape[0]):
+        low, high = _wide(a[i], b[i])
+        out[i] = _reduced(low, high)
+
+
+@compiled_loop
+def binary_inner(a: Words, b: Words) -> Any:
+    """``sum_i a_i b_i`` in GF(2^64)."""
+    low, high = np.uint64(0), np.uint64(0)
+    for i in range(a.shape[0]):
+        x, y = _wide(a[i], b[i])
+        low ^= x
+        high ^= y
+    return _reduced(low, high)
+
+
+@compiled_loop
+def binary_rows(x: Words, factors: Words, out: Words) -> None:
+    """``out`` [n]: of every row of ``x`` [n, k] the sum of its products with ``factors`` [k]."""
+    for i in range(x.shape[0]):
+        out[i] = binary_inner(x[i], factors)
+
+
+@compiled_loop
+def binary_diagonals(u: Words, v: Words, out: Words) -> None:
+    """``out`` [2 k - 1]: entry ``k - 1 + i - j`` is the sum of ``u_ni v_nj`` of [n, k] each."""
+    n, k = u.shape
+    for d in range(1 - k, k):
+        low, high = np.uint64(0), np.uint64(0)
+        first, last = max(0, -d), min(k, k - d)
+        for i in range(n):
+            for j in range(first, last):
+                x, y = _wide(u[i, j + d], v[i, j])
+                low ^= x
+                high ^= y
+        out[k - 1 + d] = _reduced(low, high)
+
+
+@compiled_loop
+def bit_diagonals(u: Words, v: Words, weights: Words, out: Words) -> None:
+    """See ``Kernels.bit_diagonals``."""
+    terms, n = u.shape
+    both = np.empty(_BLOCK, dtype=np.uint64)
+    lows, highs = np.zeros(127, dtype=np.uint64), np.zeros(127, dtype=np.uint64)
+    for first in range(0, n, _BLOCK):
+        size = min(_BLOCK, n - first)
+        here = weights[first : first + size]  # an index that cannot be negative lets the compiler use vectors
+        for k in range(127):
+            up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
+            for t in range(terms):
+                a, b = u[t, first : first + size], v[t, first : first + size]
+                if t == 0:
+                    for i in range(size):
+                        both[i] = ((a[i] << up) >> down) & b[i]
+                else:
+                    for i in range(size):
+                        both[i] ^= ((a[i] << up) >> down) & b[i]
+            low, high = np.uint64(0), np.uint64(0)
+            for i in range(size):
+                x, y = _wide(both[i], here[i])
+                low ^= x
+                high ^= y
+            lows[k] ^= low
+            highs[k] ^= high
+    for k in range(127):
+        out[k] = _reduced(lows[k], highs[k])
+
+
+@compiled_loop
+def chosen_places(words: Words, tables: Words, out: Words) -> None:
+    """``out`` [n]: for every word the XOR of one entry of ``tables`` [8, 256] for each of its bytes."""
+    byte = np.uint64(255)
+    for i in range(words.shape[0]):
+        word, found = words[i], np.uint64(0)
+        for k in range(8):
+            found ^= tables[k, np.int64((word >> np.uint64(8 * k)) & byte)]
+        out[i] = found
+
+
+@compiled_loop
+def _columns(weights: Words, degree: int, of: NDArray[np.uint8]) -> None:
+    """``of`` [ceil(n / 4), degree]: bit ``c`` of four neighbouring weights as one number."""
+    for block in range(of.shape[0]):
+        for c in range(degree):
+            found = 0
+            for k in range(min(4, weights.shape[0] - 4 * block)):
+                found |= int((weights[4 * block + k] >> np.uint64(c)) & np.uint64(1)) << k
+            of[block, c] = found
+
+
+@compiled_loop
+def weigh(x: Words, weights: Words, out: Words) -> None:
+    """``out`` [degree, n]: row ``c`` is the sum of the rows of ``x`` [m, n] whose weight [m] has bit ``c``."""
+    degree, n = out.shape
+    m = x.shape[0]
+    of = np.empty(((m + 3) // 4, degree), dtype=np.uint8)
+    _columns(weights, degree, of)
+    sums = np.zeros((16, _TILE), dtype=np.uint64)
+    found = np.empty((degree, _TILE), dtype=np.uint64)
+    for first in range(0, n, _TILE):
+        size = min(_TILE, n - first)
+        found[:] = np.uint64(0)
+        for block in range(of.shape[0]):
+            for k in range(min(4, m - 4 * block)):
+                half, row = 1 << k, x[4 * block + k, first : first + size]
+                for i in range(half):
+                    for j in range(size):
+                        sums[half + i, j] = sums[i, j] + row[j]
+            for c in range(degree):
+                chosen = np.uint64(of[block, c])
+                for j in range(size):
+                    found[c, j] += sums[chosen, j]
+        out[:, first : first + size] = found[:, :size]
+
+
+@compiled_loop
+def weigh_pairs(u: Words, v: Words, weights: Words, out: Words) -> None:
+    """See ``Kernels.weigh_pairs``."""
+    terms, m, k = u.shape
+    degree = out.shape[0]
+    of = np.empty(((m + 3) // 4, degree), dtype=np.uint8)
+    _columns(weights, degree, of)
+    sums = np.zeros((16, k), dtype=np.uint64)
+    row = np.empty(k, dtype=np.uint64)
+    found = np.empty((degree, k), dtype=np.uint64)
+    for i in range(k):
+        found[:] = np.uint64(0)
+        for block in range(of.shape[0]):
+            for g in range(min(4, m - 4 * block)):
+                here, half = 4 * block + g, 1 << g
+                first = u[0, here, i]
+                for j in range(k):
+                    row[j] = first * v[0, here, j]
+                for t in range(1, terms):
+                    factor = u[t, here, i]
+                    for j in range(k):
+                        row[j] += factor * v[t, here, j]
+                for number in range(half):
+                    for j in range(k):
+                        sums[half + number, j] = sums[number, j] + row[j]
+            for c in range(degree):
+                chosen = np.uint64(of[block, c])
+                for j in range(k):
+                    found[c, j] += sums[chosen, j]
+        out[:, i] = found
+
+
+@compiled_loop
+def weigh_elements(x: Words, weights: Words, tap: int, out: Words) -> None:
+    """``out`` [n, d]: elements ``x`` of a Galois ring times the sums of powers that the bits of ``weights`` [n] say.
+
+    The modulus is ``X^d + X^tap + 1``.
+    """
+    n, d = x.shape
+    wide = np.empty(2 * d, dtype=np.uint64)
+    for g in range(n):
+        wide[:] = np.uint64(0)
+        for c in range(d):
+            if (weights[g] >> np.uint64(c)) & np.uint64(1):
+                for j in range(d):
+                    wide[c + j] += x[g, j]
+        for j in range(2 * d - 2, d - 1, -1):  # X^j is -X^(j - d) - X^(j - d + tap)
+            wide[j - d] -= wide[j]
+            wide[j - d + tap] -= wide[j]
+        out[g] = wide[:d]
+
+
+@compiled_loop
+def ring_multiply(a: Words, b: Words, tap: int, out: Words) -> None:
+    """``out`` [n, d]: products of elements of a Galois ring, ``a`` and ``b`` [n, d], modulo ``X^d + X^tap + 1``."""
+    n, d = out.shape
+    wide = np.empty(2 * d, dtype=np.uint64)
+    for g in range(n):
+        wide[:] = np.uint64(0)
+        for i in range(d):
+            factor, other, to = a[g, i], b[g], wide[i : i + d]
+            for j in range(d):
+                to[j] += factor * other[j]
+        for j in range(2 * d - 2, d - 1, -1):
+            wide[j - d] -= wide[j]
+            wide[j - d + tap] -= wide[j]
+        out[g] = wide[:d]
+
+
+@compiled_loop
+def ring_powers(of: Words, tap: int, out: Words) -> None:
+    """``out`` [n, d]: the powers of ``of`` [1, d] from its 0th on."""
+    out[0] = np.uint64(0)
+    out[0, 0] = np.uint64(1)
+    for k in range(1, out.shape[0]):
+        ring_multiply(out[k - 1 : k], of, tap, out[k : k + 1])
