@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +12,17 @@ import torch
 from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, normal, run_proved
 
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError, ProtocolError
+from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS, sentences
 from uvcc_engine.mpc.comparisons import boolean, selection
 from uvcc_engine.mpc.foundation.claim_ledger import LINEAR, ClaimLedger, ProductNotes
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.products import arithmetic
+from uvcc_engine.proofs.algebra import Algebra
 from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_statement import schedule_of_words
+from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
 from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, LEAST_BITS, Sizes, schedule, soundness_bits
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
@@ -215,6 +218,43 @@ def test_the_degree_gives_forty_bits_for_every_length() -> None:
         assert soundness_bits(GaloisRing(DEGREE), folds) >= LEAST_BITS
     assert soundness_bits(GaloisRing(31), schedule(Sizes(((1, 10**5),)))) < LEAST_BITS
     assert schedule(Sizes(())) == []
+
+
+def test_the_errors_of_a_prover_s_two_proofs_add_up_to_less_than_what_is_printed() -> None:
+    """One party of three lies at most, so one prover's proof of numbers and its proof of bits can be false."""
+    assert LEAST_BITS == 40
+    assert all("at most 2^-40 a step" in sentences(mode)[0] for mode in (PRODUCTS, PROOFS))
+    for count in (1, 10**3, 10**6, 10**9):
+        numbers = schedule(Sizes(((2, count), (1, count)), count))
+        ring = 2.0 ** -soundness_bits(GaloisRing(DEGREE), numbers)
+        field = 2.0 ** -soundness_bits(BinaryField(BIT_DEGREE, KERNELS), schedule_of_words(3 * count))
+        assert ring + field <= 2.0**-40
+
+
+def _escapes(error_weight: Callable[[PublicCoins], torch.Tensor], algebra: Algebra, tries: int) -> int:
+    """How often an error weighs nothing, over the coins of so many seeds."""
+    at = torch.Generator().manual_seed(5)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (tries, SEED_WORDS), generator=at)
+    return sum(not bool(error_weight(PublicCoins(algebra, seed, b"escapes")).any()) for seed in seeds)
+
+
+def test_weights_of_a_small_field_and_a_small_ring_miss_errors_as_rarely_as_computed() -> None:
+    """A false equation weighs nothing with a chance of at most 2 / 2^7, and does so now and then."""
+    tries, field, ring = 600, BinaryField(7, KERNELS), GaloisRing(7, KERNELS)
+    bound = 2 * tries / 2**7
+    bits = torch.tensor([5, 1 << 40])  # words of which two bits and one are false
+    numbers = torch.tensor([[0, -(2**63), 0, 0]])  # a group of four numbers, one of them off by 2^63
+
+    def of_bits(coins: PublicCoins) -> torch.Tensor:
+        places = field.places(coins.take(field.place_blocks)[:, 0])
+        return field.weighed(bits, coins.take(2)[:, 0], places)
+
+    def of_numbers(coins: PublicCoins) -> torch.Tensor:
+        places = coins.take(4)
+        return ring.inner(KERNELS.weigh(numbers, coins.words(1), 7).T, places)
+
+    for passed in (_escapes(of_bits, field, tries), _escapes(of_numbers, ring, tries)):
+        assert 0 < passed <= bound + 3 * bound**0.5
 
 
 def test_what_has_no_proof_is_refused_before_it_is_sent() -> None:

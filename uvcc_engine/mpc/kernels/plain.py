@@ -139,16 +139,18 @@ class PlainKernels:
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         d = a.shape[-1]
-        wide = torch.zeros(*(a[..., 0] * b[..., 0]).shape, 2 * d, dtype=torch.int64)
-        for i in range(d):
-            wide[..., i : i + d] += a[..., i : i + 1] * b
+        outer = a.unsqueeze(-1) * b.unsqueeze(-2)
+        wide = torch.zeros(*outer.shape[:-2], 2 * d, dtype=torch.int64)
+        at = torch.arange(d)
+        wide.index_add_(-1, (at[:, None] + at).reshape(-1), outer.reshape(*outer.shape[:-2], d * d))
         return _reduced(wide, d, tap)
 
     def ring_powers(self, of: Tensor, count: int, tap: int) -> Tensor:
-        found = [torch.nn.functional.one_hot(torch.tensor(0), len(of))]
-        for _ in range(count - 1):
-            found.append(self.ring_multiply(found[-1], of, tap))
-        return torch.stack(found)
+        found, step = torch.nn.functional.one_hot(torch.tensor([0]), len(of)), of
+        while len(found) < count:  # twice as many: those there are times the next power
+            found = torch.cat([found, self.ring_multiply(found, step, tap)])
+            step = self.ring_multiply(step, step, tap)
+        return found[:count]
 
     def deal_digits(self, planes: Tensor, k: int, mask: Tensor, out: Tensor) -> None:
         digits = planes.reshape(-1, k, planes.shape[-1])
@@ -231,8 +233,12 @@ def _bits_of(words: Tensor, count: int) -> Tensor:
 
 
 def _reduced(wide: Tensor, d: int, tap: int) -> Tensor:
-    """Coefficients ``[..., 2 d]``, of which the last is zero, modulo ``X^d + X^tap + 1``: ``[..., d]``."""
-    for j in range(2 * d - 2, d - 1, -1):  # X^j is -X^(j - d) - X^(j - d + tap)
-        wide[..., j - d] -= wide[..., j]
-        wide[..., j - d + tap] -= wide[..., j]
-    return wide[..., :d].contiguous()
+    """Coefficients ``[..., 2 d]``, of which the last is zero, modulo ``X^d + X^tap + 1`` (``2 tap - 2 < d``):
+    ``[..., d]``. ``X^(d+j) = -X^j - X^(j+tap)``, twice."""
+    low, high = wide[..., :d].clone(), wide[..., d:]
+    low -= high
+    low[..., tap:] -= high[..., : d - tap]
+    over = high[..., d - tap :]
+    low[..., :tap] += over
+    low[..., tap : 2 * tap] += over
+    return low
