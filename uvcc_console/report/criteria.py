@@ -26,7 +26,7 @@ from uvcc_engine.transcript.leaves import leaf_file
 MET, NOT_MET, NOT_SHOWN = "met", "NOT MET", "not shown"
 # a rate is stable if the middle half of its values lies this close around the median
 _STABLE: Final = 0.25
-_WARM_UP: Final = 0.1
+WARM_UP: Final = 0.1
 _PILOT_S: Final = 2 * 3600.0
 _REPORTED: Final = "as the pods reported it, not signed"
 _EQUAL: Final = 1e-6  # training.csv keeps nine digits
@@ -46,7 +46,7 @@ def criteria(package: Package, phase: str) -> Iterator[Criterion]:
     record = package.record
     yield _ran_through(package, phase)
     yield _pilot_length(record, phase)
-    curves, altered = _training(package, phase)
+    curves, altered = training_tables(package, phase)
     yield _loss_falls(package, phase, curves, altered)
     yield _throughput(curves, altered)
     yield _checkpoint_saved(package, phase)
@@ -132,7 +132,7 @@ Curves = dict[str, list[dict[str, float]]]
 _MOST_TABLES: Final = 6  # that one line quotes
 
 
-def _training(package: Package, phase: str) -> tuple[Curves, list[str]]:
+def training_tables(package: Package, phase: str) -> tuple[Curves, list[str]]:
     """Rows of every training.csv of a phase, by file, and those that were changed: they are not read.
 
     Raises UnreadableError for one that is as its pod sent it, and damaged.
@@ -181,7 +181,7 @@ def _throughput(curves: Curves, altered: list[str]) -> Criterion:
     name, facts, good = "throughput is non-zero and stable", list[str](), True
     for file, rows in curves.items():
         column = "samples_per_s" if rows and rows[0].get("samples_per_s") else "toks_per_s"
-        rates = sorted(r.get(column, 0.0) for r in rows[int(len(rows) * _WARM_UP) :])
+        rates = sorted(r.get(column, 0.0) for r in rows[int(len(rows) * WARM_UP) :])
         if rates:
             middle = statistics.median(rates)
             low, high = rates[len(rates) // 4], rates[(3 * len(rates)) // 4]

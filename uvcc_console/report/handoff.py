@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from uvcc_console.report.recheck import digest
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.redact import checked
 from uvcc_console.report.run_log import stamp
+from uvcc_console.report.throughput import HEAD, Throughput, throughput
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import clean
@@ -75,6 +76,7 @@ class Handoff:
     facts: Sequence[tuple[str, str]]
     result: Sequence[tuple[str, str]]
     criteria: Sequence[Criterion]
+    throughput: Sequence[Throughput]
     checkpoints: Sequence[NewestCheckpoint]
     deviations: Sequence[Deviation]
 
@@ -87,6 +89,7 @@ class Handoff:
             "facts": dict(self.facts),
             "result": dict(self.result),
             "criteria": [{"name": c.name, "status": c.status, "fact": c.fact} for c in self.criteria],
+            "throughput": [asdict(t) for t in self.throughput],
             "checkpoints": [
                 {"pod": k.pod, "step": k.step, "sha256": k.sha256, "committed": k.committed, "word": k.word}
                 for k in self.checkpoints
@@ -115,6 +118,8 @@ class Handoff:
         lines += [f"- {name}: {value}" for name, value in self.result] or ["- none"]
         lines += ["", "## Success criteria", "", "| criterion | status | fact |", "|---|---|---|"]
         lines += [f"| {c.name} | {c.status} | {c.fact} |" for c in self.criteria]
+        lines += ["", "## Throughput, expected and measured", ""]
+        lines += [HEAD, *(t.line() for t in self.throughput)] if self.throughput else ["- no training.csv"]
         lines += ["", "## Checkpoints", ""]
         lines += [f"- {k.pod}: step {k.step}, manifest SHA-256 `{k.sha256}`, {k.word}" for k in self.checkpoints] or [
             "- none"
@@ -141,6 +146,7 @@ def handoff(run_dir: Path, clock: Callable[[], float] = time.time, package: Pack
         _facts(package, phase),
         list(_result(package, phase)),
         list(criteria(package, phase)),
+        list(throughput(package, phase)),
         checkpoints(package, phase),
         _deviations(package),
     )

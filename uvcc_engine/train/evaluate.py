@@ -45,15 +45,19 @@ class Score:
     count: int
 
 
-@torch.no_grad()
 def log_likelihoods(model: LanguageModel, rows: Tensor) -> Tensor:
     """rows int64 [B, S] -> log p of each token given those before it in its row, float32 [B, S - 1]."""
-    found = []
-    device = model.embed.weight.device
-    for part in torch.split(rows, BATCH):
-        logits = model(part[:, :-1].to(device)).float()
-        found.append(-F.cross_entropy(logits.transpose(1, 2), part[:, 1:].to(device), reduction="none").cpu())
-    return torch.cat(found)
+    return torch.cat([scored(model, part)[0] for part in torch.split(rows, BATCH)])
+
+
+@torch.no_grad()
+def scored(model: LanguageModel, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """rows int64 [B, S] at once -> log p of each token given those before it, and whether it is the likeliest one,
+    both [B, S - 1]."""
+    wanted = rows[:, 1:].to(model.embed.weight.device)
+    logits = model(rows[:, :-1].to(wanted.device)).float()
+    log_p = -F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+    return log_p.cpu(), (logits.argmax(-1) == wanted).cpu()
 
 
 def perplexity(model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Iterator[Score]:

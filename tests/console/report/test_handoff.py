@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.report.handoff import MET, NOT_MET, NOT_SHOWN, handoff, write_handoff
+from uvcc_console.report.package import Package
+from uvcc_console.report.record import RunRecord
+from uvcc_console.report.throughput import throughput
 from uvcc_engine.contract.errors import UnreadableError
 
 
@@ -57,6 +61,38 @@ def test_a_good_run(run_dir: Path) -> None:
     assert text.count("committed with three parties' signatures") == 3 + 1
     assert "## Deviations\n\n- none" in text
     assert found.to_json()["criteria"][0]["name"].startswith("runs to the planned step")
+
+
+def test_throughput_is_held_against_the_phase_before_and_the_plan(run_dir: Path) -> None:
+    """The same worker's table of the phase before says what was expected; a table that was changed is not read."""
+    found = handoff(run_dir)
+    assert [(t.table, t.unit, t.measured, t.smoke) for t in found.throughput] == [
+        (f"full/p{p}r0/training.csv", "samples/s", 100.0 + p, 0.0) for p in range(3)
+    ]
+    assert "| full/p0r0/training.csv | samples/s | - | - | 100.0 | - |" in found.text()
+    later = run_dir / "artifacts" / "later"
+    for party, rate in ((0, 80), (1, 50), (2, 50)):
+        folder = later / f"p{party}r0"
+        folder.mkdir(parents=True)
+        rows = "".join(f"{n},1,0.1,0,{rate if n else 1}\n" for n in range(10))  # the first is warm-up
+        (folder / "training.csv").write_text("step,loss,lr,toks_per_s,samples_per_s\n" + rows)
+        sent_by(folder)
+    add(run_dir, ev.PhaseStarted(phase="later", engine_run=f"{RUN}.later", steps=10, sid_job=""))
+    (later / "p2r0" / "training.csv").write_text("step,loss,lr,toks_per_s,samples_per_s\n1,1,0.1,0,9999\n")
+    text = handoff(run_dir).text()
+    assert "| later/p0r0/training.csv | samples/s | 100.0 | - | 80.0 | 80% |" in text
+    assert "| later/p1r0/training.csv | samples/s | 101.0 | - | 50.0 | 50% |" in text
+    assert "9,999" not in text
+    assert handoff(run_dir).to_json()["throughput"][0]["smoke"] == 100.0
+
+
+def test_tokens_are_held_against_the_gate_of_the_plan(run_dir: Path) -> None:
+    table(run_dir, "1,1,0.1,500\n2,1,0.1,700\n")
+    record = RunRecord.load(run_dir)
+    asked = replace(record.snapshot, profile={"gates": {"toks_per_s": 550.0}})
+    rows = list(throughput(Package(replace(record, snapshot=asked), lambda: START), "full"))
+    assert [(t.unit, t.measured, t.floor) for t in rows] == [("tokens/s", 600.0, 550.0)] * 3
+    assert rows[0].line() == "| full/p0r0/training.csv | tokens/s | - | 550.0 | 600.0 | - |"
 
 
 def test_a_checkpoint_is_committed_only_with_three_signatures_in_the_package(run_dir: Path) -> None:

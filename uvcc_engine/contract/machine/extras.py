@@ -20,6 +20,7 @@ EXTRAS: Final = {
     "sklearn": "test",
     "pyarrow": "data",
     "PIL": "data",
+    "lm_eval": "evaluation",
 }
 
 
