@@ -16,6 +16,8 @@ from uvcc_console.core.paths import JOURNAL
 
 PODS = feeder.PODS
 READY = b"Ledger"
+PROBE = "probe.json"
+"""What the console under test reports to, beside the journal."""
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def feed(run_dir: Path, rate: float, beats: float, seconds: float) -> subprocess
 @contextmanager
 def console(run_dir: Path) -> Iterator[tuple[Terminal, Path]]:
     """The console on that run, once its first picture is there; and the file it reports to."""
-    report = run_dir / "probe.json"
+    report = run_dir / PROBE
     args = python("-m", "uvcc_console.bench.console_probe", str(run_dir), str(report))
     with Terminal(args, {"UVCC_HOME": str(run_dir.parents[1])}) as terminal:
         terminal.wait_for(READY)

@@ -13,6 +13,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +21,14 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.text_windows import infer_text, text_dataset
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import gpt
 from uvcc_engine.model.shapes import MOST_SHARED
+from uvcc_engine.simulate.deployment import Place, needs
 from uvcc_engine.simulate.fitting import train
 from uvcc_engine.simulate.generation import generate
 from uvcc_engine.simulate.gpt_forecast import GptSize, foretell
@@ -55,6 +57,14 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--foretell", action="store_true", help="only what a step would cost, from small measured steps"
     )
     parser.add_argument("--vocabulary", type=int, help="letters of the model whose cost is foretold; else the text's")
+    place = parser.add_argument_group("with --foretell: where it would run; one device a worker")
+    for name, what in (("replicas", "data-parallel"), ("stages", "of the pipeline"), ("tensor", "ranks")):
+        place.add_argument(f"--{name}", type=int, default=1, metavar="N", help=what)
+    default = Place(Topology())
+    place.add_argument("--one-way", type=float, default=default.one_way_s, help="seconds between two domains")
+    place.add_argument("--link", type=float, default=default.link_bits, help="bits a second of a worker's link")
+    place.add_argument("--ring-macs", type=float, default=default.ring_macs, help="a device's multiplications a second")
+    place.add_argument("--dollars", type=float, default=default.dollars, help="of a device and hour")
     return parser.parse_args(argv)
 
 
@@ -108,13 +118,20 @@ def _foretold(args: argparse.Namespace) -> dict[str, Any]:
     size = GptSize(letters, args.positions, args.width, args.heads, args.blocks, args.batch)
     if min(vars(args)[name] for name in _SIZES) < 1 or letters < 2 or args.width % args.heads:
         raise ConfigError(f"{size} is no model", "give sizes of at least 1, and a width that the heads divide")
+    if args.one_way < 0 or min(args.link, args.ring_macs) <= 0 or args.dollars < 0:
+        raise ConfigError("a link or a device that does nothing", "give rates above 0, and a delay and a price from 0")
     found = foretell(size)
     told = {"weights": size.weights, "rounds": found.rounds, "bytes_per_party": found.bytes_per_party}
     told |= {"macs_in_clear": size.macs, "checked_against_measured": found.check}
+    place = Place(
+        Topology(args.replicas, args.stages, args.tensor), args.one_way, args.link, args.ring_macs, args.dollars
+    )
+    need = needs(found, place)
+    told |= {"devices": place.devices, "step_s": need.step_s} | asdict(need)
     return told | {"can_be_trained": max(size.vocabulary, size.positions) <= MOST_SHARED}
 
 
-_SIZES: Final = ("positions", "width", "heads", "blocks", "batch")
+_SIZES: Final = ("positions", "width", "heads", "blocks", "batch", "replicas", "stages", "tensor")
 
 
 def _write(folder: Path, private: Sequence[float], clear: Sequence[float]) -> None:

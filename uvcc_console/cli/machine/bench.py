@@ -1,4 +1,4 @@
-"""``uvcc bench console|demo|journal|package|ssh``: measure; a bar beside each figure, scaled to this machine."""
+"""``uvcc bench console|demo|journal|package|scale|ssh``: measure; a bar beside each figure, scaled to this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uvcc_console.cli import common
 def run(argv: Sequence[str]) -> int:
     """Print rows; exit 0 if they could be measured (a figure is never a verdict)."""
     parser = common.Parser("bench", "The console's own benchmarks.")
-    parser.add_argument("what", choices=["console", "demo", "journal", "package", "ssh"])
+    parser.add_argument("what", choices=["console", "demo", "journal", "package", "scale", "ssh"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--events", type=int, default=0, metavar="N", help="of the journal (journal: 10,000,000)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="of the run (package: 192)")
@@ -34,6 +34,10 @@ def run(argv: Sequence[str]) -> int:
         from uvcc_console.bench import packing
 
         found = packing.bench(args.runs, args.workers or packing.WORKERS)
+    elif args.what == "scale":
+        from uvcc_console.bench import scale
+
+        found = scale.bench(args.runs)
     elif args.what == "ssh":
         from uvcc_console.bench import ssh_links
 

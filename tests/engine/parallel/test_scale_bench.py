@@ -1,0 +1,52 @@
+"""The benchmark of growth counts what real steps and real fleets cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from uvcc_engine.bench import scale
+from uvcc_engine.bench.party.growth_step import measure
+from uvcc_engine.bench.scenarios.growth_axes import AXES, Axis, evidence_costs, fleet_costs
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+
+
+def test_a_wider_model_says_more_and_takes_no_more_rounds() -> None:
+    found = []
+    for width in (8, 64):
+        model = model_to_json(model_of_list([{"linear": width}, "relu", {"linear": 3}], 6, 3))
+        found.append(measure({"model": model, "steps": 2, "batch": 4, "reveal": ["loss"]}))
+    small, large = found
+    assert (small["parameters"], large["parameters"]) == (6 * 8 + 8 + 8 * 3 + 3, 6 * 64 + 64 + 64 * 3 + 3)
+    added = large["parameters"] - small["parameters"]
+    assert large["bytes"] - small["bytes"] > 3 * 8 * added  # the update's product and its truncation
+    assert large["rounds"] == small["rounds"] > 5
+    assert small["cpu"] > 0
+
+
+@pytest.mark.slow
+def test_two_ranks_leave_more_leaves_and_every_pod_tells_of_itself() -> None:
+    one, two = fleet_costs(Topology(1, 1, 1, 1), 8), fleet_costs(Topology(1, 1, 2, 1), 8)
+    assert one["bytes"] > 100_000
+    assert two["leaves"] > one["leaves"] > 50
+    assert two["events"] > one["events"] > 0
+
+
+def test_a_larger_fleet_leaves_its_auditor_more() -> None:
+    one, two = evidence_costs(Topology()), evidence_costs(Topology(2))
+    assert 1.5 < two["bundle"] / one["bundle"] < 2.5
+    assert two["verify"] > one["verify"] > 0
+
+
+def test_a_point_may_measure_its_own_cause() -> None:
+    axis = Axis("weights", (1, 2, 3), lambda n: {"weights": n * 100.0, "bytes": n**2 * 8.0}, {"bytes": 1.0})
+    row = scale.measured_rows(axis)[0]
+    assert (row.name, row.met) == ("weights_bytes", False)
+    assert scale.measured_rows(axis)[1].name == "weights_bytes@100"
+    assert {cost for one in AXES for cost in one.allowed} <= set(scale.UNITS)
+
+
+def test_an_axis_that_nobody_measures_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown axis 'width'"):
+        scale.main(["--axes", "width"])

@@ -1,0 +1,51 @@
+"""``bench scale``: which costs grow faster than their cause: parameters, batch, replicas, stages, tensor ranks.
+
+Every row is a power: 1 is a cost that doubles with its cause, 0 one that does not change. Its range is that between
+neighbouring points, its reference the power that is allowed, its bar a little more, for what noise adds. Rows named
+``...@N`` are the costs themselves at the cause N. Rounds, bytes, leaves and events do not depend on the machine;
+``cpu`` is processor time of one party, ``memory`` that of three parties in one process. What more workers cost the
+console is ``uvcc bench scale``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Final
+
+from uvcc_engine.bench.scenarios.growth_axes import AXES, Axis
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine.benchrows import Row, to_json, to_text
+from uvcc_engine.contract.machine.growth import Costs, growth_rows
+
+UNITS: Final = {
+    "bytes": "B",
+    "rounds": "rounds",
+    "cpu": "s",
+    "memory": "B",
+    "leaves": "leaves",
+    "events": "B",
+    "bundle": "B",
+    "verify": "s",
+}
+
+
+def measured_rows(axis: Axis, points: Sequence[int] = ()) -> list[Row]:
+    """The powers and the costs of one axis, at its own points or at others."""
+    found: list[tuple[float, Costs]] = axis.measured(points)
+    return growth_rows(axis.name, found, axis.allowed, UNITS)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark: four minutes on two quiet cores."""
+    names = [axis.name for axis in AXES]
+    parser = argparse.ArgumentParser(prog="uvcc-engine bench scale", description=__doc__)
+    parser.add_argument("--axes", default=",".join(names), help="comma-separated, of " + ", ".join(names))
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    asked = args.axes.split(",")
+    if unknown := sorted(set(asked) - set(names)):
+        raise ConfigError(f"unknown axis {unknown[0]!r}", f"one of: {', '.join(names)}")
+    rows = [row for axis in AXES if axis.name in asked for row in measured_rows(axis)]
+    print(to_json(rows) if args.json else to_text(rows))
+    return 0

@@ -1,0 +1,143 @@
+"""What ``bench scale`` measures: one cost after the other while one cause grows and all else stays.
+
+Of parameters and batch, three simulated parties say what a step costs each of them. Of replicas, stages and tensor
+ranks, fleets of real workers train with their transcripts, and every cost is that of all workers together: replicas
+bring their own rows, stages and tensor ranks share the same ones. Of replicas of eight workers a party, ``evidence`` is
+what an auditor has to read.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from uvcc_engine.bench.launch.fleet import Fleet, Forker
+from uvcc_engine.bench.launch.parties import said_by
+from uvcc_engine.bench.work.rehearsal import rehearse
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.machine.growth import Costs
+from uvcc_engine.contract.run_files import files
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import SENT, Leaf
+
+INPUTS: Final = 64
+CLASSES: Final = 10
+STEPS: Final = 3
+MIDDLE: Final = 1
+"""The step of a fleet that is counted: neither the first, which also meets, nor the last."""
+ROWS: Final = 16  # of a replica's step
+FLEET_MODEL: Final = "mlp4-digits"
+LIMIT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One cause: its ``points`` in rising order, how one is measured, and by which power each cost may grow with it.
+
+    A point may measure its own cause (``parameters``), which then stands among its costs under the axis's name.
+    """
+
+    name: str
+    points: Sequence[int]
+    measure: Callable[[int], Costs]
+    allowed: dict[str, float]
+
+    def measured(self, points: Sequence[int] = ()) -> list[tuple[float, Costs]]:
+        """Cause and costs of every point."""
+        found = [(float(point), self.measure(point)) for point in points or self.points]
+        return [(costs.pop(self.name, cause), costs) for cause, costs in found]
+
+
+def _step(width: int, batch: int) -> Costs:
+    layers: list[Any] = [{"linear": width}, "relu", {"linear": width}, "relu", {"linear": CLASSES}]
+    model = model_to_json(model_of_list(layers, INPUTS, CLASSES))
+    asked = {"model": model, "steps": STEPS, "batch": batch, "reveal": ["loss"]}
+    found: Costs = said_by("growth_step", asked, LIMIT_S, count=1)[0]
+    return found
+
+
+def fleet_costs(size: Topology, rows: int) -> Costs:
+    """What a step of ``rows`` rows a replica costs all workers of a fleet together. Raises UvccError if one fails."""
+    job = PrivateJob(model=FLEET_MODEL, steps=STEPS, batch=rows, test_rows=8 * size.replicas)
+    with _trained(job, size) as fleet:
+        return costs_of(fleet)
+
+
+@contextmanager
+def _trained(job: PrivateJob, size: Topology) -> Iterator[Fleet]:
+    with TemporaryDirectory() as folder:
+        forker = Forker(Path(folder))
+        try:
+            fleet = Fleet(Path(folder) / "fleet", forker, job, size)
+            fleet.launch()
+            if set(fleet.wait(LIMIT_S).values()) != {0}:
+                raise UvccError("a worker of the scale benchmark failed", fleet.logs()[-2000:])
+            yield fleet
+        finally:
+            forker.close()
+
+
+def costs_of(fleet: Fleet) -> Costs:
+    """Of all workers together: payload bytes between parties and transcript leaves of the step in the middle, and the
+    bytes of the whole run's events, shared out over its steps."""
+    sent = leaves = 0.0
+    for c in fleet.coords:
+        for file, block in leaf_file.blocks(fleet.dir(c) / leaf_file.folder_name(c) / leaf_file.LEAVES):
+            if block.epoch == MIDDLE:
+                found = [Leaf.unpack(record) for record in leaf_file.records(file, block)]
+                leaves += len(found)
+                sent += sum(leaf.size for leaf in found if leaf.direction == SENT and leaf.src != leaf.dst)
+    told = sum((home / files.EVENTS).stat().st_size for home in {fleet.dir(c) for c in fleet.coords})
+    return {"bytes": sent, "leaves": leaves, "events": told / fleet.job.steps}
+
+
+def evidence_costs(size: Topology) -> Costs:
+    """Of the evidence of a finished run: its bundle, and the processor time and the memory that verifying it takes."""
+    with TemporaryDirectory() as folder:
+        made = rehearse(Path(folder), topology=size, steps=STEPS)
+        told = subprocess.run(
+            [sys.executable, "-m", "uvcc_engine.bench.party.growth_verify", str(made.bundle)],
+            check=True,
+            capture_output=True,
+        )
+        found: Costs = json.loads(told.stdout)
+        return found | {"bundle": float(made.bundle.stat().st_size)}
+
+
+MERGED: Final = 0.3
+"""More rows are compared in narrower merges, which take more rounds, until the narrowest are reached: not a power, but
+a few steps (``docs/rounds.md``). Parameters do the same, over a longer way."""
+_OF_FLEET: Final = {"bytes": 1.0, "leaves": 1.0, "events": 1.0}
+AXES: Final = (
+    Axis(
+        "parameters",
+        (64, 256, 1024, 3072),  # widths: 9 thousand parameters to 10 million
+        lambda width: _step(width, 32),
+        {"bytes": 1.0, "rounds": 0.0, "cpu": 1.0, "memory": 1.0},
+    ),
+    Axis(
+        "batch",
+        (32, 128, 512, 2048),
+        lambda rows: _step(256, rows),
+        {"bytes": 1.0, "rounds": MERGED, "cpu": 1.0, "memory": 1.0},
+    ),
+    Axis("replicas", (1, 2, 4), lambda r: fleet_costs(Topology(r, 1, 1, 1), ROWS), _OF_FLEET),
+    Axis("stages", (1, 2, 4), lambda s: fleet_costs(Topology(1, s, 1, 4), ROWS), _OF_FLEET),
+    Axis("tensor", (1, 2, 4), lambda t: fleet_costs(Topology(1, 1, t, 1), ROWS), _OF_FLEET),
+    Axis(
+        "evidence",
+        (1, 2, 4, 8),
+        lambda r: evidence_costs(Topology(r, 4, 2)),
+        {"bundle": 1.0, "verify": 1.0, "memory": 1.0},
+    ),
+)
