@@ -7,10 +7,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.paged import PagedMapping
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_engine.contract.run_files.event_names import Area, area_of
 
 LOG_KEEP = 2000
+LARGE = 256
+"""Entries from which a mapping is kept in pages: where copying it costs more than copying a page and asking for it."""
 _OF_LINKS = (ev.LinkChanged, ev.FlightRead, ev.ForkDetected)
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,7 +40,15 @@ def put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
 
 
 def put_all(mapping: Mapping[K, V], new: dict[K, V]) -> Mapping[K, V]:
-    """The same with these entries new or replaced: by a proxy's own union, which copies without asking key by key."""
+    """The same with these entries new or replaced: by a proxy's own union, which copies without asking key by key.
+
+    From ``LARGE`` entries on it is kept in pages, so that one entry does not cost a copy of all.
+    """
+    if len(mapping) >= LARGE:
+        paged = mapping if isinstance(mapping, PagedMapping) else PagedMapping(mapping)
+        for key, value in new.items():
+            paged = paged.with_entry(key, value)
+        return paged
     proxy = mapping if isinstance(mapping, MappingProxyType) else MappingProxyType(dict(mapping))
     return MappingProxyType(proxy | new)
 
