@@ -20,6 +20,7 @@ from docs.make import (
     environment,
     events,
     figures,
+    growth,
     layers,
     lm_config,
     man,
@@ -36,6 +37,7 @@ DOCS: Final = Path(__file__).parents[1]
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "benchmarks.md": figures.page,
     "decisions.md": decisions.page,
+    "growth.md": growth.page,
     "reference/cli.md": commands.console,
     "reference/engine-cli.md": commands.engine,
     "reference/uvcc.1": man.console,

@@ -19,7 +19,7 @@ from typing import Any, Final
 from uvcc_engine.bench.launch.parties import said_by
 from uvcc_engine.bench.peers import mpc_peers
 from uvcc_engine.bench.timing import machine_rates
-from uvcc_engine.bench.work import mpc_links, mpc_proofs
+from uvcc_engine.bench.work import mpc_links, mpc_proofs, mpc_split
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
@@ -50,12 +50,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_parties(rows: Sequence[str], runs: int) -> list[dict[str, Any]]:
+def run_parties(rows: Sequence[str], runs: int, *, split: bool = False) -> list[dict[str, Any]]:
     """Start three party processes and return what each measured."""
     with tempfile.TemporaryDirectory() as folder:
         for p in range(3):
             Identity.create(Path(folder) / f"id{p}")
-        config = {"folder": folder, "addresses": _addresses(), "rows": list(rows), "runs": runs}
+        config = {"folder": folder, "addresses": _addresses(), "rows": list(rows), "runs": runs, "split": split}
         return said_by("mpc_party", config)
 
 
@@ -99,6 +99,7 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--json", action="store_true")
     made.add_argument("--against", default="", metavar="PEERS", help=f"other systems, of {', '.join(mpc_peers.PEERS)}")
     made.add_argument("--verify", action="store_true", help="the rows whose products can be proved, without and with")
+    made.add_argument("--split", action="store_true", help="what of each row depends on no data, and what is left")
     args = made.parse_args(argv)
     names = args.rows.split(",")
     unknown = sorted(set(names) - set(ROWS))
@@ -110,9 +111,9 @@ def main(argv: Sequence[str]) -> int:
     cores = available_cores()
     print(machine_rates.described(cores), file=sys.stderr)
     rates = machine_rates.measured(args.runs)
-    measured = run_parties(names, args.runs)
+    measured = run_parties(names, args.runs, split=args.split)
     ours = table(measured, rates, cores)
-    rows = machine_rates.rows(rates) + ours + mpc_proofs.table(measured)
+    rows = machine_rates.rows(rates) + ours + mpc_proofs.table(measured) + mpc_split.table(measured, names)
     for peer in peers:
         found, absent = peer.measured(names, args.runs)
         if absent:

@@ -19,6 +19,7 @@ from uvcc_engine.bench.peers import mpc_peers as peers
 from uvcc_engine.bench.timing import machine_rates as machine
 from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
+from uvcc_engine.bench.work import mpc_split
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_many
@@ -104,7 +105,7 @@ MACHINE = {f"fp64_{n}": [1e9, 3e9, 2e9] for n in (128, 512, 1024)} | {
 def prepare(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     measured = [{name: {"seconds": [1.0, 2.0, 9.0], "products": 8 * 10**9, "rounds": 2, "bytes": p}} for p in range(3)]
     measured[1][name]["seconds"] = [3.0, 1.0, 1.0]
-    monkeypatch.setattr(bench, "run_parties", lambda rows, runs: measured)
+    monkeypatch.setattr(bench, "run_parties", lambda rows, runs, split: measured)
     monkeypatch.setattr(bench.machine_rates, "measured", lambda runs: MACHINE)
     monkeypatch.setattr(bench, "available_cores", lambda: 2)
 
@@ -256,3 +257,27 @@ def test_a_proved_row_s_work_is_proved() -> None:
     for rounds, proved in LocalPlanes().run_three(body):
         assert rounds > 4
         assert proved == 2  # the product with its truncation, and the bits of the dealer's mask
+
+
+def test_the_split_counts_what_dealers_send_and_what_is_drawn() -> None:
+    """A truncated product in two rounds: the dealer's part is a known share of what is said."""
+
+    def body(rt: Runtime) -> dict[str, Any]:
+        rt.time_draws()
+        x = party_side.normal(rt.party, 500)
+        work = party_side.Work(lambda rt: rt.run(party_side.relu_only_protocol(rt, x)))
+        return {"relu": party_side.measure(rt, work, 1)}
+
+    found = LocalPlanes().run_three(body)
+    dealers = [party["relu"]["dealt"] for party in found]
+    assert sum(d > 0 for d in dealers) == 1, "one party deals"
+    assert 0 < max(dealers) < sum(party["relu"]["bytes"] for party in found)
+    rows = {(row.name, row.metric): row for row in mpc_split.table(found, ["relu"])}
+    whole = sum(party["relu"]["bytes"] for party in found) / 3
+    assert rows["relu_offline", "bytes_per_party"].value == pytest.approx(sum(dealers) / 3)
+    assert rows["relu_online", "bytes_per_party"].value == pytest.approx(whole - sum(dealers) / 3)
+    assert rows["relu_offline", "seconds"].value > 0
+
+
+def test_a_run_that_was_not_split_has_no_such_rows() -> None:
+    assert mpc_split.table([{"relu": {"cpu": [1.0], "bytes": 8}}] * 3, ["relu"]) == []

@@ -248,24 +248,27 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
     seconds: list[float] = []
     cpu: list[float] = []
     proof: list[float] = []
-    rounds = sent = proof_rounds = 0
+    drawing: list[float] = []
+    rounds = sent = dealt = proof_rounds = 0
     gc.collect()
     gc.freeze()  # as a worker's process does
     for k in range(runs + 1):  # the first one warms up
         rt.begin_epoch(rt.epoch + 1)
         barrier(rt)
-        before = (rt.rounds, rt.bytes_sent)
+        before = (rt.rounds, rt.bytes_sent, rt.dealt_bytes, rt.drawing_s)
         begun, busy = time.perf_counter(), time.process_time()
         work.run(rt)
         proof_s, proof_rounds = proofs.prove(rt)
         taken = time.perf_counter() - begun
         cpu.append(time.process_time() - busy)
-        rounds, sent = rt.rounds - before[0], rt.bytes_sent - before[1]
+        rounds, sent, dealt = rt.rounds - before[0], rt.bytes_sent - before[1], rt.dealt_bytes - before[2]
+        drawing.append(rt.drawing_s - before[3])
         if k:
             seconds.append(taken)
             proof.append(proof_s)
     figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[1:]}
-    return figures | {"peak": proofs.peak_bytes(), "proof": proof, "proof_rounds": proof_rounds}
+    split = {"drawing": drawing[1:], "dealt": dealt} if any(drawing) else {}
+    return figures | split | {"peak": proofs.peak_bytes(), "proof": proof, "proof_rounds": proof_rounds}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -299,6 +302,8 @@ def main(argv: Sequence[str]) -> int:
         rt = Runtime(party, used, keys, SID, attempt, few_rounds=delay > 0)
         rt.begin_epoch(1000 * attempt)  # tags must not repeat within the session
         proofs.open_ledger(rt, name)
+        if config.get("split"):
+            rt.time_draws()
         out[name] = measure(rt, works(party)[proofs.work_of(name)](), config["runs"])
     plane.close()
     print(json.dumps(out))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,8 @@ class Stream:
         self._at = (-1, -1, -1, 0)
         self._context: CipherContext | None = None
         self._gcm: AESGCM | None = None
+        self.timed = False
+        self.seconds = 0.0  # of processor time, while it is measured
 
     def draw(self, epoch: int, stream: int, op: int, piece: int, out: Tensor, room: Tensor | None = None) -> int:
         """Fill ``out`` (contiguous, any type) with fresh bytes from ``piece`` of operation ``op`` on; returns the next.
@@ -89,8 +92,12 @@ class Stream:
         if after > _PIECES:
             raise ProtocolError(f"operation {op} asks for more than {_PIECES} pieces of stream {self._name}")
         self._at = (epoch, stream, op, after)
-        if nbytes:
+        if nbytes and not self.timed:
             self._generate(struct.pack(">IHI", epoch, stream, op), piece, out, room)
+        elif nbytes:
+            begun = time.thread_time()
+            self._generate(struct.pack(">IHI", epoch, stream, op), piece, out, room)
+            self.seconds += time.thread_time() - begun
         return after
 
     def _generate(self, place: bytes, piece: int, out: Tensor, room: Tensor | None) -> None:

@@ -16,6 +16,7 @@ from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol, Round, RoundInb
 from uvcc_engine.mpc.foundation.staging import Staging, staging_for
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.plane.api import Plane, Tag
+from uvcc_engine.transcript.formats import kinds
 
 __all__ = ["MpcProtocol", "ProtocolProgress", "Round", "Runtime", "par"]
 
@@ -88,6 +89,7 @@ class Runtime:
         self.ledger: ClaimLedger | None = None  # where products, or all messages, are to be proved
         self.rounds = 0
         self.bytes_sent = 0
+        self.dealt_bytes = 0  # of them: a dealer's, which depend on no data
         self.messages = 0
 
     @property
@@ -122,6 +124,16 @@ class Runtime:
         draws = Draws(self._streams, self._epoch, self.stream, self._op, self.device)
         self._op += 1
         return draws
+
+    def time_draws(self) -> None:
+        """From now on measure the processor time of drawing random numbers; see :attr:`drawing_s`."""
+        for stream in self._streams.values():
+            stream.timed = True
+
+    @property
+    def drawing_s(self) -> float:
+        """Processor seconds of this thread that went into random numbers while they were measured."""
+        return sum(stream.seconds for stream in self._streams.values())
 
     def watch(self, z: Tensor, *, parties: int, shift: int) -> None:
         """Show a range watch, if there is one, this party's summand of what the next operation truncates."""
@@ -164,6 +176,8 @@ class Runtime:
             return waiting
         task.request = request
         for peer, kind, data in request.sends:
+            if kind == kinds.DEALER:
+                self.dealt_bytes += data.numel() * data.element_size()
             if self.ledger is not None:
                 self.ledger.check_message(kind, proved=request.proved, opening=request.opening)
             for message in self._outbox[peer].add(kind, data):
