@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.peer_protocol.peer_messages import FinalState
+from uvcc_engine.proofs.step_proof import ProvedStep
 from uvcc_engine.sharding.sharded_training import Learner
+from uvcc_engine.transcript.signed.statements import Verdict
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 from uvcc_engine.worker.consensus import StepConsensus
@@ -54,3 +56,8 @@ def _held_by(peer: int, said: FinalState) -> Mapping[int, str]:
     if set(said.digests) != {peer, (peer + 1) % PARTIES}:
         raise ProtocolError(f"P{peer} sent digests of other components than it holds", party=peer)
     return said.digests
+
+
+def verdict_of(proved: ProvedStep | None) -> Verdict | None:
+    """What a root statement says of a proof that held."""
+    return None if proved is None else Verdict(proved.claims, proved.digest, proved.coins)

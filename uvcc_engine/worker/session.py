@@ -22,7 +22,6 @@ from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Plane
-from uvcc_engine.proofs.step_proof import ProvedStep
 from uvcc_engine.sealing.release import box_name, seal_weights
 from uvcc_engine.sharding.sharded_training import Learner, ParallelTrainer, stream_of
 from uvcc_engine.transcript.exchange.agreement import ForkError
@@ -31,7 +30,6 @@ from uvcc_engine.transcript.exchange.own_history import check_history
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
-from uvcc_engine.transcript.signed.statements import Verdict
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
@@ -40,9 +38,10 @@ from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
 from uvcc_engine.worker.late_recorder import LateRecorder
-from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
+from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds, verdict_of
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.served_model import ServedModel
+from uvcc_engine.worker.validation_notes import ended_early, remember_validations, validations_so_far
 
 _TERMINATED: Final = "sigterm"
 COUNT_EVERY_S: Final = 10.0  # what the plane counted is told at least so often while steps are made
@@ -151,7 +150,7 @@ class WorkerSession:
             self._migrate(job.start)
         self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
         self._writer.heartbeat(self.step, self.PHASE, "start")
-        while self.step < job.steps and not self._ended:
+        while self.step < job.steps and not ended_early(self._trainer):
             if self._before_step().vote == HALT:
                 return self._halt(self._halting, taken=self._taken_at == self.step)
             decision = self._train_step(self.step)
@@ -165,11 +164,6 @@ class WorkerSession:
             if decision.vote == HALT:
                 return self._halt(decision, taken=due)
         return self._finish()
-
-    @property
-    def _ended(self) -> bool:
-        """Whether what was revealed of validation ends the training here."""
-        return isinstance(self._trainer, PrivateTrainer) and self._trainer.validations.ended
 
     def _before_step(self) -> Vote:
         """What is waited for before a step; a vote to halt ends the run there."""
@@ -255,8 +249,7 @@ class WorkerSession:
         tensors, part, manifest = self._checkpoints.load(step)
         self._trainer.load_state(tensors)
         self._loss = part.extra.get("loss")
-        if isinstance(self._trainer, PrivateTrainer):
-            self._trainer.validations.restore(part.extra.get("validations", ()))
+        remember_validations(self._trainer, part.extra)
         if part.extra.get("scheduled"):
             self._proof.checkpoint(step, part.files[state_name(self._spec.rank)]["sha256"])
         self._writer.event("resumed", step=step, checkpoint=manifest.sha256)
@@ -325,7 +318,7 @@ class WorkerSession:
         decision = self._settle_votes(epoch, mine)
         revealed = {} if result.loss is None else {"loss": result.loss}
         revealed |= result.validated
-        self._finished(self._proof.finish(epoch, revealed, _verdict(result.proved)))
+        self._finished(self._proof.finish(epoch, revealed, verdict_of(result.proved)))
         rate = self._rows() / (time.monotonic() - began)
         if result.loss is not None:
             self._loss = result.loss
@@ -394,9 +387,7 @@ class WorkerSession:
     def _take(self, *, scheduled: bool) -> str:
         root = self._proof.last_root
         self._taken_at = self.step
-        extra: dict[str, Any] = {"loss": self._loss, "scheduled": scheduled}
-        if isinstance(self._trainer, PrivateTrainer) and self._trainer.validations.entries:
-            extra["validations"] = [list(entry) for entry in self._trainer.validations.entries]
+        extra = {"loss": self._loss, "scheduled": scheduled} | validations_so_far(self._trainer)
         return self._checkpoints.take(self.step, self._trainer.state(), root.root.hex() if root else "", extra)
 
     # -- the result --------------------------------------------------------------------------------------------------
@@ -422,7 +413,7 @@ class WorkerSession:
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
         proved = self._trainer.proved_metrics if isinstance(self._trainer, PrivateTrainer) and job.proves else None
         whole = self._ranks.whole_state(digests_of_all)
-        self._finished(self._proof.outcome(values, whole, _verdict(proved), self.step))
+        self._finished(self._proof.outcome(values, whole, verdict_of(proved), self.step))
         self._settle_roots()
         result = self._proof.result()
         mine_at_end = {p: self._proof.closing(p) for p in self._table.peers}
@@ -455,8 +446,3 @@ class WorkerSession:
         self._writer.heartbeat(self.step, "done", "done")
         sha = newest.sha256 if newest is not None and newest.step == self.step else ""
         return RunOutcome("done", self.step, sha)
-
-
-def _verdict(proved: ProvedStep | None) -> Verdict | None:
-    """What a root statement says of a proof that held."""
-    return None if proved is None else Verdict(proved.claims, proved.digest, proved.coins)

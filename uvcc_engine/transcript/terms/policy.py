@@ -10,14 +10,13 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
-from uvcc_engine.contract.job.early_stop import steps_done
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.private_job import DEFAULTS, VALIDATIONS
 from uvcc_engine.contract.job.proof_mode import OFF, check_mode
@@ -299,23 +298,13 @@ class Policy:
         return self.verify != OFF
 
     def step_values(self, epoch: int) -> tuple[str, ...]:
-        """What every worker states in its root statement of this epoch: the values that the step reveals to all.
-
-        The loss of every ``loss_every``-th training step and of the job's last; the numbers of validation after every
-        ``val_every`` steps and after the last.
-        """
-        step, last = self.first_step + epoch, self.steps - 1
-        if step > last:
-            return ()
+        """What every worker states in its root statement of this epoch: the loss of every ``loss_every``-th step,
+        validation after ``val_every`` steps, both of the job's last step, where they are revealed to all."""
+        step, last, listed = self.first_step + epoch, self.steps - 1, self.job.get("reveal", DEFAULTS.reveal)
         every, validated = self.job.get("loss_every", DEFAULTS.loss_every), self.job.get("val_every", 0)
         due = ["loss"] if step % every == 0 or step == last else []
         due += VALIDATIONS if step == last or (validated and (step + 1) % validated == 0) else []
-        return tuple(name for name in due if self.reveals(name) and name in self.job.get("reveal", DEFAULTS.reveal))
-
-    def steps_done(self, values: Iterable[Mapping[str, float]]) -> int:
-        """The steps after which a run ended whose epochs revealed these values: all, unless the job's ``patience`` did
-        not last."""
-        return steps_done(self.job, self.first_step, values)
+        return tuple(name for name in due if step <= last and self.reveals(name) and name in listed)
 
     @property
     def seeded(self) -> tuple[int, ...]:
