@@ -26,7 +26,10 @@ FILES: Final = frozenset(
     | {files.CHECKPOINTS, files.exit_name(0)}
 )
 """Names in a run directory. ``result.json`` is a file of every bundle as well (``transcript.leaves.leaf_file``)."""
-KEYS: Final = {"uvcc_console/report/handoff.py": {files.CHECKPOINTS}}  # a heading of a document, not a folder
+KEYS: Final = {  # headings of a document and of a panel, not a folder
+    "uvcc_console/report/handoff.py": {files.CHECKPOINTS},
+    "uvcc_console/ui/panels/rollout.py": {files.CHECKPOINTS},
+}
 
 
 def _name(path: Path) -> str:
