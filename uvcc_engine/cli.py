@@ -34,6 +34,7 @@ COMMANDS: Final = {
         "uvcc_engine.simulate.private_gpt",
         "a private GPT by three simulated parties, beside its clear twin, and a text from it",
     ),
+    "base": ("uvcc_engine.simulate.public_base", "train a public base in clear, for private jobs around it"),
     "audit": ("uvcc_engine.owner.audit", "the data owner's: replay a run from its seeds, name who strayed"),
     "form": (
         "uvcc_engine.owner.program_form",

@@ -72,7 +72,10 @@ EXAMPLES: Final[dict[str, Example]] = {
     "concat": _table({"concat": [[], [{"linear": 4}, "relu"]]}),
 }
 """By word; every word of a list has one."""
+AROUND_A_BASE: Final = ("adapted", "public", "started")
+"""Types that no word asks for: a job around a public base is made of them."""
 _ABOUT: Final[dict[str, str]] = {
+    "adapted": "a public dense layer with a secret adapter of low rank (`job.adapters`)",
     "attention": "multi-head and grouped, causal or open, rotary",
     "batch-norm": "statistics of the batch while it trains",
     "branches": "added, multiplied or side by side",
@@ -82,6 +85,8 @@ _ABOUT: Final[dict[str, str]] = {
     "places": "a learned vector for every line",
     "pool": "windows that do not overlap",
     "prefix": "learned lines before the others: a class token",
+    "public": "a layer whose weight is a public tensor of `job.base`",
+    "started": "a layer that starts from a tensor of `job.base` and is trained",
     "rearrange": "reshape, transpose, slice, windows: no message",
     "reduce": "mean or maximum of a line",
     "residual": "x + layers(x)",

@@ -5,8 +5,10 @@ The console never sees a row: it learns how many features, classes and test rows
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -42,16 +44,21 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     job = profile.job
     if isinstance(job, PrivateJobSettings) and job.task == "train" and job.data:
         owner_files.named_schema(Path(job.data).expanduser(), Path(job.data_schema) if job.data_schema else None)
-    if not isinstance(job, PrivateJobSettings) or not (job.data_schema or job.epochs or _left_open(job.model)):
+    if not isinstance(job, PrivateJobSettings) or not (
+        job.data_schema or job.epochs or job.base or _left_open(job.model)
+    ):
         return profile, None
+    if job.base and job.task != "train":
+        return _with_base_hash(profile, job), None
     asked = job.model if isinstance(job.model, str) else json.dumps(job.model)
     command = ["plan", "--model", asked]
     for flag, path in (("--data", job.data), ("--schema", job.data_schema), ("--labels", job.labels)):
         command += [flag, str(Path(path).expanduser())] if path else []
+    command += _of_base(job)
     found = json.loads(owners_program(command))
     for note in found.get("notes", []):
-        tell(f"{job.model}: {note}")
-    changes: dict[str, Any] = {"model": found["model"]}
+        tell(f"{job.base or job.model}: {note}")
+    changes: dict[str, Any] = {"model": found["model"], "base_sha256": found.get("base", "")}
     if "rows" in found:
         held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
         changes |= held | _of_target(job, found["objective"], tell)
@@ -62,6 +69,50 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
         if not job.val_every and changes.get("val_rows", job.val_rows):
             changes["val_every"] = -(-rows // batch)
     return profile.model_copy(update={"job": job.model_copy(update=changes)}), found.get("pin")
+
+
+def _of_base(job: PrivateJobSettings) -> list[str]:
+    """What the owner's program is told of a public base."""
+    if not job.base:
+        return []
+    asked = json.dumps(job.adapters.model_dump(mode="json"))
+    return ["--base", _path(job.base), "--base-sha256", job.base_sha256, "--adapters", asked]
+
+
+def _path(said: str) -> str:
+    return str(Path(said).expanduser())
+
+
+def _with_base_hash(profile: Profile, job: PrivateJobSettings) -> Profile:
+    """A profile that answers queries with a base: its model names the tensors, and the file is held to its hash."""
+    digest = _digest(Path(job.base).expanduser())
+    if job.base_sha256 not in ("", digest):
+        raise ConfigError(
+            f"{job.base} has the hash {digest}, job.base_sha256 is {job.base_sha256}", "give its own file"
+        )
+    return profile.model_copy(update={"job": job.model_copy(update={"base_sha256": digest})})
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as e:
+        raise UvccError(f"cannot read the public base {path}: {e.strerror}", "name it in job.base") from e
+
+
+def keep_base(run_dir: Path, profile: Profile) -> None:
+    """Copy the public base to the run's folder, from where pods get it. Raises UvccError if it changed meanwhile."""
+    job = profile.job
+    if not isinstance(job, PrivateJobSettings) or not job.base:
+        return
+    kept = run_dir / owner_files.BASE
+    try:
+        shutil.copyfile(Path(job.base).expanduser(), kept)
+    except OSError as e:
+        raise UvccError(f"cannot copy {job.base} to {kept}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
+    if _digest(kept) != job.base_sha256:
+        raise UvccError(f"{job.base} changed while the run was planned", "start the run again")
 
 
 def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], None]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from uvcc_engine.transcript.terms.operation import Operation
 SIGTERM = "sigterm"  # job.halt of a command that never looks at a control file
 # keys of a private job that name the owner's files here; all others go into the policy
 OWNERS_FILES = ("data", "data_schema", "labels", "weights")
+_OF_BASE = ("base", "base_sha256", "adapters")
 # stages that train: they go on from a checkpoint
 RESUMABLE = frozenset({"drill", SMOKE, FULL})
 # stages that hold what was trained to account, and the one whose training that was; the pods have the only evidence
@@ -151,7 +152,8 @@ def engine_job(
 ) -> dict[str, Any]:
     """The job as the worker reads it, with the phase's number of steps, for pods of that provider."""
     if isinstance(job, PrivateJobSettings):
-        found = job.model_dump(mode="json", exclude={*OWNERS_FILES, "epochs"}) | {"steps": steps}
+        found = job.model_dump(mode="json", exclude={*OWNERS_FILES, *_OF_BASE, "epochs"}) | {"steps": steps}
+        found["base"] = job.base_sha256
         if job.rounds == "auto":
             found["rounds"] = "sparing" if kind_of(provider).here else "few"
         return where_it_says_something(found)

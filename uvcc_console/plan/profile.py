@@ -29,6 +29,7 @@ _PATHS = (
     ("job", "schema"),
     ("job", "labels"),
     ("job", "weights"),
+    ("job", "base"),
     ("nats", "token_file"),
     ("nats", "ca_file"),
 )

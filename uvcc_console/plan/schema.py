@@ -77,6 +77,15 @@ def _bounded(name: str) -> Any:
     return Field(default=getattr(DEFAULTS, name), **_limits(name))
 
 
+class AdapterSettings(Strict):
+    """What of a public base is trained in secret; see the engine's ``Adapters``."""
+
+    rank: int = Field(default=4, ge=0, le=256)
+    scale: float = Field(default=1.0, gt=0, le=64)
+    layers: list[str] = []
+    head: Literal["train", "adapter", "new", "public"] = "train"
+
+
 class PrivateJobSettings(Strict):
     """Learning or inference on secret shares, three parties. ``data``, ``labels``, ``weights``: the owner's files.
 
@@ -85,6 +94,8 @@ class PrivateJobSettings(Strict):
     ``epochs``: so many passes over the training rows instead of ``steps``; ``val_every`` is one of them then, if it
     is not given.
     ``rounds``: ``auto`` is ``sparing`` for local pods, which share this machine, and ``few`` for all others.
+    ``base``: a file of public weights that the model is made around, ``adapters`` says of what; the policy names it by
+    its hash, which ``base_sha256`` may fix beforehand.
     ``clients``, ``idle``: of task ``serve``, who may ask and how long it waits for them.
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
     """
@@ -126,6 +137,9 @@ class PrivateJobSettings(Strict):
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""
     weights: str = ""
+    base: str = ""
+    base_sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    adapters: AdapterSettings = AdapterSettings()
     clients: list[str] = []
     idle: Seconds = DEFAULTS.idle
 
@@ -142,6 +156,8 @@ class PrivateJobSettings(Strict):
             raise ValueError(f"{e.what}: {e.hint}") from e
         if self.task == "serve" and (not self.weights or self.data or self.labels):
             raise ValueError("task serve takes the owner's job.weights and no job.data: its clients ask")
+        if self.adapters != AdapterSettings() and not self.base:
+            raise ValueError("job.adapters belong to a public base: name its file in job.base")
         if self.data_schema not in ("", owner_files.NO_SCHEMA) and (
             self.task != "train" or not self.data or self.labels
         ):

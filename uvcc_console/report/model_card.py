@@ -21,6 +21,7 @@ _FILES: Final = {
     owner_files.TENSORS: "the weights, opened for the owner: `weight.N`, inputs (and a last row of biases) by outputs",
     owner_files.WEIGHTS: "the same, for `uvcc owner predict` and for jobs of task infer",
     owner_files.MODEL: "the model's graph: layers and sizes, as the policy binds them",
+    owner_files.ADAPTERS: "what was trained in secret beside the public base; merged with it, it is the model here",
     owner_files.PREPROCESSING: "the schema with the statistics of the training rows: keep it as you keep the data",
 }
 

@@ -173,7 +173,7 @@ def create_run(
     """
     from uvcc_console.fleet.provider_kinds import runs_here, sections
     from uvcc_console.plan import code_tree
-    from uvcc_console.plan.owndata import keep_pin, settle
+    from uvcc_console.plan.owndata import keep_base, keep_pin, settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
     from uvcc_console.plan.schema import CommandJobSettings
@@ -191,6 +191,7 @@ def create_run(
     folder = claim_folder(name or short)
     run = folder.name
     keep_pin(folder, pin)
+    keep_base(folder, profile)
     if code is not None:
         code_tree.keep(code, folder)
     plan = make_plan(run, short, profile, seed)

@@ -26,6 +26,24 @@ def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
     return rt.kernels.right_factor(partners(role, y), x.shape[0])(terms(role, x))
 
 
+def public_product(rt: Runtime, x: Share, factor: Tensor, added: Tensor | None = None) -> Tensor:
+    """This party's additive term of ``x @ factor + added`` for public ring elements at scale ``x.f``. Local.
+
+    One local product, where a secure one takes five of three parties; it may be added to terms of :func:`product` for
+    any dealer. ``x``: [m, k]; ``factor``: [k, n]; ``added``: spread to [m, n].
+    """
+    return _with_public(rt, x, rt.kernels.right_factor([factor], x.shape[0])([x.first]), added)
+
+
+def public_scaling(rt: Runtime, x: Share, factor: Tensor, added: Tensor | None = None) -> Tensor:
+    """The same element by element: ``x * factor + added``, shapes spread. Local."""
+    return _with_public(rt, x, x.first * factor, added)
+
+
+def _with_public(rt: Runtime, x: Share, term: Tensor, added: Tensor | None) -> Tensor:
+    return term if added is None or rt.party != 0 else term + (added << x.f)
+
+
 def settle_protocol(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: float = 1.0) -> MpcProtocol[Share]:
     """``scale * z / 2^shift`` from additive terms ``z`` at scale ``f + shift``, re-randomised and truncated.
 

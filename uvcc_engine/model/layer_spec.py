@@ -45,6 +45,25 @@ class WeightedSpec(LayerSpec, ABC):
         """(rows, columns) of the weight, as checkpoints, owners and parties name and share it."""
 
 
+class PublicSpec(LayerSpec, ABC):
+    """The spec of a layer that computes with a public tensor of the job's base, called ``tensor`` in its file."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def public_tensor(self) -> tuple[str, tuple[int, int]]:
+        """Name and (rows, columns) of the public tensor."""
+
+
+def public_specs(layers: Sequence[LayerSpec]) -> list[PublicSpec]:
+    """The specs that compute with a public tensor, those inside of blocks in their place."""
+    found: list[PublicSpec] = []
+    for spec in layers:
+        found += [spec] if isinstance(spec, PublicSpec) else public_specs(spec.inner)
+    return found
+
+
 def weighted_specs(layers: Sequence[LayerSpec]) -> list[WeightedSpec]:
     """The specs that have a weight, in the order of the weights' numbers; those inside of blocks in their place."""
     found: list[WeightedSpec] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from uvcc_engine.contract.errors import ConfigError
@@ -12,6 +12,7 @@ from uvcc_engine.model.registry import SecretContext, type_of
 from uvcc_engine.model.secret_layer import FusedActivation, Layer, LayerBlock, ProductLayer
 
 if TYPE_CHECKING:
+    from uvcc_engine.data.sets import Floats
     from uvcc_engine.model.losses import Powers
     from uvcc_engine.model.model_spec import ModelSpec
     from uvcc_engine.model.secret_layer import Then, Update
@@ -38,12 +39,13 @@ def build(model: ModelSpec, weights: Sequence[Share]) -> list[Layer]:
             f"weights of shapes {[tuple(w.shape) for w in weights]} do not fit {model.name}", "use its own checkpoint"
         )
     left = iter(weights)
-    return [_layer(spec, left) for spec in model.layers]
+    return [_layer(spec, left, model.public) for spec in model.layers]
 
 
-def _layer(spec: LayerSpec, weights: Iterator[Share]) -> Layer:
+def _layer(spec: LayerSpec, weights: Iterator[Share], public: Mapping[str, Floats]) -> Layer:
     own = next(weights) if isinstance(spec, WeightedSpec) else None
-    return type_of(spec).secret(spec, SecretContext(own, [_layer(inner, weights) for inner in spec.inner]))
+    inner = [_layer(one, weights, public) for one in spec.inner]
+    return type_of(spec).secret(spec, SecretContext(own, inner, public))
 
 
 def flat(layers: Sequence[Layer]) -> Iterator[Layer]:

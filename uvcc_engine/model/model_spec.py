@@ -6,13 +6,14 @@ public constant is free, and after the first update the weights are secret.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
-from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
+from uvcc_engine.model.layer_spec import LayerSpec, PublicSpec, WeightedSpec, public_specs, weighted_specs
 from uvcc_engine.model.registry import InitialContext, type_of
 
 
@@ -20,7 +21,9 @@ from uvcc_engine.model.registry import InitialContext, type_of
 class ModelSpec:
     """A named stack of layers that ends in one logit per class, at each of ``positions`` positions of a row.
 
-    ``frac_bits``: the least number of fractional bits that the model trains with.
+    ``frac_bits``: the least number of fractional bits that the model trains with. ``public``: the tensors of the job's
+    base that its layers compute with, by name; empty until the base was read (``base_model.attached``). ``base``: the
+    SHA-256 of its file then.
     """
 
     name: str
@@ -29,6 +32,13 @@ class ModelSpec:
     classes: int
     positions: int = 1
     frac_bits: int = 8
+    public: Mapping[str, Floats] = field(default_factory=dict, compare=False, repr=False)
+    base: str = field(default="", compare=False)
+
+    @property
+    def public_layers(self) -> tuple[PublicSpec, ...]:
+        """The layers that compute with a public tensor, in order."""
+        return tuple(public_specs(self.layers))
 
     @property
     def weights(self) -> tuple[WeightedSpec, ...]:
@@ -63,7 +73,7 @@ def initial_weights(model: ModelSpec, seed: int, frac_bits: int) -> list[Floats]
     """Public initial weights on the grid of 2^-frac_bits: per weighted layer an array of its ``weight_shape``."""
     weighted = model.weights
     return [
-        np.rint(_initial(spec, InitialContext(seed, index, index == len(weighted) - 1)) * 2.0**frac_bits)
+        np.rint(_initial(spec, InitialContext(seed, index, index == len(weighted) - 1, model.public)) * 2.0**frac_bits)
         / 2.0**frac_bits
         for index, spec in enumerate(weighted)
     ]

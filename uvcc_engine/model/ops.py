@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch as torch
 
     from uvcc_engine.model.additive import product as product
+    from uvcc_engine.model.additive import public_product as public_product
+    from uvcc_engine.model.additive import public_scaling as public_scaling
     from uvcc_engine.model.additive import settle_protocol as settle_protocol
     from uvcc_engine.model.functions import to_exp_scale_protocol as to_exp_scale_protocol
     from uvcc_engine.model.losses import powers_protocol as powers_protocol
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.foundation.runtime import par as par
     from uvcc_engine.mpc.foundation.share import Share as Share
     from uvcc_engine.mpc.foundation.share import cat as cat
+    from uvcc_engine.mpc.foundation.share import encode as encode
     from uvcc_engine.mpc.functions.activations import gelu_protocol as gelu_protocol
     from uvcc_engine.mpc.functions.activations import sigmoid_protocol as sigmoid_protocol
     from uvcc_engine.mpc.functions.nonlinear import softmax_protocol as softmax_protocol
@@ -55,7 +58,7 @@ _ARITHMETIC: Final = (
     "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
 )
 _NAMES: Final = {
-    "model.additive": "product settle_protocol",
+    "model.additive": "product public_product public_scaling settle_protocol",
     "model.functions": "to_exp_scale_protocol",
     "model.losses": "powers_protocol product_powers_protocol",
     "mpc.functions.activations": "gelu_protocol sigmoid_protocol",
@@ -67,7 +70,7 @@ _NAMES: Final = {
     "mpc.foundation.roles": "roles",
     "mpc.foundation.runtime": "par",
     "mpc.comparisons.selection": "matmul_relu_protocol relu_protocol",
-    "mpc.foundation.share": "Share cat",
+    "mpc.foundation.share": "Share cat encode",
     "mpc.functions.softmax": "powers_fit",
 }
 _HOMES: Final = {name: f"uvcc_engine.{home}" for home, names in _NAMES.items() for name in names.split()}

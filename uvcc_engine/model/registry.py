@@ -26,8 +26,8 @@ Models are made of specs (``ModelSpec``), given a name with ``specs.register_mod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -65,12 +65,13 @@ S = TypeVar("S", bound=LayerSpec)
 
 @dataclass(frozen=True, slots=True)
 class InitialContext:
-    """What public initial weights may depend on: the job's ``seed``, the weight's number ``index`` in the model, and
-    whether it is the ``last`` one."""
+    """What public initial weights may depend on: the job's ``seed``, the weight's number ``index`` in the model,
+    whether it is the ``last`` one, and the ``public`` tensors of the job's base by name."""
 
     seed: int
     index: int
     last: bool
+    public: Mapping[str, Floats] = field(default_factory=dict)
 
     def uniform(self, rows: int, columns: int, bound: float) -> Floats:
         """(rows, columns) of public numbers, uniform in [-bound, bound), another for every seed and index."""
@@ -89,10 +90,12 @@ class InitialContext:
 
 @dataclass(frozen=True, slots=True)
 class SecretContext:
-    """What a secret layer is built around: the party's share of its weight, and the layers of a block."""
+    """What a secret layer is built around: the party's share of its weight, the layers of a block, and the ``public``
+    tensors of the job's base by name."""
 
     own: Share | None
     inner: list[Layer]
+    public: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def weight(self) -> Share:
@@ -104,12 +107,13 @@ class SecretContext:
 @dataclass(frozen=True, slots=True)
 class PlaintextContext:
     """What a plaintext twin computes with: its weight, whether it is ``training``, and ``inner``, a block's layers one
-    after the other; ``parts``: each of them alone."""
+    after the other; ``parts``: each of them alone; ``public``: the tensors of the job's base by name."""
 
     own: Tensor | None
     training: bool
     inner: Callable[[Tensor], Tensor]
     parts: tuple[Callable[[Tensor], Tensor], ...] = ()
+    public: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def weight(self) -> Tensor:

@@ -22,7 +22,9 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean_block
+from uvcc_engine.model.definition.base_model import attached, read_base
 from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.foundation.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -118,13 +120,22 @@ class ReplayKeys(Protocol):
         """Which attempt of the session it is."""
 
 
-def replay(policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, bytes]) -> Iterator[list[list[bytes]]]:
+def replay(
+    policy: Policy, seeds: Mapping[int, Seeds], sealed: Mapping[int, bytes], base: Path | None = None
+) -> Iterator[list[list[bytes]]]:
     """Every epoch's transcript records by party, in the order of the program; the last epoch opens the result.
+
+    ``base``: the file of the public base, where the job names one.
 
     Raises ConfigError for a job that this replay does not know, VerificationError for inputs that are not the policy's.
     """
     check_replays(policy)
-    return program(policy, seeds, {p: s.inputs(sealed[p], policy) for p, s in seeds.items()})
+    job, model = PrivateJob.from_json(policy.job), None
+    if job.base:
+        if base is None:
+            raise ConfigError(f"the job computes with the public base {job.base[:12]}", "name its file with --base")
+        model = attached(fit_model(job), read_base(base, job.base))
+    return program(policy, seeds, {p: s.inputs(sealed[p], policy) for p, s in seeds.items()}, model)
 
 
 def check_replays(policy: Policy) -> None:
@@ -138,14 +149,19 @@ def check_replays(policy: Policy) -> None:
 
 
 def program(
-    policy: Policy, keys: Mapping[int, ReplayKeys], inputs: Mapping[int, PartyInputs], steps: int | None = None
+    policy: Policy,
+    keys: Mapping[int, ReplayKeys],
+    inputs: Mapping[int, PartyInputs],
+    steps: int | None = None,
+    model: ModelSpec | None = None,
 ) -> Iterator[list[list[bytes]]]:
     """The records that a job's program makes of these inputs with these keys, epoch by epoch: see :func:`replay`.
 
-    ``steps``: after so many the run ended; by default where the values say that come out here.
+    ``steps``: after so many the run ended; by default where the values say that come out here. ``model``: the job's,
+    where it computes with a public base.
     """
     job = PrivateJob.from_json(policy.job)
-    model = fit_model(job)
+    model = fit_model(job) if model is None else model
     local = LocalPlanes()
     local.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
     notes = []
@@ -220,11 +236,14 @@ def judge(epoch: int, program: Sequence[Sequence[bytes]], found: Sequence[tuple[
     return None
 
 
-def audit(root: Path, owner: Identity, sealed: Path, policy_file: Path | None = None) -> Audit:
+def audit(
+    root: Path, owner: Identity, sealed: Path, policy_file: Path | None = None, base: Path | None = None
+) -> Audit:
     """Replay the run whose transcripts and seeds lie anywhere below ``root``.
 
-    ``sealed``: the folder into which the owner shared its inputs. Raises UnreadableError for what is missing,
-    VerificationError if the parties' seeds contradict each other, ConfigError for a job that cannot be replayed.
+    ``sealed``: the folder into which the owner shared its inputs; ``base``: the job's public base. Raises
+    UnreadableError for what is missing, VerificationError if the parties' seeds contradict each other, ConfigError for
+    a job that cannot be replayed.
     """
     policy = Policy.load(policy_file or root / POLICY_FILE)
     size = policy.topology
@@ -247,7 +266,7 @@ def audit(root: Path, owner: Identity, sealed: Path, policy_file: Path | None = 
     seeds = {c.party: found for c, found in disclosed.items()}
     boxes = {p: _only(sealed, sealed_name(p)) for p in range(PARTIES)}
     epochs = messages = 0
-    for epoch, program in enumerate(replay(policy, seeds, boxes)):
+    for epoch, program in enumerate(replay(policy, seeds, boxes, base)):
         found = [recorded(folders[c], epoch) for c in coords]
         if not any(records for records, _ in found):
             break  # the run ended before
@@ -328,10 +347,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair")
     parser.add_argument("--sealed", type=Path, required=True, help="folder with the sealed inputs (sealed-p0.bin, ...)")
     parser.add_argument("--policy", type=Path, help="the policy (default: policy.json in RUN)")
+    parser.add_argument("--base", type=Path, help="the file of the job's public base, if it has one")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     try:
-        found = audit(args.run, Identity.load(args.owner), args.sealed, args.policy)
+        found = audit(args.run, Identity.load(args.owner), args.sealed, args.policy, args.base)
     except UvccError as error:
         print(f"uvcc-engine audit: {error}", file=sys.stderr)
         return 2

@@ -26,6 +26,8 @@ from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import check_joint, load_schema, schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
+from uvcc_engine.model.definition.base_model import attached, merged, read_base
+from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
@@ -238,7 +240,8 @@ def whole_weights(slices: Mapping[tuple[int, int], Mapping[str, Floats]], model:
 def open_results(args: argparse.Namespace) -> dict[str, Any]:
     """Open the three parties' sealed results anywhere below a folder; write them (0600).
 
-    ``weights.npz`` and ``model.safetensors`` by name, or ``predictions.npz`` with one label per query.
+    ``weights.npz`` and ``model.safetensors`` by name (with a ``base`` those of the merged model, and what was trained
+    as ``adapters.safetensors``), or ``predictions.npz`` with one label per query.
     """
     owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
     slices: dict[tuple[int, int], dict[str, Floats]] = {}
@@ -248,6 +251,8 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
     weights = whole_weights(slices, args.model)
     args.out.mkdir(parents=True, exist_ok=True)
     names = _put_statistics(weights, args.out)
+    if args.base is not None and PREDICTION not in weights:
+        weights = _merged(weights, args, names)
     answers = weights.get(PREDICTION)
     name = owner_files.WEIGHTS if answers is None else "predictions.npz"
     content = io.BytesIO()
@@ -259,6 +264,25 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
         whole = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
         files.write_atomic(args.out / TENSORS, save(whole, {"format": "uvcc"}), mode=0o600)
     return {"files": names, "shapes": {name: list(w.shape) for name, w in weights.items()}}
+
+
+def _merged(trained: dict[str, Floats], args: argparse.Namespace, names: list[str]) -> dict[str, Floats]:
+    """The weights of an ordinary model that computes what the base and what was trained beside it do.
+
+    What was trained is written as it is, and the ordinary model's graph; ``names`` gets their names.
+    """
+    if args.model is None:
+        raise ConfigError("a public base, and no model that names its tensors", "name the job's model with --model")
+    model = attached(find_model(args.model), read_base(args.base, args.base_sha256))
+    if {n: w.shape for n, w in trained.items()} != {f"weight.{i}": w.weight_shape for i, w in enumerate(model.weights)}:
+        raise ConfigError("what was opened are not the weights of the model", "name the job's model with --model")
+    plain, whole = merged(model, [trained[f"weight.{i}"] for i in range(len(trained))])
+    content = save({n: np.ascontiguousarray(w) for n, w in trained.items()}, {"format": "uvcc"})
+    files.write_atomic(args.out / owner_files.ADAPTERS, content, mode=0o600)
+    graph = json.dumps(model_to_json(plain), indent=1, sort_keys=True) + "\n"
+    files.write_atomic(args.out / owner_files.MODEL, graph.encode(), mode=0o600)
+    names += [owner_files.ADAPTERS, owner_files.MODEL]
+    return {f"weight.{i}": weight for i, weight in enumerate(whole)}
 
 
 def _put_statistics(weights: dict[str, Floats], out: Path) -> list[str]:
@@ -296,6 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--combine", type=Path, nargs="+", metavar="OUT", help="put several owners' shares together")
     parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
     parser.add_argument("--model", help="with --open: the job's model, where tensor ranks hold slices of its weights")
+    parser.add_argument("--base", type=Path, help="with --open: the job's public base, which the weights belong to")
+    parser.add_argument("--base-sha256", default="", help="the hash that the base must have")
     parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party, times microbatches")
     parser.add_argument("--replicas", type=int, default=1, help="with --check: replicas per party")
     parser.add_argument("--stages", type=int, default=1, help="with --check: pipeline stages")

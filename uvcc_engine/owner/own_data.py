@@ -29,6 +29,7 @@ from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema, schem
 from uvcc_engine.data.sets import Floats, load_digits
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset
+from uvcc_engine.model.definition.base_model import Adapters, adapted, read_base
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 
@@ -130,6 +131,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         digits = load_digits(0)
         found["total"] = len(digits.train_x) + len(digits.test_x)
         features, classes = digits.train_x.shape[1], digits.classes
+    if args.base is not None:
+        return found | _around_base(args, (features, classes, positions))
     if isinstance(asked, str) and is_module_file(asked):
         extras.require("torch", "job.model names a torch module")
         from uvcc_engine.model.definition.torch_module import model_of_file
@@ -147,6 +150,28 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
             "give a model whose shapes follow the data, like job.model: [{linear: 16}, relu, linear]",
         )
     return found | {"model": asked if isinstance(asked, str) else model_to_json(model)}
+
+
+def _around_base(args: argparse.Namespace, size: tuple[int, int, int]) -> dict[str, Any]:
+    """The model around a public base, and the base's hash. ``size``: features, classes and positions of the data."""
+    features, classes, positions = size
+    base = read_base(args.base)
+    if args.base_sha256 not in ("", base.sha256):
+        what = f"{args.base.name} has the hash {base.sha256}, job.base_sha256 is {args.base_sha256}"
+        raise ConfigError(what, "give the file that the profile means")
+    if base.letters and args.schema is not None and load_schema(args.schema).values != base.letters:
+        what = "the schema's letters are not those that the base learned"
+        raise ConfigError(what, "take the schema that uvcc-engine base wrote beside the base")
+    model = adapted(base, Adapters.from_json(json.loads(args.adapters)), classes)
+    if (model.features, model.classes, model.positions) != (features, classes, positions):
+        raise ConfigError(
+            f"the data has {features} features, {classes} classes and {positions} positions, the base"
+            f" {model.features}, {model.classes} and {model.positions}",
+            "head: new for other classes; features and positions must be the base's",
+        )
+    notes = [f"{len(model.public_layers)} of its layers compute with public weights of {base.sha256[:12]}"]
+    notes += [f"weight {i} is {w.weight_shape[0]} x {w.weight_shape[1]} secret" for i, w in enumerate(model.weights)]
+    return {"model": model_to_json(model), "notes": notes, "base": base.sha256}
 
 
 def _asked(text: str) -> Any:
@@ -260,6 +285,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     first.add_argument("--force", action="store_true", help="write over a schema that is there")
     fits = verbs.add_parser("plan", help="the model's shapes and the rows, as the data gives them")
     fits.add_argument("--model", required=True, help="a name, a list of layers or a model, both as JSON")
+    fits.add_argument("--base", type=Path, help="a public base; --model counts for nothing then")
+    fits.add_argument("--base-sha256", default="", help="the hash that the base must have")
+    fits.add_argument("--adapters", default="{}", help="what of the base is trained, as JSON")
     fits.add_argument("--data", type=Path)
     fits.add_argument("--labels", type=Path)
     fits.add_argument("--schema", type=Path)

@@ -21,6 +21,7 @@ import numpy as np
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.model.definition.base_model import made_up
 from uvcc_engine.mpc.foundation.local import rehearsal_keys
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.owner.audit import check_replays, program, recorded
@@ -67,7 +68,7 @@ def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[byt
     """
     check_replays(policy)
     job = PrivateJob.from_json(policy.job)
-    model = fit_model(job)
+    model = made_up(fit_model(job))
     rows = {"train": job.batch, "test": job.test_rows} | ({"val": job.val_rows} if job.val_rows else {})
     sizes = {
         f"{part}_{what}": (rows[part], n) for part in rows for what, n in (("x", model.features), ("y", model.targets))
@@ -76,7 +77,7 @@ def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[byt
     inputs = {p: PartyInputs(p, job.frac_bits, {n: (z, z) for n, z in nothing.items()}) for p in range(PARTIES)}
     keys = rehearsal_keys(0)
     means = {p: _Nobody(keys[p], {q: bytes(32) for q in range(PARTIES)}) for p in range(PARTIES)}
-    for epoch in program(policy, means, inputs, job.steps if steps is None else steps):
+    for epoch in program(policy, means, inputs, job.steps if steps is None else steps, model):
         yield [[record[:HEAD] for record in of_party] for of_party in epoch]
 
 

@@ -42,6 +42,9 @@ def fit_model(
         raise ConfigError(
             f"job.frac_bits is {job.frac_bits}, {model.name} needs {model.frac_bits}", f"give {model.frac_bits} to 24"
         )
+    if bool(job.base) != bool(model.public_layers):
+        what = "names a base, and its model has no layer of one" if job.base else "has public layers, and no base"
+        raise ConfigError(f"the job {what}", "job.base and job.adapters go together")
     check_metrics(job, model)
     check_provable(job, model, workers)
     special = [

@@ -120,7 +120,7 @@ class SimulatedFit:
 
     def twin(self) -> PlaintextResult:
         """The same training in clear: float64, the same rows, order, start and schedule."""
-        return train_plaintext(self.job, self.data)
+        return train_plaintext(self.job, self.data, model=self.model)
 
     def report(self) -> str:
         """Rounds, bytes and ranges, layer by layer, for people."""
@@ -191,7 +191,7 @@ def fit(
     default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
     asked = _job(spec, data, epochs, steps, default | job)
     return replace(
-        train(asked, data, keys=keys, progress=progress, watch_range=watch_range),
+        train(asked, data, keys=keys, progress=progress, watch_range=watch_range, model=spec),
         classes=classes,
     )
 
@@ -230,9 +230,14 @@ def train(
     keys: SessionKeys | None = None,
     progress: bool | Progress = False,
     watch_range: bool = False,
+    model: ModelSpec | None = None,
 ) -> SimulatedFit:
-    """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``."""
-    model = fit_model(job)
+    """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``.
+
+    ``model``: the job's, where it computes with a public base (``base_model.adapted`` or ``attached``).
+    """
+    checked = fit_model(job)
+    model = checked if model is None or not checked.public_layers else model
     tensors = dataset_tensors(data, job.frac_bits)
     check_tensors(shapes_of(tensors), job, model)
     check_counts(shapes_of(tensors), job)
@@ -324,6 +329,7 @@ def _job(spec: ModelSpec, data: Dataset, epochs: int | None, steps: int | None, 
     count = steps if epochs is None else -(-epochs * len(data.train_x) // batch)
     named = spec.name if MODELS.get(spec.name) is spec else model_to_json(spec)
     values = {"lr": 0.1, "frac_bits": max(16, spec.frac_bits)} | given
+    values |= {"base": spec.base} if spec.base else {}
     values |= {"model": named, "steps": count, "batch": batch, "test_rows": len(data.test_x)}
     if data.val_x is not None:
         often = {"val_every": -(-len(data.train_x) // batch)} if epochs is not None else {}

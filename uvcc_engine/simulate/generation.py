@@ -57,12 +57,15 @@ def generate_protocol(rt: Runtime, layers: Sequence[nn.Layer], prompt: Share, le
     return found
 
 
-def generate(job: PrivateJob, weights: Sequence[Floats], prompt: Sequence[int], letters: int) -> GeneratedText:
-    """Continue a prompt by the likeliest letters, between three simulated parties.
+def generate(
+    job: PrivateJob, weights: Sequence[Floats], prompt: Sequence[int], letters: int, *, model: ModelSpec | None = None
+) -> GeneratedText:
+    """Continue a prompt by the likeliest letters, between three simulated parties. ``model``: the job's, where it
+    computes with a public base.
 
     Raises ConfigError for a model that is no causal language model, or whose places do not reach so far.
     """
-    model = find_model(job.model)
+    model = find_model(job.model) if model is None else model
     check_prompt(model, prompt, letters)
     rows = one_hot(np.array(prompt, dtype=np.int64)[:, None], model.classes)
     planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few")

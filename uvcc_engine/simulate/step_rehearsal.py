@@ -19,6 +19,7 @@ from uvcc_engine.contract.job.private_job import VALIDATIONS, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
+from uvcc_engine.model.definition.base_model import made_up
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.simulate import fitting
 from uvcc_engine.simulate.metering import LayerCost
@@ -62,7 +63,7 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     """Train ``steps`` steps, at least 2, on rows from a normal distribution. Raises ConfigError for another task."""
     if job.task != "train":
         raise ConfigError(f"a job of the task {job.task} cannot be rehearsed", "only trainings can")
-    model = fit_model(job)
+    model = made_up(fit_model(job), job.seed)
     rng = np.random.default_rng(job.seed)
     rows = max(2 * job.batch, job.min_rows)
     kinds = max(2, model.classes)
@@ -76,7 +77,9 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes)
     times: list[float] = []
     short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1))
-    found = fitting.train(short, data, progress=lambda _done, _steps, _loss: times.append(time.monotonic()))
+    found = fitting.train(
+        short, data, progress=lambda _done, _steps, _loss: times.append(time.monotonic()), model=model
+    )
     return StepRehearsal(
         rounds=found.rounds / steps,
         bytes_sent=found.bytes_sent / PARTIES / steps,

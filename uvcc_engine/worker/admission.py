@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.job.owner_files import BASE
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.model.definition.base_model import attached, read_base
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.joint import open_set
@@ -64,8 +66,9 @@ def own_code_hash(site: Path = SITE) -> str:
 def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     """Check everything that can be checked alone.
 
-    Raises ConfigError (policy for another identity, code, coordinate or job), VerificationError (a signature or a
-    commitment does not hold), UnreadableError (a file), ProtocolError (the session id belongs to another policy).
+    Raises ConfigError (policy for another identity, code, coordinate or job), VerificationError (a signature, a
+    commitment or the public base's hash does not hold), UnreadableError (a file), ProtocolError (the session id belongs
+    to another policy).
     """
     identity = Identity.load(Path(spec.identity_dir))
     policy = Policy.load(Path(spec.policy))
@@ -82,6 +85,8 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
         tensor=size.tensor,
         microbatches=size.microbatches,
     )
+    if job.base:
+        model = attached(model, read_base(Path(spec.policy).parent / BASE, job.base))
     if spec.job and (asked := PrivateJob.from_json(spec.job)).verify != job.verify:
         raise ConfigError(
             f"the worker's job has verify {asked.verify!r}, the signed policy {job.verify!r}",

@@ -55,6 +55,7 @@ def run(argv: list[str]) -> int:
     back = actions.add_parser("results", help="fetch what a run sealed to this owner, hold it to the receipt, open it")
     back.add_argument("proposal", metavar="PROPOSAL", help="its id, or the beginning of it")
     back.add_argument("--from", dest="handed", type=Path, metavar="FOLDER", help="handed over by a domain, not fetched")
+    back.add_argument("--base", type=Path, metavar="FILE", help="the job's public base, where it has one")
     back.add_argument("--out", type=Path, metavar="FOLDER", help="a new folder; results-PROPOSAL without it")
     replay = actions.add_parser("audit", help="replay a run that revealed its seeds; name the party that strayed")
     replay.add_argument("run", type=Path, metavar="FOLDER", help="its policy, transcripts and seeds; of any topology")
@@ -170,6 +171,8 @@ def _results(args: argparse.Namespace) -> int:
         common.show("results      the run reveals none")
         return OK
     model: Any = found.policy.job.get("model", "")
+    if (named := str(found.policy.job.get("base", ""))) and args.base is None:
+        raise ConfigError(f"the weights belong to the public base {named[:12]}", "name its file with --base")
     try:
         out.mkdir(mode=0o700)
     except OSError as e:
@@ -178,8 +181,10 @@ def _results(args: argparse.Namespace) -> int:
         parties.write(owner_results.parties_file(found.policy))
         parties.flush()
         command = ["--open", str(handed), "--owner", str(base), "--parties", parties.name, "--out", str(out)]
+        command += ["--base", str(args.base), "--base-sha256", named] if named else []
         owners_program([*command, "--model", model if isinstance(model, str) else json.dumps(model)], "share")
-    (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
+    if not (out / MODEL).exists():  # with a base it is the merged model's
+        (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
     _about_statistics(found.policy)
     if (fitted := kept / FITTED).exists():
         shutil.copyfile(fitted, out / FITTED)
@@ -245,8 +250,11 @@ def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> None:
         json.dump([party.public.to_json() for party in policy.parties], parties)
         parties.flush()
         command = ["--open", str(run_dir / "artifacts" / FULL), "--owner", str(run_dir / "owner" / "identity")]
+        named = str(policy.job.get("base", ""))
+        command += ["--base", str(run_dir / owner_files.BASE), "--base-sha256", named] if named else []
         owners_program([*command, "--parties", parties.name, "--out", str(out), "--model", name], "share")
-    (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
+    if not (out / MODEL).exists():  # with a base it is the merged model's
+        (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
     _about_statistics(policy)
     fitted = fitted_file(run_dir)
     if fitted.exists():

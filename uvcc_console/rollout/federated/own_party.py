@@ -293,6 +293,7 @@ class FederatedParty:
             await member.ssh.sh(f"umask 077; mkdir -p {there_on}")
             for file in (POLICY_FILE, SIGNATURES_FILE):
                 await member.ssh.put(folder / file, f"{there_on}/{file}")
+            await agree.put_base(ctx, phase, member)
             sealed = ctx.run_dir / "owner" / "sealed" / _sealed(self.seat.party)
             await member.ssh.put(sealed, f"{there_on}/{agree.INPUTS_FILE}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
@@ -125,6 +126,8 @@ class PrivateJob:
     there) the ``VALIDATIONS`` in ``reveal`` are opened of them, ``val_budget`` times at most (0: however often).
     ``patience``: the training ends when ``val_loss`` has not fallen in so many of them (0: never). ``keep_best``: what
     is tested and released are the weights of the least ``val_loss``.
+    ``base``: the SHA-256 of the safetensors file whose public tensors the model's layers name (``base_model``); every
+    pod has it, and computes with nothing else.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -161,6 +164,7 @@ class PrivateJob:
     val_budget: int = 0
     patience: int = 0
     keep_best: bool = False
+    base: str = ""
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -187,6 +191,8 @@ class PrivateJob:
         check_clients(self.task, self.clients, self.idle)
         self._check_standardising()
         self._check_validation()
+        if self.base and not re.fullmatch(r"[0-9a-f]{64}", self.base):
+            raise ConfigError(f"job.base is {self.base[:80]!r}", "the policy names a base by its file's SHA-256 in hex")
 
     def _check_validation(self) -> None:
         if bool(self.val_rows) != any(name in self.reveal for name in VALIDATIONS):
@@ -286,7 +292,7 @@ class PrivateJob:
 
 LATER: Final = (
     *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
-    *("clients", "idle", "standardise"),
+    *("clients", "idle", "standardise", "base"),
     *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
 )
 """Keys that a policy names only where they say something."""

@@ -1,6 +1,7 @@
 """The layer types that ship, one file each; importing this package registers them all."""
 
 from uvcc_engine.model.layer_types import (
+    adapted,
     affine,
     attention,
     batch_norm,
@@ -13,6 +14,7 @@ from uvcc_engine.model.layer_types import (
     leaky_relu,
     places,
     pool,
+    public,
     rearrange,
     reduce,
     relu,
@@ -22,6 +24,7 @@ from uvcc_engine.model.layer_types import (
 )
 
 __all__ = [
+    "adapted",
     "affine",
     "attention",
     "batch_norm",
@@ -34,6 +37,7 @@ __all__ = [
     "leaky_relu",
     "places",
     "pool",
+    "public",
     "rearrange",
     "reduce",
     "relu",

@@ -47,29 +47,34 @@ class PlaintextResult:
 
 def forward(model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False) -> Tensor:
     """Logits (rows * positions, classes) of rows (rows, features). ``training`` is for batch normalisation."""
-    return _through(model.layers, weights, x, training)
+    return _through(model.layers, weights, x, training, model.public)
 
 
-def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, training: bool) -> Tensor:
+def _through(
+    layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, training: bool, public: Mapping[str, Floats]
+) -> Tensor:
     left = iter(weights)
     for spec in layers:
         mine = list(islice(left, len(weighted_specs([spec]))))
         own = mine[0] if isinstance(spec, WeightedSpec) else None
-        inner = partial(_through, spec.inner, mine, training=training)
+        inner = partial(_through, spec.inner, mine, training=training, public=public)
         parts, after = [], iter(mine)
         for one in spec.inner:
             taken = list(islice(after, len(weighted_specs([one]))))
-            parts.append(partial(_through, [one], taken, training=training))
-        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner, tuple(parts)), x)
+            parts.append(partial(_through, [one], taken, training=training, public=public))
+        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner, tuple(parts), public), x)
     return x
 
 
-def train_plaintext(job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None) -> PlaintextResult:
+def train_plaintext(
+    job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None, *, model: ModelSpec | None = None
+) -> PlaintextResult:
     """Train in plain float64 exactly as ``job`` says, from its own initial weights or from ``starts``.
 
-    ``starts`` has an array per weighted layer, in the shape that the layer's specification says.
+    ``starts`` has an array per weighted layer, in the shape that the layer's specification says. ``model``: the job's,
+    with the public tensors that it computes with.
     """
-    model, data = find_model(job.model), in_clear(job, data)
+    model, data = find_model(job.model) if model is None else model, in_clear(job, data)
     first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
     weights = [torch.from_numpy(w).clone().requires_grad_() for w in first]
     velocity, second = [torch.zeros_like(w) for w in weights], [torch.zeros_like(w) for w in weights]

@@ -275,12 +275,19 @@ def remote_dir(phase: Phase) -> str:
     return f".uvcc/runs/{phase.engine_run}"
 
 
+async def put_base(ctx: Rollout, phase: Phase, member: Member) -> None:
+    """Lay the public base that the job names beside the policy on a pod; its worker holds it to the policy's hash."""
+    if phase.job.get("base"):
+        await member.ssh.put(ctx.run_dir / owner_files.BASE, f"{remote_dir(phase)}/{owner_files.BASE}")
+
+
 async def _hand_over(ctx: Rollout, phase: Phase, member: Member, agreement: SignedPolicy) -> None:
     """Policy, signatures, this pod's sealed inputs and its relay token; nobody else's."""
     there = remote_dir(phase)
     await member.ssh.sh(f"umask 077; mkdir -p {there}")
     for name in (POLICY_FILE, SIGNATURES_FILE):
         await member.ssh.put(agreement.folder / name, f"{there}/{name}")
+    await put_base(ctx, phase, member)
     party, replica = member.request.party, member.request.replica
     sealed = f"sealed-p{party}r{replica}.bin" if replica else f"sealed-p{party}.bin"
     await member.ssh.put(sealed_inputs(ctx, identities_of_pods(ctx, phase))[0] / sealed, f"{there}/{INPUTS_FILE}")
