@@ -213,7 +213,7 @@ def test_public_weights_take_two_fifths_of_the_local_products(tmp_path: Path, mo
 
 def test_the_plan_foretells_its_rounds_and_bytes_without_the_base(tmp_path: Path) -> None:
     model = adapted(base_of(tmp_path, mlp("m", 16, 32, 4)), Adapters(2))
-    job = job_of(model, steps=3, test_rows=16)
+    job = job_of(model, steps=3)
     told = rehearse(job)
     found = simulate.train(job, rows(16, 4), model=model)
     assert told.rounds == found.rounds / 3
