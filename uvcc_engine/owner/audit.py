@@ -135,7 +135,7 @@ def replay(
         if base is None:
             raise ConfigError(f"the job computes with the public base {job.base[:12]}", "name its file with --base")
         model = attached(fit_model(job), read_base(base, job.base))
-    return program(policy, seeds, {p: s.inputs(sealed[p], policy) for p, s in seeds.items()}, model)
+    return program(policy, seeds, {p: s.inputs(sealed[p], policy) for p, s in seeds.items()}, model=model)
 
 
 def check_replays(policy: Policy) -> None:
