@@ -67,7 +67,6 @@ LISTED: Final[dict[str, frozenset[str]]] = {
     "console/haltd/test_halt_domain.py": frozenset({"_channels", "_relay", "_terminate", "_view"}),
     "console/rollout/test_rollout_hostile_agent.py": frozenset({"_names", "_size"}),
     # how often a screen was drawn, and a row of the log that is scrolled out of sight
-    "console/ui/test_ui_truth.py": frozenset({"_frames", "_painted"}),
     "console/ui/test_ui_log.py": frozenset({"_line"}),
 }
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.simulate import deployment
-from uvcc_engine.simulate.deployment import Needs, Place, needs
+from uvcc_engine.simulate.deployment import Deployment, Needs, needs
 from uvcc_engine.simulate.gpt_forecast import GptForecast, GptSize
 
 DOCS: Final = Path(__file__).parents[1]
@@ -23,14 +23,14 @@ PLACES: Final = (
 )
 
 
-def forecast() -> tuple[GptForecast, Place, str]:
+def forecast() -> tuple[GptForecast, Deployment, str]:
     """The kept forecast, where it was to run, and the command that made it."""
     kept: dict[str, Any] = json.loads(FORECAST.read_text(encoding="utf-8"))
     found = kept["found"]
     made = GptForecast(
         GptSize(**kept["size"]), found["rounds"], found["bytes_per_party"], found["checked_against_measured"]
     )
-    return made, Place(Topology(**kept["topology"])), str(kept["command"])
+    return made, Deployment(Topology(**kept["topology"])), str(kept["command"])
 
 
 def _bytes(value: float) -> str:

@@ -19,46 +19,46 @@ V = TypeVar("V")
 class PagedMapping(Mapping[K, V]):
     """Equal to a dict with the same entries; never changed."""
 
-    __slots__ = ("_pages", "_places")
+    __slots__ = ("pages", "places")
 
     def __init__(self, entries: Mapping[K, V]) -> None:
         """The same entries in the same order."""
         values = list(entries.values())
-        self._places: dict[K, int] = {key: i for i, key in enumerate(entries)}
-        self._pages: list[list[V]] = [values[i : i + PAGE] for i in range(0, len(values), PAGE)]
+        self.places: dict[K, int] = {key: i for i, key in enumerate(entries)}
+        self.pages: list[list[V]] = [values[i : i + PAGE] for i in range(0, len(values), PAGE)]
 
     def with_entry(self, key: K, value: V) -> PagedMapping[K, V]:
         """The same with one entry replaced, or new at the end."""
-        at = self._places.get(key)
-        pages = self._pages.copy()
+        at = self.places.get(key)
+        pages = self.pages.copy()
         made: PagedMapping[K, V] = object.__new__(PagedMapping)
         if at is None:
-            at = len(self._places)
+            at = len(self.places)
             # places are shared by all mappings of the same keys, and only ever copied for a new key
-            made._places = {**self._places, key: at}
+            made.places = {**self.places, key: at}
             if at % PAGE == 0:
                 pages.append([])
             pages[-1] = [*pages[-1], value]
         else:
-            made._places = self._places
+            made.places = self.places
             page = pages[at // PAGE].copy()
             page[at % PAGE] = value
             pages[at // PAGE] = page
-        made._pages = pages
+        made.pages = pages
         return made
 
     def __getitem__(self, key: K) -> V:
-        at = self._places[key]
-        return self._pages[at // PAGE][at % PAGE]
+        at = self.places[key]
+        return self.pages[at // PAGE][at % PAGE]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._places
+        return key in self.places
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._places)
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def values(self) -> ValuesView[V]:
         """In the order of the keys."""
@@ -70,7 +70,7 @@ class PagedMapping(Mapping[K, V]):
 
     def all_values(self) -> Iterator[V]:
         """Page by page, without asking for every key."""
-        return chain.from_iterable(self._pages)
+        return chain.from_iterable(self.pages)
 
     def __repr__(self) -> str:
         return f"PagedMapping({dict(self)!r})"

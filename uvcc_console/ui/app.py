@@ -70,7 +70,7 @@ class UvccApp(RunConsole):
         self._hold = hold
         self._tick_s = tick_s
         self._drawn: tuple[object, ...] = ()
-        self._frames = Frames()
+        self.frames = Frames()
         self.pauses: Pauses | None = None
 
     def lay_out(self, layout: ScreenLayout) -> None:
@@ -125,12 +125,12 @@ class UvccApp(RunConsole):
         """
         if self.pauses is not None:
             self.pauses.look(self.commands.urgent.rhythm.last, holding(self.snap, self.now()) is None)
-        self._frames.take(self.source.poll())
+        self.frames.take(self.source.poll())
         if self.source.behind:
             self.set_timer(0.005, self.tick)
-        if not self._frames.due(self.source.behind):
+        if not self.frames.due(self.source.behind):
             return
-        lines = self._frames.give()
+        lines = self.frames.give()
         self.commands.uncover.look(self, self.snap)
         now = self.now()
         pace = 10 if holding(self.snap, now) is not None else 1

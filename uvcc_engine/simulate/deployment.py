@@ -31,7 +31,7 @@ MACS_OF_SHARES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Deployment:
     """Where a training runs. ``one_way_s`` and ``link_bits``: delay and bits a second between two domains' workers;
     ``ring_macs``: multiplications modulo 2^64 a second of one device; ``dollars``: of one device and hour.
     """
@@ -70,7 +70,7 @@ class Needs:
         return self.delay_s + self.transfer_s + self.compute_s
 
 
-def needs(found: GptForecast, place: Place) -> Needs:
+def needs(found: GptForecast, place: Deployment) -> Needs:
     """What a step of each replica, of the size and the batch that was foretold, needs on all of them at once."""
     stages_and_ranks = place.size.stages * place.size.tensor
     sent = found.bytes_per_party / stages_and_ranks

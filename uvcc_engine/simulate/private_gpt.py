@@ -28,7 +28,7 @@ from uvcc_engine.data.text_windows import infer_text, text_dataset
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import gpt
 from uvcc_engine.model.shapes import MOST_SHARED
-from uvcc_engine.simulate.deployment import Place, needs
+from uvcc_engine.simulate.deployment import Deployment, needs
 from uvcc_engine.simulate.fitting import train
 from uvcc_engine.simulate.generation import generate
 from uvcc_engine.simulate.gpt_forecast import GptSize, foretell
@@ -60,7 +60,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     place = parser.add_argument_group("with --foretell: where it would run; one device a worker")
     for name, what in (("replicas", "data-parallel"), ("stages", "of the pipeline"), ("tensor", "ranks")):
         place.add_argument(f"--{name}", type=int, default=1, metavar="N", help=what)
-    default = Place(Topology())
+    default = Deployment(Topology())
     place.add_argument("--one-way", type=float, default=default.one_way_s, help="seconds between two domains")
     place.add_argument("--link", type=float, default=default.link_bits, help="bits a second of a worker's link")
     place.add_argument("--ring-macs", type=float, default=default.ring_macs, help="a device's multiplications a second")
@@ -123,7 +123,7 @@ def _foretold(args: argparse.Namespace) -> dict[str, Any]:
     found = foretell(size)
     told = {"weights": size.weights, "rounds": found.rounds, "bytes_per_party": found.bytes_per_party}
     told |= {"macs_in_clear": size.macs, "checked_against_measured": found.check}
-    place = Place(
+    place = Deployment(
         Topology(args.replicas, args.stages, args.tensor), args.one_way, args.link, args.ring_macs, args.dollars
     )
     need = needs(found, place)

@@ -35,12 +35,12 @@ def test_it_is_a_dict_that_keeps_every_version(first: dict[int, int], entries: l
 def test_one_page_is_copied_and_the_others_are_shared() -> None:
     before = PagedMapping({k: [k] for k in range(10 * PAGE)})
     after = before.with_entry(3 * PAGE + 1, [-1])
-    shared = sum(a is b for a, b in zip(before._pages, after._pages, strict=True))
+    shared = sum(a is b for a, b in zip(before.pages, after.pages, strict=True))
     assert shared == 9
-    assert after._places is before._places
+    assert after.places is before.places
 
 
-def test_a_mapping_that_grows_large_is_kept_in_pages() -> None:
+def test_a_mapping_that_grows_large_is_kept_inpages() -> None:
     mapping = MappingProxyType({})
     for k in range(LARGE + 2):
         mapping = put(mapping, k, k)

@@ -127,9 +127,9 @@ class PrimeFake:
         elif pod.deleting is not None:
             r["status"] = "DELETING"
         else:
-            self._grow(r, sim, age, pod.disks)
+            self.grow(r, sim, age, pod.disks)
 
-    def _grow(self, r: dict[str, Any], sim: dict[str, Any], age: float, disks: tuple[str, ...]) -> None:
+    def grow(self, r: dict[str, Any], sim: dict[str, Any], age: float, disks: tuple[str, ...]) -> None:
         boot = sim.get("boot_s", self.boot_s)
         r["status"] = "PROVISIONING" if age < boot / 3 else "PENDING" if age < boot else "ACTIVE"
         done = age >= boot * 1.5

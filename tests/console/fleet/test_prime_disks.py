@@ -111,8 +111,8 @@ async def test_a_pod_that_does_not_say_where_it_has_its_disk_is_written_down_wit
         w.fake.drifts = True
         for row in w.fake.offers:
             row["sim"] = {"timeline": [(0.0, {"attachedResources": None})]}
-        grown = w.fake._grow
-        w.fake._grow = lambda r, sim, age, disks: grown(r, sim, age, ())
+        grown = w.fake.grow
+        w.fake.grow = lambda r, sim, age, disks: grown(r, sim, age, ())
         await up(w)
         assert mount_of(run_dir, NAME) == ""
         assert [t.held for t in book(w)] == [True]

@@ -212,7 +212,7 @@ async def see(d: OrderingApp, run: StruckRun, truth: Truth, found: Findings) -> 
     if new:
         d.append(*new)
     d.app.check_processes()
-    d.app._frames._painted = float("-inf")
+    d.app.frames.paint_next()
     d.app.tick()
     await d.pilot.pause()
     shown = d.app.main.view.snap  # a picture up to two seconds old is held against what was true then
@@ -232,7 +232,7 @@ async def test_nothing_is_green_that_is_not_well_and_nothing_red_that_is(tmp_pat
         run.fresh()
         for second in range(SECONDS):
             run.second()
-            d.app.source._budget = 0.0 if second % 40 > 36 else 60.0  # the machine leaves it no time now and then
+            d.app.source.budget_s = 0.0 if second % 40 > 36 else 60.0  # the machine leaves it no time now and then
             await see(d, run, truth, found)
     assert found.looks == SECONDS
     assert set(run.blows) == set(WAYS), run.blows

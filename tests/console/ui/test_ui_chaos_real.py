@@ -195,7 +195,7 @@ class Beside:
     def look(self) -> None:
         """One picture: paint what is known now, and hold it against the journal up to the same event."""
         newest = self.journal.newest()[1]
-        self.app._frames._painted = float("-inf")
+        self.app.frames.paint_next()
         self.app.tick()
         view = self.app.main.view
         while self.told < view.snap.seq:

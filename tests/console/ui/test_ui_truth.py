@@ -49,7 +49,7 @@ async def test_a_fresh_attach_to_a_long_run_is_catching_up_and_never_shows_death
     async with desk(story, folder, budget_s=0.0, after=300.0) as d:
         seen = 0
         while d.app.source.behind and seen < 12:
-            d.app._frames._painted = float("-inf")
+            d.app.frames.paint_next()
             for _ in range(60):
                 d.app.source.poll()
             d.app.tick()

@@ -8,13 +8,13 @@ import pytest
 
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.simulate import deployment
-from uvcc_engine.simulate.deployment import Needs, Place, needs
+from uvcc_engine.simulate.deployment import Deployment, Needs, needs
 from uvcc_engine.simulate.gpt_forecast import GptForecast, GptSize
 from uvcc_engine.transcript.leaves import payload_digests
 from uvcc_engine.transcript.leaves.leaf import RECORD
 
 STEP = GptForecast(GptSize(512, 256, 768, 12, 4, 2), rounds=1_000, bytes_per_party=8e9, check=1.0)
-PLACE = Place(Topology(3, 4, 2), one_way_s=0.02, link_bits=1e9, ring_macs=1e12, dollars=3.6)
+PLACE = Deployment(Topology(3, 4, 2), one_way_s=0.02, link_bits=1e9, ring_macs=1e12, dollars=3.6)
 
 
 def at(**changes: float) -> Needs:

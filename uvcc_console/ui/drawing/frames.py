@@ -37,6 +37,10 @@ class Frames:
         self._painted = now
         return True
 
+    def paint_next(self) -> None:
+        """Have the next picture due at once, however lately the last one was painted."""
+        self._painted = float("-inf")
+
     def give(self) -> list[LogEntry] | None:
         """What came since the last picture; None: draw the log anew."""
         lines, self._lines = self._lines, []

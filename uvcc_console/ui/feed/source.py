@@ -76,7 +76,7 @@ class JournalSource:
         self._journal = Journal(path, readonly=True)
         self._clock = clock
         self._used = used
-        self._budget = budget_s
+        self.budget_s = budget_s
         self.behind = False
         self.behind_s = 0.0
         # a long journal is not read from its beginning: what its conductor kept beside it is where the reading goes on
@@ -90,7 +90,7 @@ class JournalSource:
 
         The first time None where a kept snapshot has the log's newest lines already.
         """
-        limit = self._used() + self._budget
+        limit = self._used() + self.budget_s
         lines: list[LogEntry] = []
         self.behind, found = False, True
         while found and not self.behind:
@@ -135,7 +135,7 @@ class ReplaySource:
         for i in range(1, len(self._times)):  # several writers may be a few ms apart; replay needs one order
             self._times[i] = max(self._times[i], self._times[i - 1])
         self._clock = clock
-        self._budget = budget_s
+        self.budget_s = budget_s
         self._frames: list[Snapshot] = [Snapshot()]
         self.start = self._times[0] if self._times else 0.0
         self.end = self._times[-1] if self._times else 0.0
@@ -194,7 +194,7 @@ class ReplaySource:
         jumped, self._jumped = self._jumped, False
         lines: list[LogEntry] = []
         upto = bisect_right(self._times, self._position)
-        deadline = time.perf_counter() + self._budget
+        deadline = time.perf_counter() + self.budget_s
         self.behind = False
         while self._index < upto:
             seq, event = self._events[self._index]

@@ -46,7 +46,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """The XOR over the first axis."""
+    """The XOR over the first axis: ``[n, ...]`` to ``[...]``."""
     return torch.from_numpy(np.asarray(np.bitwise_xor.reduce(x.numpy(), axis=0)).reshape(x.shape[1:]))
 
 
