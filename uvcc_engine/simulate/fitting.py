@@ -242,7 +242,7 @@ def train(
     check_tensors(shapes_of(tensors), job, model)
     check_counts(shapes_of(tensors), job)
     check_statistics(shapes_of(tensors), job)
-    inputs = _party_inputs(tensors, job.frac_bits)
+    inputs = party_inputs(tensors, job.frac_bits)
     planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few")
     planes.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
     if keys is not None:
@@ -337,7 +337,7 @@ def _job(spec: ModelSpec, data: Dataset, epochs: int | None, steps: int | None, 
     return PrivateJob.from_json(json.loads(json.dumps(values)))
 
 
-def _party_inputs(tensors: dict[str, Ints], frac_bits: int) -> list[PartyInputs]:
+def party_inputs(tensors: dict[str, Ints], frac_bits: int) -> list[PartyInputs]:
     """Every tensor in three components, two of them for each party."""
     made: dict[str, list[Ints]] = {}
     for name, whole in tensors.items():

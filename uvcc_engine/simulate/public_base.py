@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.job.owner_files import schema_beside
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan, schema_text
 from uvcc_engine.data.sets import Floats, Ints, one_hot
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     sha256 = write_base(args.out, model, weights, letters)
     plan = TextPlan(args.positions, max(1, args.positions // 2))
     schema = Schema("next letter", letters, (), test=_HELD_OUT, kind=NEXT, text=plan)
-    beside = args.out.with_name(f"{args.out.stem}.schema.yaml")
+    beside = schema_beside(args.out)
     about = f"{args.out.name}: what a secret text must be like that is learned around it."
     files.write_atomic(beside, schema_text(schema, about).encode())
     told: dict[str, Any] = {

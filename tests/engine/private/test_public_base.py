@@ -47,7 +47,7 @@ from uvcc_engine.owner import client
 from uvcc_engine.sealing.inputs import encode_fixed, share_dataset
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.simulate.fitting import _party_inputs
+from uvcc_engine.simulate.fitting import party_inputs
 from uvcc_engine.simulate.generation import generate
 from uvcc_engine.simulate.public_base import loss_of, main, train_base
 from uvcc_engine.simulate.step_rehearsal import rehearse
@@ -124,7 +124,7 @@ def test_what_was_trained_answers_queries_around_its_public_base(tmp_path: Path)
     queries = np.random.default_rng(2).normal(size=(8, 5))
     job = job_of(model, task="infer", reveal=["predictions"], steps=1)
     named = {f"weight.{i}": w for i, w in enumerate(weights)} | {"query_x": queries}
-    inputs = _party_inputs({name: encode_fixed(name, one, 16) for name, one in named.items()}, 16)
+    inputs = party_inputs({name: encode_fixed(name, one, 16) for name, one in named.items()}, 16)
 
     def body(rt: Runtime) -> Share:
         predictor = Predictor(rt, job, model, inputs[rt.party])
@@ -155,7 +155,7 @@ def test_training_starts_from_the_base_itself_and_never_moves_it(tmp_path: Path)
 def test_a_kept_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
     model = adapted(base_of(tmp_path, mlp("m", 5, 6, 3)), Adapters(2))
     job = job_of(model, steps=2)
-    inputs = _party_inputs(simulate.fitting.dataset_tensors(rows(5, 3), 16), 16)
+    inputs = party_inputs(simulate.fitting.dataset_tensors(rows(5, 3), 16), 16)
 
     def through(rt: Runtime, first: int, state: Any) -> list[dict[str, torch.Tensor]]:
         trainer, kept = PrivateTrainer(rt, job, model, inputs[rt.party]), []

@@ -90,7 +90,10 @@ class Adapters:
 
 
 def write_base(path: Path, model: ModelSpec, weights: Sequence[Floats], letters: Sequence[str] = ()) -> str:
-    """Write a model's weights as a public base; the file's SHA-256. Raises UvccError where the disk refuses."""
+    """Write a model's weights as a public base; the file's SHA-256. Raises UvccError where the disk refuses.
+
+    ``weights``: one of each weighted layer, in the shape of its ``weight_shape``.
+    """
     from safetensors.numpy import save
 
     named = {f"weight.{i}": np.ascontiguousarray(w, dtype=np.float32) for i, w in enumerate(weights)}
@@ -234,7 +237,10 @@ def _inside(spec: Any, turn: Any) -> Any:
 
 
 def merged(model: ModelSpec, weights: Sequence[Floats]) -> tuple[ModelSpec, list[Floats]]:
-    """An ordinary model that computes the same, without a base, and its weights in order."""
+    """An ordinary model that computes the same, without a base, and its weights in order, each in its shape.
+
+    ``weights``: those that were trained, in the shapes of the model's ``weight_shape``.
+    """
     trained, whole = iter(weights), []
 
     def turn(spec: LayerSpec) -> LayerSpec:
