@@ -79,7 +79,7 @@ def weighted(layer: LayerSpec) -> WeightedSpec:
 
 
 def tensor_of(public: Mapping[str, Floats], spec: PublicSpec) -> Floats:
-    """The public tensor of a layer, of the shape that it says. Raises ConfigError where the base was not read, or is another one."""
+    """The public tensor of a layer, of the shape that it says. Raises ConfigError where the base lacks it."""
     name, shape = spec.public_tensor
     found = public.get(name)
     if found is None or found.shape != shape:
