@@ -23,6 +23,7 @@ StageFunction = Callable[[bool], Awaitable[str]]
 BACK = "back"  # resume, but from an earlier checkpoint: of a stage that judges, its training is entered again
 DECISIONS = ("resume", "retry", "skip", BACK)
 SKIPPABLE = ("drill", "gate")
+PROOF_S = 20.0  # for how long the proof of a halt may come after the end of its workers
 
 
 @dataclass
@@ -32,7 +33,7 @@ class StageRunner:
     ``keeping`` stages, once there are workers or evidence to go on with, wait for a decision up to ``wait_s`` after a
     halt or failure, but not beyond ``end`` (the run's end of life); with ``patient`` all stages do. ``going_back`` says
     whether an earlier checkpoint was chosen before this conductor lived. ``halts_only``: of a run that three domains
-    began only a halt of its workers is waited on; ``deciding`` says when.
+    began only a halt of its workers is waited on, which is proved within ``proof_s``; ``deciding`` says when.
     """
 
     bus: Bus
@@ -46,6 +47,7 @@ class StageRunner:
     end: float = math.inf
     going_back: Callable[[], bool] = lambda: False
     halts_only: bool = False
+    proof_s: float = PROOF_S
     deciding: bool = False
     _instead: UvccError | None = None
 
@@ -128,6 +130,15 @@ class StageRunner:
         begun = bool(s.engine_run) and name in self.keeping
         return begun and not (isinstance(error, ConfigError) and not s.checkpoints and s.attempt == 0)
 
+    async def _stopped_soon(self, name: str) -> bool:
+        """As ``_stopped``, with time for the sidecar's proof: workers also end because their peers were halted."""
+        if name not in RESUMABLE or not self.bus.snapshot.engine_run:
+            return False
+        try:
+            return await self.bus.wait(lambda _: self._stopped(name), self.proof_s)
+        except TimeoutError:
+            return False
+
     def _stopped(self, name: str) -> bool:
         """Whether workers of this stage were halted, all of them, and left what they can go on from."""
         s = self.bus.snapshot
@@ -137,10 +148,10 @@ class StageRunner:
     async def _decision(self, name: str, error: UvccError) -> str:
         """What to do about a halt or failure; "" when nobody decided in time or nothing can be decided."""
         halted = isinstance(error, Halted)
-        now = self.clock()
         waits = self.wait_s > 0 and (self.patient or halted or self._holds(name, error))
         if self.halts_only:
-            waits = self.wait_s > 0 and halted and self._stopped(name)
+            waits = self.wait_s > 0 and halted and await self._stopped_soon(name)
+        now = self.clock()
         until = min(now + self.wait_s, max(now, self.end)) if waits else 0.0
         kept = time.strftime("%H:%M", time.localtime(until))
         said = f"; pods kept until {kept} for a decision: uvcc resume (r) or uvcc teardown (t)" if waits else ""

@@ -277,3 +277,32 @@ def test_a_stage_that_no_plan_has_stands_before_what_is_to_be_done(bus: Bus) -> 
     assert bus.snapshot.stage.name == "adopt"
     bus.commit(ev.StageChanged(name="adopt", status="ok"))
     assert bus.snapshot.stage.name == "full"
+
+
+def ended_by_a_halt(bus: Bus) -> None:
+    """The run's one worker is through; a halt was asked for and is not proved."""
+    ended = ev.WorkerProcess(pod="p0r0", coord="p0r0s0t0", state="exited", rc=0)
+    asked = ev.HaltRequested(nonce="n", mode="halt", by="P1")
+    bus.commit(ended, asked)
+
+
+async def test_three_domains_wait_after_a_halt_whose_proof_comes_after_its_workers_ended(bus: Bus) -> None:
+    """A domain's workers end because their peers were halted, before its own sidecar has proved anything."""
+    script = Script(full=[Halted(11), "12 steps"])
+    machine = stages(bus, script, halts_only=True)
+    ended_by_a_halt(bus)
+    resuming = asyncio.create_task(decide_when(bus, machine, "full", "waiting", "resume"))
+    running = asyncio.create_task(machine.run())
+    await bus.wait(lambda s: any(v.name == "full" and v.status == "running" for v in s.stages), 5.0)
+    bus.commit(ev.HaltDone(nonce="n", mode="halt", verified=1, total=1, step=11, seconds=0.1))
+    assert await running == ("ok", "")
+    await resuming
+    assert script.entered == [("full", False), ("full", True)]
+
+
+async def test_three_domains_do_not_wait_after_a_halt_that_nothing_proves(bus: Bus) -> None:
+    script = Script(full=[Halted(11)])
+    machine = stages(bus, script, halts_only=True, proof_s=0.01)
+    ended_by_a_halt(bus)
+    assert (await machine.run())[0] == "halted"
+    assert all(v.until == 0.0 for v in bus.snapshot.stages)
