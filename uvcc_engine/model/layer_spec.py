@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.sets import Floats
 
 _PLAIN: Final = (bool, int, float, str)
 
@@ -27,6 +28,11 @@ class LayerSpec:
     def block(self) -> bool:
         """Whether it is made of other layers, if only of none."""
         return bool(self.inner)
+
+    @property
+    def adaptable(self) -> tuple[int, int] | None:
+        """(inputs, outputs) of a layer beside which an adapter of low rank may stand; None where none may."""
+        return None
 
 
 class WeightedSpec(LayerSpec, ABC):
@@ -54,6 +60,13 @@ class PublicSpec(LayerSpec, ABC):
     @abstractmethod
     def public_tensor(self) -> tuple[str, tuple[int, int]]:
         """Name and (rows, columns) of the public tensor."""
+
+    @abstractmethod
+    def merged(self, public: Mapping[str, Floats], trained: Iterator[Floats]) -> tuple[LayerSpec, Floats]:
+        """The ordinary layer that computes the same, and its weight, in the shape of that layer.
+
+        ``trained``: of which a layer that holds a secret weight takes the next, in the shape of ``weight_shape``.
+        """
 
 
 def public_specs(layers: Sequence[LayerSpec]) -> list[PublicSpec]:

@@ -272,7 +272,8 @@ def test_no_second_result_is_signed(tmp_path: Path) -> None:
     path = world.transcript(0) / leaf_file.RESULT
     before = json.loads(path.read_bytes())
     w = world.workers[0]
-    w._outcome = ({"loss": 9.0, "accuracy": 1.0}, w._outcome[1] if w._outcome else [])
+    assert w._outcome is not None
+    w._outcome = ({"loss": 9.0, "accuracy": 1.0}, *w._outcome[1:])
     with pytest.raises(UnreadableError, match="is not the one that this worker signed before"):
         w.result()
     assert json.loads(path.read_bytes()) == before

@@ -28,7 +28,6 @@ from uvcc_engine.data.sets import Floats
 from uvcc_engine.model.definition.layer_list import model_of_json, model_of_layers, model_to_json
 from uvcc_engine.model.layer_spec import LayerSpec, PublicSpec, WeightedSpec, weighted_specs
 from uvcc_engine.model.layer_types.adapted import Adapted
-from uvcc_engine.model.layer_types.adapted import merged as merged_weight
 from uvcc_engine.model.layer_types.dense import Dense
 from uvcc_engine.model.layer_types.public import Public, Started, can_be_public
 from uvcc_engine.model.model_spec import ModelSpec
@@ -182,7 +181,7 @@ def adapted(base: BaseModel, asked: Adapters, classes: int = 0) -> ModelSpec:
     """
     if base.model is None:
         raise ConfigError("the base does not say what its model is", "write it with uvcc-engine base")
-    dense = [f"weight.{i}" for i, spec in enumerate(base.model.weights) if isinstance(spec, Dense)]
+    dense = [f"weight.{i}" for i, spec in enumerate(base.model.weights) if spec.adaptable]
     if not dense:
         raise ConfigError("the base has no dense layer", "train its model as it is")
     wanted = asked.layers or tuple(dense[:-1] if asked.rank else ())
@@ -215,10 +214,11 @@ class _Turn:
     def _weighted(self, spec: WeightedSpec, name: str) -> LayerSpec:
         if isinstance(spec, PublicSpec):
             raise ConfigError("the base is itself made of public layers", "give a base of ordinary layers")
-        if isinstance(spec, Dense) and (name in self.wanted or (name == self.head and self.asked.head == ADAPTER)):
-            return Adapted(spec.inputs, spec.outputs, name, self.asked.rank, self.asked.scale)
-        if isinstance(spec, Dense) and name == self.head and self.asked.head != KEPT:
-            return Started(spec, name) if self.asked.head == TRAINED else Dense(spec.inputs, self.classes)
+        size = spec.adaptable
+        if size and (name in self.wanted or (name == self.head and self.asked.head == ADAPTER)):
+            return Adapted(*size, name, self.asked.rank, self.asked.scale)
+        if size and name == self.head and self.asked.head != KEPT:
+            return Started(spec, name) if self.asked.head == TRAINED else Dense(size[0], self.classes)
         return Public(spec, name) if can_be_public(spec) else Started(spec, name)
 
 
@@ -244,15 +244,13 @@ def merged(model: ModelSpec, weights: Sequence[Floats]) -> tuple[ModelSpec, list
     trained, whole = iter(weights), []
 
     def turn(spec: LayerSpec) -> LayerSpec:
-        if isinstance(spec, Public):
-            whole.append(model.public[spec.tensor])
-            return spec.layer
-        if isinstance(spec, Adapted):
-            whole.append(merged_weight(spec, model.public[spec.tensor], next(trained)))
-            return Dense(spec.inputs, spec.outputs)
+        if isinstance(spec, PublicSpec):
+            layer, weight = spec.merged(model.public, trained)
+            whole.append(weight)
+            return layer
         if isinstance(spec, WeightedSpec):
             whole.append(next(trained))
-            return spec.layer if isinstance(spec, Started) else spec
+            return spec
         found: LayerSpec = _inside(spec, turn)
         return found
 

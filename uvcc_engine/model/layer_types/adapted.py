@@ -7,6 +7,7 @@ zero, so that training starts from the base itself. What is trained is rank (inp
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,8 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
-from uvcc_engine.model.layer_spec import PublicSpec
+from uvcc_engine.model.layer_spec import LayerSpec, PublicSpec
+from uvcc_engine.model.layer_types.dense import Dense
 from uvcc_engine.model.layer_types.public import PublicLayer, settled_protocol, tensor_of
 from uvcc_engine.model.registry import (
     InitialContext,
@@ -57,6 +59,9 @@ class Adapted(PublicSpec, WeightedSpec):
     @property
     def weight_shape(self) -> tuple[int, int]:
         return self.inputs + self.outputs, self.rank
+
+    def merged(self, public: Mapping[str, Floats], trained: Iterator[Floats]) -> tuple[LayerSpec, Floats]:
+        return Dense(self.inputs, self.outputs), merged(self, public[self.tensor], next(trained))
 
 
 class AdaptedLayer(PublicLayer):

@@ -55,6 +55,10 @@ class Dense(WeightedSpec):
     def weight_shape(self) -> tuple[int, int]:
         return self.inputs + 1, self.outputs
 
+    @property
+    def adaptable(self) -> tuple[int, int]:
+        return self.inputs, self.outputs
+
 
 class DenseLayer(ProductLayer):
     """y = [x, 1] W with W (inputs + 1, outputs): the last row is the bias, so it costs no message of its own.

@@ -6,7 +6,7 @@ is computed or sent for a gradient of the weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +50,9 @@ class Public(PublicSpec):
     def public_tensor(self) -> tuple[str, tuple[int, int]]:
         return self.tensor, weighted(self.layer).weight_shape
 
+    def merged(self, public: Mapping[str, Floats], trained: Iterator[Floats]) -> tuple[LayerSpec, Floats]:
+        return self.layer, public[self.tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Started(PublicSpec, WeightedSpec):
@@ -69,6 +72,9 @@ class Started(PublicSpec, WeightedSpec):
     @property
     def decays(self) -> bool:
         return weighted(self.layer).decays
+
+    def merged(self, public: Mapping[str, Floats], trained: Iterator[Floats]) -> tuple[LayerSpec, Floats]:
+        return self.layer, next(trained)
 
 
 def weighted(layer: LayerSpec) -> WeightedSpec:
