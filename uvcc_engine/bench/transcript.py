@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.bench.scenarios import transcript_share
+from uvcc_engine.bench.timing.peak import peak_memory
 from uvcc_engine.bench.work.rehearsal import make_policy, rehearse, revealed
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
@@ -150,7 +151,7 @@ def verifier_pass(bundle: Path) -> tuple[float, float]:
     """Verify a run: leaves per second, and this process's peak memory in bytes."""
     found: list[Certificate] = []
     seconds = _timed(lambda: found.append(verify(bundle)))
-    return found[0].leaves / seconds, _peak_memory()
+    return found[0].leaves / seconds, peak_memory()
 
 
 def fill_pass(folder: Path, leaves: int) -> float:
@@ -162,7 +163,7 @@ def fill_pass(folder: Path, leaves: int) -> float:
         store.record(1, 2, (0, 0, op, kinds.OPEN), b"a share")
     store.finalize_epoch()
     store.close()
-    return _peak_memory()
+    return peak_memory()
 
 
 def epoch_memory(folder: Path, leaves: int) -> Row:
@@ -173,12 +174,6 @@ def epoch_memory(folder: Path, leaves: int) -> Row:
         words = [*command, "--fill", str(folder / str(count))]
         peaks.append(float(subprocess.run(words, capture_output=True, text=True, check=True).stdout))
     return row("transcript.epoch.memory", "bytes", "B", peaks[1:], peaks[0])
-
-
-def _peak_memory() -> float:
-    """VmHWM in bytes; getrusage would also count what the parent held when it forked."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024.0 for line in lines if line.startswith("VmHWM"))
 
 
 def main(argv: Sequence[str]) -> int:

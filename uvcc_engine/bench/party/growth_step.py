@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from uvcc_engine.bench.timing.peak import peak_memory
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.sets import Dataset
@@ -44,15 +45,6 @@ def measure(asked: dict[str, Any]) -> dict[str, float]:
         "cpu": min(after - before for before, after in pairwise(times)) / PARTIES,
         "memory": peak_memory(),
     }
-
-
-def peak_memory() -> float:
-    """The most resident memory of this process, in bytes; 0 where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next(float(line.split()[1]) * 1024.0 for line in lines if line.startswith("VmHWM"))
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from uvcc_engine.bench.party.growth_step import peak_memory
+from uvcc_engine.bench.timing.peak import peak_memory
 from uvcc_engine.transcript.proof.verifier import verify
 
 
