@@ -2,7 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 ... python exact_rank.py FOLDER ACCUMULATE,... LAYERS [MORE]
 
-``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks.
+``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks; ``compress``: the
+ways of sending gradients, if not both.
 
 Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
 has, as after a kill.
@@ -56,8 +57,9 @@ def trained(cfg: lm_config.LMConfig, group: RankGroup, folder: Path, manifest: c
 def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str, Any]) -> None:
     group = start_group("cpu", 2.0)
     found: dict[str, list[str]] = {}
-    graphs = (False,) if more.get("ddp", {}).get("shard") else (False, True)
-    for accumulate, compress, static in itertools.product(accumulations, ("bf16", "off"), graphs):
+    graphs = (False,) if more.get("ddp") else (False, True)
+    ways = more.get("compress", ("bf16", "off"))
+    for accumulate, compress, static in itertools.product(accumulations, ways, graphs):
         ddp = more.get("ddp") or {"static_graph": static, "bucket_mb": 1}
         asked = {**SMALL["train"], "steps": STEPS, "save_every": SAVED, "accumulate": accumulate}
         cfg = lm_config.from_mapping(

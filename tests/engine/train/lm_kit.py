@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from forked import ForkedRank, TrainCommand
 
 from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.checkpoints import checkpoint as ck
@@ -71,12 +72,14 @@ def run_here(cfg: lm_config.LMConfig, directory: Path, *, halt_at: int = 0, resu
         return trainer.run()
 
 
+Rank = ForkedRank | subprocess.Popen[str]
 PATIENCE_S = 150.0  # for a machine that is busy with other tests
 
 
 def start_ranks(
     directory: Path, port: int, *extra: str, world: int = 2, more: Mapping[str, str] | None = None
-) -> list[subprocess.Popen[str]]:
+) -> Sequence[Rank]:
+    """``world`` ranks of one training; with ``more`` in their environment they are processes of their own."""
     text = directory / "text.txt"
     if not text.exists():
         directory.mkdir(parents=True, exist_ok=True)
@@ -86,8 +89,7 @@ def start_ranks(
     config = directory / "small.json"  # YAML reads JSON
     data = {"source": "local", "path": str(text), "tokenizer": "byte", "val_percent": 10}
     config.write_text(json.dumps({**SMALL, "data": data, "train": {**SMALL["train"], "save_every": 3, "steps": 400}}))
-    code = "import sys; from uvcc_engine.train.worker import cli; sys.exit(cli(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, str(config), "--out", str(directory / "run"), "--run", "lm", *extra]
+    arguments = [str(config), "--out", str(directory / "run"), "--run", "lm", *extra]
     env = {
         **os.environ,
         "WORLD_SIZE": str(world),
@@ -96,17 +98,20 @@ def start_ranks(
         "OMP_NUM_THREADS": "1",
         **(more or {}),
     }
-    return [
-        subprocess.Popen(command, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE, text=True)
-        for r in range(world)
-    ]
+    said = [directory / f"stderr{r}.txt" for r in range(world)]
+    ranks = [{**env, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
+    if more is None:
+        return [ForkedRank(e, path, TrainCommand(arguments)) for e, path in zip(ranks, said, strict=True)]
+    code = "import sys; from uvcc_engine.train.worker import cli; sys.exit(cli(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *arguments]
+    return [subprocess.Popen(command, env=e, stderr=subprocess.PIPE, text=True) for e in ranks]
 
 
 def free_port() -> int:
     return ports(1)[0]
 
 
-def wait_for_step(directory: Path, step: int, processes: list[subprocess.Popen[str]]) -> None:
+def wait_for_step(directory: Path, step: int, processes: Sequence[Rank]) -> None:
     """Until the last rank has done ``step``; AssertionError with what the ranks said if one of them ends before."""
     beats = directory / "run" / f"heartbeat_rank{len(processes) - 1}.jsonl"
     end = time.monotonic() + PATIENCE_S

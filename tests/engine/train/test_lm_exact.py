@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import ForkedRank, Module
 from lm_kit import free_port, start_ranks
 
 pytestmark = pytest.mark.timeout(400)  # a busy machine
@@ -17,7 +16,7 @@ HERE = Path(__file__).parent
 
 def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str, list[str]]:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, str(HERE / "exact_rank.py"), str(folder), accumulate, "2", json.dumps(more)]
+    main = Module(HERE / "exact_rank.py", [str(folder), accumulate, "2", json.dumps(more)])
     env = {
         **os.environ,
         "WORLD_SIZE": str(world),
@@ -25,9 +24,7 @@ def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str
         "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
     }
-    ranks = [
-        subprocess.Popen(command, env={**env, "RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in range(world)
-    ]
+    ranks = [ForkedRank({**env, "RANK": str(r)}, folder / f"stderr{r}.txt", main) for r in range(world)]
     said = [p.communicate(timeout=350)[1] for p in ranks]
     assert [p.returncode for p in ranks] == [0] * world, said
     found: dict[str, list[str]] = json.loads((folder / "exact.json").read_text())
