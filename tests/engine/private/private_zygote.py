@@ -46,12 +46,31 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def prepared() -> bool:
+    """Load all that is compiled and the exponential's table; False while nothing is compiled."""
+    from decimal import Decimal
+
+    import torch
+
+    from uvcc_engine.mpc.functions.exponential import exp_public
+    from uvcc_engine.mpc.kernels.cpu import CpuKernels
+    from uvcc_engine.mpc.kernels.preload import load_for_children
+    from uvcc_engine.mpc.kernels.warm import warm
+
+    if not load_for_children():
+        return False
+    warm(CpuKernels())
+    exp_public(torch.zeros(1, dtype=torch.int64), 16, Decimal(0), 48)
+    return True
+
+
 def main() -> None:
     import torch
 
     import uvcc_engine.worker.main  # noqa: F401  # imported here so that forked workers need not
 
     torch.set_num_threads(1)
+    loops = False
     live: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)
@@ -59,6 +78,7 @@ def main() -> None:
             answer = {"rc": ended(request["wait"])}
             live.discard(request["wait"])
         else:
+            loops = loops or prepared()
             pid = os.fork()
             if pid == 0:
                 child(request)

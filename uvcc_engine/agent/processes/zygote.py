@@ -71,6 +71,7 @@ class _Zygote:
         self._live: set[int] = set()
         self._environ = dict(os.environ)
         self._missing: Mapping[str, str] = {}
+        self._loops_shared = False
         self._wake_read, self._wake_write = wake_pipe()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the agent ends it by closing the socket
@@ -102,6 +103,8 @@ class _Zygote:
         if spec.kind != "command" and "torch" in self._missing:
             self._tell(ForkFailed(spec.run, spec.coord, f"torch cannot be imported: {self._missing['torch']}"))
             return
+        if spec.kind == "private":
+            self._share_loops()
         ready_read, ready_write = os.pipe()
         try:
             pid = os.fork()
@@ -118,6 +121,19 @@ class _Zygote:
         os.close(ready_read)
         who = ProcessId.of(pid) or ProcessId(pid, 0, host.boot_id())
         self._tell(WorkerForked(spec.run, spec.coord, who))
+
+    def _share_loops(self) -> None:
+        """Load the compiled loops once for all private workers; without them, each does as well as it can."""
+        if self._loops_shared:
+            return
+        try:
+            from uvcc_engine.mpc.kernels.preload import load_for_children
+
+            self._loops_shared = load_for_children()
+        except Exception:
+            log.exception("the compiled loops could not be loaded for the workers")
+            self._loops_shared = True
+        gc.freeze()
 
     def _reap(self) -> None:
         """Report who ended. What is left of its process group dies first, while the pid is still taken."""

@@ -1,0 +1,18 @@
+"""The compiled loops, loaded once by a process that is about to fork workers: each would take most of a second for it."""
+
+from __future__ import annotations
+
+import torch
+
+from uvcc_engine.mpc.kernels import gemm_paths
+from uvcc_engine.mpc.kernels.loops import LOOPS, mark
+
+
+def load_for_children() -> bool:
+    """Load what is compiled; returns whether nothing is left to load (False while nothing is compiled yet)."""
+    if LOOPS.found is None and not mark().exists():
+        return False
+    if LOOPS.get() is not None:
+        matrix = torch.zeros((32, 32), dtype=torch.int64)
+        gemm_paths.prepared("wide", [matrix, matrix])([matrix, matrix])  # numba builds its tables at the first call
+    return True
