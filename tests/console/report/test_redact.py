@@ -180,8 +180,9 @@ def test_no_line_makes_it_slow(what: str) -> None:
         found_in(list(lines_of(io.StringIO(text))))
         return time.process_time() - begin
 
-    assert took(HARD[what] * 10) < 20 * max(took(HARD[what]), 0.02)
-    assert took(HARD[what] * 10) < 10  # a megabyte
+    longer = took(HARD[what] * 10)
+    assert longer < 20 * max(took(HARD[what]), 0.02)
+    assert longer < 10  # a megabyte
 
 
 def test_a_large_log_takes_bounded_memory_and_linear_time(tmp_path: Path) -> None:
@@ -199,11 +200,11 @@ def test_a_large_log_takes_bounded_memory_and_linear_time(tmp_path: Path) -> Non
         os.unlink(path)
         return time.process_time() - begin
 
-    small, large = took(4), took(16)
+    small, large = took(2), took(8)
     assert large < 8 * small
     tracemalloc.start()
-    took(8)
-    peak = tracemalloc.get_traced_memory()[1] - len(block) * 8
+    took(4)
+    peak = tracemalloc.get_traced_memory()[1] - len(block) * 4
     tracemalloc.stop()
     assert peak < 8 << 20
 

@@ -19,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.mpc.kernels.preload import load_for_children
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.meeting import BACKEND_VARIABLE
 from uvcc_engine.parallel.party_keys import PartyKeys
@@ -211,6 +212,7 @@ Work = Callable[[SocketPlane, PartyGroups, list[tuple[str, dict[str, Any]]]], An
 def run_fleet(topology: Topology, work: Work) -> dict[Coord, Any]:
     """``work(plane, groups, events)`` in every worker of all three parties, each a process; results by coordinate."""
     torch.set_num_threads(1)
+    load_for_children()
     ports, ends, pids = [free_port() for _ in range(3)], _connect(topology), []
     for coord in topology.coords():
         reader, writer = os.pipe()

@@ -55,8 +55,10 @@ def main() -> None:
     import torch
 
     import uvcc_engine.worker.main  # noqa: F401  # imported here so that forked workers need not
+    from uvcc_engine.mpc.kernels.preload import load_for_children
 
     torch.set_num_threads(1)
+    loaded = False
     live: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)
@@ -66,6 +68,7 @@ def main() -> None:
             answer = wait(pids, float(request["seconds"]))
             live -= set(pids)
         else:
+            loaded = loaded or load_for_children()
             pid = os.fork()
             if pid == 0:
                 child(request)
