@@ -7,7 +7,7 @@ from typing import Final
 _HELD_OUT: Final = "job.test_rows, or the schema's split.test, holds rows out; they are measured at the end, once"
 _VALIDATED: Final = "job.val_rows, or the schema's split.validation; job.reveal lists val_loss, val_accuracy, ..."
 _TARGET: Final = "the schema says it (target), see uvcc data infer"
-_EQUAL_ROWS: Final = "every row and class counts alike; weights of either are not offered"
+_ROWS: Final = "the schema's weight names the column of what each row counts"
 _STOP: Final = "job.patience: so many validations without a lower val_loss; see job.val_every and job.val_budget"
 _LAYERS: Final = "job.model is a name, or a list of layers: [{linear: 16}, relu, linear]"
 
@@ -15,11 +15,12 @@ PRIVATE_JOB: Final[dict[str, str]] = {
     **dict.fromkeys(("validation", "validation_split", "val", "val_size", "valid", "dev"), _VALIDATED),
     **dict.fromkeys(("test_size", "test_split", "split", "holdout", "eval"), _HELD_OUT),
     **dict.fromkeys(("target", "label", "label_column", "classes", "features", "columns", "categorical"), _TARGET),
-    **dict.fromkeys(("class_weights", "class_weight", "sample_weight", "sample_weights", "row_weights"), _EQUAL_ROWS),
+    **dict.fromkeys(("sample_weight", "sample_weights", "weight_column"), _ROWS),
+    **dict.fromkeys(("class_weight", "pos_weight"), "job.class_weights: a number for each class"),
     **dict.fromkeys(("early_stopping", "early_stop", "monitor", "stop_after"), _STOP),
     **dict.fromkeys(("save_best", "best", "restore_best_weights"), "job.keep_best: the weights of the least val_loss"),
     **dict.fromkeys(("hidden", "hidden_sizes", "layers", "width", "depth", "activation", "architecture"), _LAYERS),
-    "label_smoothing": "targets are what the rows say; smoothing them is not offered",
+    "smoothing": "job.label_smoothing",
     "dropout": "it is not offered: a layer of it changes nothing",
     "loss": "job.objective: cross-entropy, binary, mse, huber or poisson",
     "criterion": "job.objective: cross-entropy, binary, mse, huber or poisson",

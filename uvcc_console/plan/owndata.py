@@ -61,7 +61,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     changes: dict[str, Any] = {"model": found["model"], "base_sha256": found.get("base", "")}
     if "rows" in found:
         held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
-        changes |= held | _of_target(job, found["objective"], tell)
+        changes |= held | _of_target(job, found["objective"], tell) | _of_weight(job, found["weight"], tell)
     if job.epochs:
         rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows - job.val_rows)
         batch = job.batch * profile.topology.replicas
@@ -125,6 +125,15 @@ def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], No
         tell("rmse is revealed in place of accuracy: the target is a number" + _UNITS[objective])
         changes["reveal"] = [_FOR_NUMBERS.get(item, item) for item in job.reveal]
     return changes
+
+
+def _of_weight(job: PrivateJobSettings, column: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Whether rows have weights of their own: the schema says it. Raises ConfigError where the job says otherwise."""
+    if job.row_weights and not column:
+        raise ConfigError("job.row_weights, and the schema names no weight", "write weight: COLUMN into the schema")
+    if column:
+        tell(f"rows count as {column!r} says: so the schema's weight asks")
+    return {"row_weights": bool(column)}
 
 
 _FOR_NUMBERS: Final = {"accuracy": "rmse", "val_accuracy": "val_rmse"}

@@ -14,6 +14,7 @@ from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.link_spec import LinkKind
+from uvcc_engine.contract.job.loss_weights import check_weighting
 from uvcc_engine.contract.job.private_job import (
     BOUNDS,
     DEFAULTS,
@@ -133,6 +134,9 @@ class PrivateJobSettings(Strict):
     val_budget: int = _bounded("val_budget")
     patience: int = _bounded("patience")
     keep_best: bool = DEFAULTS.keep_best
+    class_weights: list[float] = []
+    label_smoothing: float = _bounded("label_smoothing")
+    row_weights: bool = DEFAULTS.row_weights
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""
@@ -152,6 +156,8 @@ class PrivateJobSettings(Strict):
                 raise ValueError(f"task {self.task} cannot reveal {item}: {trouble}")
         try:
             check_clients(self.task, self.clients, self.idle)
+            smooth, rows = self.label_smoothing, self.row_weights
+            check_weighting(self.objective, self.task, self.class_weights, smooth, rows)
         except ConfigError as e:
             raise ValueError(f"{e.what}: {e.hint}") from e
         if self.task == "serve" and (not self.weights or self.data or self.labels):

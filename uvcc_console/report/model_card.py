@@ -15,7 +15,7 @@ from uvcc_engine.transcript.terms.policy import EVERYBODY, Policy
 
 _TRAINING: Final = (
     *("objective", "optimizer", "steps", "batch", "lr", "schedule", "warmup", "momentum", "beta2", "weight_decay"),
-    *("clip_norm", "frac_bits", "seed"),
+    *("clip_norm", "class_weights", "label_smoothing", "row_weights", "frac_bits", "seed"),
 )
 _FILES: Final = {
     owner_files.TENSORS: "the weights, opened for the owner: `weight.N`, inputs (and a last row of biases) by outputs",

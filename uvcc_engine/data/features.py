@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.loss_weights import MOST_WEIGHT
 from uvcc_engine.data.csv_table import CsvTable, is_missing
 from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS, date_of, days_of
 from uvcc_engine.data.schema import COUNT, DATE, DATES, ONE_HOT, REAL, Schema, SchemaColumn, Statistics, class_word
@@ -55,7 +56,7 @@ def prepare(table: CsvTable, schema: Schema) -> Prepared:
     x = transform(table, fitted)
     if scaling is not None:
         y = (y.astype(np.float64) - scaling.shift) * scaling.scale
-    return Prepared(Dataset.of_sides(x, y, side, schema.outputs), fitted)
+    return Prepared(Dataset.of_sides(x, y, side, schema.outputs, row_weights(table, schema)), fitted)
 
 
 def side_counts(side: Ints) -> tuple[int, int, int]:
@@ -129,6 +130,24 @@ def target_numbers(table: CsvTable, schema: Schema) -> Floats:
     return found
 
 
+def row_weights(table: CsvTable, schema: Schema) -> Floats | None:
+    """What every row counts in the loss [rows], None where all count once. Raises ConfigError naming the row."""
+    if not schema.weight:
+        return None
+    found = np.zeros(len(table))
+    table.column(schema.weight)
+    for row in range(len(table)):
+        number = table.number(row, schema.weight)
+        if number is None or not 0.0 <= number <= MOST_WEIGHT:
+            what = "has no value" if number is None else f"holds {number:g}"
+            raise ConfigError(
+                f"{table.place(row, schema.weight)} {what}, and the schema takes it for the row's weight",
+                f"weights are 0 to {MOST_WEIGHT:g}: fill it in, or divide all by the same number",
+            )
+        found[row] = number
+    return found
+
+
 def _scaling(table: CsvTable, schema: Schema, y: Labels) -> Statistics | None:
     """What brings a real target to mean 0 and deviation 1, from the training rows."""
     if schema.kind != REAL:
@@ -182,7 +201,7 @@ def draw(seed: int, one: str) -> float:
 
 def check_columns(table: CsvTable, schema: Schema) -> None:
     """Raises ConfigError, naming the column, unless a table has those of the schema and no others."""
-    known = {column.name for column in schema.columns} | {schema.target}
+    known = {column.name for column in schema.columns} | {schema.target, schema.weight}
     for column in schema.columns:
         table.column(column.name)
     for name in table.columns:

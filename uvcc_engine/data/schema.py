@@ -2,12 +2,14 @@
 
     target: {column: diagnosis, values: [benign, malignant]}
     split: {test: 0.2, validation: 0.1, by: patient, seed: 7}
+    weight: times_seen
     columns:
       age: {kind: standardise, missing: mean}
       smoker: {kind: one-hot, values: ['no', 'yes']}
       patient: {kind: drop}
 
-The same file, fitted, holds each column's ``statistics`` too: those of the training rows. It never leaves the owner.
+``weight`` names the column of what each row counts in the loss, 0 to 16. The same file, fitted, holds each column's
+``statistics`` too: those of the training rows. It never leaves the owner.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class Schema:
     """A whole schema. ``values``: the classes in the order of their numbers, none of a real target or a count; ``by``:
     the column whose hash decides whether a row trains, tests or validates, the row's number if empty. ``scaling``: of
     a real target, by which it is brought to mean 0 and deviation 1. ``text``: of a text, whose letters ``values`` are;
-    it has no columns."""
+    it has no columns. ``weight``: the column of what each row counts in the loss; all count once if empty."""
 
     target: str
     values: tuple[str, ...]
@@ -109,6 +111,7 @@ class Schema:
     scaling: Statistics | None = None
     text: TextPlan | None = None
     validation: float = 0.0
+    weight: str = ""
 
     @property
     def outputs(self) -> int:
@@ -158,7 +161,7 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
     """A schema from plain values. Raises ConfigError naming the place."""
     if isinstance(found, Mapping) and "text" in found:
         return _text_schema(found, where)
-    top = _mapping(found, where, ("target", "split", "columns"), ("target", "columns"))
+    top = _mapping(found, where, ("target", "split", "weight", "columns"), ("target", "columns"))
     target = _mapping(top["target"], f"{where}: target", ("column", "kind", "values", "scaling"), ("column",))
     split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "validation", "by", "seed"), ())
     columns = top["columns"]
@@ -174,6 +177,7 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
         kind=_one_of(target.get("kind", CLASSES), TARGETS, f"{where}: target.kind"),
         scaling=_statistics(target["scaling"], (), f"{where}: target.scaling") if "scaling" in target else None,
         validation=_number(split.get("validation", 0.0), f"{where}: split.validation"),
+        weight=_word(top["weight"], f"{where}: weight") if top.get("weight") is not None else "",
     )
     _check(schema, where)
     return schema
@@ -239,6 +243,9 @@ def _check(schema: Schema, where: str) -> None:
     _check_shares(schema.test, schema.validation, where)
     if any(column.name == schema.target for column in schema.used):
         raise ConfigError(f"{where}: the target {schema.target!r} is one of the features, too", "take it from columns")
+    if schema.weight and schema.weight in (schema.target, schema.by, *(column.name for column in schema.columns)):
+        what = f"{where}: the weight {schema.weight!r} is the target, split.by, or one of columns, too"
+        raise ConfigError(what, "a column has one use: take it from there")
     if not schema.used:
         raise ConfigError(f"{where}: every column is dropped", "give at least one another kind")
 
@@ -346,6 +353,7 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
         text = {"positions": schema.text.positions, "stride": schema.text.stride, "letters": letters}
         return "\n".join([*lines, _line("text", text), _line("split", split)]) + "\n"
     lines += [_line("target", _target_to_json(schema)), _line("split", split)]
+    lines += [yaml.safe_dump({"weight": schema.weight}, width=math.inf).strip()] if schema.weight else []
     lines.append("columns:")
     for column in schema.columns:
         note = (notes or {}).get(column.name, "")

@@ -35,7 +35,8 @@ class Dataset:
 
     ``train_x`` (n, d) and ``test_x`` (m, d) hold features as the network sees them; the labels are class indices,
     one per row or one per position of every row. Of one class they are numbers to be fitted, one per row. ``val_x`` and
-    ``val_y``: rows for validation, None where there are none.
+    ``val_y``: rows for validation, None where there are none. ``weights`` (n,): what each training row counts in the
+    loss; None where all count the same.
     """
 
     train_x: Floats
@@ -45,6 +46,7 @@ class Dataset:
     classes: int
     val_x: Floats | None = None
     val_y: Labels | None = None
+    weights: Floats | None = None
 
     @property
     def parts(self) -> dict[str, tuple[Floats, Labels]]:
@@ -55,11 +57,12 @@ class Dataset:
         return found
 
     @classmethod
-    def of_sides(cls, x: Floats, y: Labels, side: Ints, classes: int) -> Dataset:
-        """Rows put where ``side [rows]`` says: ``TRAIN``, ``TEST`` or ``VALIDATION``."""
+    def of_sides(cls, x: Floats, y: Labels, side: Ints, classes: int, weights: Floats | None = None) -> Dataset:
+        """Rows put where ``side [rows]`` says: ``TRAIN``, ``TEST`` or ``VALIDATION``. ``weights``: of every row."""
         held = side == VALIDATION
         val = (x[held], y[held]) if held.any() else (None, None)
-        return cls(x[side == TRAIN], y[side == TRAIN], x[side == TEST], y[side == TEST], classes, *val)
+        own = None if weights is None else weights[side == TRAIN]
+        return cls(x[side == TRAIN], y[side == TRAIN], x[side == TEST], y[side == TEST], classes, *val, own)
 
     def __post_init__(self) -> None:
         for part, (x, y) in self.parts.items():
@@ -73,6 +76,10 @@ class Dataset:
                     raise ConfigError(f"{part} targets hold a value that is not finite", "clean the data")
             elif len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
                 raise ConfigError(f"{part} labels are not all in 0..{self.classes - 1}", "check the label column")
+        if self.weights is not None and self.weights.shape != (len(self.train_x),):
+            raise ConfigError(
+                f"{len(self.train_x)} training rows and weights of shape {self.weights.shape}", "give each row one"
+            )
 
 
 def public_stream(label: str, seed: int, counter: int, words: int) -> NDArray[np.uint64]:
@@ -114,9 +121,17 @@ def load_digits(seed: int, test_rows: int = DIGITS_TEST, val_rows: int = 0) -> D
     return split((images.astype(np.float64) - 5.0) / 8.0, labels.astype(np.int64), seed, test_rows, 10, val_rows)
 
 
-def split(x: Floats, y: Labels, seed: int, test_rows: int, classes: int, val_rows: int = 0) -> Dataset:
+def split(
+    x: Floats,
+    y: Labels,
+    seed: int,
+    test_rows: int,
+    classes: int,
+    val_rows: int = 0,
+    weights: Floats | None = None,
+) -> Dataset:
     """Split rows by a public permutation of the seed: its first ``test_rows`` are the test set, the next ``val_rows``
-    are for validation.
+    are for validation. ``weights``: of every row.
 
     Raises ConfigError unless rows are left for all.
     """
@@ -124,7 +139,8 @@ def split(x: Floats, y: Labels, seed: int, test_rows: int, classes: int, val_row
     order = permutation("split", seed, 0, len(x))
     test, val, train = order[:test_rows], order[test_rows : test_rows + val_rows], order[test_rows + val_rows :]
     held = (x[val], y[val]) if val_rows else (None, None)
-    return Dataset(x[train], y[train], x[test], y[test], classes, *held)
+    own = None if weights is None else weights[train]
+    return Dataset(x[train], y[train], x[test], y[test], classes, *held, own)
 
 
 def check_split(rows: int, test_rows: int, val_rows: int) -> None:

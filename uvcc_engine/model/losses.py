@@ -64,42 +64,48 @@ def product_powers_protocol(rt: Runtime, left: Share, right: Share, *, loss: boo
     return Powers(softmax.shifted(at), at.powers, at.total, *at.looked_up)
 
 
-def gradient_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[Share]:
+def gradient_protocol(rt: Runtime, at: Powers, targets: Share, *, weighted: bool = False) -> MpcProtocol[Share]:
     """softmax - y, the gradient of the summed cross-entropy by the logits: 2 rounds for up to 15 classes.
 
-    ``targets`` and gradient: [rows, classes].
+    ``targets`` and gradient: [rows, classes]. ``weighted``: targets of a row add up to what it counts, W, and the
+    gradient is W softmax - y: 2 rounds more.
     """
     if at.inverse is None:
         classes = at.powers.shape[-1]
         probabilities = yield from divide_protocol(rt, at.powers, at.total, _LEAST, float(classes))
     else:
         probabilities = yield from mul_protocol(rt, at.powers, at.inverse)
+    if weighted:
+        probabilities = yield from mul_protocol(rt, probabilities, targets.sum(-1, keepdim=True))
     return sub((yield from rescale_protocol(rt, probabilities, targets.f)), targets)
 
 
-def total_loss_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[Share]:
+def total_loss_protocol(rt: Runtime, at: Powers, targets: Share, *, weighted: bool = False) -> MpcProtocol[Share]:
     """The summed cross-entropy of the rows, log(sum e^shifted) - shifted[label], still shared: one element.
 
     2 rounds for up to 15 classes, 10 for more; the logarithm and the product with the targets go side by side.
+    ``weighted``: see :func:`gradient_protocol`; 2 rounds more.
     """
-    if at.log is not None:
-        logs = rescale_protocol(rt, at.log.sum(0), at.shifted.f)
-    else:
-        logs = _log_protocol(rt, at)
-    total, picked = yield from par(logs, dot_protocol(rt, at.shifted, targets))
+    counts = targets.sum(-1, keepdim=True) if weighted else None
+    total, picked = yield from par(_logs_protocol(rt, at, counts), dot_protocol(rt, at.shifted, targets))
     return sub(total, picked)
 
 
-def _log_protocol(rt: Runtime, at: Powers) -> MpcProtocol[Share]:
-    return (yield from log_protocol(rt, at.total, _LEAST, float(at.powers.shape[-1]))).sum(0)
+def _logs_protocol(rt: Runtime, at: Powers, counts: Share | None) -> MpcProtocol[Share]:
+    """The logarithms' sum over the rows, each as often as it ``counts``: one element at the scale of the logits."""
+    logs = at.log
+    if logs is None:
+        logs = yield from log_protocol(rt, at.total, _LEAST, float(at.powers.shape[-1]))
+    total = logs.sum(0) if counts is None else (yield from dot_protocol(rt, logs, counts))
+    return total if at.log is None else (yield from rescale_protocol(rt, total, at.shifted.f))
 
 
-def mean_loss_protocol(rt: Runtime, at: Powers, targets: Share) -> MpcProtocol[float]:
+def mean_loss_protocol(rt: Runtime, at: Powers, targets: Share, *, weighted: bool = False) -> MpcProtocol[float]:
     """Open the mean cross-entropy of the batch; nothing else is revealed. 3 rounds for up to 15 classes.
 
-    ``targets``: [rows, classes].
+    ``targets``: [rows, classes]. ``weighted``: see :func:`gradient_protocol`.
     """
-    total = yield from total_loss_protocol(rt, at, targets)
+    total = yield from total_loss_protocol(rt, at, targets, weighted=weighted)
     opened = yield from open_ring_protocol(rt, total)
     return float(opened.item()) / 2.0**total.f / at.powers.shape[0]
 
@@ -114,12 +120,12 @@ def hits_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[Sha
     return (yield from dot_protocol(rt, targets, chosen))
 
 
-def mean_square_protocol(rt: Runtime, difference: Share) -> MpcProtocol[float]:
+def mean_square_protocol(rt: Runtime, difference: Share, grad: Share | None = None) -> MpcProtocol[float]:
     """Open the mean over the rows of half the squared difference to the targets, summed over the outputs: 3 rounds.
 
-    The difference itself is the gradient of the summed loss.
+    The difference itself is the gradient of the summed loss, unless rows are weighted: then it is ``grad``.
     """
-    total = yield from product_with_protocol(rt, difference, difference, _dot, scale=0.5)
+    total = yield from product_with_protocol(rt, difference if grad is None else grad, difference, _dot, scale=0.5)
     opened = yield from open_ring_protocol(rt, total)
     return float(opened.item()) / 2.0**difference.f / difference.shape[0]
 

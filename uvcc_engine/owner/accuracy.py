@@ -78,7 +78,7 @@ def measure(job: PrivateJob, data: Dataset) -> AccuracyRow:
     model = fit_model(job)
     seeds = [bytes([i + 1]) * 32 for i in range(PARTIES + 1)]
     *parties, owner = (Identity(s, bytes(reversed(s[:31] + b"\0"))) for s in seeds)
-    made = share_dataset(data, job.frac_bits, tuple(p.public for p in parties), owner, seed=1)
+    made = share_dataset(data, job.frac_bits, tuple(p.public for p in parties), owner, seed=1, job=job)
 
     def body(rt: Runtime) -> tuple[list[float], int, int]:
         inputs = open_inputs(made.boxes[rt.party], party=rt.party, identity=parties[rt.party], **made.public())

@@ -161,7 +161,7 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
         data = dataset_for(job, args.data, args.labels, args.schema, args.pin, args.fitted)
         for part, (x, _) in data.parts.items():
             check_units(job, f"{part} features", x)
-        tensors = dataset_tensors(data, job.frac_bits)
+        tensors = dataset_tensors(data, job.frac_bits, job)
         check_tensors(shapes_of(tensors), job, model)
         return tensors
     found: dict[str, Ring] = {}

@@ -107,6 +107,7 @@ def _infer_text(file: Path, out: Path) -> dict[str, Any]:
 _HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), one-hot (with values), days, date (with order), drop.
 missing: error (the default), mean, indicator.
 target.kind: classes (the default), binary, real, count; target.values are the classes 0, 1, ...
+weight: the column of what each row counts in the loss, 0 to 16; it stands in no other place then.
 split.by: the column whose hash puts a row into training, test or validation (split.validation, like 0.1)."""
 
 
@@ -122,7 +123,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         ready, pin = _ready(args.data, args.schema)
         features, classes, positions = ready.schema.features, ready.schema.outputs, ready.schema.positions
         rows = {part: len(x) for part, (x, _) in ready.data.parts.items()}
-        found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind]}
+        found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind], "weight": ready.schema.weight}
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
         found["total"] = len(x)

@@ -21,6 +21,7 @@ import numpy as np
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.base_model import made_up
 from uvcc_engine.mpc.foundation.local import rehearsal_keys
 from uvcc_engine.mpc.foundation.prg import PairKeys
@@ -73,6 +74,7 @@ def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[byt
     sizes = {
         f"{part}_{what}": (rows[part], n) for part in rows for what, n in (("x", model.features), ("y", model.targets))
     }
+    sizes |= {TRAIN_WEIGHTS: (job.batch, 1)} if carries_weights(job) else {}
     nothing = {name: np.zeros(size, dtype=np.int64) for name, size in sizes.items()}
     inputs = {p: PartyInputs(p, job.frac_bits, {n: (z, z) for n, z in nothing.items()}) for p in range(PARTIES)}
     keys = rehearsal_keys(0)

@@ -20,10 +20,11 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.array_files import RowReader, StoredArray, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import features_and_labels
-from uvcc_engine.data.features import complete_rows, sides, transform
+from uvcc_engine.data.features import complete_rows, row_weights, sides, transform
 from uvcc_engine.data.fitting_pass import FittingPass, targets
+from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights, check_own, part_targets
 from uvcc_engine.data.schema import Schema, check_joint, load_schema
-from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels, check_split, public_stream, target_rows
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels, check_split, public_stream
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.owner.client import input_tensors
@@ -80,25 +81,27 @@ def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
         found.add(part)
     fitted = found.fitted(path.name)
     check_held_out(job, found.test, found.validation, some=schema.fixed)
+    check_own(job, bool(schema.weight))
     shapes = _shapes(job, found.train, found.test, found.validation, schema.features, schema.outputs, path)
 
     def blocks() -> Blocks:
         for part in table_batches(path):
-            x, y, side = _prepared(part, fitted)
-            yield from _encoded(job, x, target_rows(y, fitted.outputs), side)
+            x, y, own, side = _prepared(part, fitted)
+            yield from _encoded(job, x, y, side, fitted.outputs, own)
 
     return OwnerRows(shapes, blocks, fitted)
 
 
-def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, Ints]:
+def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, Floats | None, Ints]:
+    """Features, targets and weights of the rows that are kept, and the side of each."""
     kept, side = complete_rows(part, schema), sides(part, schema)
     whole = part if kept.all() else part.rows(np.flatnonzero(kept).tolist())
     if not len(whole):
-        return np.zeros((0, schema.features)), np.zeros(0, np.int64), side[kept]
+        return np.zeros((0, schema.features)), np.zeros(0, np.int64), row_weights(whole, schema), side[kept]
     y = targets(whole, schema)
     if schema.scaling is not None:
         y = (y.astype(np.float64) - schema.scaling.shift) * schema.scaling.scale
-    return transform(whole, schema), y, side[kept]
+    return transform(whole, schema), y, row_weights(whole, schema), side[kept]
 
 
 def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
@@ -113,17 +116,17 @@ def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
         first = 0
         for table in _numbers(path, header, width):
             x, y = table[:, :-1], _targets(path, job, model, first, table[:, -1])
-            yield from _encoded(job, x, y, side[first : first + len(y)])
+            yield from _encoded(job, x, y, side[first : first + len(y)], model.classes)
             first += len(y)
 
     return OwnerRows(shapes, blocks)
 
 
-def _targets(path: Path, job: PrivateJob, model: ModelSpec, first: int, labels: Floats) -> Floats:
-    """What is shared of the labels of the rows from ``first`` on. Raises ConfigError for one that is no class."""
+def _targets(path: Path, job: PrivateJob, model: ModelSpec, first: int, labels: Floats) -> Labels:
+    """The labels of the rows from ``first`` on, as they are meant. Raises ConfigError for one that is no class."""
     classes = 2 if job.objective == "binary" else model.classes
     if classes == 1:
-        return target_rows(labels, 1)
+        return labels
     with np.errstate(invalid="ignore"):
         whole = labels.astype(np.int64)
     if not np.array_equal(whole, labels) or whole.min() < 0 or whole.max() >= classes:
@@ -131,7 +134,7 @@ def _targets(path: Path, job: PrivateJob, model: ModelSpec, first: int, labels: 
             f"{path.name}: a label in rows {first + 1} to {first + len(labels)} is no class of {classes}",
             "labels are classes 0, 1, 2, ...",
         )
-    return target_rows(whole, model.classes)
+    return whole
 
 
 def _by_rows(path: Path, labels: Path | None) -> bool:
@@ -159,7 +162,7 @@ def _arrays(job: PrivateJob, path: Path, labels: Path | None) -> OwnerRows:
                 some = features.take(at_once)
                 targets_ = _targets(path, job, model, first, classes.take(at_once).astype(np.float64))
                 rows = some.reshape(len(some), -1).astype(np.float64)
-                yield from _encoded(job, rows, targets_, side[first : first + len(some)])
+                yield from _encoded(job, rows, targets_, side[first : first + len(some)], model.classes)
 
     return OwnerRows(shapes, blocks)
 
@@ -251,13 +254,17 @@ def _shapes(
         )
     x, y = {"train": train, "test": test} | ({"val": validation} if validation else {}), model.targets
     found = {f"{part}_x": (rows, features) for part, rows in x.items()} | {f"{p}_y": (n, y) for p, n in x.items()}
+    found |= {TRAIN_WEIGHTS: (train, 1)} if carries_weights(job) else {}
     check_tensors(found, job, model)
     return dict(sorted(found.items()))
 
 
-def _encoded(job: PrivateJob, x: Floats, y: Floats, side: Ints) -> Blocks:
+def _encoded(job: PrivateJob, x: Floats, y: Labels, side: Ints, outputs: int, own: Floats | None = None) -> Blocks:
+    """What is shared of these rows, part by part. ``own``: their weights, where the schema names some."""
     for part, one in (("train", TRAIN), ("test", TEST), ("val", VALIDATION)):
         if (chosen := side == one).any():
             check_units(job, f"{part} features", x[chosen])
             yield f"{part}_x", encode_fixed(f"{part} features", x[chosen], job.frac_bits)
-            yield f"{part}_y", encode_fixed(f"{part} labels", y[chosen], job.frac_bits)
+            weights = None if own is None or one != TRAIN else own[chosen]
+            for name, values in part_targets(job, part, y[chosen], outputs, weights).items():
+                yield name, encode_fixed(f"{part} labels", values, job.frac_bits)

@@ -18,10 +18,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.job.private_job import STANDARDISED_LIMIT, PrivateJob
+from uvcc_engine.contract.job.private_job import DEFAULTS, STANDARDISED_LIMIT, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
-from uvcc_engine.data.sets import Dataset, Floats, target_rows
+from uvcc_engine.data.loss_weights import part_targets, weights_of
+from uvcc_engine.data.sets import Dataset, Floats
 from uvcc_engine.sealing import streamed_inputs
 from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.box_keys import derive, sha256
@@ -84,12 +85,16 @@ def check_units(job: PrivateJob, name: str, features: Floats) -> None:
         raise ConfigError(what, "all owners agree on larger units for that column, like km in place of m")
 
 
-def dataset_tensors(data: Dataset, frac_bits: int) -> dict[str, Ring]:
-    """The named tensors of a data set in fixed point. Raises ConfigError naming one that is beyond the range."""
+def dataset_tensors(data: Dataset, frac_bits: int, job: PrivateJob = DEFAULTS) -> dict[str, Ring]:
+    """The named tensors of a data set in fixed point. Raises ConfigError naming one that is beyond the range.
+
+    ``job``: whose objective smooths and weights the training rows' targets; none of it by default.
+    """
     found = {}
     for part, (x, y) in sorted(data.parts.items()):
         found[f"{part}_x"] = encode_fixed(f"{part} features", x, frac_bits)
-        found[f"{part}_y"] = encode_fixed(f"{part} labels", target_rows(y, data.classes), frac_bits)
+        for name, values in part_targets(job, part, y, data.classes, weights_of(data, part)).items():
+            found[name] = encode_fixed(f"{part} labels", values, frac_bits)
     return found
 
 
@@ -102,15 +107,16 @@ def share_dataset(
     *,
     replicas: Sequence[tuple[PublicIdentity, ...]] = (),
     purpose: Purpose | None = None,
+    job: PrivateJob = DEFAULTS,
 ) -> SharedInputs:
     """Split a data set into three components per tensor and seal two to each party.
 
     ``replicas`` names the three pods of every further replica, which get their party's two components, too. With
     ``seed`` every random value follows from the owner's secret, the seed, the data and the recipients: the same call
     gives the same files, any other call unrelated ones. Fresh randomness otherwise. ``purpose``: what a pod may open
-    the boxes for; without one no worker opens them.
+    the boxes for; without one no worker opens them. ``job``: see :func:`dataset_tensors`.
     """
-    tensors = dataset_tensors(data, frac_bits)
+    tensors = dataset_tensors(data, frac_bits, job)
     return share_tensors(tensors, frac_bits, parties, owner, seed, replicas=replicas, purpose=purpose)
 
 

@@ -235,14 +235,15 @@ class ParallelTrainer:
     def _descend_protocol(self, on: Pass, at: losses.Powers, targets: Share, reveal: bool) -> MpcProtocol[Share]:
         if reveal:
             grad, loss = yield from par(
-                self._from_loss_protocol(on, at, targets), losses.total_loss_protocol(on.rt, at, targets)
+                self._from_loss_protocol(on, at, targets),
+                losses.total_loss_protocol(on.rt, at, targets, weighted=self._job.weighted),
             )
             self._losses.append(loss)
             return grad
         return (yield from self._from_loss_protocol(on, at, targets))
 
     def _from_loss_protocol(self, on: Pass, at: losses.Powers, targets: Share) -> MpcProtocol[Share]:
-        grad = yield from losses.gradient_protocol(on.rt, at, targets)
+        grad = yield from losses.gradient_protocol(on.rt, at, targets, weighted=self._job.weighted)
         return (yield from backward_protocol(on, self._stage.parts, grad, wanted=not self._pipe.first))
 
     def _receive(self, direction: str, m: int) -> Share:

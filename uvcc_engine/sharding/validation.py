@@ -12,6 +12,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, VALIDATIONS, PrivateJob
+from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Dense, ModelSpec, Relu, find_model
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
@@ -107,6 +108,7 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
         )
     if job.objective == "cross-entropy" and job.task == "train":
         check_shared(f"{model.name}: the number of classes", model.classes)
+    _check_weights(job, model)
     real = single and job.objective != "binary"
     for name in job.reveal:
         measure = name.removeprefix("val_")
@@ -128,6 +130,16 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
             f"a number of {fewest} rows would be revealed, job.min_rows is {job.min_rows}",
             "take larger batches and more test rows, or reveal less",
         )
+
+
+def _check_weights(job: PrivateJob, model: ModelSpec) -> None:
+    kinds = 2 if job.objective == "binary" else model.classes
+    if job.class_weights and len(job.class_weights) != kinds:
+        what = f"job.class_weights has {len(job.class_weights)} numbers for {kinds} classes"
+        raise ConfigError(what, "give one for each class, in the order of target.values")
+    if carries_weights(job) and model.positions > 1:
+        what = f"job.row_weights with objective {job.objective!r} at {model.positions} positions of a row"
+        raise ConfigError(what, "cross-entropy takes weights there")
 
 
 def _check_rows_of_ranks(job: PrivateJob, model: ModelSpec, replicas: int, tensor: int, microbatches: int) -> None:
@@ -169,10 +181,14 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob, model:
         return
     if not job.val_rows and any(name.startswith("val_") for name in shapes):
         raise ConfigError("there are rows for validation, and job.val_rows is 0", "share them for this job")
+    if TRAIN_WEIGHTS in shapes and not carries_weights(job):
+        raise ConfigError("the rows have weights, and the job says nothing of them", "share them for this job")
     for part in ("train", "test", *(("val",) if job.val_rows else ())):
         x, y = f"{part}_x", f"{part}_y"
         _check_rows(shapes, x, model, model.features, None)
         _check_rows(shapes, y, model, model.targets, shapes[x][0])
+    if carries_weights(job):
+        _check_rows(shapes, TRAIN_WEIGHTS, model, 1, shapes["train_x"][0])
 
 
 def check_held_out(job: PrivateJob, test: int, validation: int, *, some: bool) -> None:

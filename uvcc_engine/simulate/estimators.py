@@ -55,7 +55,7 @@ class _Estimator:
             setattr(self, name, value)
         return self
 
-    def _fit(self, x: ArrayLike, y: ArrayLike) -> SimulatedFit:
+    def _fit(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> SimulatedFit:
         """Train on all rows. Only the loss is revealed: the one test row that a job needs is not looked at."""
         rows, labels = np.asarray(x), np.asarray(y)
         given = {name: value for name, value in self.get_params().items() if name != "model"}
@@ -66,7 +66,8 @@ class _Estimator:
                 f"{type(self).__name__}: objective {self.objective!r}", f"one of {', '.join(self._objectives)}"
             )
         model = _DEFAULT if self.model is None else self.model
-        self.result_ = fit(model, rows, labels, test=(rows[:1], labels[:1]), reveal=["loss"], **given)
+        given |= {"test": (rows[:1], labels[:1]), "reveal": ["loss"], "row_weights": sample_weight}
+        self.result_ = fit(model, rows, labels, **given)
         self.n_features_in_ = self.result_.model.features
         return self.result_
 
@@ -99,9 +100,9 @@ class PrivateClassifier(_Estimator):
     _kind = "classifier"
     _objectives = ("cross-entropy", "binary")
 
-    def fit(self, x: ArrayLike, y: ArrayLike) -> Self:
-        """Train on all rows; only the loss is revealed."""
-        self.classes_ = np.array(self._fit(x, y).classes)
+    def fit(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on all rows; only the loss is revealed. ``sample_weight``: what each row counts, 0 to 16."""
+        self.classes_ = np.array(self._fit(x, y, sample_weight).classes)
         return self
 
     def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
@@ -127,12 +128,12 @@ class PrivateRegressor(_Estimator):
     _kind = "regressor"
     _objectives = ("mse", "huber", "poisson")
 
-    def fit(self, x: ArrayLike, y: ArrayLike) -> Self:
-        """Train on all rows; only the loss is revealed."""
+    def fit(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on all rows; only the loss is revealed. ``sample_weight``: what each row counts, 0 to 16."""
         targets = np.asarray(y, dtype=np.float64)
         counts = self.objective == "poisson"
         self.shift_, self.scale_ = (0.0, 1.0) if counts else (float(targets.mean()), float(targets.std()) or 1.0)
-        self._fit(x, (targets - self.shift_) / self.scale_)
+        self._fit(x, (targets - self.shift_) / self.scale_, sample_weight)
         return self
 
     def predict(self, x: ArrayLike) -> Floats:

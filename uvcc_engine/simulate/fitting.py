@@ -152,6 +152,7 @@ def fit(
     progress: bool | Progress = False,
     watch_range: bool = False,
     validation: float = 0.0,
+    row_weights: ArrayLike | None = None,
     **job: Any,
 ) -> SimulatedFit:
     """Train ``model`` on rows ``x`` and labels ``y`` between three simulated parties.
@@ -160,12 +161,12 @@ def fit(
     each. ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a
     shipped name, a list of layers as in a profile, a ``ModelSpec``, or its JSON. ``test``: the share of
     rows that is held out by the job's seed, or rows and labels of their own; ``validation``: the share of rows that the
-    job's ``val_*`` values are of. ``watch_range``: a debugging mode that
-    raises RingRangeError as soon as a number passes 2^62 before a truncation. All else are the keys of a private job
-    (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With ``verify="products"`` every product of a step and its
-    truncation is proved before the step's loss is opened, for dense layers and cross-entropy; comparisons, choices by
-    bits, exponentials and look-ups are not proved; with ``verify="proofs"`` every message is. Raises ConfigError for
-    what does not fit, before it computes.
+    job's ``val_*`` values are of. ``row_weights``: what each row of ``x`` counts in the loss, 0 to 16.
+    ``watch_range``: a debugging mode that raises RingRangeError as soon as a number passes 2^62 before a
+    truncation. All else are the keys of a private job (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With
+    ``verify="products"`` every product of a step and its truncation is proved before the step's loss is opened, for
+    dense layers and cross-entropy; comparisons, choices by bits, exponentials and look-ups are not proved; with
+    ``verify="proofs"`` every message is. Raises ConfigError for what does not fit, before it computes.
     """
     letters = int(getattr(model, "vocabulary", 0))
     features, labels = _rows(x, letters), np.asarray(y)
@@ -176,6 +177,8 @@ def fit(
             np.concatenate([features, _rows(test[0], letters)]),
             np.concatenate([labels, np.asarray(test[1])]),
         )
+    own = _weights(row_weights, len(np.asarray(y)))
+    job = job | ({} if own is None else {"row_weights": True})
     objective = str(job.get("objective", _PLAIN.objective))
     classes, numbers = _targets(objective, labels, letters)
     outputs = len(classes) if objective in ("cross-entropy", "mse") and classes else 1
@@ -184,10 +187,10 @@ def fit(
         n = len(np.asarray(y))
         if validation:
             raise ConfigError("validation beside test rows of their own", "give test as a share, too")
-        data = Dataset(features[:n], numbers[:n], features[n:], numbers[n:], outputs)
+        data = Dataset(features[:n], numbers[:n], features[n:], numbers[n:], outputs, weights=own)
     else:
         held, val = round(float(test) * len(features)), round(float(validation) * len(features))
-        data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, outputs, val)
+        data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, outputs, val, own)
     default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
     asked = _job(spec, data, epochs, steps, default | job)
     return replace(
@@ -207,6 +210,15 @@ def _rows(x: ArrayLike, letters: int) -> Floats:
             f"letters of shape {numbers.shape}, {numbers.dtype}", f"give (rows, positions) below {letters}"
         )
     return one_hot(numbers.astype(np.int64), letters)
+
+
+def _weights(given: ArrayLike | None, rows: int) -> Floats | None:
+    if given is None:
+        return None
+    found = np.array(given, dtype=np.float64)
+    if found.shape != (rows,):
+        raise ConfigError(f"row_weights of shape {found.shape} for {rows} rows", "give one number per row")
+    return found
 
 
 def _targets(objective: str, labels: np.ndarray[Any, Any], letters: int) -> tuple[tuple[Any, ...], Labels]:
@@ -238,7 +250,7 @@ def train(
     """
     checked = fit_model(job)
     model = checked if model is None or not checked.public_layers else model
-    tensors = dataset_tensors(data, job.frac_bits)
+    tensors = dataset_tensors(data, job.frac_bits, job)
     check_tensors(shapes_of(tensors), job, model)
     check_counts(shapes_of(tensors), job)
     check_statistics(shapes_of(tensors), job)

@@ -74,7 +74,8 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
         x = rng.standard_normal((job.batch + rows, model.features))
         numbers = numbers if model.positions > 1 else numbers[:, 0]
     y = numbers if model.classes > 1 else numbers.astype(np.float64)
-    data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes)
+    weights = rng.uniform(0.0, 1.0, job.batch) if job.row_weights else None
+    data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes, weights=weights)
     times: list[float] = []
     short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1))
     found = fitting.train(

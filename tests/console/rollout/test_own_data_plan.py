@@ -62,6 +62,21 @@ def test_a_run_is_planned_with_the_shapes_and_rows_of_its_data(settings: list[st
     assert pin.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_the_schema_says_that_rows_have_weights_and_the_policy_says_so(table: Path, settings: list[str]) -> None:
+    schema = table.with_name("patients.schema.yaml")
+    text = schema.read_text()
+    schema.write_text(text.replace("columns:\n", "weight: b\ncolumns:\n").replace("  b: {kind: standardise}\n", ""))
+    table.write_text(table.read_text().replace("-", ""))  # a weight is not negative
+    asked = [*settings, "job.class_weights=[1,3]", "job.label_smoothing=0.1"]
+    job = engine_job(parse(dict(common.load_snapshot(create_run("demo", asked)).profile)).job, 3)
+    assert (job["row_weights"], job["class_weights"], job["label_smoothing"]) == (True, [1.0, 3.0], 0.1)
+    schema.write_text(text)
+    with pytest.raises(UvccError, match=r"job\.row_weights, and the schema names no weight"):
+        create_run("demo", [*settings, "job.row_weights=true"])
+    with pytest.raises(UvccError, match="class_weights"):
+        create_run("demo", [*settings, "job.class_weights=[1,0]"])
+
+
 def test_a_list_of_layers_needs_no_schema(tmp_path: Path) -> None:
     job = job_of(create_run("demo", [LAYERS]))
     assert (job["model"]["features"], job["model"]["classes"], job["test_rows"]) == (64, 10, 360)

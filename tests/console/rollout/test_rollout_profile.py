@@ -46,8 +46,8 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: s
     ("setting", "hint"),
     [
         ("job.validation=0.1", "job.val_rows"),
-        ("job.label_smoothing=0.1", "smoothing them is not offered"),
-        ("job.class_weights=[1,2]", "weights of either are not offered"),
+        ("job.smoothing=0.1", "job.label_smoothing"),
+        ("job.class_weight=[1,2]", "a number for each class"),
         ("job.early_stopping=3", "job.patience"),
         ("job.learning_rate=0.1", "job.lr"),
         ("job.hidden=3", "job.model"),

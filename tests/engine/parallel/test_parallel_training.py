@@ -41,6 +41,21 @@ def test_every_way_of_splitting_trains_the_same_model(job: PrivateJob, size: Top
     check_replicas(found)
 
 
+@pytest.mark.parametrize("size", [Topology(2), Topology(1, 2, 2, 2)], ids=str)
+def test_weights_of_classes_and_rows_count_the_same_however_the_work_is_split(size: Topology) -> None:
+    """A row's smoothed target is split over tensor ranks and replicas as any other; what it counts lies in it."""
+    weighted = {"class_weights": (3.0, *[1.0] * 8, 0.5), "label_smoothing": 0.1, "row_weights": True}
+    job = replace(MLP, steps=2, **weighted)
+    plain = dataset_for(MLP)
+    data = replace(plain, weights=np.random.default_rng(3).uniform(0.0, 2.0, len(plain.train_x)))
+    found = train(job, size, data=data)
+    clear = train_plaintext(replace(job, batch=job.batch * size.replicas), data)
+    assert found[FIRST]["losses"] == pytest.approx(clear.losses, abs=2e-3)
+    for number, exact in enumerate(clear.weights):
+        assert np.abs(weights(job, found, size)[number] - exact).max() < 1e-3
+    check_replicas(found)
+
+
 @pytest.mark.slow  # 24 processes
 def test_a_gpt_on_all_three_axes_learns_a_poem_as_it_does_in_clear() -> None:
     job, size = replace(GPT, steps=8, batch=8, schedule="constant"), Topology(2, 2, 2, 2)

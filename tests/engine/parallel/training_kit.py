@@ -32,7 +32,7 @@ def shares(job: PrivateJob, data: Dataset | None = None) -> list[PartyInputs]:
     """The job's data, or other, in additive components from a fixed generator."""
     rng = np.random.default_rng(5)
     parts: list[dict[str, Any]] = [{}, {}, {}]
-    for name, ring in dataset_tensors(data or dataset_for(job), job.frac_bits).items():
+    for name, ring in dataset_tensors(data or dataset_for(job), job.frac_bits, job).items():
         low, middle = (rng.integers(-(2**63), 2**63, ring.shape, dtype=np.int64) for _ in range(2))
         with np.errstate(over="ignore"):
             for part, component in zip(parts, (low, middle, ring - low - middle), strict=True):

@@ -35,7 +35,7 @@ OWNER = Identity(b"o" * 32, b"w" * 32)
 def shared_digits(job: PrivateJob) -> SharedInputs:
     data = load_digits(job.seed, job.test_rows, job.val_rows)
     purpose = Purpose.of(job, [OWNER.public.x25519])
-    return share_dataset(data, job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1, purpose=purpose)
+    return share_dataset(data, job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1, purpose=purpose, job=job)
 
 
 def opened_digits(job: PrivateJob) -> list[PartyInputs]:

@@ -56,6 +56,8 @@ JOB = PrivateJob(
     patience=2,
     keep_best=True,
     reveal=("loss", "accuracy", "val_loss", "val_accuracy", "weights"),
+    class_weights=(2.0, *[1.0] * 8, 0.5),
+    label_smoothing=0.05,
 )
 """A rate so high that validation soon stops falling."""
 

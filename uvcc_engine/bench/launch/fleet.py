@@ -163,7 +163,7 @@ class Fleet:
         public = [tuple(i.public for i in row) for row in pods]
         purpose = Purpose.of(job, [OWNER.public.x25519])
         made = share_dataset(
-            dataset_for(job), job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:], purpose=purpose
+            dataset_for(job), job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:], purpose=purpose, job=job
         )
         parties = [
             PolicyParty(p, pods[0][p].public, "local", "here", tuple(row[p].public for row in pods[1:]))

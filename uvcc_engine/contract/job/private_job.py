@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.loss_weights import check_weighting, weight_bits
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, check_mode
 from uvcc_engine.contract.job.served_clients import check_clients, misplaced
@@ -82,6 +83,7 @@ BOUNDS: Final[Mapping[str, Bounds]] = {
     "warmup": Bounds("give a number of steps, 0 for none", 0),
     "frac_bits": Bounds("give 8 to 24 fractional bits; 16 is usual", 8, 24),
     **dict.fromkeys(("val_rows", "val_every", "val_budget", "patience"), Bounds("it must be 0 or more", 0)),
+    "label_smoothing": Bounds("give a smoothing in [0, 1), like 0.1", 0, 1, below=True),
     "seed": Bounds("give a seed of 0 to 2^63 - 1", 0, 2**63, below=True),
     "beta2": Bounds("give Adam's second decay rate in [0.5, 0.999]", 0.5, 0.999),
 }
@@ -128,6 +130,10 @@ class PrivateJob:
     is tested and released are the weights of the least ``val_loss``.
     ``base``: the SHA-256 of the safetensors file whose public tensors the model's layers name (``base_model``); every
     pod has it, and computes with nothing else.
+    ``class_weights``: how much a row of each class counts in the loss, and ``row_weights``: that each row brings a
+    secret weight of its own, up to ``MOST_WEIGHT`` with its class's; the loss is the mean over the rows of weight times
+    loss. ``label_smoothing`` e: targets of K classes are e / K, and 1 - e + e / K at the row's class. Both are of the
+    rows that are trained on alone, not of what is tested or validated.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -165,6 +171,9 @@ class PrivateJob:
     patience: int = 0
     keep_best: bool = False
     base: str = ""
+    class_weights: tuple[float, ...] = ()
+    label_smoothing: float = 0.0
+    row_weights: bool = False
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -191,6 +200,7 @@ class PrivateJob:
         check_clients(self.task, self.clients, self.idle)
         self._check_standardising()
         self._check_validation()
+        check_weighting(self.objective, self.task, self.class_weights, self.label_smoothing, self.row_weights)
         if self.base and not re.fullmatch(r"[0-9a-f]{64}", self.base):
             raise ConfigError(f"job.base is {self.base[:80]!r}", "the policy names a base by its file's SHA-256 in hex")
 
@@ -250,6 +260,11 @@ class PrivateJob:
         return self.verify != OFF
 
     @property
+    def weighted(self) -> bool:
+        """Whether rows count differently in the loss."""
+        return bool(self.class_weights) or self.row_weights
+
+    @property
     def random_generator(self) -> str:
         """Which generator draws the parties' masks: ChaCha20 where all are sure to have a GPU, which computes it."""
         return "chacha20" if self.device == "cuda" else "aes"
@@ -265,7 +280,8 @@ class PrivateJob:
 
     def rate_at(self, step: int) -> float:
         """lr / batch of a step, rounded to the few significant bits that leave room for the product it scales."""
-        bits = max(2, min(10, 60 - 2 * self.frac_bits - self.batch.bit_length()))
+        room = 60 - 2 * self.frac_bits - self.batch.bit_length() - weight_bits(self.class_weights, self.row_weights)
+        bits = max(2, min(10, room))
         mantissa, exponent = math.frexp(self.lr_at(step) / self.batch)
         return math.ldexp(round(mantissa * 2.0**bits), exponent - bits)
 
@@ -294,6 +310,7 @@ LATER: Final = (
     *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
     *("clients", "idle", "standardise", "base"),
     *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
+    *("class_weights", "label_smoothing", "row_weights"),
 )
 """Keys that a policy names only where they say something."""
 DEFAULTS: Final = PrivateJob()

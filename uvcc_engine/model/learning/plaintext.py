@@ -84,7 +84,8 @@ def train_plaintext(
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
         logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
-        loss = objective(job, logits, targets_of(model, data.train_y[rows]))
+        own = None if data.weights is None else data.weights[rows]
+        loss = training_loss(job, logits, targets_of(model, data.train_y[rows]), own)
         losses.append(loss.item())
         grads = torch.autograd.grad(loss, weights)
         with torch.no_grad():
@@ -128,6 +129,26 @@ def objective(job: PrivateJob, outputs: Tensor, labels: Tensor) -> Tensor:
     if job.objective == "mse":
         return (outputs - fn.one_hot(labels, outputs.shape[1])).square().sum(1).mean() / 2.0
     return fn.cross_entropy(outputs, labels)
+
+
+def training_loss(job: PrivateJob, outputs: Tensor, labels: Tensor, own: Floats | None) -> Tensor:
+    """As :func:`objective`, of what is trained on: smoothed and weighted as the job says. ``own``: weights [rows]."""
+    if not job.weighted and not job.label_smoothing:
+        return objective(job, outputs, labels)
+    lines = len(labels) // (len(labels) if own is None else len(own))
+    rows = torch.ones(len(labels)) if own is None else torch.from_numpy(own).repeat_interleave(lines)
+    classes = torch.tensor(job.class_weights, dtype=torch.float64) if job.class_weights else None
+    if job.objective == "cross-entropy":
+        each = fn.cross_entropy(outputs, labels, classes, label_smoothing=job.label_smoothing, reduction="none")
+        return (each * rows).mean()
+    if outputs.shape[1] > 1:  # squares of classes
+        each = (outputs - fn.one_hot(labels, outputs.shape[1])).square().sum(1) / 2.0
+        return (each * rows).mean()
+    rows = rows.reshape(-1, 1)
+    rows = rows if classes is None else rows * classes[labels.long()]
+    return plaintext_loss(
+        job.objective, outputs, labels * (1.0 - job.label_smoothing) + job.label_smoothing / 2.0, rows
+    )
 
 
 def targets_of(model: ModelSpec, labels: Labels) -> Tensor:

@@ -13,6 +13,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
 from uvcc_engine.contract.job.proof_mode import PROOFS
+from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
@@ -27,7 +28,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.products.arithmetic import public, sub
+from uvcc_engine.mpc.products.arithmetic import mul_protocol, public, sub
 from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_protocol
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
@@ -153,7 +154,8 @@ class PrivateTrainer:
             yield from self._learn_protocol(powers, y)
             return None
         both: MpcProtocol[list[Any]] = par(
-            self._learn_protocol(powers, y), losses.total_loss_protocol(self._rt, powers, y)
+            self._learn_protocol(powers, y),
+            losses.total_loss_protocol(self._rt, powers, y, weighted=self._job.weighted),
         )
         _, total = yield from both
         return cast(Share, total)
@@ -166,29 +168,37 @@ class PrivateTrainer:
         nn.set_training(self._layers, True)
         if self._job.objective == "mse":
             outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
-            return (yield from self._squares_protocol(outputs, y, reveal=reveal))
+            return (yield from self._squares_protocol(outputs, y, self._counts(rows), reveal=reveal))
         if self._job.objective in OF_ONE_OUTPUT:
-            return (yield from self._fitted_protocol(x, y, reveal=reveal))
+            return (yield from self._fitted_protocol(x, y, self._counts(rows), reveal=reveal))
         powers = yield from nn.forward_powers_protocol(self._rt, self._layers, x, loss=reveal)
         if not reveal:
             yield from self._learn_protocol(powers, y)
             return StepResult(None)
-        _, loss = yield from par(self._learn_protocol(powers, y), losses.mean_loss_protocol(self._rt, powers, y))
+        told = losses.mean_loss_protocol(self._rt, powers, y, weighted=self._job.weighted)
+        _, loss = yield from par(self._learn_protocol(powers, y), told)
         return StepResult(loss)
 
-    def _squares_protocol(self, outputs: Share, y: Share, *, reveal: bool) -> MpcProtocol[StepResult]:
+    def _counts(self, rows: Tensor) -> Share | None:
+        """What each of these rows counts [rows, 1], where its target does not say so."""
+        return self._tensors[TRAIN_WEIGHTS].index(rows) if carries_weights(self._job) else None
+
+    def _squares_protocol(
+        self, outputs: Share, y: Share, counts: Share | None, *, reveal: bool
+    ) -> MpcProtocol[StepResult]:
         difference = sub(outputs, y)
-        down = self._backward_protocol(difference)
+        grad = difference if counts is None else (yield from mul_protocol(self._rt, difference, counts))
+        down = self._backward_protocol(grad)
         if not reveal:
             yield from down
             return StepResult(None)
-        _, loss = yield from par(down, losses.mean_square_protocol(self._rt, difference))
+        _, loss = yield from par(down, losses.mean_square_protocol(self._rt, difference, grad))
         return StepResult(loss)
 
-    def _fitted_protocol(self, x: Share, y: Share, *, reveal: bool) -> MpcProtocol[StepResult]:
+    def _fitted_protocol(self, x: Share, y: Share, counts: Share | None, *, reveal: bool) -> MpcProtocol[StepResult]:
         outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
         objective = OF_ONE_OUTPUT[self._job.objective]
-        grad, total = yield from objective(self._rt, outputs, y, loss=reveal)
+        grad, total = yield from objective(self._rt, outputs, y, counts, loss=reveal)
         down = self._backward_protocol(grad)
         if total is None:
             yield from down
@@ -198,7 +208,7 @@ class PrivateTrainer:
         return StepResult(float(opened.item()) / 2.0**total.f / x.shape[0])
 
     def _learn_protocol(self, powers: losses.Powers, targets: Share) -> MpcProtocol[None]:
-        grad = yield from losses.gradient_protocol(self._rt, powers, targets)
+        grad = yield from losses.gradient_protocol(self._rt, powers, targets, weighted=self._job.weighted)
         yield from self._backward_protocol(grad)
 
     def _backward_protocol(self, grad: Share) -> MpcProtocol[None]:
