@@ -35,6 +35,7 @@ MEANINGS: Final[dict[str, str]] = {
     "job.class_weights": "What a row of each class counts in the loss, in the order of the classes: above 0, up to 16.",
     "job.label_smoothing": "So much of each training row's target is spread over all classes, like 0.1.",
     "job.row_weights": "Each training row counts as its own secret weight says; the column is the schema's weight.",
+    "job.threshold": "precision and recall count a row for the second class from this probability on.",
     "job.optimizer": "sgd or adam.",
     "job.beta2": "Adam's second decay rate.",
     "job.objective": "The loss that is trained on; where a schema is given and this is not, its target decides.",

@@ -137,6 +137,7 @@ class PrivateJobSettings(Strict):
     class_weights: list[float] = []
     label_smoothing: float = _bounded("label_smoothing")
     row_weights: bool = DEFAULTS.row_weights
+    threshold: float = _bounded("threshold")
     data: str = ""
     data_schema: str = Field(default="", alias="schema")
     labels: str = ""

@@ -116,13 +116,17 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
             "accuracy": not real,
             "confusion": not real,
             "auc": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
+            "precision": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
+            "recall": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
+            "perplexity": job.objective == "cross-entropy",
             "rmse": real,
             "r2": real,
         }.get(measure, True)
-        if not fits or (measure in METRICS and model.positions > 1 and measure != "accuracy"):
+        if not fits or (measure in METRICS and model.positions > 1 and measure not in ("accuracy", "perplexity")):
             raise ConfigError(
                 f"job.reveal: {name!r} for objective {job.objective!r} and {model.classes} outputs",
-                "rmse and r2 are of numbers, accuracy and confusion of classes, auc of two classes",
+                "rmse and r2 are of numbers, accuracy and confusion of classes, auc, precision and recall of two"
+                " classes, perplexity is of cross-entropy",
             )
     fewest = min(job.batch if "loss" in job.reveal else job.min_rows, job.test_rows, job.val_rows or job.test_rows)
     if fewest < job.min_rows and any(name in job.reveal for name in ("loss", *METRICS, *VALIDATIONS)):

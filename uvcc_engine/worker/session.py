@@ -15,6 +15,7 @@ from uvcc_engine.checkpoint.migration_target import START, read_migrated
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.private_job import METRICS
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
 from uvcc_engine.contract.run_files import files
@@ -41,7 +42,13 @@ from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds, verdict_of
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.served_model import ServedModel
-from uvcc_engine.worker.validation_notes import ended_early, remember_validations, validations_so_far
+from uvcc_engine.worker.validation_notes import (
+    ended_early,
+    remember_validations,
+    tell_undefined,
+    validations_of,
+    validations_so_far,
+)
 
 _TERMINATED: Final = "sigterm"
 COUNT_EVERY_S: Final = 10.0  # what the plane counted is told at least so often while steps are made
@@ -323,8 +330,10 @@ class WorkerSession:
         if result.loss is not None:
             self._loss = result.loss
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
-        if result.validated:
-            self._writer.validated(step + 1, result.validated)
+        if job.validates(step):
+            told = validations_of(job)
+            self._writer.validated(step + 1, result.validated, told)
+            tell_undefined(self._writer, step + 1, told, result.validated)
         self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), sent_bytes=self._sent())
         if time.monotonic() - self._counted > COUNT_EVERY_S:
             self._count_now()
@@ -405,6 +414,7 @@ class WorkerSession:
         mine = self._begin(epoch)
         values: dict[str, float] = {}
         values |= self._trainer.evaluate()
+        tell_undefined(self._writer, self.step, [name for name in METRICS if name in job.reveal], values)
         if "loss" in job.reveal and self._loss is not None:
             values["loss"] = self._loss
         a = self._admitted

@@ -23,15 +23,17 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.job.early_stop import ValidationLog, steps_done
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.run_files.control import HALT
-from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, load_digits
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Dataset, load_digits
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.learning.plaintext import train_plaintext
 from uvcc_engine.owner import client, program_form
 from uvcc_engine.owner.rows import public_sides, rows_of
+from uvcc_engine.sealing.inputs import share_dataset
+from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import open_weights
 from uvcc_engine.sharding.validation import check_counts
 from uvcc_engine.simulate.step_rehearsal import rehearse
-from uvcc_engine.transcript.proof import standalone_verify
+from uvcc_engine.transcript.proof import derived_files, standalone_verify
 from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
 from uvcc_engine.transcript.proof.revealed_series import revealed_series
 from uvcc_engine.transcript.proof.verifier import verify
@@ -65,11 +67,11 @@ JOB = PrivateJob(
 @pytest.mark.parametrize(
     ("objective", "y", "reveal"),
     [
-        ("cross-entropy", (TRUTH > 0).astype(int), ["loss", "val_loss", "val_accuracy", "val_auc"]),
+        ("cross-entropy", (TRUTH > 0).astype(int), ["val_loss", "val_accuracy", "val_auc", "val_perplexity"]),
         ("mse", TRUTH, ["val_loss", "val_rmse", "val_r2"]),
         ("huber", TRUTH, ["val_loss", "val_rmse"]),
         ("poisson", RNG.poisson(np.exp(0.4 * TRUTH)).astype(float), ["val_loss", "val_rmse"]),
-        ("binary", (TRUTH > 0).astype(int), ["val_loss", "val_accuracy", "val_auc"]),
+        ("binary", (TRUTH > 0).astype(int), ["val_loss", "val_accuracy", "val_precision", "val_recall"]),
     ],
 )
 def test_validation_after_every_epoch_is_that_in_clear(objective: str, y: Any, reveal: list[str]) -> None:
@@ -83,7 +85,7 @@ def test_validation_after_every_epoch_is_that_in_clear(objective: str, y: Any, r
     for step, values in clear.validated.items():
         assert made.validated[step].keys() == values.keys() == {n for n in reveal if n.startswith("val_")}
         for name, value in values.items():
-            near = 0.03 if name == "val_accuracy" else 1e-2
+            near = 0.03 if name in ("val_accuracy", "val_precision", "val_recall") else 1e-2
             assert made.validated[step][name] == pytest.approx(value, abs=near), (step, name)
     assert np.allclose(made.weights[0], clear.weights[0], atol=0.01)
 
@@ -256,6 +258,59 @@ def test_both_verifiers_recompute_where_the_run_ended(run: Fleet, tmp_path: Path
     series = revealed_series(read_bundle(bundle))
     assert [step for step, _ in series["val_loss"]] == list(range(2, read_bundle(bundle).steps + 1, 2))
     assert standalone_verify.main([str(tmp_path), "--policy", str(tmp_path / "policy.json")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda rows: [*rows[:1], rows[1].replace(",", ",0.", 1).replace("0.0.", "0.1"), *rows[2:]], "says "),
+        (lambda rows: [*rows[:1], rows[1].rpartition(",")[0] + ",", *rows[2:]], "names"),
+        (lambda rows: [*rows, "3,0.9,0.1"], "names"),  # of a step that validated nothing
+        (lambda rows: [rows[0] + ",auc", *(row + ",0.99" for row in rows[1:])], "names"),
+    ],
+)
+def test_a_table_of_validation_says_what_was_signed_and_no_more(
+    run: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, what: str
+) -> None:
+    bundle, pod = collected(run, tmp_path), tmp_path / "p0r0"
+    pod.mkdir()
+    table = pod / "val.csv"
+    rows = (run.dir(0) / "val.csv").read_text().splitlines()
+    asked = [str(tmp_path), "--policy", str(tmp_path / "policy.json")]
+    table.write_text("\n".join(rows) + "\n")
+    assert derived_files.check_validation_rows(read_bundle(bundle), table) == 2 * (len(rows) - 1)
+    assert standalone_verify.main(asked) == 0
+    table.write_text("\n".join(change(rows)) + "\n")
+    with pytest.raises(VerificationError, match=what):
+        derived_files.check_validation_rows(read_bundle(bundle), table)
+    assert standalone_verify.main(asked) == 1
+    assert what in capsys.readouterr().err
+
+
+def test_a_run_whose_metrics_are_no_numbers_ends_well_and_says_why(zygote: Zygote, tmp_path: Path) -> None:
+    """Test and validation rows of one class: nobody can rank them, and not a number is signed in its place."""
+    digits = load_digits(7, 100)
+    zeros, ones = (digits.train_x[digits.train_y == k][:60] for k in (0, 1))
+    x, y = np.concatenate([zeros[:40], ones[:40]]), np.repeat([0, 1], 40)
+    data = Dataset(x, y, ones[40:52], np.ones(12, np.int64), 2, ones[52:60], np.ones(8, np.int64))
+    reveal = ("loss", "accuracy", "auc", "recall", "val_loss", "val_auc")
+    told = {"model": model_to_json(model_of_list(["linear"], 64, 2)), "steps": 2, "batch": 16, "test_rows": 12}
+    job = PrivateJob.from_json(told | {"val_rows": 8, "val_every": 1, "reveal": list(reveal)})
+    purpose = Purpose.of(job, [OWNER.public.x25519])
+    made = share_dataset(data, job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1, purpose=purpose)
+    fleet = Fleet(tmp_path / "fleet", zygote, job, direct_links(), made)
+    fleet.launch()
+    assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert fleet.result(0)["values"].keys() == {"accuracy", "recall", "loss"}
+    why = "all rows are of one class"
+    undefined = [("val_auc", why, 1), ("val_auc", why, 2), ("auc", why, 2)]
+    assert [(e["metric"], e["why"], e["step"]) for e in fleet.events(0, "metric_not_defined")] == undefined
+    lines = (fleet.dir(0) / "val.csv").read_text().splitlines()
+    assert [line.split(",")[:2] for line in lines] == [["step", "auc"], ["1", ""], ["2", ""]]
+    out = tmp_path / "collected"
+    out.mkdir()
+    verify(collected(fleet, out))
+    assert standalone_verify.main([str(out), "--policy", str(out / "policy.json")]) == 0
 
 
 def test_its_messages_are_those_of_the_program_up_to_where_it_ended(run: Fleet, tmp_path: Path) -> None:

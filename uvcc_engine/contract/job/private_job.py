@@ -18,8 +18,10 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
-MetricName = Literal["accuracy", "confusion", "auc", "rmse", "r2"]
-ValidationName = Literal["val_loss", "val_accuracy", "val_auc", "val_rmse", "val_r2"]
+MetricName = Literal["accuracy", "confusion", "auc", "precision", "recall", "perplexity", "rmse", "r2"]
+ValidationName = Literal[
+    "val_loss", "val_accuracy", "val_auc", "val_precision", "val_recall", "val_perplexity", "val_rmse", "val_r2"
+]
 Reveal = Literal["loss", MetricName, ValidationName, "weights", "statistics", "predictions", "answers", "seeds"]
 Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
@@ -29,6 +31,16 @@ Device = Literal["auto", "cpu", "cuda"]
 Rounds = Literal["few", "sparing"]
 METRICS: Final[tuple[str, ...]] = get_args(MetricName)
 VALIDATIONS: Final[tuple[str, ...]] = get_args(ValidationName)
+UNDEFINED: Final[Mapping[str, str]] = {
+    "auc": "all rows are of one class",
+    "precision": "no row was taken for the second class",
+    "recall": "no row is of the second class",
+    "perplexity": "the loss is too large for it",
+    "r2": "all targets are the same",
+}
+"""Metrics that may come out as no number, also of validation, and why: nothing is revealed of them then."""
+MAY_LACK: Final = frozenset(f"val_{name}" for name in UNDEFINED)
+"""What a step that validates may leave unsaid, since it came out as no number."""
 REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)
@@ -85,6 +97,7 @@ BOUNDS: Final[Mapping[str, Bounds]] = {
     **dict.fromkeys(("val_rows", "val_every", "val_budget", "patience"), Bounds("it must be 0 or more", 0)),
     "label_smoothing": Bounds("give a smoothing in [0, 1), like 0.1", 0, 1, below=True),
     "seed": Bounds("give a seed of 0 to 2^63 - 1", 0, 2**63, below=True),
+    "threshold": Bounds("give a probability in (0, 1), like 0.5", 0, 1, above=True, below=True),
     "beta2": Bounds("give Adam's second decay rate in [0.5, 0.999]", 0.5, 0.999),
 }
 """The one place that says between which numbers a job's keys lie; profiles ask for the same."""
@@ -134,6 +147,7 @@ class PrivateJob:
     secret weight of its own, up to ``MOST_WEIGHT`` with its class's; the loss is the mean over the rows of weight times
     loss. ``label_smoothing`` e: targets of K classes are e / K, and 1 - e + e / K at the row's class. Both are of the
     rows that are trained on alone, not of what is tested or validated.
+    ``threshold``: ``precision`` and ``recall`` count a row for the second class from this probability on.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -174,6 +188,7 @@ class PrivateJob:
     class_weights: tuple[float, ...] = ()
     label_smoothing: float = 0.0
     row_weights: bool = False
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -310,7 +325,7 @@ LATER: Final = (
     *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
     *("clients", "idle", "standardise", "base"),
     *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
-    *("class_weights", "label_smoothing", "row_weights"),
+    *("class_weights", "label_smoothing", "row_weights", "threshold"),
 )
 """Keys that a policy names only where they say something."""
 DEFAULTS: Final = PrivateJob()

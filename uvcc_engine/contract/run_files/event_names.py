@@ -81,6 +81,7 @@ NAMES: Final[dict[str, EventName]] = {
     "epoch_root": EventName(Area.EVIDENCE, "a worker finalised an epoch of its transcript"),
     "proof_failed": EventName(Area.EVIDENCE, "the proof of a step's products does not hold: nothing of it is revealed"),
     "training_ended_early": EventName(Area.RUN, "the revealed validation loss had not fallen for job.patience times"),
+    "metric_not_defined": EventName(Area.RUN, "a metric that the job reveals came out as no number"),
     "evidence_replayed": EventName(Area.EVIDENCE, "a worker replayed its transcript before it went on"),
     # of agents
     "lease_expired": EventName(Area.AGENT, "no console renewed the lease: the pod halts its runs by itself"),

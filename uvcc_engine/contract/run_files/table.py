@@ -30,12 +30,12 @@ class Table:
         if resume_step is not None:
             self._file.truncate(_keep_until(path, header, resume_step))
 
-    def append(self, step: int, values: Sequence[float]) -> None:
-        """One row. Raises UvccError if its width is not the header's or the disk refuses."""
+    def append(self, step: int, values: Sequence[float | None]) -> None:
+        """One row; the cell of None is empty. Raises UvccError if its width is not the header's or the disk refuses."""
         if len(values) + 1 != len(self.columns):
             raise UvccError(f"a row of {len(values) + 1} values for columns {', '.join(self.columns)}")
         if self._file is not None:
-            self._file.append(f"{step}," + ",".join(f"{v:.9g}" for v in values))
+            self._file.append(f"{step}," + ",".join("" if v is None else f"{v:.9g}" for v in values))
 
     def close(self) -> None:
         if self._file is not None:

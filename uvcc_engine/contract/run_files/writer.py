@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -160,15 +160,15 @@ class RunWriter:
         with self._lock:
             self._table(files.VAL, files.VAL_COLUMNS).append(step, (loss, ppl))
 
-    def validated(self, step: int, values: Mapping[str, float]) -> None:
+    def validated(self, step: int, values: Mapping[str, float], names: Collection[str]) -> None:
         """One row of ``val.csv`` with whatever was revealed of validation: ``val_accuracy`` in the column ``accuracy``.
 
-        A run gives the same names in every row.
+        ``names``: those of a run's every row; one without a value leaves its cell empty.
         """
-        columns = tuple(sorted(values))
-        names = tuple(name.removeprefix("val_") for name in columns)
+        columns = tuple(sorted(names))
+        heads = tuple(name.removeprefix("val_") for name in columns)
         with self._lock:
-            self._table(files.VAL, ("step", *names)).append(step, tuple(values[name] for name in columns))
+            self._table(files.VAL, ("step", *heads)).append(step, tuple(values.get(name) for name in columns))
 
     def heartbeat(self, step: int, phase: str, msg: str = "", **extra: Any) -> bool:
         """Say that this rank lives. Call it as often as convenient, at least once a step and every 5 s.

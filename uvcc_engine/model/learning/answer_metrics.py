@@ -1,8 +1,11 @@
 """What is revealed of a model's answers to the test rows: counts and sums over all rows, never anything of one row.
 
-``accuracy``: opens the count of right rows. ``confusion``: opens the count of every (class, answer). ``auc``: opens how
-many rows are of class 1 and one sum over ranks, made of secret counts of scores above public edges. ``rmse``: opens the
-sum of squared errors. ``r2``: that sum and the one of squared distances from the mean.
+``accuracy``: opens the count of right rows. ``confusion``: opens the count of every (class, answer). ``auc``: opens
+how many rows are of class 1 and one sum over ranks, made of secret counts of scores above public edges.
+``precision``: opens how many rows the threshold takes for class 1, and how many of these rightly. ``recall``: the
+latter, and how many are of class 1. ``perplexity``: opens the mean loss. ``rmse``: opens the sum of squared errors.
+``r2``: that sum and the one of squared distances from the mean. A metric that comes out as no number (``UNDEFINED``)
+is left out of the answer.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from uvcc_engine.mpc.products.arithmetic import (
 
 EDGES: Final = tuple(0.25 * k for k in range(-32, 33))
 """Scores between two of them count as equal for the area under the curve."""
+_MOST_NATS: Final = 300.0
 
 
 def evaluate_protocol(
@@ -62,9 +66,28 @@ def evaluate_protocol(
             found |= confusion_values(counts)
     if "auc" in wanted:
         found["auc"] = yield from _auc_protocol(rt, outputs, targets)
+    if "precision" in wanted or "recall" in wanted:
+        found |= yield from _detection_protocol(rt, job, outputs, targets, wanted)
+    if "perplexity" in wanted:
+        powers = yield from losses.powers_protocol(rt, outputs)
+        found["perplexity"] = perplexity((yield from losses.mean_loss_protocol(rt, powers, targets)))
     if "rmse" in wanted or "r2" in wanted:
         found |= yield from _errors_protocol(rt, job, outputs, targets, wanted)
-    return found
+    return _defined(found)
+
+
+def _defined(found: Mapping[str, float]) -> dict[str, float]:
+    """Without those that came out as no number."""
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def perplexity(loss: float) -> float:
+    """The perplexity of a mean loss in nats; nan where no number holds it."""
+    return math.exp(loss) if loss < _MOST_NATS else math.nan
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def confusion_values(counts: Any) -> dict[str, float]:
@@ -96,9 +119,7 @@ def _auc_protocol(rt: Runtime, outputs: Share, targets: Share) -> MpcProtocol[fl
     With P_k the rows of class 1 and T_k all rows at or above edge k, twice the pairs out of order are
     sum (P_k - P_{k+1}) (T_k + T_{k+1}) - P^2; only that sum and P are opened.
     """
-    wide = targets.shape[1] == 2
-    score = sub(outputs.index((slice(None), 1)), outputs.index((slice(None), 0))) if wide else outputs.reshape(-1)
-    y = targets.index((slice(None), 1)) if wide else targets.reshape(-1)
+    score, y = _scores(outputs, targets)
     n, f = int(y.shape[0]), y.f
     bits = yield from at_least_protocol(rt, score, torch.tensor(EDGES, dtype=torch.float64))
     every = public(rt, torch.ones(1, n), f=0)
@@ -113,6 +134,33 @@ def _auc_protocol(rt: Runtime, outputs: Share, targets: Share) -> MpcProtocol[fl
     twice, ones = (int(v) / 2.0**f for v in opened)
     zeros = n - ones
     return 1.0 - (twice - ones * ones) / (2.0 * ones * zeros) if ones and zeros else math.nan
+
+
+def _scores(outputs: Share, targets: Share) -> tuple[Share, Share]:
+    """The logit of class 1 against class 0 and whether it is right, of every row: [rows] each."""
+    if targets.shape[1] == 1:
+        return outputs.reshape(-1), targets.reshape(-1)
+    first, second = (slice(None), 0), (slice(None), 1)
+    return sub(outputs.index(second), outputs.index(first)), targets.index(second)
+
+
+def _detection_protocol(
+    rt: Runtime, job: PrivateJob, outputs: Share, targets: Share, wanted: Collection[str]
+) -> MpcProtocol[dict[str, float]]:
+    score, y = _scores(outputs, targets)
+    taken = yield from drelu_arithmetic_protocol(rt, add_public(rt, score, -_logit(job.threshold)))
+    right = yield from product_with_protocol(rt, y, taken, _dot)  # bits times units of 2^f: exact
+    counts = [right]
+    counts += [scale_int(_total(taken), 1 << y.f).with_f(y.f)] if "precision" in wanted else []
+    counts += [_total(y)] if "recall" in wanted else []
+    opened = yield from open_ring_protocol(rt, cat(counts))
+    hits, *wholes = (int(v) >> y.f for v in opened)
+    names = [name for name in ("precision", "recall") if name in wanted]
+    return {name: _ratio(hits, whole) for name, whole in zip(names, wholes, strict=True)}
+
+
+def _logit(chance: float) -> float:
+    return math.log(chance / (1.0 - chance))
 
 
 def _errors_protocol(
@@ -155,7 +203,12 @@ def plaintext_metrics(
         if classes == 2:
             score = outputs.reshape(-1) if single else outputs[:, 1] - outputs[:, 0]
             found["auc"] = _clear_auc(score, labels)
-    return {k: v for k, v in found.items() if k.partition(".")[0] in wanted}
+            taken = score >= _logit(job.threshold)
+            hits = int((taken & (labels == 1)).sum())
+            found |= {"precision": _ratio(hits, int(taken.sum())), "recall": _ratio(hits, int((labels == 1).sum()))}
+        if not single:
+            found["perplexity"] = perplexity(float(torch.nn.functional.cross_entropy(outputs, labels)))
+    return _defined({k: v for k, v in found.items() if k.partition(".")[0] in wanted})
 
 
 def _clear_auc(score: Tensor, labels: Tensor) -> float:
@@ -164,6 +217,10 @@ def _clear_auc(score: Tensor, labels: Tensor) -> float:
         return math.nan
     order = (above[:, None] > below).double() + 0.5 * (above[:, None] == below).double()
     return float(order.mean())
+
+
+def _total(x: Share) -> Share:
+    return x.reshape(-1).sum(0, keepdim=True)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

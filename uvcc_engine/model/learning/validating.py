@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from uvcc_engine.contract.job.early_stop import WATCHED
 from uvcc_engine.contract.job.private_job import VALIDATIONS, PrivateJob
 from uvcc_engine.model import losses
-from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
+from uvcc_engine.model.learning.answer_metrics import evaluate_protocol, perplexity
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
@@ -29,7 +30,12 @@ def validate_protocol(
     if WATCHED in job.reveal:
         found[WATCHED] = yield from mean_loss_protocol(rt, job, outputs, targets)
     wanted = [name.removeprefix(PREFIX) for name in VALIDATIONS if name in job.reveal and name != WATCHED]
-    measured = yield from evaluate_protocol(rt, job, model, outputs, targets, wanted)
+    told = WATCHED in found and "perplexity" in wanted
+    measured = yield from evaluate_protocol(
+        rt, job, model, outputs, targets, [name for name in wanted if not told or name != "perplexity"]
+    )
+    if told and not math.isnan(value := perplexity(found[WATCHED])):  # it says nothing that the loss does not
+        measured["perplexity"] = value
     return found | {PREFIX + name: value for name, value in measured.items()}
 
 

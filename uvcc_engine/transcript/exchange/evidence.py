@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.job.private_job import MAY_LACK
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.agreement import RootExchange
@@ -197,8 +198,10 @@ class WorkerEvidence:
         if epoch != self._open_epoch:
             raise ConfigError(f"cannot finish epoch {epoch}: epoch {self._open_epoch} is open")
         values = values or {}
-        if (due := sorted(self.policy.step_values(epoch))) != sorted(values):
-            raise ConfigError(f"epoch {epoch} states {sorted(values)}, the policy wants {due}", "state what it reveals")
+        due = set(self.policy.step_values(epoch))
+        if due != set(values) | (due & MAY_LACK):
+            what = f"epoch {epoch} states {sorted(values)}, the policy wants {sorted(due)}"
+            raise ConfigError(what, "state what it reveals")
         if (proved is not None) != self.policy.proves:
             raise ConfigError(f"epoch {epoch} of a policy with verify {self.policy.verify!r}", "prove what it says")
         seen, head = self._agreement.settled()

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from uvcc_engine.contract.ids import sid_replica
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical, same_json
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.roots import replica_order, sid_of, subsession_root
@@ -35,6 +36,8 @@ AUDIT: Final = "audit_bundle.json"
 BY_COORD: Final = "roots_by_coord.json"
 SIGNERS: Final = "allowed_signers"
 TRAINING: Final = files.TRAINING
+VAL: Final = files.VAL
+_OF_VALIDATION: Final = "val_"
 _GENERATED: Final = "- Generated: "
 _POD: Final = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}")
 _RESULT: Final = re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
@@ -231,6 +234,9 @@ def _pod(home: Path, bundle: Bundle) -> Iterator[tuple[Path, bool]]:
         elif name == TRAINING:
             check_training_rows(signed_losses(bundle), path)
             yield path, True
+        elif name == VAL:
+            check_validation_rows(bundle, path)
+            yield path, True
         elif name.startswith(leaf_file.folder_name("")):
             worker = parts.get(coord_of(name.removeprefix(leaf_file.folder_name(""))))
             if worker is not None:
@@ -295,3 +301,38 @@ def check_training_rows(losses: Mapping[int, float], path: Path) -> int:
     except (KeyError, TypeError, ValueError, csv.Error) as e:
         raise UnreadableError(f"{reading.shown(path)} is no table of training: {reading.reason(e)}") from e
     return compared
+
+
+def check_validation_rows(bundle: Bundle, path: Path) -> int:
+    """Hold a table of validation against what was signed, in every step and column; returns how many numbers it has.
+
+    Rows of before the job's first step are those of another policy. Raises VerificationError naming the first number
+    that differs, lacks, or was signed by nobody, UnreadableError for what is no table.
+    """
+    signed: dict[int, dict[str, float]] = {}
+    for name, series in revealed_series(bundle).items():
+        for step, value in series if name.startswith(_OF_VALIDATION) else ():
+            signed.setdefault(step, {})[name.removeprefix(_OF_VALIDATION)] = value
+    compared = 0
+    try:
+        for row in csv.DictReader(reading.read_text(path, _MOST).splitlines()):
+            step = int(row["step"])
+            said = {name: float(cell) for name, cell in row.items() if cell and name != "step"}
+            due = signed.get(step, {})
+            if step <= bundle.policy.first_step:
+                continue
+            if said.keys() != due.keys():
+                what = f"{reading.shown(path)} names {_listed(said)} after step {step}, signed are {_listed(due)}"
+                raise VerificationError("derived", what)
+            for name, value in due.items():
+                compared += 1
+                if not math.isclose(said[name], value, rel_tol=1e-8, abs_tol=1e-12):
+                    what = f"{reading.shown(path)} says {name} {said[name]} after step {step}, signed is {value}"
+                    raise VerificationError("derived", what)
+    except (KeyError, TypeError, ValueError, csv.Error) as e:
+        raise UnreadableError(f"{reading.shown(path)} is no table of validation: {reading.reason(e)}") from e
+    return compared
+
+
+def _listed(names: Iterable[object]) -> str:
+    return clean(", ".join(sorted(map(str, names))), 200) or "none"

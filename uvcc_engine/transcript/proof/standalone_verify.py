@@ -38,7 +38,8 @@ COORD = re.compile("p([012])r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"))
 POD, POD_RESULT = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}"), re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
 WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compile("(?:[0-9a-f]{2})*")
 Coord = tuple[int, int, int, int]  # replica, party, stage, tensor
-Json = Any; SHOWN = re.compile("loss|val_(loss|accuracy|auc|rmse|r2)")
+Json = Any; SHOWN = re.compile("loss|val_(loss|accuracy|auc|precision|recall|perplexity|rmse|r2)")
+LACKING = re.compile("val_(auc|precision|recall|perplexity|r2)")  # may come out as no number, and is not stated then
 class Wrong(Exception): """Something was read, and it does not hold."""
 class Unreadable(Exception): """Something is not there, or is not what it must be."""
 BAD = (Unreadable, OSError, ValueError, MemoryError, RecursionError)
@@ -55,8 +56,7 @@ def name_of(c: Coord) -> str: return f"p{c[1]}r{c[0]}s{c[2]}t{c[3]}"
 def coord_of(text: Json) -> Coord:
     found = COORD.fullmatch(text) if isinstance(text, str) else None
     if found is None: raise Unreadable(f"not a worker: {str(text)[:60]!r}")
-    party, replica, stage, tensor = map(int, found.groups())
-    return replica, party, stage, tensor
+    replica, party, stage, tensor = map(int, found.group(2, 1, 3, 4)); return replica, party, stage, tensor
 def peers(party: int) -> list[int]: return [p for p in range(3) if p != party]
 # ---- section 1: files and JSON -------------------------------------------------------------------------------------
 def read(path: Path, most: int = 512 * MIB) -> bytes:
@@ -363,7 +363,7 @@ class Bundle:
         for e, s in enumerate(w.roots):
             where = f"epoch {e} of {w.name}"
             same(f"worker and job in {where}", [s["coord"], s["sid_job"]], [w.name, p.sid.hex()])
-            same(f"what is revealed in {where}", sorted(s["values"]), p.values(e))
+            same(f"what {where} reveals", sorted({*s["values"], *filter(LACKING.fullmatch, p.values(e))}), p.values(e))
             same(f"the values of {where}", s["values"], first.roots[e]["values"])
             same(f"the verdict of {where}", s.get("proved"), first.roots[e].get("proved"))
             due = p.first + e < p.steps or set(first.last["values"]) - {"loss"}
@@ -444,10 +444,10 @@ def check_form(bundle: Bundle, p: Policy) -> None:
     """Section 5.3: every epoch has at least the messages that no run of the agreed program can do without."""
     (layers, batch, tested), task = p.form, p.data["job"].get("task"); train = task not in ("infer", "serve")
     width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers)
-    few, measured = task == "serve", any(name in p.listed for name in ("accuracy", "confusion", "auc", "rmse", "r2"))
+    measured = any(n == "confusion" or (n != "loss" and SHOWN.fullmatch(f"val_{n}")) for n in p.listed)
     for e, party in product(range(bundle.length), range(3)):
         left, opened = p.steps - p.first - e, 0
-        rows = tested // p.replicas if left < 1 else batch if train or (left > 1 and not few) else 1
+        rows = tested // p.replicas if left < 1 else batch if train or (left > 1 and task != "serve") else 1
         least = [len(layers), 0, 8 * (rows * width + (weights // p.replicas if train and left > 0 else 0))]
         for r in range(p.replicas):
             workers = [w.seen[e] for w in bundle.workers if w.coord[:2] == (r, party)]
@@ -474,8 +474,7 @@ def check_derived(folder: Path, bundle: Bundle) -> None:
     p, data, last = bundle.policy, bundle.data, bundle.data["epochs"][-1]
     homes = [folder, *sorted(f for f in folder.iterdir() if POD.fullmatch(f.name))]
     for home in homes:
-        if os.path.lexists(home / POLICY):
-            same(str(home / POLICY), read(home / POLICY).removesuffix(b"\n"), p.text)
+        if os.path.lexists(home / POLICY): same(f"{home / POLICY}", read(home / POLICY).removesuffix(b"\n"), p.text)
         if os.path.lexists(home / SIGNATURES):
             same(str(home / SIGNATURES), parse(read(home / SIGNATURES), SIGNATURES), data["policy_signatures"])
     sids, hx = [p.sid_rep(r).hex() for r in range(p.replicas)], "0x{}".format
@@ -498,24 +497,27 @@ def check_derived(folder: Path, bundle: Bundle) -> None:
                                            "subsession_roots": subs, "global_root_hex": hx(last["global_root"])}}
     for name, value in made.items():
         same(str(folder / name), parse(read(folder / name), name) if (folder / name).exists() else value, value)
-    for home in homes[1:]:
-        for path in sorted(home.iterdir()):
-            if POD_RESULT.fullmatch(path.name):
-                found = parse(read(path), path)
-                w = bundle.at.get(coord_of(found.get("coord") if isinstance(found, dict) else None))
-                if w is None: raise Wrong(f"{path} is of no worker")
-                said = {k: v for k, v in found.items() if k not in ("run", "ts")}
-                same(f"{path}", said, {**w.last, "signature": w.data["result"]["signature"]})
-            elif path.name == "training.csv": check_losses(path, bundle)
-def check_losses(path: Path, bundle: Bundle) -> None:
-    p, first = bundle.policy, bundle.workers[0]
-    signed = {p.first + 1 + s["epoch"]: s["values"]["loss"] for s in first.roots if "loss" in s["values"]}
-    signed |= {at: first.last["values"]["loss"] for at in [p.steps] if "loss" in first.last["values"]}
+    for path in (path for home in homes[1:] for path in sorted(home.iterdir())):
+        if POD_RESULT.fullmatch(path.name):
+            found = parse(read(path), path)
+            w = bundle.at.get(coord_of(found.get("coord") if isinstance(found, dict) else None))
+            if w is None: raise Wrong(f"{path} is of no worker")
+            said = {k: v for k, v in found.items() if k not in ("run", "ts")}
+            same(f"{path}", said, {**w.last, "signature": w.data["result"]["signature"]})
+        elif path.name in ("training.csv", "val.csv"): check_table(path, bundle)
+def check_table(path: Path, bundle: Bundle) -> None:
+    p, first, of = bundle.policy, bundle.workers[0], "val_" if path.name == "val.csv" else ""
+    signed = {p.first + 1 + s["epoch"]: s["values"] for s in first.roots}
+    signed[p.steps] = {**signed.get(p.steps, {}), **{n: v for n, v in first.last["values"].items() if n == "loss"}}
     try:
         for row in csv.DictReader(read(path).decode().splitlines()):
-            step, loss = int(row["step"]), float(row["loss"])
-            if step in signed and not math.isclose(loss, signed[step], rel_tol=1e-8, abs_tol=1e-12):
-                raise Wrong(f"{path} says loss {loss} after step {step}, signed is {signed[step]}")
+            step, cells = int(row["step"]), {of + n: float(c) for n, c in row.items() if c and n != "step"}
+            due = {n: v for n, v in signed.get(step, {}).items() if (n[:4] == of if of else n == "loss")}
+            whole = step <= p.first or due.keys() == cells.keys() if of else cells["loss"] is not None
+            need(whole, Wrong, f"{path} names {sorted(cells)} after step {step}, signed are {sorted(due)}")
+            for name, value in due.items():
+                good = math.isclose(cells[name], value, rel_tol=1e-8, abs_tol=1e-12)
+                need(good, Wrong, f"{path} says {name} {cells[name]} after step {step}, signed is {value}")
     except (KeyError, TypeError, ValueError, csv.Error) as e:
         raise Unreadable(f"{path} is no table of training: {e}") from e
 def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle], files: dict[str, Path]) -> str:
@@ -554,8 +556,7 @@ def find(path: Path) -> tuple[Path | None, dict[str, Path], str]:
         inside = bundle.name == BUNDLE and any((bundle.parent.parent / name).exists() for name in OF_A_RUN)
         return (bundle.parent.parent, {bundle.parent.name: bundle}, "") if inside else (None, {"": bundle}, "")
     for root in (path / "artifacts", path):
-        phases = {f.parent.name: f for f in sorted(root.glob(f"*/{BUNDLE}"))}
-        if phases: return root, phases, "full"
+        if phases := {f.parent.name: f for f in sorted(root.glob(f"*/{BUNDLE}"))}: return root, phases, "full"
     raise Unreadable(f"{path} holds no {BUNDLE}")
 def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
     """Check all that lies there, print what was found, return the exit code. Raises Wrong, Unreadable."""
@@ -583,8 +584,7 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).resolve().parent)
-    parser.add_argument("--allowed-signers", type=Path, metavar="FILE")
-    parser.add_argument("--policy", type=Path, metavar="FILE")
+    for name in ("--allowed-signers", "--policy"): parser.add_argument(name, type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     try:
         try:
