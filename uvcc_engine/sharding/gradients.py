@@ -106,17 +106,32 @@ class Gradients:
         flat = padded(x.reshape(-1), dp.size * tp.size)
         return flat.reshape(tp.size, dp.size, -1)[tp.index, dp.index]
 
-    def joined(self, mine: Sequence[Share], like: Sequence[Share]) -> list[Share]:
-        """All workers' slices of the updates, put together in the shapes of the weights: equal at every replica."""
+    def joined(self, mine: Sequence[Share], like: Sequence[Share], slots: Sequence[int] | None = None) -> list[Share]:
+        """All workers' slices of the updates, put together in the shapes of the weights: equal at every replica.
+
+        ``slots``: of which weights they are, of all without it; ``like``: those weights.
+        """
+        if not mine:
+            return []
+        slots = range(len(self._slots)) if slots is None else slots
         wide = torch.stack([torch.cat([s.first for s in mine]), torch.cat([s.second for s in mine])])
         by_replica = self._groups.dp.gather(wide)
         sizes = [s.n for s in mine]
         found = []
         for at, parts in enumerate(zip(*[torch.split(part, sizes, 1) for part in by_replica], strict=True)):
-            whole = torch.cat(self._across(at).gather(torch.cat(parts, 1)), 1)[:, : like[at].n]
+            whole = torch.cat(self._across(slots[at]).gather(torch.cat(parts, 1)), 1)[:, : like[at].n]
             shape = like[at].shape
             found.append(Share(whole[0].reshape(shape), whole[1].reshape(shape), mine[at].f))
         return found
+
+    def norms(self, squares: Sequence[Share]) -> list[Share]:
+        """The squared norm of every weight's whole gradient, from those of this worker's slices: one element each.
+
+        Every element of a weight lies in the slice of just one replica and one tensor rank.
+        """
+        both = torch.stack([torch.cat([s.first for s in squares]), torch.cat([s.second for s in squares])])
+        self._groups.dp.sum_(self._groups.tp.sum_(both))
+        return [Share(both[0, at : at + 1], both[1, at : at + 1], s.f) for at, s in enumerate(squares)]
 
 
 def padded(flat: Tensor, size: int) -> Tensor:

@@ -26,6 +26,7 @@ from uvcc_engine.model import losses
 from uvcc_engine.model.additive import settle_protocol
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.functions import exp_scale
+from uvcc_engine.model.learning.optimizers import decayed_protocol
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
@@ -45,6 +46,7 @@ from uvcc_engine.sharding.overlap import Overlap, Passage
 from uvcc_engine.sharding.partition import bounds
 from uvcc_engine.sharding.stage import build_stage
 from uvcc_engine.sharding.stage_passes import Pass, backward_protocol, forward_protocol, my_rows
+from uvcc_engine.sharding.updates import SliceUpdate, cut_to_norm, decays
 
 __all__ = ["Learner", "ParallelTrainer", "stream_of"]
 
@@ -264,10 +266,15 @@ class ParallelTrainer:
             if groups.dp.size > 1:
                 self._on_event("dp_ok", {"coord": str(groups.place.coord)})
         total = self._fleet_sum(self._losses) if reveal and self._pipe.last else None
-        *found, opened = self._runtimes.main.run(self._update_protocol(step, slices, total if self._opener else None))
-        self.velocity = self._gradients.joined(found, self.weights)
-        for (part, k), fresh in zip(self._slots, self.velocity, strict=True):
-            part.weights[k] = sub(part.weights[k], fresh)
+        rt = self._runtimes.main
+        *found, opened = rt.run(self._update_protocol(step, slices, total if self._opener else None))
+        if self._job.clip_norm:
+            found = cut_to_norm(rt, self._gradients, found, self._job.clip_norm * self._job.lr_at(step))
+        taken = decays(self._gradients, found, self.weights)
+        self.velocity = self._gradients.joined([add(one.kept, one.fresh) for one in found], self.weights)
+        for at, ((part, k), fresh) in enumerate(zip(self._slots, self.velocity, strict=True)):
+            moved = sub(part.weights[k], fresh)
+            part.weights[k] = sub(moved, taken[at]) if at in taken else moved
         if not reveal:
             return None
         loss = self._told(opened) / 2.0 ** exp_scale(self._job.frac_bits)
@@ -281,16 +288,18 @@ class ParallelTrainer:
             steps.append(_nothing_protocol())
         return (yield from par(*steps))
 
-    def _slice_protocol(self, step: int, at: int, z: Tensor) -> MpcProtocol[Share]:
-        """The update u <- m u + (lr / B) g of this replica's slice of one weight: 2 rounds."""
+    def _slice_protocol(self, step: int, at: int, z: Tensor) -> MpcProtocol[SliceUpdate]:
+        """What the update u <- m u + (lr / B) g of this replica's slice of one weight is made of: 2 rounds."""
         job, rt = self._whole_job, self._runtimes.main
         part, k = self._slots[at]
-        before = self.velocity[at].map(lambda t: self._gradients.mine(at, t))
+        before, weight = (x.map(lambda t: self._gradients.mine(at, t)) for x in (self.velocity[at], part.weights[k]))
         rate, f = job.rate_at(step) / self._model.positions, job.frac_bits
-        fresh, kept = yield from par(
-            settle_protocol(rt, z, f, f, part.dealers[k], rate), mul_public_protocol(rt, before, job.decay_at(step))
+        three: MpcProtocol[list[Any]] = par(
+            settle_protocol(rt, z, f, f, part.dealers[k], rate),
+            mul_public_protocol(rt, before, job.decay_at(step)),
+            decayed_protocol(rt, weight, job, step, self._model.weights[self._stage.numbers[at]].decays),
         )
-        return add(kept, fresh)
+        return SliceUpdate(*(yield from three))
 
     # -- what is opened ----------------------------------------------------------------------------------------------
 

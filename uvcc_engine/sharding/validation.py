@@ -54,8 +54,6 @@ def fit_model(
             ("optimizer", job.optimizer, "sgd"),
             ("objective", job.objective, "cross-entropy"),
             ("task", job.task, "train"),
-            ("weight_decay", job.weight_decay, 0.0),
-            ("clip_norm", job.clip_norm, 0.0),
             ("standardise", job.standardise, False),
         )
         if value != plain

@@ -56,6 +56,19 @@ def test_weights_of_classes_and_rows_count_the_same_however_the_work_is_split(si
     check_replicas(found)
 
 
+@pytest.mark.parametrize("size", [Topology(1, 2, 1, 2), Topology(2, 1, 2, 1)], ids=str)
+def test_norms_are_cut_and_weights_decay_as_in_clear_however_the_work_is_split(size: Topology) -> None:
+    """The norm is that of a weight's whole gradient, though every worker has a slice of it."""
+    job = replace(MLP, steps=2, clip_norm=0.05, weight_decay=0.4)
+    found = train(job, size)
+    clear = train_plaintext(replace(job, batch=job.batch * size.replicas), dataset_for(job))
+    free = train_plaintext(replace(job, batch=job.batch * size.replicas, clip_norm=0.0), dataset_for(job))
+    for number, exact in enumerate(clear.weights):
+        assert np.abs(weights(job, found, size)[number] - exact).max() < 1e-3
+        assert np.abs(free.weights[number] - exact).max() > 1e-2  # it was cut
+    check_replicas(found)
+
+
 @pytest.mark.slow  # 24 processes
 def test_a_gpt_on_all_three_axes_learns_a_poem_as_it_does_in_clear() -> None:
     job, size = replace(GPT, steps=8, batch=8, schedule="constant"), Topology(2, 2, 2, 2)

@@ -32,8 +32,18 @@ def clipped_protocol(rt: Runtime, x: Share, limit: float) -> MpcProtocol[Share]:
     ``limit`` is a norm, in the units of ``x``. Relative error below 1e-3.
     Norms of less than 2^-11 are cut to about the limit if that is smaller still.
     """
+    square = yield from squared_norm_protocol(rt, x)
+    return (yield from cut_protocol(rt, x, square, limit))
+
+
+def squared_norm_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
+    """The squared norm of a tensor, or of a part of one: one element of at most ``_WIDE`` fractional bits. 2 rounds."""
     scale = 2 * x.f - min(_WIDE, 2 * x.f - 1)
-    square = yield from product_with_protocol(rt, x.with_f(2 * x.f - scale), x.with_f(scale), _dot)
+    return (yield from product_with_protocol(rt, x.with_f(2 * x.f - scale), x.with_f(scale), _dot))
+
+
+def cut_protocol(rt: Runtime, x: Share, square: Share, limit: float) -> MpcProtocol[Share]:
+    """``x min(1, limit / norm)`` by the ``square`` of a norm, which may be that of more than ``x``: 26 rounds."""
     low = max(_LOWEST, min(_HIGHEST - 1, math.floor(math.log2(limit)) - 1))
     root = yield from rsqrt_protocol(rt, square, low, _HIGHEST, x.f)
     factor = yield from mul_public_protocol(rt, root, limit)
