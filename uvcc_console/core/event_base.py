@@ -9,7 +9,7 @@ from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from uvcc_engine.contract.parsing.untrusted import WIDE, as_timestamp
+from uvcc_engine.contract.parsing.untrusted import LATEST, WIDE, as_timestamp
 from uvcc_engine.contract.text import clean
 
 _REGISTRY: dict[str, type[Event]] = {}
@@ -64,14 +64,14 @@ def from_json(kind: str, ts: object, data: object, *, harmless: bool = False) ->
     cls = _REGISTRY.get(kind)
     if cls is None:
         return None
-    at = as_timestamp(ts)
+    at = ts if type(ts) is float and 0.0 <= ts <= LATEST else as_timestamp(ts)
     if isinstance(data, Mapping) and (former := _FORMER.get(kind)):
         data = {former.get(str(name), name): value for name, value in data.items()}
     if at is None or not isinstance(data, Mapping):
         return _malformed(kind, at, data, "no object" if at is not None else "no time")
     wanted = checks(kind, harmless)
     try:
-        fields = {name: check(data[name]) for name, check in wanted.items() if name in data}
+        fields = {name: wanted[name](value) for name, value in data.items() if name in wanted}
         return cls(ts=at, **fields)
     except (TypeError, ValueError, RecursionError) as e:
         return _malformed(kind, at, data, str(e))
@@ -187,10 +187,31 @@ def _plain_any(value: Any) -> Any:
     if kind is str or kind is float:
         return value
     if kind is dict:
-        return {k: _plain_any(v) for k, v in value.items()}
+        return _plain_record(value)
     if kind is list:
         return [_plain_any(v) for v in value]
     return None if kind is int and not -WIDE <= value <= WIDE else value
+
+
+def _plain_record(value: Any) -> dict[str, Any]:
+    """An object of any values: as it was read, copied only where something in it has to be looked at."""
+    if not isinstance(value, dict):
+        raise TypeError(f"object wanted, got {type(value).__name__}")
+    for one in value.values():
+        kind = type(one)
+        if not (kind is str or kind is float or (kind is int and -WIDE <= one <= WIDE)):
+            return {k: _plain_any(v) for k, v in value.items()}
+    return value
+
+
+def _plain_numbers(value: Any) -> dict[str, float]:
+    """An object of numbers: as it was read where all of them have a fraction."""
+    if not isinstance(value, dict):
+        raise TypeError(f"object wanted, got {type(value).__name__}")
+    for one in value.values():
+        if type(one) is not float:
+            return {k: _number(v) for k, v in value.items()}
+    return value
 
 
 def _plain_object(inner: FieldCheck) -> FieldCheck:
@@ -200,6 +221,10 @@ def _plain_object(inner: FieldCheck) -> FieldCheck:
         return {k: inner(v) for k, v in value.items()}
 
     return check
+
+
+def _plain_object_of(wanted: Any, inner: FieldCheck) -> FieldCheck:
+    return {Any: _plain_record, float: _plain_numbers}.get(wanted) or _plain_object(inner)
 
 
 _BY_TYPE: Final[dict[Any, FieldCheck]] = {str: _text, int: _whole, float: _number, bool: _truth, Any: _any}
@@ -216,7 +241,8 @@ def _check_of(wanted: Any, harmless: bool) -> FieldCheck:
     if origin is list:
         return _list(_check_of(args[0], harmless))
     if origin is dict and args[0] is str:
-        return (_plain_object if harmless else _object)(_check_of(args[1], harmless))
+        inner = _check_of(args[1], harmless)
+        return _plain_object_of(args[1], inner) if harmless else _object(inner)
     if origin in (Union, UnionType) and len(args) == 2 and args[1] is NoneType:
         return _or_none(_check_of(args[0], harmless))
     raise TypeError(f"no check for {wanted}")  # an event's field of a new form: give it one

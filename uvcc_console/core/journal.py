@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
@@ -26,6 +26,8 @@ BUSY_S = 10.0
 KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot pays
 SUM_UP_AFTER = 200  # the same for the summary, which is small
 _DECODER = json.JSONDecoder()
+_NAMES: Final[dict[object, str]] = {name.encode(): name for name in ev.kinds()}
+_SCAN = _DECODER.scan_once
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events(
   seq INTEGER PRIMARY KEY AUTOINCREMENT, ts REAL NOT NULL,
@@ -138,16 +140,25 @@ class Journal:
 
 def _event(kind: Any, ts: Any, data: Any) -> ev.Event | None:
     """One row as an event. Columns may hold anything: SQLite does not keep to its types, nor do damaged disks."""
-    name = kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind)
+    name = _NAMES.get(kind) or (kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind))
     harmless = False
     try:
         if isinstance(data, bytes) and data.startswith(b'{"'):  # UTF-8, as JSON is told by its first two bytes
             data = data.decode("utf-8", "surrogatepass")
             harmless = is_harmless(data)
-        fields = _DECODER.decode(data) if isinstance(data, str) else json.loads(data)
+        fields = _decoded(data) if isinstance(data, str) else json.loads(data)
     except (ValueError, TypeError, RecursionError):
         fields = None
     return ev.from_json(name, ts, fields, harmless=harmless)
+
+
+def _decoded(data: str) -> Any:
+    """The value of a JSON text. One that begins and ends with it, as every row of ours, is scanned at once."""
+    try:
+        value, end = _SCAN(data, 0)
+    except StopIteration:
+        end = -1
+    return value if end == len(data) else _DECODER.decode(data)
 
 
 class Follower:
@@ -166,12 +177,14 @@ class Follower:
         return new
 
 
-def read_all(journal: Journal) -> Snapshot:
-    """Read to the end of the journal; returns the snapshot that it folds to."""
-    follower = Follower(journal)
-    while follower.poll():
-        pass
-    return follower.snapshot
+def read_all(journal: Journal, start: Snapshot | None = None) -> Snapshot:
+    """Read from ``start`` to the end of the journal; returns the snapshot that it folds to."""
+    s, seq = start or Snapshot(), -1
+    while seq != s.seq:
+        seq = s.seq
+        for number, event in journal.since(seq):
+            s = reduce(s, event, number)
+    return s
 
 
 def read_newest(journal: Journal) -> Snapshot:
@@ -180,14 +193,12 @@ def read_newest(journal: Journal) -> Snapshot:
     One that had much to fold keeps what it has found for the next, where the folder may be written.
     """
     run_dir = journal.path.parent
-    follower = Follower(journal, snapshot_cache.load(run_dir, journal.mark))
-    begun = follower.snapshot.seq
-    while follower.poll():
-        pass
-    if follower.snapshot.seq - begun >= KEEP_AFTER:
+    known = snapshot_cache.load(run_dir, journal.mark) or Snapshot()
+    s = read_all(journal, known)
+    if s.seq - known.seq >= KEEP_AFTER:
         with contextlib.suppress(OSError):
-            snapshot_cache.keep(run_dir, follower.snapshot, journal.mark(follower.snapshot.seq))
-    return follower.snapshot
+            snapshot_cache.keep(run_dir, s, journal.mark(s.seq))
+    return s
 
 
 def read_summary(journal: Journal) -> Snapshot:
@@ -200,10 +211,7 @@ def read_summary(journal: Journal) -> Snapshot:
     if known is None or journal.last_seq() - known.seq > KEEP_AFTER:
         s = read_newest(journal)
     else:
-        follower = Follower(journal, known)
-        while follower.poll():
-            pass
-        s = follower.snapshot
+        s = read_all(journal, known)
     if known is None or s.seq - known.seq >= SUM_UP_AFTER:
         with contextlib.suppress(OSError):
             snapshot_cache.keep_summary(run_dir, s, journal.mark(s.seq))

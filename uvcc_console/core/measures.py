@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from uvcc_console.core.reducing import put, put_all
 from uvcc_console.core.series import Series
@@ -12,6 +12,7 @@ from uvcc_engine.contract.parsing.untrusted import as_float, as_int, as_timestam
 
 AT = "at"
 """The series of the console's time at each step: what turns an axis of steps into one of time."""
+_NONE: Final = Series()
 BEAT_SERIES = ("mem_mib", "gpu_mem_alloc_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
 
 
@@ -45,5 +46,5 @@ def extended(
 ) -> Mapping[str, Mapping[str, Series]]:
     """One more point of each series; a step that was known already takes its successors back (a resume)."""
     known, x = series.get(coord, EMPTY), float(step)
-    new = {name: (known.get(name) or Series()).reaching(x, value) for name, value in values.items()}
+    new = {name: known.get(name, _NONE).reaching(x, value) for name, value in values.items()}
     return put(series, coord, put_all(known, new))

@@ -15,6 +15,7 @@ LOG_KEEP = 2000
 LARGE = 256
 """Entries from which a mapping is kept in pages: where copying it costs more than copying a page and asking for it."""
 _OF_LINKS = (ev.LinkChanged, ev.FlightRead, ev.ForkDetected)
+_bare, _set = object.__new__, object.__setattr__
 K = TypeVar("K")
 V = TypeVar("V")
 R = TypeVar("R")
@@ -26,16 +27,19 @@ def changed(record: R, **new: Any) -> R:
     Meant for the large records, which have no slots: all their fields are copied at once. Raises KeyError for a field
     that it does not have.
     """
-    fields = record.__dict__ | new
-    if len(fields) != len(record.__dict__):
-        raise KeyError(f"{type(record).__name__} has no {', '.join(new.keys() - record.__dict__.keys())}")
-    made: R = object.__new__(type(record))
-    object.__setattr__(made, "__dict__", fields)
+    known = record.__dict__
+    fields = known | new
+    if len(fields) != len(known):
+        raise KeyError(f"{type(record).__name__} has no {', '.join(new.keys() - known.keys())}")
+    made: R = _bare(type(record))
+    _set(made, "__dict__", fields)
     return made
 
 
 def put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
     """The same with one entry new or replaced."""
+    if type(mapping) is MappingProxyType and len(mapping) < LARGE:
+        return MappingProxyType(mapping | {key: value})
     return put_all(mapping, {key: value})
 
 

@@ -114,7 +114,7 @@ def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
     a = known[at] if found else EpochAgreement(e.epoch)
     pairs = put(a.pairs, e.coord, MappingProxyType(dict(e.pairs)))
     a = EpochAgreement(e.epoch, put(a.roots, e.coord, e.root), pairs)
-    kept = (*known[:at], a, *known[at + found :])[-AGREEMENT_KEEP:]
+    kept = (known[:at] + (a,) + known[at + found :])[-AGREEMENT_KEEP:]  # noqa: RUF005 - joined at once, not one by one
     agreed = s.agreed_epoch
     if len(a.roots) == 3 * _replicas(s) * s.pipeline_stages * s.tensor and not disagreement(a):
         agreed = max(agreed, e.epoch)

@@ -370,7 +370,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
 
 def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
     """Fold one event into the snapshot. One that cannot be folded is counted, told once a kind, and left out."""
-    reducer = _REDUCERS.get(type(e))
+    before, reducer = s, _REDUCERS.get(type(e))
     if reducer is not None:
         try:
             s = reducer(s, e)
@@ -378,7 +378,11 @@ def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
             if bad_records.strict() and not isinstance(error, bad_records.BadRecordError):
                 raise
             s = _malformed(s, _unusable(e, error))
-    return changed(s, updated=max(s.updated, e.ts), seq=seq if seq is not None else s.seq + 1)
+    stamp = {"updated": max(s.updated, e.ts), "seq": seq if seq is not None else s.seq + 1}
+    if s is before:
+        return changed(s, **stamp)
+    s.__dict__.update(stamp)  # the reducer has just made it, and nobody else has seen it
+    return s
 
 
 def _unusable(e: ev.Event, error: Exception) -> ev.LinesMalformed:

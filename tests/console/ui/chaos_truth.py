@@ -258,11 +258,13 @@ def _rows(look: Look, lines: list[Line], t: Truth, now: float, behind: bool) -> 
                 if t.paths.get((w.pod, path[1])):
                     look.reds.append(f"row {coord}: {text.strip()}")
                 continue
-            if _red(role) and LOST_WORDS.search(text) and (heard or behind) and t.pods.get(w.pod) not in BROKEN:
+            if t.ill(coord):  # a worker that was killed is red, with whatever age it has reached
+                continue
+            if _red(role) and LOST_WORDS.search(text) and (heard or behind):
                 look.reds.append(
                     f"row {coord}: {text.strip()}, heard {t.newest - w.beat:.1f} s before the newest event"
                 )
-            elif _red(role) and not LOST_WORDS.search(text) and not t.ill(coord) and "live" not in text:
+            elif _red(role) and not LOST_WORDS.search(text) and "live" not in text:
                 look.reds.append(f"row {coord}: {text.strip()}")
 
 

@@ -22,6 +22,8 @@ TEXT: Final = 16_384
 
 def as_int(value: object, low: int = 0, high: int = WIDE) -> int | None:
     """An integer in [low, high]; a float without a fraction counts, a bool does not."""
+    if type(value) is int:
+        return value if low <= value <= high else None
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
@@ -33,6 +35,8 @@ def as_int(value: object, low: int = 0, high: int = WIDE) -> int | None:
 
 def as_float(value: object, low: float = -1e300, high: float = 1e300) -> float | None:
     """A finite number in [low, high]; a bool is none."""
+    if type(value) is float:
+        return value if low <= value <= high and math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
