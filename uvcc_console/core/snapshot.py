@@ -17,6 +17,7 @@ from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
+AGENT_PATHS = ("ssh", "file")  # the paths by which what happens on a pod is heard at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class GpuView:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod. ``paths`` maps a halt path to (up, since).
+    """One pod. ``paths`` maps a halt path to (up, since); ``trouble``: why the one through its agent is down.
 
     Its vital signs over the console's time: ``disk`` free MiB, ``cpu`` share in use (0 to 1), ``memory`` MiB in use,
     ``gpu`` mean utilisation in percent of all its cards; ``gpus``: what each card said last.
@@ -75,6 +76,7 @@ class PodView:
     identity: str = ""
     host_key: str = ""
     paths: Mapping[str, tuple[bool, float]] = field(default_factory=lambda: EMPTY)
+    trouble: str = ""
     disk: Series = field(default_factory=Series)
     cpu: Series = field(default_factory=Series)
     memory: Series = field(default_factory=Series)

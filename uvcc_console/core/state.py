@@ -12,6 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
+    AGENT_PATHS,
     DomainView,
     FlightView,
     ForecastView,
@@ -98,6 +99,7 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
         e.identity or (old.identity if old else ""),
         e.host_key or (old.host_key if old else ""),
         old.paths if old else MappingProxyType({}),
+        old.trouble if old else "",
         old.disk if old else Series(),
     )
     if old is not None:
@@ -113,7 +115,10 @@ def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
     pod = s.pods.get(e.pod)
     if pod is None:
         return s
-    s = changed(s, pods=put(s.pods, e.pod, replace(pod, paths=put(pod.paths, e.path, (e.up, e.ts)))))
+    was, since = pod.paths.get(e.path, (not e.up, e.ts))
+    trouble = ("" if e.up else e.detail) if e.path in AGENT_PATHS else pod.trouble
+    paths = put(pod.paths, e.path, (e.up, since if was == e.up else e.ts))
+    s = changed(s, pods=put(s.pods, e.pod, replace(pod, paths=paths, trouble=trouble)))
     return logged(
         s, e, "info" if e.up else "warn", e.pod, f"path {e.path} {'up' if e.up else 'down'} {e.detail}".rstrip()
     )

@@ -31,10 +31,12 @@ log = logger(__name__)
 ROOT = ".uvcc"
 _CHUNK = 1 << 18
 _MOST_CURSORS = 2048
+NO_AGENT = 5  # what the bridge ends with where no agent listens: ``uvcc_engine.agent.attach``
 
 
 class AgentClient:
-    """One attached console. ``holder`` names it in the agent's log; ``on_link(up, detail)`` hears of every change.
+    """One attached console. ``holder`` names it in the agent's log; ``on_link(up, detail)`` hears of every change,
+    and once more when a pod that answers turns out to have no agent.
 
     ``cursors`` maps ``run/file`` to (inode, offset) where reading goes on; ``lease_s`` > 0 asks the agent to halt its
     runs when it hears nothing for so long.
@@ -73,6 +75,7 @@ class AgentClient:
         self._keeper: asyncio.Task[None] | None = None
         self._failure: UvccError | None = None
         self._detail = ""
+        self.agentless = False  # the pod answers, and its bridge found nobody to speak to
 
     @property
     def up(self) -> bool:
@@ -233,8 +236,9 @@ class AgentClient:
                 attempt += 1
             await asyncio.sleep(self.link.backoff(attempt))
 
-    def _changed(self, up: bool, detail: str) -> None:
+    def _changed(self, up: bool, detail: str, *, agentless: bool = False) -> None:
         was, before, self._detail = self.up, self._detail, detail
+        alone, self.agentless = self.agentless, agentless
         if was != up or before != detail:
             log.info("its channel is %s %s", "up" if up else "down:", detail, pod=self.link.name)
         if up:
@@ -244,7 +248,7 @@ class AgentClient:
             self._process = None
             lost = UnreachableError(f"the link to pod {self.link.name} was lost: {detail}", "its state is unknown")
             self._fail_pending(lost)
-        if was != up and self._on_link is not None:
+        if (was != up or (agentless and not alone)) and self._on_link is not None:
             self._on_link(up, detail)
 
     async def _session(self) -> None:
@@ -270,7 +274,8 @@ class AgentClient:
                 await _ended(reading)
             finally:
                 process.close()
-        self._changed(False, await _last_words(process) or trouble)
+        words = await _last_words(process)
+        self._changed(False, words or trouble, agentless=process.exit_status == NO_AGENT)
 
     async def _greet(self) -> None:
         hello = HelloCommand(

@@ -42,7 +42,7 @@ from uvcc_console.rollout.results import compare_results
 from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stage_runner import BACK, DECISIONS, StageRunner
 from uvcc_console.rollout.stages import acts_of
-from uvcc_console.rollout.stages.fleet import adoption
+from uvcc_console.rollout.stages.fleet import adoption, agents
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
 from uvcc_console.rollout.stages.verify import window_gates
 from uvcc_console.runs import conducting, domain, processes, sweep
@@ -252,6 +252,7 @@ async def _driven(
         beside.start("the gates of the full run", lambda: window_gates.hold_at_gates(ctx)),
         beside.start("the sweep", lambda: side_tasks.sweep_others(ctx)),
         beside.start("the copies of checkpoints", lambda: checkpoint_copies.keep_home(ctx)),
+        beside.start("the care for agents", lambda: agents.keep_agents(ctx)),
     ]
     if peers is not None and not adopted:
         aside.append(beside.start("the other domains", peers.run))

@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
 
+from uvcc_console.core import events as ev
+from uvcc_console.core.state import fold
 from uvcc_console.fleet import localpod, procs, ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
-from uvcc_console.fleet.bootstrap import bootstrap, bootstrap_all
+from uvcc_console.fleet.bootstrap import Bootstrapped, bootstrap, bootstrap_all
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.wheel import Wheel, build_wheel
 from uvcc_console.fleet.wheel_cache import read_wheels
+from uvcc_console.rollout.context import Member, Rollout
+from uvcc_console.rollout.stages.fleet import agents, provision
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine import torch_floor
@@ -96,6 +103,48 @@ async def test_the_agent_survives_the_link(link: PodLink, wheel: Wheel) -> None:
     again = await client.start()
     assert again["pid"] == found.agent["pid"]
     assert (await client.request(ProbeCommand()))["ok"]
+    await client.close()
+
+
+async def test_a_dead_agent_is_told_from_a_lost_link_and_another_takes_its_place(
+    link: PodLink, wheel: Wheel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await bootstrap(link, wheel, preload="none")
+    told: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
+    client = AgentClient(link, on_link=lambda up, detail: told.put_nowait((up, detail)))
+    await client.start()
+    assert await told.get() == (True, "")
+    os.kill(found.agent["pid"], signal.SIGKILL)
+    assert not (await told.get())[0]
+    up, detail = await told.get()  # the pod answers when it is asked again, and has no agent
+    assert (up, detail.partition(" in ")[0], client.agentless) == (False, "no agent answers", True)
+    alerts: asyncio.Queue[ev.Alert] = asyncio.Queue()
+    tries: list[str] = []
+
+    async def started(ctx: Rollout, member: Member) -> Bootstrapped:
+        tries.append(member.name)
+        if len(tries) == 1:
+            raise UvccError("no room on its disk", "make some")
+        return await bootstrap(link, wheel, preload="none")
+
+    monkeypatch.setattr(provision, "bootstrapped", started)
+    member = Member("p0r0", PodRequest("x", 0, 0), link=link, agent=client)
+    agent = ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="agent")
+    bus = SimpleNamespace(snapshot=fold([agent]), record=lambda found: [alerts.put_nowait(e) for e in found])
+    ctx = cast(Rollout, SimpleNamespace(bus=bus, members={"p0r0": member}, wheel=wheel))
+    hours = iter(range(1000))
+    caring = asyncio.create_task(agents.keep_agents(ctx, clock=lambda: 3600.0 * next(hours)))
+    failed, done = await alerts.get(), await alerts.get()
+    assert "no other could be started: no room on its disk" in failed.text
+    assert (failed.hint, done.subject, done.name) == ("make some", "p0r0", "agent")
+    assert "another has taken its place" in done.text
+    assert (await told.get())[0]
+    assert client.hello["pid"] not in (found.agent["pid"], None)
+    assert client.hello["identity"] == found.agent["identity"]
+    assert not client.agentless
+    caring.cancel()
+    await asyncio.wait({caring})
+    assert tries == ["p0r0", "p0r0"], "one that answers is left alone"
     await client.close()
 
 

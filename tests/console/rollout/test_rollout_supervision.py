@@ -21,6 +21,7 @@ from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess
 from uvcc_console.rollout import conductor, ingest, side_tasks
 from uvcc_console.rollout.context import Rollout
+from uvcc_console.rollout.stages.fleet import agents
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.rollout.stages.verify import window_gates
 from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage
@@ -36,6 +37,7 @@ WORKS = {
     "the gates of the full run": (window_gates, "hold_at_gates"),
     "the sweep": (side_tasks, "sweep_others"),
     "the copies of checkpoints": (checkpoint_copies, "keep_home"),
+    "the care for agents": (agents, "keep_agents"),
     "the ingest of p0r0": (ingest, "run"),
 }
 

@@ -37,6 +37,14 @@ def ticking(story: Story, seconds: float) -> Story:
     return story
 
 
+def no_agent(story: Story, *pods: str, seconds: int = 10) -> Story:
+    """The agents of these pods die, and the conductor goes on."""
+    for pod in pods or ("p1r0",):
+        story.add(ev.LinkChanged(pod=pod, path="ssh", up=False, detail="closed"))
+        story.add(ev.LinkChanged(pod=pod, path="ssh", up=False, detail="no agent answers in /root/.uvcc"))
+    return ticking(story, seconds)
+
+
 def view_of(story: Story, after: float = 1.0, **options: object) -> View:
     return View(snap=fold(story.events), now=story.now + after, utc=True, **options)  # type: ignore[arg-type]
 
@@ -213,6 +221,8 @@ STORIES = {
     "waiting": lambda: Story().halted(),
     "unknown": lambda: Story().full(40).halt(step=40, unknown=1),
     "unknown, waiting": lambda: Story().halted(unknown=1),
+    "agent dead": lambda: no_agent(Story().full(30)),
+    "agent dead, failed": lambda: no_agent(Story().gave_up()),
     "fork": lambda: Story().fork(),
     "failed": lambda: Story().failed(),
     "gave up": lambda: Story().gave_up(),
@@ -225,6 +235,7 @@ SAYS = {
     "skip": r"\bx skips",
     "teardown": r"\bt tears",
     "halt": r"F9 (asks|starts|halts)",
+    "replace": r"\bP replaces",
 }
 
 
@@ -249,6 +260,13 @@ def test_whatever_is_advised_is_possible(name: str, conductor: str, sidecar: str
         assert not any(role == "ok bold" for _, role in header), header
 
 
+@pytest.mark.parametrize("name", ["unknown", "unknown, waiting"])
+@pytest.mark.parametrize("conductor", LAMPS)
+def test_a_pod_that_proved_nothing_is_loud_whatever_else_is_wrong(name: str, conductor: str) -> None:
+    text = " ".join(plain(line) for line in bars.banner_lines(view_of(STORIES[name](), conductor=LAMPS[conductor]), 160))
+    assert "1 of 3 pods proved nothing of the halt   F9 asks again" in text
+
+
 def test_a_halted_run_with_an_unknown_pod_says_what_to_do_and_r_says_why_not() -> None:
     view = view_of(STORIES["unknown"]())
     text = "\n".join(plain(line) for line in [*bars.banner_lines(view, 160), *halt_panel.halt_lines(view, 160)])
@@ -268,6 +286,31 @@ def test_a_dead_sidecar_and_a_frozen_conductor_are_loud_with_what_follows(width:
     assert "4242" in text
     assert "kill -CONT" in text
     assert status_word(frozen)[1] == "alarm"
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_dead_agent_is_loud_with_whether_a_halt_comes_through_and_what_to_do(width: int) -> None:
+    def loud(view: View) -> str:
+        return " ".join(plain(line).strip() for line in bars.banner_lines(view, width))
+
+    story = no_agent(Story().full(30))
+    view = view_of(story)
+    assert re.search(r"p1r0 IS OUT OF REACH for 1\d s: no agent answers in", loud(view))
+    assert "F9 halts it by relay; P replaces it" in loud(view)
+    assert status_word(view)[1] in ("amber", "alarm")
+    assert not any(role.startswith("ok") for role in spans(view).values())
+    story.add(ev.LinkChanged(pod="p1r0", path="relay", up=False))
+    assert "no halt comes to it now" in loud(view_of(story))
+    both = loud(view_of(no_agent(story, "p0r0")))
+    assert re.search(r"2 PODS ARE OUT OF REACH, p1r0 for \d+ s", both)
+    assert "P replaces a pod" in both
+    waits = view_of(no_agent(Story().failed()))
+    assert "r resumes once p1r0 answers again, P replaces a pod, t tears down" in loud(waits)
+    for quiet in (replace(view, behind_s=9.0), replace(view, conductor=Lamp(DEAD)), replace(view, replay="x1")):
+        assert "OUT OF REACH" not in loud(quiet), "nobody can know, or nobody dials"
+    story.add(ev.LinkChanged(pod="p0r0", path="ssh", up=True))
+    story.add(ev.LinkChanged(pod="p1r0", path="ssh", up=True))
+    assert "OUT OF REACH" not in loud(view_of(story))
 
 
 # ---- lamps

@@ -12,7 +12,7 @@ from typing import Final
 
 from uvcc_console.core import pod_states
 from uvcc_console.core.shown import final
-from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.snapshot import AGENT_PATHS, PodView, Snapshot
 from uvcc_console.ui.drawing.format import duration
 from uvcc_console.ui.drawing.paint import Span, clean
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, MOVING, STARTING, Lamp, needs_sidecar
@@ -26,6 +26,7 @@ from uvcc_console.ui.judging.view import (
     unknown_after_halt,
 )
 
+OUT_S: Final = 3.0  # a channel that breaks is mostly back within a second or two
 QUIET_S: Final = 15.0  # the conductor writes the cost every 5 s
 STEP_LATE_S: Final = 10.0
 _BAD: Final = ("killed", "failed", "lost", "silent", "unknown")
@@ -50,6 +51,23 @@ def undecided(s: Snapshot) -> bool:
     return s.stage is not None and s.stage.status in ("waiting", "failed")
 
 
+def cut_off(s: Snapshot) -> list[PodView]:
+    """Pods whose agent cannot be spoken to, for whatever reason, the one that has been so for longest first."""
+    found = [p for p in s.pods.values() if p.state in pod_states.ATTACHABLE and _down(p) is not None]
+    return sorted(found, key=lambda p: (_down(p) or 0.0, p.pod))
+
+
+def _down(pod: PodView) -> float | None:
+    """Since when the path through its agent is down; None where it is up or was never there."""
+    return next((since for name in AGENT_PATHS for up, since in [pod.paths.get(name, (True, 0.0))] if not up), None)
+
+
+def only_copies(s: Snapshot) -> bool:
+    """Whether the pods hold the only checkpoints that a language model's full run has."""
+    full_lm = bool(s.engine_run) and s.job_kind == "lm" and s.phase == "full"
+    return full_lm and bool(s.checkpoints) and not s.home
+
+
 def judge(s: Snapshot, *, conductor: Lamp, behind_s: float = 0.0) -> Judgement:
     """The run's condition as far as keys depend on it."""
     if s.ended:
@@ -64,6 +82,11 @@ def judge(s: Snapshot, *, conductor: Lamp, behind_s: float = 0.0) -> Judgement:
     if conductor.state == DEAD:
         return Judgement("unconducted", "", "r takes it up, t tears it down")
     if undecided(s):
+        if away := cut_off(s):
+            who = away[0].pod if len(away) == 1 else f"{len(away)} pods"
+            again = "" if only_copies(s) or s.followed else ", P replaces a pod"
+            answers = "answers" if len(away) == 1 else "answer"
+            return Judgement("undecided", "", f"r resumes once {who} {answers} again{again}, t tears down")
         return Judgement("undecided", "", "r resumes, t tears down")
     lost = unknown_pods(s) if s.status == "halted" else 0
     if lost:
@@ -128,7 +151,8 @@ def health_spans(view: View) -> list[Span]:
     bad: list[Span] = [(f" {kinds[kind]} {kind}", "bad") for kind in _BAD if kinds[kind]]
     if s.status == "halted" or (halting(s) and kinds["halted"]):
         stopped = kinds["halted"] + kinds["done"]
-        return [(f"halted {stopped}/{total}", "ok" if stopped == total else "warn"), *bad]
+        proved = s.halt.done and s.halt.verified == s.halt.total and stopped == total
+        return [(f"halted {stopped}/{total}", "ok" if proved else "warn"), *bad]
     if kinds["held"]:
         return [(f"held {kinds['held']}/{total}", "warn"), *bad]
     if kinds["done"] and kinds["done"] == total:
@@ -181,12 +205,34 @@ def _running(view: View) -> tuple[str, str]:
     g, (kinds, _) = view.glyphs, tally(view)
     if any(kinds[kind] for kind in _BAD):
         return f"{g.fail} RUNNING", "alarm"
-    if kinds["late"] or view.unheard or stalled_s(view) or (needs_sidecar(view.snap) and not view.sidecar.well):
+    if kinds["late"] or view.unheard or _out(view) or stalled_s(view) or (needs_sidecar(view.snap) and not view.sidecar.well):
         return f"{g.late} RUNNING", "amber"
     return f"{g.live} RUNNING", "ok bold"
 
 
 # ---- what is loud
+
+
+def _out(view: View) -> list[PodView]:
+    """Pods that have been out of reach for longer than a channel takes to come back."""
+    if view.behind_s or not view.conductor.well or view.snap.status == "halted":
+        return []
+    return [p for p in cut_off(view.snap) if view.now - (_down(p) or 0.0) > OUT_S]
+
+
+def _out_of_reach(view: View, away: list[PodView]) -> tuple[str, str, str]:
+    """What is said of pods that are out of reach: for how long, why, whether a halt comes through, what to do."""
+    s, first = view.snap, away[0]
+    who = f"{clean(first.pod)} IS" if len(away) == 1 else f"{len(away)} PODS ARE"
+    longest = "" if len(away) == 1 else f", {clean(first.pod)}"
+    why = f": {clean(first.trouble)}" if first.trouble else ""
+    text = f"{view.glyphs.fail} {who} OUT OF REACH{longest} for {duration(view.now - (_down(first) or 0.0))}{why}"
+    ways = [name for name in first.paths if name != "lease"]  # what nobody sends: the pod's own last resort
+    left = [name for name in ways if all(p.paths.get(name, (False, 0.0))[0] for p in away)]
+    it = "it" if len(away) == 1 else "them"
+    parts = [] if s.no_halt else [f"F9 halts {it} by {', '.join(left)}" if left else f"no halt comes to {it} now"]
+    parts += [] if s.followed or only_copies(s) else [f"P replaces {'it' if len(away) == 1 else 'a pod'}"]
+    return "alarm", text, "; ".join(parts) or "it is asked again and again"
 
 
 def warnings(view: View) -> list[tuple[str, str, str]]:
@@ -201,9 +247,13 @@ def warnings(view: View) -> list[tuple[str, str, str]]:
         out.append(("alarm", text, now.advice))
     elif now.name == "frozen":
         out.append(("alarm", f"{g.fail} THE CONDUCTOR IS FROZEN: {clean(view.conductor.words)}", now.advice))
-    elif now.name == "unknown":
-        lost = unknown_pods(s)
-        out.append(("alarm", f"{g.unknown} {lost} of {len(s.pods)} pods proved nothing of the halt", now.advice))
+    lost = unknown_pods(s) if s.status == "halted" and not view.behind_s else 0
+    if lost:
+        text = f"{g.unknown} {lost} of {len(s.pods)} pods proved nothing of the halt"
+        hint = now.advice if now.name == "unknown" else "F9 asks again; until then they may run and cost"
+        out.append(("alarm", text, hint))
+    if away := _out(view):
+        out.append(_out_of_reach(view, away))
     if needs_sidecar(s) and not view.sidecar.well:
         what = "IS FROZEN" if view.sidecar.state == FROZEN else "IS DEAD"
         hint = "the conductor starts another" if view.conductor.state == MOVING else "F9 starts another"

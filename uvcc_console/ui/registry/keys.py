@@ -9,7 +9,7 @@ from textual.binding import Binding
 
 from uvcc_console.core import pod_states, triage
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.ui.judging.condition import Judgement, judge, undecided
+from uvcc_console.ui.judging.condition import Judgement, judge, only_copies, undecided
 from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.registry.panels import panels
 
@@ -150,8 +150,7 @@ def _workers(c: Context) -> str:
 def _replace(c: Context) -> str:
     if why := _pods(c):
         return why
-    s = c.snap
-    if s.engine_run and s.job_kind == "lm" and s.phase == "full" and s.checkpoints and not s.home:
+    if only_copies(c.snap):
         return "the pod holds the only checkpoints of this run, none is home yet: W restarts its workers"
     return ""
 

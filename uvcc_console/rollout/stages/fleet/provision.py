@@ -11,7 +11,7 @@ from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import wheel_cache
 from uvcc_console.fleet.agent_client import AgentClient
-from uvcc_console.fleet.bootstrap import bootstrap
+from uvcc_console.fleet.bootstrap import Bootstrapped, Progress, bootstrap
 from uvcc_console.fleet.provider import Pod, Quote, Remembers
 from uvcc_console.fleet.provider_kinds import runs_here
 from uvcc_console.fleet.runclock import run_now
@@ -160,18 +160,25 @@ async def bring_up(ctx: Rollout) -> str:
 
 async def one_agent(ctx: Rollout, member: Member) -> None:
     """Wheel, Python and agent on one pod, and the agent's channel."""
+
+    def progress(step: str, detail: str) -> None:
+        ctx.bus.record([ctx.pod_event(member, "ready", f"{step} {detail}".rstrip())])
+
+    member.boot = await bootstrapped(ctx, member, progress)
+    await code.bring(ctx, member.ssh, member.boot.python, progress)
+    await attach(ctx, member)
+
+
+async def bootstrapped(ctx: Rollout, member: Member, progress: Progress | None = None) -> Bootstrapped:
+    """One pod with an agent that answers; one that runs there already stays. Raises UvccError, UnreachableError."""
     assert ctx.wheel is not None
     seed = ctx.plan.seed
     party, replica = member.request.party, member.request.replica
     who = f"{party}/{replica}" if replica else str(party)
     # what replaces a lost pod is somebody else, also in a run that can be repeated
     secret = derive(seed, "identity", who).hex() if seed is not None and not member.replaced else ""
-
-    def progress(step: str, detail: str) -> None:
-        ctx.bus.record([ctx.pod_event(member, "ready", f"{step} {detail}".rstrip())])
-
     profile = ctx.plan.profile
-    member.boot = await bootstrap(
+    return await bootstrap(
         member.ssh,
         ctx.wheel,
         progress,
@@ -183,8 +190,6 @@ async def one_agent(ctx: Rollout, member: Member) -> None:
         life_s=life_left(ctx),
         give_way=priority.give_way(profile.fleet.kind, len(ctx.members)),
     )
-    await code.bring(ctx, member.ssh, member.boot.python, progress)
-    await attach(ctx, member)
 
 
 def _obeyed(ctx: Rollout, party: int) -> str:
