@@ -263,7 +263,8 @@ def test_whatever_is_advised_is_possible(name: str, conductor: str, sidecar: str
 @pytest.mark.parametrize("name", ["unknown", "unknown, waiting"])
 @pytest.mark.parametrize("conductor", LAMPS)
 def test_a_pod_that_proved_nothing_is_loud_whatever_else_is_wrong(name: str, conductor: str) -> None:
-    text = " ".join(plain(line) for line in bars.banner_lines(view_of(STORIES[name](), conductor=LAMPS[conductor]), 160))
+    view = view_of(STORIES[name](), conductor=LAMPS[conductor])
+    text = " ".join(plain(line) for line in bars.banner_lines(view, 160))
     assert "1 of 3 pods proved nothing of the halt   F9 asks again" in text
 
 

@@ -205,7 +205,8 @@ def _running(view: View) -> tuple[str, str]:
     g, (kinds, _) = view.glyphs, tally(view)
     if any(kinds[kind] for kind in _BAD):
         return f"{g.fail} RUNNING", "alarm"
-    if kinds["late"] or view.unheard or _out(view) or stalled_s(view) or (needs_sidecar(view.snap) and not view.sidecar.well):
+    unguarded = needs_sidecar(view.snap) and not view.sidecar.well
+    if kinds["late"] or view.unheard or _out(view) or stalled_s(view) or unguarded:
         return f"{g.late} RUNNING", "amber"
     return f"{g.live} RUNNING", "ok bold"
 
