@@ -54,7 +54,11 @@ class LogLines(Event):
 @event("worker")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProcess(Event):
-    """A worker process started or exited. ``signal`` names what ended it, if a signal did."""
+    """A worker process started or exited. ``signal`` names what ended it, if a signal did.
+
+    ``engine_run``: of which run of the engine it is; "" in older journals. Who attaches anew is told of the workers of
+    every run that it watches, also of those that were over long before: workers of two phases have the same names.
+    """
 
     pod: str
     coord: str
@@ -62,6 +66,7 @@ class WorkerProcess(Event):
     pid: int = 0
     rc: int | None = None
     signal: str = ""
+    engine_run: str = ""
 
 
 @event("root")

@@ -92,6 +92,8 @@ def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
 
 
 def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
+    if e.engine_run and s.engine_run and e.engine_run != s.engine_run:
+        return s  # of a phase that is over, told again: a worker of this phase with the same name still runs
     old = _worker_of(s, e.coord)
     w = changed(old, pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
     w = changed(w, exited=e.ts if e.state == "exited" else 0.0)

@@ -27,7 +27,7 @@ from uvcc_console.core.snapshot import (
     WorkerView,
 )
 from uvcc_console.core.words import ack_words, value_words
-from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.text import clean, counted
 
 MALFORMED_KEEP = 256
 
@@ -66,7 +66,7 @@ def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
     s = changed(s, stages=stages)
     if e.status in ("failed", "waiting", "ok") and s.triage and not s.triage[-1].outcome:
         made = max((w.step for w in s.workers.values()), default=-1) - s.triage[-1].step
-        came = "the stage went through" if e.status == "ok" else f"{max(0, made)} steps, then {e.detail}"
+        came = "the stage went through" if e.status == "ok" else f"{counted(max(0, made), 'step')}, then {e.detail}"
         s = changed(s, triage=(*s.triage[:-1], replace(s.triage[-1], outcome=came)))
     if e.status == "failed":
         s = changed(s, status="failed", detail=e.detail)
@@ -162,8 +162,10 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
     resumed = f", resume {e.attempt}" if e.attempt else ""
     sid = f", sid_job {e.sid_job[:12]}" if e.sid_job else ""
     if s.followed:
-        return logged(s, e, "info", "follow", f"{e.engine_run} is read" + (f": {e.steps} steps" if e.steps else ""))
-    return logged(s, e, "info", "rollout", f"{e.phase} starts: {e.steps} steps{resumed}{sid}")
+        return logged(
+            s, e, "info", "follow", f"{e.engine_run} is read" + (f": {counted(e.steps, 'step')}" if e.steps else "")
+        )
+    return logged(s, e, "info", "rollout", f"{e.phase} starts: {counted(e.steps, 'step')}{resumed}{sid}")
 
 
 def _fork(s: Snapshot, e: ev.ForkDetected) -> Snapshot:
@@ -306,7 +308,8 @@ def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
 
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
     view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
-    text = f"the full run's {e.steps} steps will take {e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
+    took = f"{e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
+    text = f"the full run's {counted(e.steps, 'step')} will take {took}"
     return logged(changed(s, prediction=view), e, "info", "forecast", text)
 
 

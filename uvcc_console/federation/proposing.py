@@ -21,6 +21,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.suggest import nearest
+from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Consents, Proposal, ProposedLimits, Revealed
@@ -119,7 +120,7 @@ def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[s
         f"proposal     {p.id}",
         f"name         {p.name}, until {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(p.expires))}",
         f"coordinator  {fingerprint(p.coordinator)}",
-        f"computes     {job.get('kind')}, {model_words(job.get('model', '?'))}, {job.get('steps')} steps of "
+        f"computes     {job.get('kind')}, {model_words(job.get('model', '?'))}, {counted(job.get('steps'), 'step')} of "
         f"{job.get('batch')} rows",
         f"shape        3 parties x {t.replicas} x {t.stages} x {t.tensor}",
         f"reveals      {', '.join(f'{r.value} to {r.to}' for r in p.reveal) or 'nothing'}",

@@ -35,7 +35,7 @@ from uvcc_engine.contract.agent_protocol.agent_messages import Lines
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.untrusted import STEPS, as_int, as_object
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.text import clean, counted
 
 SCAN_S: Final = 5.0
 VITALS_S: Final = 15.0
@@ -160,12 +160,12 @@ class FolderReader:
                 ev.Alert(
                     level="warn",
                     name="follow",
-                    text=f"{count} files could be followed there, {MOST_FOLLOWED} are",
+                    text=f"{counted(count, 'file')} could be followed there, {MOST_FOLLOWED} are",
                     hint="name a folder further down",
                 ),
             )
         if found.refused:
-            text = f"{found.refused} files have names that cannot be shown, and are not read"
+            text = f"{counted(found.refused, 'file')} have names that cannot be shown, and are not read"
             events += self._once("names", ev.Alert(level="warn", name="follow", text=text, hint="rename them"))
         return events
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import as_int, as_object
-from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.text import clean, counted
 
 ARCHIVE: Final = "code.tar.gz"
 RECORD: Final = "code.json"
@@ -93,7 +93,7 @@ class CodeTree:
     def words(self) -> str:
         """The tree in one line."""
         version = f"commit {self.commit[:12]}{', changed since' if self.dirty else ''}" if self.commit else "no commit"
-        return f"{len(self.files)} files, {self.bytes / MIB:.1f} MiB, tree {self.sha256[:12]}, {version}"
+        return f"{counted(len(self.files), 'file')}, {self.bytes / MIB:.1f} MiB, tree {self.sha256[:12]}, {version}"
 
     def record(self) -> dict[str, Any]:
         """For ``code.json``."""
@@ -152,7 +152,7 @@ def _check_size(files: Sequence[CodeFile], total: int, most_mib: float) -> None:
     largest = sorted(files, key=lambda f: -f.size)[:5]
     named = ", ".join(f"{f.path} ({f.size / MIB:.1f} MiB)" for f in largest)
     allowed = f"at most {MOST_FILES} of {most_mib:g} MiB may be uploaded"
-    what = f"job.code: {len(files)} files of {total / MIB:.1f} MiB, {allowed}; the largest: {named}"
+    what = f"job.code: {counted(len(files), 'file')} of {total / MIB:.1f} MiB, {allowed}; the largest: {named}"
     raise ConfigError(what, "job.code_exclude or .gitignore leave files out; or raise job.code_mib")
 
 

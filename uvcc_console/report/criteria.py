@@ -21,6 +21,7 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.leaves import leaf_file
 
 MET, NOT_MET, NOT_SHOWN = "met", "NOT MET", "not shown"
@@ -67,15 +68,17 @@ def _ran_through(package: Package, phase: str) -> Criterion:
     failed = [e for e in ends if bad_exit(e)]
     if failed:
         return Criterion(
-            name, NOT_MET, f"{len(failed)} workers failed, first {failed[0].coord} at {stamp(failed[0].ts)}"
+            name, NOT_MET, f"{counted(len(failed), 'worker')} failed, first {failed[0].coord} at {stamp(failed[0].ts)}"
         )
     steps, policy = starts[-1].steps, package.policy(phase)
     if policy is not None and policy.steps == steps:
         workers = len(list(policy.topology.coords()))
         after = (
-            f"at most {steps} steps, as their validation decided" if policy.job.get("patience") else f"{steps} steps"
+            f"at most {counted(steps, 'step')}, as their validation decided"
+            if policy.job.get("patience")
+            else counted(steps, "step")
         )
-        return Criterion(name, MET, f"{workers} workers signed a result after {after}, {steps} planned")
+        return Criterion(name, MET, f"{counted(workers, 'worker')} signed a result after {after}, {steps} planned")
     done = {e.coord for e in ends if e.rc == 0}
     proven = _exits(package, phase, steps)
     if done and done <= proven:
@@ -252,8 +255,10 @@ def _checkpoint_saved(package: Package, phase: str) -> Criterion:
     sure = [k for k in found if k.committed]
     if len(sure) < len(found) or not sure:
         lacking = next(k for k in found if not k.committed)
-        return Criterion(name, NOT_SHOWN, f"{len(sure)} of {len(found)} pods; {lacking.pod}: {lacking.word}")
-    return Criterion(name, MET, f"newest at step {max(k.step for k in sure)} on {len(sure)} pods: {sure[0].word}")
+        return Criterion(name, NOT_SHOWN, f"{len(sure)} of {counted(len(found), 'pod')}; {lacking.pod}: {lacking.word}")
+    return Criterion(
+        name, MET, f"newest at step {max(k.step for k in sure)} on {counted(len(sure), 'pod')}: {sure[0].word}"
+    )
 
 
 def _resumed(package: Package, phase: str) -> Criterion:
@@ -267,7 +272,9 @@ def _resumed(package: Package, phase: str) -> Criterion:
         return Criterion(name, NOT_SHOWN, "nothing was resumed in this run" + also)
     if not steps:
         return Criterion(name, NOT_SHOWN, f"{len(told)} resumes were streamed, no pod's unchanged log has one" + also)
-    return Criterion(name, MET, f"{len(steps)} workers resumed, last from step {steps[-1]} ({_REPORTED})" + also)
+    return Criterion(
+        name, MET, f"{counted(len(steps), 'worker')} resumed, last from step {steps[-1]} ({_REPORTED})" + also
+    )
 
 
 def _verified(package: Package, phase: str) -> Criterion:
@@ -284,7 +291,8 @@ def _verified(package: Package, phase: str) -> Criterion:
         )
     if not proof.whole:
         return Criterion(name, NOT_SHOWN, f"{at}: its signatures hold, but the transcripts are not in the package")
-    said = f"{found.epochs} epochs, {found.leaves} leaves recomputed, identities as the console saw them"
+    many = f"{counted(found.epochs, 'epoch')}, {counted(found.leaves, 'leaf', 'leaves')}"
+    said = f"{many} recomputed, identities as the console saw them"
     return Criterion(name, MET, f"{at}: {said}, global root {found.global_root}")
 
 

@@ -38,7 +38,7 @@ from uvcc_console.report.run_log import stamp
 from uvcc_console.report.throughput import HEAD, Throughput, throughput
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.text import clean, counted, size_words
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 from uvcc_engine.transcript.proof.package import RUN_LOG
@@ -189,7 +189,7 @@ def _facts(package: Package, phase: str) -> list[tuple[str, str]]:
     record = package.record
     s, t = record.snapshot, record.size
     parties = f"{PARTIES} parties x " if s.proves else ""
-    size = f"{t.replicas} replicas x {parties}{t.stages} stages x {t.tensor} tensor ranks"
+    size = size_words(t.replicas, t.stages, t.tensor, parties)
     facts = [("profile", f"{s.profile_name} ({s.job_kind})"), ("topology", size)]
     facts += [("operated", sentence) for sentence in s.operation]
     for pod in record.pods:
@@ -222,7 +222,7 @@ def _launched(package: Package, phase: str) -> list[tuple[str, str]]:
                 told.setdefault(clean(key, 100), {})[path.parent.name] = clean(value, 500)
     for key, by_pod in told.items():
         if len(by_pod) == len(infos) and len(set(by_pod.values())) == 1:
-            facts.append((key, f"{next(iter(by_pod.values()))} (all {len(infos)} pods)"))
+            facts.append((key, f"{next(iter(by_pod.values()))} (all {counted(len(infos), 'pod')})"))
         else:
             facts += [(f"{pod} {key}", value) for pod, value in by_pod.items()]
     if (policy := package.policy(phase)) is not None:

@@ -25,7 +25,7 @@ from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.contract.text import clean_block
+from uvcc_engine.contract.text import clean_block, size_words
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof import derived_files, manifest
@@ -193,7 +193,7 @@ def _summary(package: Package) -> Iterator[str]:
     record = package.record
     s = record.snapshot
     parties = "3 parties x " if s.proves else ""
-    size = f"{s.replicas} replicas x {parties}{s.pipeline_stages} stages x {s.tensor} tensor ranks"
+    size = size_words(s.replicas, s.pipeline_stages, s.tensor, parties)
     yield f"# {s.run}: all logs, explained"
     yield ""
     yield "This file holds every log of one run, with what to look at first. It was checked to hold no share, key or"
@@ -277,7 +277,7 @@ def key_figures(record: RunRecord) -> Iterator[str]:
     tables = [dict(metrics.table(part)) for _, part in parts]
     for phase, part in parts:
         size = part.size
-        yield f"- {phase}: {size.replicas} replicas x {size.stages} stages x {size.tensor} tensor ranks"
+        yield f"- {phase}: {size_words(size.replicas, size.stages, size.tensor)}"
     yield from ("", f"| {' | '.join(['metric', 'whole run', *(phase for phase, _ in parts)])} |")
     yield "|---" * (2 + len(parts)) + "|"
     for name, value in (*metrics.table(record), *metrics.of_the_run(record)):

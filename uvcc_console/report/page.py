@@ -18,7 +18,7 @@ from uvcc_console.report.package import Package, PhaseProof
 from uvcc_console.report.record import RunRecord
 from uvcc_console.report.run_log import stamp
 from uvcc_engine.contract.job.topology import PARTIES, Coord
-from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.text import clean, counted, size_words
 from uvcc_engine.transcript.proof import public_log
 from uvcc_engine.transcript.proof.bundle import Bundle
 from uvcc_engine.transcript.proof.derived_files import signed_losses
@@ -103,7 +103,11 @@ def _verdicts(package: Package) -> Iterator[str]:
         recomputed = "all recomputed" if proof.whole or proof.certificate.level == "transcripts" else "not recomputed"
         word: Cell = ("good", "holds") if proof.whole else ("bad", "holds as far as checked")
         rows.append(
-            (phase, word, f"{proof.certificate.epochs} epochs, {leaves}, {recomputed}; {keys}; {stamp(proof.at)}")
+            (
+                phase,
+                word,
+                f"{counted(proof.certificate.epochs, 'epoch')}, {leaves}, {recomputed}; {keys}; {stamp(proof.at)}",
+            )
         )
     yield from _table(("phase", "verdict", "what was checked"), rows)
     if altered := package.altered():
@@ -121,11 +125,11 @@ def _verdicts(package: Package) -> Iterator[str]:
 def _phase(phase: str, bundle: Bundle, proof: PhaseProof, part: RunRecord) -> Iterator[str]:
     policy, size = bundle.policy, bundle.policy.topology
     yield f"<h2>Phase {_text(phase)}: what was agreed</h2>"
-    shape = f"{size.replicas} replicas x {PARTIES} parties x {size.stages} stages x {size.tensor} tensor ranks"
+    shape = size_words(size.replicas, size.stages, size.tensor, f"{PARTIES} parties x ")
     shown = ", ".join(f"{value} to {to}" for value, to in policy.reveal) or "nothing"
     rows: list[Sequence[Cell]] = [
         ("policy", ("code", policy.hash.hex())),
-        ("job", f"{policy.job.get('kind')}, {policy.steps} steps"),
+        ("job", f"{policy.job.get('kind')}, {counted(policy.steps, 'step')}"),
         ("workers", shape),
         ("data of", ("code", policy.owner)),
         ("revealed", shown),
@@ -197,7 +201,7 @@ def _agreement(bundle: Bundle) -> Iterator[str]:
         for one, two in ((0, 1), (0, 2), (1, 2)):
             a, b = (parts[Coord(c.replica, p, c.stage, c.tensor)].roots for p in (one, two))
             same = sum(x.root.pairs[two] == y.root.pairs[one] for (_, x), (_, y) in zip(a, b, strict=False))
-            row.append(("good" if same == len(a) else "bad", f"{same} of {len(a)} epochs"))
+            row.append(("good" if same == len(a) else "bad", f"{same} of {counted(len(a), 'epoch')}"))
         rows.append(row)
     yield from _table(("workers", "P0 and P1", "P0 and P2", "P1 and P2"), rows)
     if len(anchors) > _SHOWN:

@@ -25,6 +25,7 @@ from uvcc_engine.contract.agent_protocol.agent_commands import SignalCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.parsing.untrusted import scalar_text
+from uvcc_engine.contract.text import counted
 
 log = logger(__name__)
 
@@ -77,7 +78,7 @@ async def fetch(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> s
     if left:
         raise UvccError(f"{', '.join(left)} of {member.name} changed while they were fetched", "fetch again")
     complaint = offer.complaint()
-    return f"{len(sums)} files in {home.relative_to(ctx.run_dir)}" + (f"; {complaint}" if complaint else "")
+    return f"{counted(len(sums), 'file')} in {home.relative_to(ctx.run_dir)}" + (f"; {complaint}" if complaint else "")
 
 
 async def bring_files(
@@ -98,7 +99,9 @@ async def _different(member: Member, remote: str, arrived: Mapping[str, PartialD
     script = "".join(f"head -c {a.size} {shlex.quote(name)} | sha256sum\n" for name, a in arrived.items())
     sums = (await member.ssh.sh(f"cd {remote}\n{script}", timeout=120.0)).splitlines() if arrived else []
     if len(sums) != len(arrived):
-        raise UvccError(f"pod {member.name} gives {len(sums)} sums of {len(arrived)} files", "fetch again")
+        raise UvccError(
+            f"pod {member.name} gives {counted(len(sums), 'sum')} of {counted(len(arrived), 'file')}", "fetch again"
+        )
     found = dict(zip(arrived, (line.partition(" ")[0] for line in sums), strict=True))
     return [n for n, a in arrived.items() if found[n] != a.sha256]
 

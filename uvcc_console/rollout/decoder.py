@@ -24,7 +24,7 @@ from uvcc_engine.contract.parsing.untrusted import STEPS, as_int, as_object, bou
 from uvcc_engine.contract.run_files import files, records
 from uvcc_engine.contract.run_files.narrate import repeats_event
 from uvcc_engine.contract.run_files.records import Malformed
-from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.text import clean, counted
 
 FACTS = ("parameters", "seq_len", "precision", "save_every", "steps")
 TELEMETRY_EVERY_S = 15.0
@@ -84,7 +84,7 @@ class Decoder:
             case Malformed():
                 return [ev.LinesMalformed(where=self.pod, count=message.n, src="agent", sample=message.why)]
             case Dropped():
-                text = f"the agent dropped {message.n} lines for this console"
+                text = f"the agent dropped {counted(message.n, 'line')} for this console"
                 return [ev.Alert(level="warn", name="dropped", text=text, subject=self.pod)]
             case Telemetry():
                 return self._telemetry(message)
@@ -125,7 +125,17 @@ class Decoder:
         coord = self._mine(m.coord)
         if coord is None:
             return self._refuse("agent", f"a process of {m.coord[:40]!r}")
-        return [ev.WorkerProcess(pod=self.pod, coord=coord, state=m.state, pid=m.pid, rc=m.rc, signal=m.signal)]
+        return [
+            ev.WorkerProcess(
+                pod=self.pod,
+                coord=coord,
+                state=m.state,
+                pid=m.pid,
+                rc=m.rc,
+                signal=m.signal,
+                engine_run=self.engine_run,
+            )
+        ]
 
     def _lines(self, m: Lines) -> list[ev.Event]:
         src, lines, ino, off = clean(m.src, 200), list(m.lines), m.ino, m.off

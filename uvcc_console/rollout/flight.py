@@ -20,6 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.untrusted import as_object
 from uvcc_engine.contract.run_files.flight import name_of
+from uvcc_engine.contract.text import counted
 
 ANSWER_S: Final = 10.0
 LOOK_S: Final = 0.3
@@ -52,7 +53,8 @@ async def read(ctx: Rollout, phase: Phase) -> str:
     where = str(home.relative_to(ctx.run_dir))
     told = {coord: flight.newest(answer) for coord, answer in sorted(answers.items())}
     ctx.say(ev.FlightRead(folder=where, newest=told, silent=silent, findings=findings))
-    return f"{len(answers)} of {len(asked)} workers answered: {'; '.join(findings) or 'nothing differs'}; {where}"
+    found = "; ".join(findings) or "nothing differs"
+    return f"{len(answers)} of {counted(len(asked), 'worker')} answered: {found}; {where}"
 
 
 def _hosted(phase: Phase, pod: str, coord: str) -> bool:

@@ -56,6 +56,16 @@ def clean_block(text: str) -> str:
     return _ODD_IN_BLOCK.sub(lambda m: _shown(m.group()), _SEQUENCE.sub("", text))
 
 
+def counted(n: int, word: str, plural: str = "") -> str:
+    """``1 pod``, ``3 pods``."""
+    return f"{n} {word}" if n == 1 else f"{n} {plural or word + 's'}"
+
+
+def size_words(replicas: int, stages: int, tensor: int, parties: str = "") -> str:
+    """``2 replicas x 3 parties x 1 stage x 1 tensor rank``; ``parties`` with its own sign behind it, or nothing."""
+    return f"{counted(replicas, 'replica')} x {parties}{counted(stages, 'stage')} x {counted(tensor, 'tensor rank')}"
+
+
 def complain(text: str) -> None:
     """A diagnostic on standard error, cleaned."""
     sys.stderr.write(clean_block(text) + "\n")

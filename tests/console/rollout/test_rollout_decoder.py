@@ -14,6 +14,7 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core import reserved
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.state import fold
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus
@@ -120,8 +121,22 @@ def test_how_a_worker_ended_is_told_with_its_words() -> None:
     ]
     killed = WorkerChange(run=RUN, coord="p1r0s0t0", state="exited", pid=7, rc=-9, signal="SIGKILL")
     assert decoder().events(killed) == [
-        ev.WorkerProcess(pod="p1r0", coord="p1r0s0t0", state="exited", pid=7, rc=-9, signal="SIGKILL")
+        ev.WorkerProcess(pod="p1r0", coord="p1r0s0t0", state="exited", pid=7, rc=-9, signal="SIGKILL", engine_run=RUN)
     ]
+
+
+def test_a_link_that_comes_back_ends_no_worker_by_the_phase_before() -> None:
+    """The agent tells of the workers of every run that is watched: those of the smoke have the same names."""
+    smoke = Decoder("p1r0", "demo-1.smoke", "smoke", "p1r0s0t0")
+    now = [
+        ev.PhaseStarted(phase="full", engine_run=RUN, steps=9, sid_job=""),
+        *decoder().events(WorkerChange(run=RUN, coord="p1r0s0t0", state="started", pid=8)),
+    ]
+    before = WorkerChange(run="demo-1.smoke", coord="p1r0s0t0", state="exited", pid=7, rc=0)
+    worker = fold([*now, *smoke.events(before)]).workers["p1r0s0t0"]
+    assert (worker.state, worker.pid, worker.rc) == ("started", 8, None)
+    over = fold([*now, *decoder().events(replace(before, run=RUN, pid=8))]).workers["p1r0s0t0"]
+    assert (over.state, over.rc) == ("exited", 0)
 
 
 def test_logs_drops_and_rewinds_are_reported() -> None:

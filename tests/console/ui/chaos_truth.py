@@ -101,6 +101,8 @@ def _phase(t: Truth, e: ev.PhaseStarted) -> None:
 
 
 def _worker(t: Truth, e: ev.WorkerProcess) -> None:
+    if e.engine_run not in ("", t.engine_run):
+        return  # of the smoke, told again when a link comes back
     w = t.workers.setdefault(e.coord, Worker(e.pod))
     if e.state == "started" and e.pid != w.pid:  # another process, which has said nothing yet
         w.pid, w.beat, w.phase = e.pid, 0.0, ""

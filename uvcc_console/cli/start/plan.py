@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_console.cli import common
+from uvcc_engine.contract.text import counted
 
 if TYPE_CHECKING:
     from uvcc_console.plan.plan import Plan
@@ -132,7 +133,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     spent = f"${cap['total']:g} in all, ${cap['hourly']:g} an hour" if cap["total"] else "nothing"
     told = [
         f"{found['profile']}   {found['job']}{' training of ' + found['model'] if 'model' in found else ''}",
-        f"pods       {found['pods']} at {found['provider']}, {found['workers']} workers{', ' + split if split else ''}",
+        f"pods       {found['pods']} at {found['provider']}, {counted(found['workers'], 'worker')}"
+        f"{', ' + split if split else ''}",
         "steps      " + ", ".join(f"{count} in the {name} phase" for name, count in reversed(steps.items())),
         f"may cost   {spent}, for {cap['ttl_s'] / 60:g} minutes at most",
         f"stages     {' '.join(found['stages'])}",
@@ -151,14 +153,16 @@ def lines(found: dict[str, Any]) -> list[str]:
         told += [
             f"a step     {step['rounds']:.0f} rounds, {step['bytes'] / 1e6:.2f} MB from each party, and"
             f" {step['seconds']:.3f} s of computing (all three parties on this machine)",
-            f"foretold   {over['step_s']:.2f} s a step, {over['full_s']:.0f} s for {steps['full']} steps:"
+            f"foretold   {over['step_s']:.2f} s a step, {over['full_s']:.0f} s for {counted(steps['full'], 'step')}:"
             f" {100 * over['network_s'] / over['step_s']:.0f} % of it on links of {1e3 * over['rtt_s']:g} ms and"
             f" {8 * over['bytes_s'] / 1e6:g} Mbit/s",
             "           by these processors, without relay and transcript; the smoke measures the pods themselves",
         ]
         if "epoch_s" in over:
             each = f"at the hourly cap ${over['epoch_cap']:.2f}" if cap["hourly"] else "for nothing"
-            told.append(f"an epoch   {steps['full'] // found['epochs']} steps, {over['epoch_s']:.0f} s, {each}")
+            told.append(
+                f"an epoch   {counted(steps['full'] // found['epochs'], 'step')}, {over['epoch_s']:.0f} s, {each}"
+            )
         if split:
             told.append(
                 "           as one worker per party would take; stages, replicas and tensor ranks share the work"

@@ -6,6 +6,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.follow import headless, teardown_order
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.steer import pods
+from uvcc_engine.contract.text import counted
 
 
 def run(argv: list[str]) -> int:
@@ -40,7 +41,7 @@ def run(argv: list[str]) -> int:
     elif gone and s.followed:
         common.show(f"{s.run}: no longer followed ({s.status}); nothing at {s.followed} was touched")
     elif gone:
-        common.show(f"{s.run}: {len(s.pods)} pods proven gone ({s.status})")
+        common.show(f"{s.run}: {counted(len(s.pods), 'pod')} proven gone ({s.status})")
     else:
         why = ", ".join(s.leaks or unwritten or ()) or s.detail or "the conductor died"
         common.say(f"{s.run}: NOT proven gone: {why}")

@@ -25,6 +25,7 @@ from uvcc_console.fleet.cloud.volumes import Volumes
 from uvcc_console.fleet.provider import Books, Caps, NoOffer, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import place_of
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.text import counted
 
 log = logger(__name__)
 
@@ -87,9 +88,11 @@ class CloudProvider:
             home = self.volumes.home(request.name)
             offer = next((o for o in left[provider] if self.volumes.fits(o, home)), None)
             if offer is None:
-                what = f"{provider} offers {len(choice.by_provider[provider])} machines that fit"
+                what = f"{provider} offers {counted(len(choice.by_provider[provider]), 'machine')} that fit"
                 what += f", for a pod whose volume lies in {home}" if home else ""
-                raise NoOffer(f"{what}, {len(requests)} pods are wanted", "loosen a constraint, or take fewer pods")
+                raise NoOffer(
+                    f"{what}, {counted(len(requests), 'pod')} are wanted", "loosen a constraint, or take fewer pods"
+                )
             if offer.once:
                 left[provider].remove(offer)
             price = offer.price(self.market.wanted(request).disk) or 0.0

@@ -20,6 +20,7 @@ from uvcc_console.rollout.stages.training import agree, lm, phases
 from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
 from uvcc_console.rollout.stages.verify import collect, verification
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import counted
 
 RolloutStep = Callable[[Rollout], Awaitable[str]]
 
@@ -38,7 +39,9 @@ async def _plan(ctx: Rollout) -> str:
         every = measurable.log_every(job) if isinstance(job, LmJobSettings) else 1
         measurable.check_windows(full.steps, ctx.plan.profile.gates, every)
     await agree.check_job(ctx)
-    names = ", ".join(f"{p.name} {p.steps} steps on {len(p.pods())} pods" for p in ctx.plan.phases.values())
+    names = ", ".join(
+        f"{p.name} {counted(p.steps, 'step')} on {counted(len(p.pods()), 'pod')}" for p in ctx.plan.phases.values()
+    )
     operated = operation_of(ctx.plan)
     tree = code_tree.kept(ctx.run_dir)
     code = (f"uploads {tree.words}",) if tree is not None else ()

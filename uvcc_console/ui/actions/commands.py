@@ -31,6 +31,7 @@ from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
+from uvcc_engine.contract.text import counted
 
 RUNBOOKS = "runbooks/index"
 PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
@@ -248,7 +249,7 @@ class Commands(ViewActions, LogActions):
 
         s = self.app.snap
         pods = [p for p in s.pods.values() if p.state not in pod_states.ABSENT]
-        lines = [f"This deletes {len(pods)} pods of {s.run}:"]
+        lines = [f"This deletes {counted(len(pods), 'pod')} of {s.run}:"]
         lines += [f"  {p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods[:12]]
         if len(pods) > 12:
             lines.append(f"  and {len(pods) - 12} more")

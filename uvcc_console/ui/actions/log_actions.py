@@ -17,6 +17,7 @@ from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.widgets.log_lines import entry_text
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import counted
 
 _LONG: Final = ("stackdump", "flight")
 _SUFFIXES: Final = (".txt", ".json", ".jsonl", ".log", ".csv", ".md")
@@ -58,7 +59,7 @@ class LogActions:
         """Lines of the log: to the clipboard, or into a file of the run's folder."""
         if not save:
             self.app.copy_to_clipboard("\n".join(lines) + "\n")
-            self.app.say(f"{len(lines)} lines copied (OSC 52: the terminal must allow it)")
+            self.app.say(f"{counted(len(lines), 'line')} copied (OSC 52: the terminal must allow it)")
             return
         if self.app.readonly:
             self.app.say("not saved: this console is read-only; y copies", "warning")
@@ -72,7 +73,7 @@ class LogActions:
         except (OSError, UvccError) as e:
             self.app.say(f"not saved: {e}", "error")
             return
-        self.app.say(f"{len(lines)} lines saved in {self.app.run_dir / name}")
+        self.app.say(f"{counted(len(lines), 'line')} saved in {self.app.run_dir / name}")
 
     def read(self, entry: LogEntry) -> None:
         """One line whole, with what it leaves out in the log; of a stack dump or flight record all of it."""

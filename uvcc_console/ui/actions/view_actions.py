@@ -23,6 +23,7 @@ from uvcc_console.ui.screens.jump import JumpScreen, signs
 from uvcc_console.ui.screens.trail import Spot
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.text import counted
 
 ALONE = "this page shows one run: uvcc compare lays others beside it"
 
@@ -185,7 +186,8 @@ class ViewActions(PodActions):
                 return
             charts.compare(name, snap)
             self.app.say(
-                f"{name} is laid over the charts: {snap.profile_name}, {snap.step} steps; :compare takes it away"
+                f"{name} is laid over the charts: {snap.profile_name}, {counted(snap.step, 'step')};"
+                " :compare takes it away"
             )
 
         self.app.run_worker(read(), group="compare", exit_on_error=False)

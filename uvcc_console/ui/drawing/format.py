@@ -72,8 +72,3 @@ def clock(ts: float, *, millis: bool = False, utc: bool = False) -> str:
     parts = time.gmtime(ts) if utc else time.localtime(ts)
     text = time.strftime("%H:%M:%S", parts)
     return f"{text}.{int(ts * 1000) % 1000:03d}" if millis else text
-
-
-def counted(n: int, word: str, plural: str = "") -> str:
-    """``1 pod``, ``3 pods``."""
-    return f"{n} {word}" if n == 1 else f"{n} {plural or word + 's'}"

@@ -23,6 +23,7 @@ from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.text import counted
 
 if TYPE_CHECKING:
     from uvcc_console.fleet.provider import Quote
@@ -195,7 +196,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     job |= {"model": model_words(job["model"])} if "model" in job else {}
     shown = ", ".join(f"{k} {v}" for k, v in job.items() if k in ("model", "config", "batch", "lr", "seed") and v != "")
     lines: list[Line] = [[(clean(plan.profile_name), "title"), (f"  {job['kind']}", "muted")]]
-    lines += _pair("job", f"{job['steps']} steps, {shown}", width)
+    lines += _pair("job", f"{counted(job['steps'], 'step')}, {shown}", width)
     t = p.topology
     lines += _pair("shape", f"3 parties {g.times} {t.replicas} {g.times} {t.stages} {g.times} {t.tensor}", width)
     if job["kind"] == "private":
@@ -208,7 +209,11 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     lines += _pair("link", p.link, width)
     smoke = plan.phases.get("smoke")
     lines += _pair(
-        "smoke", f"{smoke.steps} steps on {len(smoke.pods())} pods, with a halt drill" if smoke else "none", width
+        "smoke",
+        f"{counted(smoke.steps, 'step')} on {counted(len(smoke.pods()), 'pod')}, with a halt drill"
+        if smoke
+        else "none",
+        width,
     )
     lines += _pair("gates", gate_words(p.gates, job["kind"]), width)
     cap = "nothing may be spent" if not p.limits.total else f"${p.limits.hourly:.2f}/h, ${p.limits.total:.2f} in total"
@@ -230,7 +235,7 @@ def _quote_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     first: list[Span] = [
         ("price     ", "muted"),
         (f"${q.hourly:.2f}/h", "title"),
-        (f" for {len(q.lines)} pods", "muted"),
+        (f" for {counted(len(q.lines), 'pod')}", "muted"),
     ]
     if q.wallet is not None:
         first.append((f", wallet ${q.wallet:.2f}", "muted"))

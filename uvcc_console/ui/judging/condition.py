@@ -25,6 +25,7 @@ from uvcc_console.ui.judging.view import (
     result_word,
     unknown_after_halt,
 )
+from uvcc_engine.contract.text import counted
 
 OUT_S: Final = 3.0  # a channel that breaks is mostly back within a second or two
 QUIET_S: Final = 15.0  # the conductor writes the cost every 5 s
@@ -146,7 +147,7 @@ def health_spans(view: View) -> list[Span]:
         up = sum(p.state in pod_states.REACHED for p in pods)
         broken = sum(p.state in pod_states.BROKEN for p in pods)
         well = bool(pods) and up == len(pods) and not view.stale
-        out: list[Span] = [(f"{up}/{len(pods)} pods", "ok" if well else "muted")] if pods else []
+        out: list[Span] = [(f"{up}/{counted(len(pods), 'pod')}", "ok" if well else "muted")] if pods else []
         return [*out, (f" {broken} failed", "bad")] if broken else out
     bad: list[Span] = [(f" {kinds[kind]} {kind}", "bad") for kind in _BAD if kinds[kind]]
     if s.status == "halted" or (halting(s) and kinds["halted"]):
@@ -250,7 +251,7 @@ def warnings(view: View) -> list[tuple[str, str, str]]:
         out.append(("alarm", f"{g.fail} THE CONDUCTOR IS FROZEN: {clean(view.conductor.words)}", now.advice))
     lost = unknown_pods(s) if s.status == "halted" and not view.behind_s else 0
     if lost:
-        text = f"{g.unknown} {lost} of {len(s.pods)} pods proved nothing of the halt"
+        text = f"{g.unknown} {lost} of {counted(len(s.pods), 'pod')} proved nothing of the halt"
         hint = now.advice if now.name == "unknown" else "F9 asks again; until then they may run and cost"
         out.append(("alarm", text, hint))
     if away := _out(view):

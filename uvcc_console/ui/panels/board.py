@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import PodView, Snapshot
-from uvcc_console.ui.drawing.format import counted, duration
+from uvcc_console.ui.drawing.format import duration
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.drawing.spark import part_bar
 from uvcc_console.ui.judging.view import View, fleet_rows, party_role, pod_health
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.text import counted
 
 
 def expected(s: Snapshot) -> int:

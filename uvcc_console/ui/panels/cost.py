@@ -9,6 +9,7 @@ from uvcc_console.ui.drawing.format import duration, money
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit
 from uvcc_console.ui.judging.view import View, party_role
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.text import counted
 
 
 def limit_of(s: Snapshot, name: str) -> float:
@@ -79,7 +80,11 @@ def page_lines(view: View, width: int) -> list[Line]:
         )
     if s.step > 0 and s.spent:
         lines.append(
-            [("per step    ", "muted"), (f"${s.spent / s.step:.4f}", "text"), (f" over {s.step} steps", "muted")]
+            [
+                ("per step    ", "muted"),
+                (f"${s.spent / s.step:.4f}", "text"),
+                (f" over {counted(s.step, 'step')}", "muted"),
+            ]
         )
     heading = f"{'pod':<12}{'provider':<18}{'state':<10}{'$/h':>8}{'share':>8}"
     lines += [[("", "")], cut([(heading, "muted")], width)]

@@ -10,7 +10,6 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from uvcc_console.ui.drawing.format import counted
 from uvcc_console.ui.drawing.paint import Line, Span, cut
 from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows
 from uvcc_console.ui.panels.fleet_columns import COLUMNS, ordered, usual
@@ -20,6 +19,7 @@ from uvcc_console.ui.panels.worker_detail import detail_lines
 from uvcc_console.ui.widgets.heat import heat_lines
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import body, choose, head
+from uvcc_engine.contract.text import counted
 
 ROOMY = 36  # rows of a terminal from which on the strip of heat leaves enough of them to the table
 LOG_ONLY = frozenset(("level", "source", "file", "text"))

@@ -11,6 +11,7 @@ from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, w
 from uvcc_console.ui.judging.view import View, coord_parts, result_mark
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.text import counted
 
 
 def agreement_line(view: View) -> Line:
@@ -142,7 +143,7 @@ def board_lines(view: View, width: int) -> list[Line]:
                 for key, h in s.result_hashes.items()
                 if key == f"{phase}/{key[len(phase) + 1 :]}" and h == value
             ]
-            who = f"{len(said)} workers" if len(found.hashes) == 1 or found.certified else ", ".join(said)
+            who = counted(len(said), "worker") if len(found.hashes) == 1 or found.certified else ", ".join(said)
             tail = f"  {g.ok} verified, {who}" if found.verified else f"  {found.caveat}: {who}"
             lines.append(cut([(f"{phase:<12}", "muted"), (f"result {value}", "text"), (tail, "muted")], width))
     return lines

@@ -14,6 +14,7 @@ from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
 from uvcc_engine.contract.run_files.event_names import Area
 from uvcc_engine.contract.run_files.waiting import Waiting
+from uvcc_engine.contract.text import counted
 
 PATHS = ("ssh", "relay", "peer", "lease", "api")
 RECENT_S = 60.0
@@ -139,7 +140,7 @@ def pair_lines(view: View, width: int) -> list[Line]:
     total: list[Span] = [("sent in all ", "muted"), (volume(moved), "text")]
     if foretold is not None:
         off = abs(moved - foretold[0]) > 2 * max(foretold[1], 0.02 * foretold[0])
-        words = f"  foretold for {s.step} steps: {volume(foretold[0])} (error {volume(foretold[1])})"
+        words = f"  foretold for {counted(s.step, 'step')}: {volume(foretold[0])} (error {volume(foretold[1])})"
         total.append((words, "warn" if off else "muted"))
     return [*lines, cut(total, width)]
 

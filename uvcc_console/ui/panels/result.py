@@ -11,6 +11,7 @@ from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, wrap
 from uvcc_console.ui.judging.view import View, result_word
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.text import counted
 
 SAMPLE_LINES = 3
 
@@ -39,7 +40,7 @@ def result_lines(view: View, width: int) -> list[Line]:
     if found.values and found.caveat:
         first.append((f"   {found.caveat}", "warn"))
     took = duration(max(0.0, (s.ended or view.now) - s.created))
-    first += [("   ", ""), (f"{s.step} steps in {took}, {money(s.spent)}", "muted")]
+    first += [("   ", ""), (f"{counted(s.step, 'step')} in {took}, {money(s.spent)}", "muted")]
     lines: list[Line] = [cut(first, width)]
     if found.mark == REFUTED:
         lines += wrap([(clean(found.detail), "bad")], width)
@@ -98,8 +99,8 @@ def _pieces(text: str, room: int) -> list[str]:
 def _backing(found: Shown, g: Glyphs) -> str:
     """What a result hash stands on."""
     if found.verified:
-        return f"{g.ok} verified, the same from {found.workers} workers"
-    return f"reported by {found.workers} workers" if not found.certified else "of the certificate"
+        return f"{g.ok} verified, the same from {counted(found.workers, 'worker')}"
+    return f"reported by {counted(found.workers, 'worker')}" if not found.certified else "of the certificate"
 
 
 class ResultPanel(Panel):

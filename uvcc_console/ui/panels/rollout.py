@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from uvcc_console.core import pod_states, triage
 from uvcc_console.core.snapshot import StageView
-from uvcc_console.ui.drawing.format import clock, counted, duration
+from uvcc_console.ui.drawing.format import clock, duration
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of, wrap
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.text import counted
 
 ROLES = {"ok": "ok", "running": "accent bold", "waiting": "warn bold", "failed": "bad", "skipped": "muted"}
 
@@ -64,7 +65,7 @@ def forecast_lines(view: View, width: int) -> list[Line]:
         (f"  ${f.cost:.2f} (error ${f.cost_error:.2f})", "text"),
         (f"  {megabytes(f.bytes)} (error {megabytes(f.bytes_error)})" if f.bytes else "", "text"),
     ]
-    head: list[Line] = [[("", "")], [(f"forecast of the full run's {f.steps} steps", "muted bold")]]
+    head: list[Line] = [[("", "")], [(f"forecast of the full run's {counted(f.steps, 'step')}", "muted bold")]]
     return [*head, *wrap([*said, (off, "ok" if f.sigmas <= 2 else "warn")], width, "  ")]
 
 

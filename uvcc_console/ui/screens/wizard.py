@@ -24,6 +24,7 @@ from uvcc_console.ui.widgets.list_panel import ListPanel
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import counted
 
 if TYPE_CHECKING:
     from uvcc_console.ui.app_base import ConsoleApp
@@ -165,7 +166,8 @@ class WizardScreen(Screen[Path | None]):
 
         limits = draft.plan.profile.limits
         lines = [
-            f"{len(draft.quote.lines)} pods at ${draft.quote.hourly:.2f}/h on {draft.plan.profile.fleet.where}.",
+            f"{counted(len(draft.quote.lines), 'pod')} at ${draft.quote.hourly:.2f}/h"
+            f" on {draft.plan.profile.fleet.where}.",
             f"Caps: ${limits.hourly:.2f}/h, ${limits.total:.2f} in total, {limits.ttl / 3600:g} h at most.",
         ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from uvcc_console.ui.drawing.format import clock, counted, duration, money
+from uvcc_console.ui.drawing.format import clock, duration, money
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
 from uvcc_console.ui.judging.condition import health_spans, judge, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_sidecar
@@ -14,6 +14,7 @@ from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, un
 from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS
+from uvcc_engine.contract.text import counted
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
 

@@ -27,6 +27,7 @@ from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import provision
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.text import counted
 
 STAGE: Final = "adopt"
 AGAIN_S: Final = (0.5, 15.0)  # between two looks: the first pause, and the longest
@@ -53,7 +54,7 @@ async def adopt(ctx: Rollout, stages: StageRunner) -> None:
         pause = min(2 * pause, AGAIN_S[1])
     due = ctx.due()
     back = sum(m.pod is not None for m in due)
-    ctx.say(ev.StageChanged(name=STAGE, status="ok", detail=f"{back} of {len(due)} pods"))
+    ctx.say(ev.StageChanged(name=STAGE, status="ok", detail=f"{back} of {counted(len(due), 'pod')}"))
 
 
 async def look(ctx: Rollout, unlisted: dict[str, float] | None = None) -> dict[str, UvccError]:

@@ -20,6 +20,7 @@ from uvcc_console.rollout.stages.links.relay import relay_link
 from uvcc_console.rollout.stages.training import lm
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import counted
 
 PROBE_S = 180.0  # of a pod among many that share a machine
 IMPORT_LOOKS, IMPORT_LOOK_S = 90, 2.0  # torch from a cold disk takes minutes
@@ -85,7 +86,7 @@ async def preflight(ctx: Rollout) -> str:
     if findings:
         first = findings[0]
         raise UvccError(f"pod {first.pod}: {first.what}", first.hint)
-    return f"{len(probes)} pods{_summary(facts)}"
+    return f"{counted(len(probes), 'pod')}{_summary(facts)}"
 
 
 def attention_check(profile: Profile, probes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -26,6 +26,7 @@ from uvcc_console.runs import domain, processes
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import bounded_copy, scalar_text
+from uvcc_engine.contract.text import counted
 
 log = logger(__name__)
 
@@ -59,7 +60,8 @@ async def quote(ctx: Rollout) -> str:
     at_most = f", {most:.2f} $ at most" if hourly else ""
     lasts = f", the wallet lasts {found.runway_h:.1f} h" if found.runway_h is not None else ""
     each = "".join(f", {whose} {part.hourly:.2f} $/h" for whose, part in found.parts.items())
-    return f"{len(found.lines)} pods, {hourly:.2f} $/h{each}{_for_the_smoke(ctx, first, hourly)}{at_most}{lasts}"
+    smoke = _for_the_smoke(ctx, first, hourly)
+    return f"{counted(len(found.lines), 'pod')}, {hourly:.2f} $/h{each}{smoke}{at_most}{lasts}"
 
 
 def _for_the_smoke(ctx: Rollout, first: float, hourly: float) -> str:
@@ -98,7 +100,7 @@ async def provision(ctx: Rollout) -> str:
         ctx.sidecar = processes.start(ctx.run_dir, processes.HALTD)
     await each(missing, lambda m: one_pod(ctx, m))
     more = f", {len(ctx.plan.later)} more after the smoke" if len(ctx.due()) < len(ctx.members) else ""
-    return f"{len(ctx.due())} pods{more}"
+    return f"{counted(len(ctx.due()), 'pod')}{more}"
 
 
 async def one_pod(ctx: Rollout, member: Member) -> None:
@@ -155,7 +157,7 @@ async def bring_up(ctx: Rollout) -> str:
     if wheel is None or not ctx.done("bootstrap"):  # the smoke's pods and the others run the same code
         wheel = ctx.wheel = await asyncio.to_thread(build_wheel, ctx.run_dir / "wheel")
     await each([m for m in ctx.due() if m.agent is None], lambda m: one_agent(ctx, m))
-    return f"{len(ctx.due())} agents, code {wheel.sha256[:12]}"
+    return f"{counted(len(ctx.due()), 'agent')}, code {wheel.sha256[:12]}"
 
 
 async def one_agent(ctx: Rollout, member: Member) -> None:

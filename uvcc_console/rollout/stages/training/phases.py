@@ -30,6 +30,7 @@ from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationEr
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 
 GRACE_S = 3.0
@@ -257,7 +258,7 @@ async def drill(ctx: Rollout, resumed: bool) -> str:
 
 def _why_not_held(phase: Phase, halt: HaltView) -> tuple[str, str]:
     """What a drill that not every pod passed says, and its hint."""
-    what = f"the halt drill verified {halt.verified} of {halt.total} pods"
+    what = f"the halt drill verified {halt.verified} of {counted(halt.total, 'pod')}"
     if phase.kind != "command":
         return what, "see the acknowledgements; where a start or a step takes long, raise halt.patience"
     never = "a command that does not look at the control file cannot be held"
@@ -290,7 +291,7 @@ async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
     if found is not None:
         await _give_up(ctx, phase, found)
     figures = shown(ctx.bus.snapshot, phase.name).figures()
-    return f"{phase.steps} steps" + (f", {figures}" if figures else "")
+    return counted(phase.steps, "step") + (f", {figures}" if figures else "")
 
 
 def _started(s: Snapshot, phase: Phase) -> bool:

@@ -19,6 +19,7 @@ from uvcc_console.rollout import file_listing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.verify.outputs import fetch_outputs
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.text import counted
 
 SUMS = "SHA256SUMS"
 FETCH_S = 6 * 3600.0  # however much a pod announces
@@ -144,7 +145,7 @@ async def collect(ctx: Rollout) -> str:
     await asyncio.to_thread(collector.private_key)  # its public half goes into allowed_signers
     written = await asyncio.to_thread(write_artifacts, ctx.run_dir)
     await asyncio.to_thread(collector.seal, ctx.run_dir)
-    return f"{count} files of {len(ctx.live())} pods, {len(written)} artifacts"
+    return f"{counted(count, 'file')} of {counted(len(ctx.live()), 'pod')}, {counted(len(written), 'artifact')}"
 
 
 def started_phases(ctx: Rollout) -> list[Phase]:

@@ -16,6 +16,7 @@ from uvcc_console.report.recheck import digests
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.verify.collect import fetch_phase
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof.bundle import NAME, assemble_folder
 from uvcc_engine.transcript.proof.verification_certificate import Certificate
@@ -41,7 +42,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
             ok=True,
             global_root=certificate.global_root,
             sid_job=certificate.sid_job,
-            detail=f"{certificate.epochs} epochs, {certificate.leaves} leaves",
+            detail=f"{counted(certificate.epochs, 'epoch')}, {counted(certificate.leaves, 'leaf', 'leaves')}",
             bundle=str(folder / leaf_file.BUNDLE),
             values=dict(certificate.values),
             result_hashes=list(certificate.result_hashes),
@@ -52,7 +53,8 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
         )
     )
     await _date(ctx, phase)
-    said = f"{certificate.epochs} epochs, {certificate.leaves} leaves, global root {certificate.global_root[:12]}"
+    many = f"{counted(certificate.epochs, 'epoch')}, {counted(certificate.leaves, 'leaf', 'leaves')}"
+    said = f"{many}, global root {certificate.global_root[:12]}"
     return said + "".join(f", {name} {value:.4f}" for name, value in certificate.values.items())
 
 
