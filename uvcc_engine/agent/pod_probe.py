@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.machine import host
+from uvcc_engine.contract.text import clean
 
 _NUMBERS: Final = ("index", "memory.total", "memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total")
 _MEASURES: Final = ("temperature.gpu", "power.draw", "power.limit")
@@ -23,6 +25,10 @@ GPU_FIELDS: Final = (
     *_MEASURES,
 )
 GPU_PATIENCE_S: Final = 10.0
+MOST_GPUS: Final = 64
+MOST_SAID: Final = 200  # characters of a cell, or of a complaint
+_WHOLE: Final = re.compile(r"[0-9]{1,12}", re.ASCII)
+_MEASURE: Final = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 PACKAGES: Final = ("torch", "numpy", "cryptography", "safetensors", "asyncssh", "httpx", "starlette", "uvicorn")
 
 
@@ -105,7 +111,12 @@ class GpuQuery:
         if tool is not None:
             command = [tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                errors="replace",  # a broken driver prints anything, and an agent must outlive it
             )
 
     def result(self) -> tuple[list[dict[str, Any]], str] | None:
@@ -122,26 +133,34 @@ class GpuQuery:
         text = self._process.stdout.read()
         self._process.stdout.close()
         if self._process.returncode:
-            return [], text.strip().splitlines()[-1] if text.strip() else f"nvidia-smi: {self._process.returncode}"
-        return [_gpu(line) for line in text.splitlines() if line.strip()], ""
+            said = text.strip().splitlines()
+            return [], clean(said[-1], MOST_SAID) if said else f"nvidia-smi: {self._process.returncode}"
+        return gpus_of(text)
 
 
-def _gpu(line: str) -> dict[str, Any]:
-    values: dict[str, Any] = dict(zip(GPU_FIELDS, (v.strip() for v in line.split(",")), strict=False))
-    for name in _NUMBERS:
-        text = str(values.get(name, ""))
-        values[name] = int(text) if text.isdigit() else None
-    for name in _MEASURES:
-        values[name] = _measure(str(values.get(name, "")))
-    return {k.replace(".", "_"): v for k, v in values.items()}
+def gpus_of(text: str) -> tuple[list[dict[str, Any]], str]:
+    """The cards in what nvidia-smi printed, and what is wrong with it ("" = nothing). Never raises.
+
+    A line that is no card's is passed over where others are; a figure that a card does not tell (``[N/A]``), or that no
+    card can have, is None.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    cards = [card for line in lines[:MOST_GPUS] if (card := _gpu(line)) is not None]
+    if lines and not cards:
+        return [], f"nvidia-smi answered something else: {clean(lines[0], MOST_SAID).strip()}"
+    return cards, ""
 
 
-def _measure(text: str) -> float | None:
-    """A figure that a card may not tell: ``[N/A]`` then."""
-    try:
-        return round(float(text), 1)
-    except ValueError:
+def _gpu(line: str) -> dict[str, Any] | None:
+    cells = [clean(cell.strip(), MOST_SAID) for cell in line.split(",")]
+    if len(cells) != len(GPU_FIELDS) or _WHOLE.fullmatch(cells[0]) is None:
         return None
+    values: dict[str, Any] = dict(zip(GPU_FIELDS, cells, strict=True))
+    for name in _NUMBERS:
+        values[name] = int(values[name]) if _WHOLE.fullmatch(values[name]) else None
+    for name in _MEASURES:
+        values[name] = round(float(values[name]), 1) if _MEASURE.fullmatch(values[name]) else None
+    return {k.replace(".", "_"): v for k, v in values.items()}
 
 
 def _first_number(*paths: str) -> int | None:

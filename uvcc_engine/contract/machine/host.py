@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ HAS_PROC: Final = os.path.exists("/proc/self/stat")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _MIB: Final = 1 << 20
+_MEMINFO: Final = re.compile(rb"^(MemTotal|MemAvailable|MemFree): {0,20}([0-9]{1,15}) kB$", re.MULTILINE)
+_CPU: Final = re.compile(rb"cpu((?: +[0-9]{1,18}){5,12})\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +90,18 @@ def resident_mib() -> float:
 
 
 def memory_mib() -> dict[str, float]:
-    """``total_mib`` and ``available_mib`` of the machine."""
+    """``total_mib`` and ``available_mib`` of the machine; 0.0 for what it does not tell.
+
+    Where a kernel or a container's own /proc has no estimate of what is available, what is free counts.
+    """
     if not HAS_PROC:
         found = _psutil().virtual_memory()
         return {"total_mib": round(found.total / _MIB, 1), "available_mib": round(found.available / _MIB, 1)}
-    names = {"MemTotal": "total_mib", "MemAvailable": "available_mib"}
-    memory: dict[str, float] = {}
-    with open("/proc/meminfo") as f:
-        for line in f:
-            key, _, rest = line.partition(":")
-            if key in names:
-                memory[names[key]] = round(int(rest.split()[0]) / 1024, 1)
-    return memory
+    try:
+        with open("/proc/meminfo", "rb") as f:
+            return memory_of(f.read(1 << 16))
+    except OSError:
+        return memory_of(b"")
 
 
 def cpu_ticks() -> tuple[float, float]:
@@ -106,9 +109,28 @@ def cpu_ticks() -> tuple[float, float]:
     if not HAS_PROC:
         times = _psutil().cpu_times()
         return float(sum(times) - times.idle), float(sum(times))
-    with open("/proc/stat") as f:
-        numbers = [int(n) for n in f.readline().split()[1:9]]
-    return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
+    try:
+        with open("/proc/stat", "rb") as f:
+            return ticks_of(f.readline(1 << 12))
+    except OSError:
+        return 0.0, 0.0
+
+
+def memory_of(text: bytes) -> dict[str, float]:
+    """``memory_mib`` out of a text like that of /proc/meminfo. Never raises."""
+    told = {name: int(kib) / 1024 for name, kib in _MEMINFO.findall(text)}
+    total = told.get(b"MemTotal", 0.0)
+    available = min(total, told.get(b"MemAvailable", told.get(b"MemFree", 0.0)))
+    return {"total_mib": round(total, 1), "available_mib": round(available, 1)}
+
+
+def ticks_of(line: bytes) -> tuple[float, float]:
+    """``cpu_ticks`` out of a line like the first of /proc/stat; zeros where it is none. Never raises."""
+    found = _CPU.fullmatch(line)
+    if found is None:
+        return 0.0, 0.0
+    numbers = [int(n) for n in found[1].split()[:8]]
+    return float(sum(numbers) - numbers[3] - numbers[4]), float(sum(numbers))
 
 
 def usable_cpus() -> int:
