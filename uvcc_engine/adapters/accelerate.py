@@ -1,13 +1,17 @@
-"""Hugging Face Accelerate: a tracker, so that ``accelerator.log({"loss": loss}, step=step)`` is the one call a step.
+"""Hugging Face Accelerate: a tracker, and one call a step.
 
 ::
 
-    accelerator = Accelerator(log_with=[AccelerateTracker(save=lambda: accelerator.save_state(folder) or folder)])
+    tracker = AccelerateTracker(save=lambda: accelerator.save_state(folder) or folder)
+    accelerator = Accelerator(log_with=[tracker])
     accelerator.init_trackers("mine")
     for step in range(1, steps + 1):
         ...
-        accelerator.log({"loss": loss, "lr": lr}, step=step)
+        tracker.step({"loss": loss, "lr": lr}, step)
     accelerator.end_training()
+
+Of one process ``accelerator.log({"loss": loss}, step=step)`` does the same. Of several it reaches the main one alone,
+which could not stop the others, so there it is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.tracking import GeneralTracker
 
 from uvcc_engine.contract.errors import ConfigError
@@ -25,9 +30,9 @@ from uvcc_engine.contract.run_files.writer import RunWriter
 
 
 class AccelerateTracker(GeneralTracker):
-    """Writes the run contract for a loop under Accelerate. Its ``log`` obeys hold, halt and release.
+    """Writes the run contract for a loop under Accelerate. Its ``step`` obeys hold, halt and release.
 
-    Every process must log every step: all of them stop after the same one.
+    Every process must call it at every step: all of them stop after the same one.
     """
 
     name = "uvcc"
@@ -51,9 +56,16 @@ class AccelerateTracker(GeneralTracker):
             self._run.describe(values)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """``step`` for a program of one process. Raises ConfigError in one of several, and as ``step`` does."""
+        if PartialState().num_processes > 1:
+            what = "accelerator.log reaches the main process alone, and a run halts with all of them or not at all"
+            raise ConfigError(what, 'call tracker.step({"loss": loss}, step) in every process instead')
+        self.step(values, step)
+
+    def step(self, values: Mapping[str, Any], step: int | None) -> None:
         """A row and a heartbeat. Raises ConfigError without ``loss`` or ``step``, TrainingHalted where one is asked."""
         if step is None or "loss" not in values:
-            raise ConfigError("a step without its number or loss", 'accelerator.log({"loss": loss}, step=step)')
+            raise ConfigError("a step without its number or loss", 'tracker.step({"loss": loss}, step)')
         self._step = step
         try:
             self._run.step(step, loss=float(values["loss"]), lr=float(values.get("lr", 0.0)), save=self._save)
