@@ -1,4 +1,4 @@
-"""The adapters under ``torchrun`` with two ranks over gloo: held at one step, released, halted at one step, together."""
+"""The adapters under ``torchrun``, two ranks over gloo: held at one step, released and halted together."""
 
 from __future__ import annotations
 
