@@ -27,7 +27,6 @@ KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot 
 SUM_UP_AFTER = 200  # the same for the summary, which is small
 _DECODER = json.JSONDecoder()
 _NAMES: Final[dict[object, str]] = {name.encode(): name for name in ev.kinds()}
-_SCAN = _DECODER.scan_once
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events(
   seq INTEGER PRIMARY KEY AUTOINCREMENT, ts REAL NOT NULL,
@@ -155,8 +154,8 @@ def _event(kind: Any, ts: Any, data: Any) -> ev.Event | None:
 def _decoded(data: str) -> Any:
     """The value of a JSON text. One that begins and ends with it, as every row of ours, is scanned at once."""
     try:
-        value, end = _SCAN(data, 0)
-    except StopIteration:
+        value, end = _DECODER.raw_decode(data)
+    except json.JSONDecodeError:
         end = -1
     return value if end == len(data) else _DECODER.decode(data)
 

@@ -116,12 +116,13 @@ def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[s
     """What will be computed, revealed to whom, on whose pods, by which code, at what cost, and who said what."""
     p = standing.signed.proposal
     t, job = p.topology, p.job
+    steps = job.get("steps")
+    length = counted(steps, "step") if isinstance(steps, int) else f"{steps or '?'} steps"
     lines = [
         f"proposal     {p.id}",
         f"name         {p.name}, until {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(p.expires))}",
         f"coordinator  {fingerprint(p.coordinator)}",
-        f"computes     {job.get('kind')}, {model_words(job.get('model', '?'))}, {counted(job.get('steps'), 'step')} of "
-        f"{job.get('batch')} rows",
+        f"computes     {job.get('kind')}, {model_words(job.get('model', '?'))}, {length} of {job.get('batch')} rows",
         f"shape        3 parties x {t.replicas} x {t.stages} x {t.tensor}",
         f"reveals      {', '.join(f'{r.value} to {r.to}' for r in p.reveal) or 'nothing'}",
         *(f"owner        {fingerprint(key)}" for key in p.owners),

@@ -154,13 +154,13 @@ class FolderReader:
         self._known = {n: wanted[n] for n in kept[:MOST_FOLLOWED]}
         more = len(kept) - MOST_FOLLOWED
         if found.more or more > 0:
-            count = f"more than {listing.MOST_LISTED}" if found.more else str(len(kept))
+            count = f"more than {listing.MOST_LISTED} files" if found.more else counted(len(kept), "file")
             events += self._once(
                 "many",
                 ev.Alert(
                     level="warn",
                     name="follow",
-                    text=f"{counted(count, 'file')} could be followed there, {MOST_FOLLOWED} are",
+                    text=f"{count} could be followed there, {MOST_FOLLOWED} are",
                     hint="name a folder further down",
                 ),
             )

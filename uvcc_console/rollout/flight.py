@@ -53,8 +53,8 @@ async def read(ctx: Rollout, phase: Phase) -> str:
     where = str(home.relative_to(ctx.run_dir))
     told = {coord: flight.newest(answer) for coord, answer in sorted(answers.items())}
     ctx.say(ev.FlightRead(folder=where, newest=told, silent=silent, findings=findings))
-    found = "; ".join(findings) or "nothing differs"
-    return f"{len(answers)} of {counted(len(asked), 'worker')} answered: {found}; {where}"
+    differs = "; ".join(findings) or "nothing differs"
+    return f"{len(answers)} of {counted(len(asked), 'worker')} answered: {differs}; {where}"
 
 
 def _hosted(phase: Phase, pod: str, coord: str) -> bool:

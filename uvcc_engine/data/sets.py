@@ -60,9 +60,9 @@ class Dataset:
     def of_sides(cls, x: Floats, y: Labels, side: Ints, classes: int, weights: Floats | None = None) -> Dataset:
         """Rows put where ``side [rows]`` says: ``TRAIN``, ``TEST`` or ``VALIDATION``. ``weights``: of every row."""
         held = side == VALIDATION
-        val = (x[held], y[held]) if held.any() else (None, None)
+        val_x, val_y = (x[held], y[held]) if held.any() else (None, None)
         own = None if weights is None else weights[side == TRAIN]
-        return cls(x[side == TRAIN], y[side == TRAIN], x[side == TEST], y[side == TEST], classes, *val, own)
+        return cls(x[side == TRAIN], y[side == TRAIN], x[side == TEST], y[side == TEST], classes, val_x, val_y, own)
 
     def __post_init__(self) -> None:
         for part, (x, y) in self.parts.items():
@@ -138,9 +138,9 @@ def split(
     check_split(len(x), test_rows, val_rows)
     order = permutation("split", seed, 0, len(x))
     test, val, train = order[:test_rows], order[test_rows : test_rows + val_rows], order[test_rows + val_rows :]
-    held = (x[val], y[val]) if val_rows else (None, None)
+    val_x, val_y = (x[val], y[val]) if val_rows else (None, None)
     own = None if weights is None else weights[train]
-    return Dataset(x[train], y[train], x[test], y[test], classes, *held, own)
+    return Dataset(x[train], y[train], x[test], y[test], classes, val_x, val_y, own)
 
 
 def check_split(rows: int, test_rows: int, val_rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The compiled loops, loaded once by a process that is about to fork workers: each would take most of a second for it."""
+"""The compiled loops, loaded once by a process that is about to fork workers: each of them would take long for it."""
 
 from __future__ import annotations
 
