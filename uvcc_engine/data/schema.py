@@ -40,6 +40,8 @@ TARGETS: Final = (CLASSES, BINARY, REAL, COUNT)
 OBJECTIVE: Final = {CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson", NEXT: "cross-entropy"}
 """What is trained on for each kind of target, where a job does not say otherwise."""
 MISSING: Final = ("error", "mean", "indicator", "drop")
+MOST_CLASSES: Final = 2048
+"""A softmax among more has no fixed point."""
 MOST_CATEGORIES: Final = 64
 """More make a column of their own each, most of them nearly empty."""
 
@@ -169,7 +171,7 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
         raise ConfigError(f"{where}: columns is no mapping", "write NAME: {kind: standardise} for every column")
     schema = Schema(
         target=_word(target["column"], f"{where}: target.column"),
-        values=_words(target["values"], f"{where}: target.values") if "values" in target else (),
+        values=_classes(target["values"], f"{where}: target.values") if "values" in target else (),
         columns=tuple(_column(_word(k, f"{where}: columns"), v, f"{where}: columns.{k}") for k, v in columns.items()),
         test=_number(split.get("test", 0.2), f"{where}: split.test"),
         by=_word(split["by"], f"{where}: split.by") if split.get("by") is not None else "",
@@ -315,6 +317,13 @@ def _words(found: object, where: str) -> tuple[str, ...]:
     if len(set(words)) != len(words):
         raise ConfigError(f"{where} names a value twice", "name each once")
     return words
+
+
+def _classes(found: object, where: str) -> tuple[str, ...]:
+    if isinstance(found, list) and len(found) > MOST_CLASSES:
+        what = f"{where} names {len(found)} classes, at most {MOST_CLASSES} are told apart"
+        raise ConfigError(what, "put rare ones together in the data, or give the target kind: real or count")
+    return _words(found, where)
 
 
 def class_word(cell: str) -> str:

@@ -223,6 +223,12 @@ def test_a_wrong_schema_is_refused_and_says_what_to_write(changes: dict[str, Any
         parse_schema(GOOD | changes)
 
 
+def test_more_classes_than_can_be_told_apart_are_refused_before_any_is_read() -> None:
+    target = {"column": "y", "values": [*range(10**6)]}
+    with pytest.raises(ConfigError, match=r"target\.values names 1000000 classes, at most 2048 are told apart"):
+        parse_schema(GOOD | {"target": target})
+
+
 @pytest.mark.parametrize("text", ["", "7", "[1]", "a: [", "\x00", "!!python/object:os.system {}", "&a [*a]"])
 def test_a_file_that_is_no_schema_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
