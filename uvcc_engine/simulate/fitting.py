@@ -242,9 +242,11 @@ def train(
     keys: SessionKeys | None = None,
     progress: bool | Progress = False,
     watch_range: bool = False,
+    watched_steps: int | None = None,
     model: ModelSpec | None = None,
 ) -> SimulatedFit:
-    """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``.
+    """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``; with
+    ``watched_steps`` so many steps are watched, which makes them slower.
 
     ``model``: the job's, where it computes with a public base (``base_model.adapted`` or ``attached``).
     """
@@ -281,6 +283,8 @@ def train(
         losses, step = [], 0
         while step < job.steps and not trainer.validations.ended:
             rt.begin_epoch(step)
+            if step == watched_steps:
+                rt.range_watch = None
             result = trainer.step(step)
             step += 1
             losses += [] if result.loss is None else [result.loss]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.job.private_job import VALIDATIONS, PrivateJob
+from uvcc_engine.contract.errors import ConfigError, RingRangeError, UvccError
+from uvcc_engine.contract.job.private_job import BOUNDS, VALIDATIONS, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
@@ -25,7 +26,8 @@ from uvcc_engine.simulate import fitting
 from uvcc_engine.simulate.metering import LayerCost
 
 STEPS: Final = 3
-"""The first of them pays for compiling and is not timed; of the others the quickest counts."""
+"""The first of them pays for compiling and is not timed; of the others the quickest counts. All but the last are
+watched for numbers that pass the end of the ring, which takes time."""
 TIGHT_BITS: Final = 4.0
 """Headroom below which a layer's numbers come near the end of the ring."""
 
@@ -35,7 +37,8 @@ class StepRehearsal:
     """One step of a job with one worker per party.
 
     ``rounds``; ``bytes_sent``: of one party; ``seconds``: of computing, the three parties on this machine's processors;
-    ``layers``: their costs and ranges; ``warnings``: where fixed point may hurt, and what to change.
+    ``layers``: their costs and ranges; ``warnings``: where fixed point may hurt, and what to change;
+    ``most_frac_bits``: how many fractional bits the layers' outputs leave room for.
     """
 
     rounds: float
@@ -43,6 +46,7 @@ class StepRehearsal:
     seconds: float
     layers: tuple[LayerCost, ...]
     warnings: tuple[str, ...]
+    most_frac_bits: int
 
     def to_json(self) -> dict[str, Any]:
         layers = [
@@ -56,11 +60,16 @@ class StepRehearsal:
             for one in self.layers
         ]
         step = {"rounds": self.rounds, "bytes": self.bytes_sent, "seconds": self.seconds}
+        step["most_frac_bits"] = self.most_frac_bits
         return step | {"layers": layers, "warnings": list(self.warnings)}
 
 
 def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
-    """Train ``steps`` steps, at least 2, on rows from a normal distribution. Raises ConfigError for another task."""
+    """Train ``steps`` steps, at least 2, on rows from a normal distribution.
+
+    Raises ConfigError for another task, and where a number passes the end of the ring: nothing that is learned so is
+    worth a run.
+    """
     if job.task != "train":
         raise ConfigError(f"a job of the task {job.task} cannot be rehearsed", "only trainings can")
     model = made_up(fit_model(job), job.seed)
@@ -78,15 +87,25 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes, weights=weights)
     times: list[float] = []
     short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1))
-    found = fitting.train(
-        short, data, progress=lambda _done, _steps, _loss: times.append(time.monotonic()), model=model
-    )
+    try:
+        found = fitting.train(
+            short,
+            data,
+            progress=lambda _done, _steps, _loss: times.append(time.monotonic()),
+            watch_range=True,
+            watched_steps=steps - 1,
+            model=model,
+        )
+    except RingRangeError as error:
+        what = f"with job.frac_bits {job.frac_bits} numbers overflow in the rehearsal: {error.what}"
+        raise ConfigError(what, "fewer frac_bits, smaller inputs, or a smaller learning rate") from error
     return StepRehearsal(
         rounds=found.rounds / steps,
         bytes_sent=found.bytes_sent / PARTIES / steps,
         seconds=min(after - before for before, after in pairwise(times)),
         layers=found.layers,
         warnings=(*_warnings(found.layers, job.frac_bits), *_validated(job)),
+        most_frac_bits=_most_frac_bits(found.layers, job.frac_bits),
     )
 
 
@@ -103,6 +122,13 @@ def _validated(job: PrivateJob) -> list[str]:
     return [
         f"validation is revealed {often}, of {job.val_rows} rows each; what that takes is not in the step's figures"
     ]
+
+
+def _most_frac_bits(layers: Sequence[LayerCost], frac_bits: int) -> int:
+    """A bit behind the point takes two of the headroom of a product."""
+    spare = min((one.headroom for one in layers), default=TIGHT_BITS) - TIGHT_BITS
+    least, most = (int(BOUNDS["frac_bits"].low), int(BOUNDS["frac_bits"].high))
+    return min(most, max(least, frac_bits + math.floor(spare / 2.0)))
 
 
 def _warnings(layers: Sequence[LayerCost], frac_bits: int) -> list[str]:

@@ -35,6 +35,8 @@ def test_a_private_job_is_rehearsed_and_its_network_foretold(home: Path, capsys:
     assert "at the hourly cap $0.0" in text
     assert "the smoke measures the pods themselves" in text
     assert "on links of 0 ms" in text
+    assert f"a number   16 bits behind the point; what the layers give leaves room for {step['most_frac_bits']}" in text
+    assert step["most_frac_bits"] >= 16
 
 
 def test_the_text_says_pods_steps_caps_and_what_is_revealed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
@@ -47,6 +48,23 @@ def test_the_manual_says_how_many_steps_are_rehearsed() -> None:
     assert "rehearses three steps" in page.read_text()
 
 
+def test_numbers_that_overflow_are_refused_before_anything_is_rented(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(JOB, model=WIDE, objective="mse", frac_bits=24, batch=8, lr=16.0, momentum=0.0, reveal=("loss",))
+    (tmp_path / "job.json").write_text(json.dumps(job.to_json()))
+    assert step_rehearsal.main(["--job", str(tmp_path / "job.json")]) == ConfigError.exit_code
+    said = capsys.readouterr().err
+    assert "with job.frac_bits 24 numbers overflow in the rehearsal: " in said
+    assert "pass 2^62 before a truncation" in said
+
+
+WIDE = PrivateJob.from_json(
+    {"model": model_to_json(model_of_list([{"linear": 64}, {"linear": 64}, "linear"], 512, 1))}
+).model
+"""Outputs of several thousand, once it was trained a step too far."""
+
+
 def test_a_layer_near_the_rings_end_is_named_with_the_bits_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
     real = step_rehearsal.fitting.train
 
@@ -57,6 +75,7 @@ def test_a_layer_near_the_rings_end_is_named_with_the_bits_to_take(monkeypatch: 
     monkeypatch.setattr(step_rehearsal.fitting, "train", tight)
     (told,) = rehearse(JOB).warnings
     assert "layer 3 dense needs 21 bits" in told
+    assert rehearse(JOB).most_frac_bits == JOB.frac_bits - 2
     assert f"job.frac_bits {JOB.frac_bits - 2} instead of {JOB.frac_bits}" in told
 
 

@@ -58,6 +58,7 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     full = plan.phases["full"]
     if full.kind == "private" and full.job.get("task", "train") == "train" and not args.no_rehearsal:
         found["step"] = step = _rehearsed(dict(full.job))
+        found["frac_bits"] = full.job.get("frac_bits")
         rtt = args.rtt if args.rtt is not None else 0.0 if kind_of(profile.fleet.kind).here else RTT_MS
         found["foretold"] = over = foretold(step, full.steps, rtt / 1e3, args.mbit * 1e6 / 8)
         found["epochs"] = epochs = getattr(profile.job, "epochs", 0)
@@ -151,6 +152,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     if step := found.get("step"):
         over = found["foretold"]
         told += [
+            f"a number   {found['frac_bits']} bits behind the point; what the layers give leaves room for"
+            f" {step['most_frac_bits']}",
             f"a step     {step['rounds']:.0f} rounds, {step['bytes'] / 1e6:.2f} MB from each party, and"
             f" {step['seconds']:.3f} s of computing (all three parties on this machine)",
             f"foretold   {over['step_s']:.2f} s a step, {over['full_s']:.0f} s for {counted(steps['full'], 'step')}:"
