@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_every_way_of_splitting_trains_the_same_model(job: PrivateJob, size: Top
 @pytest.mark.parametrize("size", [Topology(2), Topology(1, 2, 2, 2)], ids=str)
 def test_weights_of_classes_and_rows_count_the_same_however_the_work_is_split(size: Topology) -> None:
     """A row's smoothed target is split over tensor ranks and replicas as any other; what it counts lies in it."""
-    weighted = {"class_weights": (3.0, *[1.0] * 8, 0.5), "label_smoothing": 0.1, "row_weights": True}
+    weighted: dict[str, Any] = {"class_weights": (3.0, *[1.0] * 8, 0.5), "label_smoothing": 0.1, "row_weights": True}
     job = replace(MLP, steps=2, **weighted)
     plain = dataset_for(MLP)
     data = replace(plain, weights=np.random.default_rng(3).uniform(0.0, 2.0, len(plain.train_x)))
