@@ -68,8 +68,8 @@ _CLASSES: Final[Mapping[str, type[Any]]] = {
 
 @cache
 def version() -> str:
-    """Of the code that folds: a snapshot that another version folded is not read."""
-    digest = hashlib.sha256()
+    """Of the code that folds and keeps: a snapshot that another version folded is not read."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
     for module in _FOLDING:
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()
@@ -161,7 +161,8 @@ def as_plain(value: Any, points: int) -> Any:
         fields = {f.name: as_plain(getattr(value, f.name), points) for f in dataclasses.fields(value)}
         return {"~": type(value).__name__, **fields}
     if isinstance(value, Mapping):
-        return {"~": "map", "k": list(value), "v": [as_plain(v, points) for v in value.values()]}
+        kind = "dict" if isinstance(value, dict) else "map"  # a profile's sections are read as what they were
+        return {"~": kind, "k": list(value), "v": [as_plain(v, points) for v in value.values()]}
     if isinstance(value, tuple):
         return {"~": "tuple", "v": [as_plain(v, points) for v in value]}
     if isinstance(value, list):
@@ -179,8 +180,9 @@ def from_plain(value: Any) -> Any:
     if kind == "series":
         xs, ys = _unpacked(value["x"]), _unpacked(value["y"])
         return Series(xs, ys, len(xs))
-    if kind == "map":
-        return MappingProxyType(dict(zip(value["k"], map(from_plain, value["v"]), strict=True)))
+    if kind in ("map", "dict"):
+        found = dict(zip(value["k"], map(from_plain, value["v"]), strict=True))
+        return found if kind == "dict" else MappingProxyType(found)
     if kind == "tuple":
         return tuple(map(from_plain, value["v"]))
     return _CLASSES[kind](**{k: from_plain(v) for k, v in value.items() if k != "~"})

@@ -19,6 +19,7 @@ from uvcc_console.core import snapshot_cache
 from uvcc_console.core.journal import Journal, read_all, read_newest, read_summary
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.haltd import halt_snapshot as glances
+from uvcc_console.plan import profile
 
 COORDS = [f"p{p}r0s0t0" for p in range(3)]
 
@@ -66,6 +67,18 @@ def test_a_kept_snapshot_is_the_folded_one(tmp_path: Path) -> None:
     assert snapshot_cache.load(tmp_path, journal.mark) == folded
     journal.append(ev.StageChanged(name="full", status="ok"))
     assert read_newest(journal) == read_all(journal)
+
+
+def test_a_conductor_can_take_up_a_run_from_what_was_kept(tmp_path: Path) -> None:
+    _, found = profile.load("demo")
+    made = {"profile_name": "demo", "job_kind": "private", "replicas": 1, "pipeline_stages": 1, "tensor": 1}
+    journal = Journal(tmp_path / "journal.sqlite", source="test")
+    journal.append(ev.RunCreated(run="r", stages=["plan"], profile=found.model_dump(mode="json"), **made))
+    folded = read_all(journal)
+    snapshot_cache.keep(tmp_path, folded, journal.mark(folded.seq))
+    kept = snapshot_cache.load(tmp_path, journal.mark)
+    assert kept is not None
+    assert profile.parse(kept.profile) == profile.parse(folded.profile) == found
 
 
 def test_a_long_journal_is_folded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
