@@ -28,12 +28,17 @@ def row(name: str) -> dict[str, Any]:
     }
 
 
+def _hours(hours: float) -> str:
+    """``40 min``, ``1.5 h``."""
+    return f"{hours:g} h" if hours >= 1 else f"{60 * hours:.0f} min"
+
+
 def line(name: str, about: str, found: dict[str, Any]) -> str:
     """One row of the table."""
     if "error" in found:
         return f"{name:<28} cannot be used: {found['error']}"
     cap = f"${found['cap']:g}" if found["cap"] else "nothing"
-    return f"{name:<28} {found['job']:<8} {found['pods']:>4}  {cap:>8} {found['hours']:>5g} h  {about}"
+    return f"{name:<28} {found['job']:<8} {found['pods']:>4}  {cap:>8} {_hours(found['hours']):>7}  {about}"
 
 
 def run(argv: list[str]) -> int:

@@ -54,7 +54,8 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     short, profile = load(args.profile, args.set)
     profile, _ = settle(profile, told.append)
     plan = make_plan(new_run_id(short), short, profile)
-    found = _said(plan) | {"notes": told}
+    found = _said(plan)
+    found["notes"] = [*told, *filter(None, [found.pop("doubt", "")])]
     full = plan.phases["full"]
     if full.kind == "private" and full.job.get("task", "train") == "train" and not args.no_rehearsal:
         found["step"] = step = _rehearsed(dict(full.job))
@@ -81,7 +82,7 @@ def foretold(step: dict[str, Any], steps: int, rtt_s: float, bytes_s: float) -> 
 
 def _said(plan: Plan) -> dict[str, Any]:
     """What the profile alone decides."""
-    from uvcc_console.plan import code_tree
+    from uvcc_console.plan import code_tree, command_halt
     from uvcc_console.plan.plan import revealed_values
     from uvcc_console.plan.schema import CommandJobSettings
 
@@ -101,8 +102,9 @@ def _said(plan: Plan) -> dict[str, Any]:
     job = profile.job
     if isinstance(job, CommandJobSettings):
         found["halt"] = job.halt
-        if job.code:
-            tree = code_tree.survey(job)
+        tree = code_tree.survey(job) if job.code else None
+        found["doubt"] = command_halt.doubt(job, tree)
+        if tree is not None:
             found["code"] = tree.record() | {"setup": job.setup, "artifacts": job.artifacts, "words": tree.words}
     if full.kind == "private":
         model = full.job["model"]
@@ -120,15 +122,10 @@ def _rehearsed(job: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(owners_program(["--job", str(path)], "rehearse")))
 
 
-_HALTS: Final = {
-    "control-file": "by the control file, drilled before the smoke",
-    "sigterm": "by SIGTERM alone: the program does not look at the control file, cannot be held, and the drill ends "
-    "the smoke's processes by it",
-}
-
-
 def lines(found: dict[str, Any]) -> list[str]:
     """The plan for people."""
+    from uvcc_console.plan.command_halt import WORDS
+
     t, cap, steps = found["topology"], found["cap"], found["steps"]
     split = " ".join(f"{name} {count}" for name, count in t.items() if count > 1)
     spent = f"${cap['total']:g} in all, ${cap['hourly']:g} an hour" if cap["total"] else "nothing"
@@ -141,7 +138,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"stages     {' '.join(found['stages'])}",
     ]
     if "halt" in found:
-        told.append(f"a halt     {_HALTS[found['halt']]}")
+        told.append(f"a halt     {WORDS[found['halt']]}")
     if code := found.get("code"):
         told.append(f"uploads    {code['folder']}: {code['words']}")
         told += [f"           not {name}" for name in code["left_out"]]

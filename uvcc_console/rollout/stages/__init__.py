@@ -10,6 +10,7 @@ from uvcc_console.fleet import wheel_cache
 from uvcc_console.fleet.prime.offers import IMAGES
 from uvcc_console.fleet.provider import TellsEnds
 from uvcc_console.plan import code_tree, images, measurable
+from uvcc_console.plan.command_halt import doubt
 from uvcc_console.plan.plan import FULL, SIGTERM, SMOKE, Phase, operation_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings
 from uvcc_console.rollout.context import Halted, Rollout
@@ -45,8 +46,10 @@ async def _plan(ctx: Rollout) -> str:
     operated = operation_of(ctx.plan)
     tree = code_tree.kept(ctx.run_dir)
     code = (f"uploads {tree.words}",) if tree is not None else ()
-    by_signal = isinstance(job, CommandJobSettings) and job.halt == SIGTERM
-    halts = ("it cannot be held: SIGTERM alone ends it",) if by_signal else ()
+    halts: tuple[str, ...] = ()
+    if isinstance(job, CommandJobSettings):
+        by_signal = job.halt == SIGTERM
+        halts = ("it cannot be held: SIGTERM alone ends it",) if by_signal else tuple(filter(None, [doubt(job, tree)]))
     return "; ".join((f"{ctx.plan.profile.job.kind}: {names}", *code, *halts, *operated))
 
 

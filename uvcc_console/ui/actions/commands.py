@@ -295,7 +295,8 @@ class Commands(ViewActions, LogActions):
         screen = self.app.screen
         panel = screen.focused_panel() if isinstance(screen, RunScreen) else None
         if isinstance(panel, (Panel, LogView)):
-            help_screen = HelpScreen(self.app.context(), str(panel.border_title or ""), panel.context_help())
+            key = panel.number if len(panel.number) == 1 else ""
+            help_screen = HelpScreen(self.app.context(), f"{key} {panel.title}".strip(), panel.context_help())
         else:
             help_screen = HelpScreen(self.app.context())
         self._open(help_screen, answered)

@@ -37,5 +37,5 @@ def words(app: RunConsole, kind: str, text: str) -> list[str]:
     if command == "view":
         return [str(p.relative_to(app.run_dir / "artifacts")) for p in texts(app.run_dir)[:MOST]]
     if command == "goto":
-        return ["step ", "event ", "halt", "failed", "fork", "start", "end"]
+        return ["step ", "event ", "halt", "resume", "failed", "fork", "start", "end"]
     return []

@@ -18,6 +18,7 @@ from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.fleet.provider_kinds import FleetSettings, runs_here
+from uvcc_console.ui.drawing.format import counted
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.rechecks import Rechecks
@@ -104,6 +105,7 @@ class Draft:
     plan: Plan | None = None
     quote: Quote | None = None
     error: str = ""
+    doubt: str = ""  # why a command could not be held
 
     @property
     def hourly(self) -> float | None:
@@ -118,15 +120,21 @@ class Draft:
 
 def make_draft(profile: str, settings: Sequence[str]) -> Draft:
     """Read, override, check and plan. Errors become part of the draft."""
+    from uvcc_console.plan import code_tree, command_halt
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
+    from uvcc_console.plan.schema import CommandJobSettings
 
     try:
         name, checked = load(profile, settings)
         plan = make_plan(new_run_id(name, token="0000"), name, checked)
+        doubt = ""
+        if isinstance(checked.job, CommandJobSettings):
+            tree = code_tree.survey(checked.job) if checked.job.code else None
+            doubt = command_halt.doubt(checked.job, tree)
     except UvccError as e:
         return Draft(profile, tuple(settings), error=str(e))
-    return Draft(profile, tuple(settings), plan)
+    return Draft(profile, tuple(settings), plan, doubt=doubt)
 
 
 def ask_price(draft: Draft, scratch: Path) -> Draft:
@@ -189,6 +197,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
         )
     plan, p = draft.plan, draft.plan.profile
     job: dict[str, Any] = p.job.model_dump(mode="json")
+    from uvcc_console.plan.command_halt import WORDS
     from uvcc_console.plan.gate_words import gate_words
     from uvcc_console.plan.owndata import model_words
     from uvcc_console.plan.plan import operation_of
@@ -198,8 +207,14 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     lines: list[Line] = [[(clean(plan.profile_name), "title"), (f"  {job['kind']}", "muted")]]
     lines += _pair("job", f"{counted(job['steps'], 'step')}, {shown}", width)
     t = p.topology
-    lines += _pair("shape", f"3 parties {g.times} {t.replicas} {g.times} {t.stages} {g.times} {t.tensor}", width)
+    if job["kind"] != "private":
+        lines += _pair("shape", f"{counted(int(job['ranks']), 'rank')} on one pod", width)
+    if job["kind"] == "command":
+        lines += _pair("command", " ".join(job["argv"]), width)
+        lines += _pair("a halt", WORDS[job["halt"]], width)
+        lines += _pair("", draft.doubt, width, "warn") if draft.doubt else []
     if job["kind"] == "private":
+        lines += _pair("shape", f"3 parties {g.times} {t.replicas} {g.times} {t.stages} {g.times} {t.tensor}", width)
         lines += _pair("reveals", ", ".join(job["reveal"]), width)
         lines += _pair("operated", "; ".join(operation_of(plan)), width, "warn")
     providers = p.fleet.where

@@ -14,7 +14,8 @@ from uvcc_engine.contract.parsing.untrusted import as_int
 Recorded = Sequence[tuple[int, ev.Event]]
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _DAY = 86400.0
-HOW = "HH:MM[:SS], 50%, +30 or -30 seconds, step N, event N, halt, failed, fork, start or end"
+_ALSO = {"halted": "halt", "held": "halt", "resumed": "resume", "fail": "failed", "failure": "failed", "forked": "fork"}
+HOW = "HH:MM[:SS], 50%, +30 or -30 seconds, step N, event N, halt, resume, failed, fork, start or end"
 
 
 def moment(text: str, recorded: Recorded, start: float, end: float, at: float, *, utc: bool = False) -> float:
@@ -30,6 +31,7 @@ def moment(text: str, recorded: Recorded, start: float, end: float, at: float, *
         return start if word == "start" else end
     tests: dict[str, Callable[[int, ev.Event], bool]] = {
         "halt": lambda seq, e: isinstance(e, ev.HaltRequested) and not e.drill and e.mode != "release",
+        "resume": lambda seq, e: isinstance(e, ev.PhaseStarted) and e.attempt > 0,
         "failed": lambda seq, e: isinstance(e, ev.StageChanged) and e.status == "failed",
         "fork": lambda seq, e: isinstance(e, ev.ForkDetected),
     }
@@ -37,9 +39,9 @@ def moment(text: str, recorded: Recorded, start: float, end: float, at: float, *
         n = int(rest)
         tests["step"] = lambda seq, e: isinstance(e, ev.HeartbeatRead) and (as_int(e.record.get("step")) or 0) >= n
         tests["event"] = lambda seq, e: seq >= n
-    test = tests.get(word)
+    test = tests.get(_ALSO.get(word, word))
     if test is None:
-        raise ConfigError(f"no moment {text.strip()[:40]!r}", HOW)
+        raise ConfigError(f"a recording knows no moment {text.strip()[:40]!r}", HOW)
     hit = next((e.ts for seq, e in recorded if test(seq, e)), None)
     if hit is None:
         raise ConfigError(f"the recording has no {text.strip()[:40]}", HOW)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -199,7 +199,8 @@ def chosen(view: View, names: Sequence[str]) -> list[Column]:
     if names and not any(c.stretch for c in wanted):
         last = wanted[-1]
         wanted[-1] = Column(last.key, last.title, last.width, last.align, last.importance, True)
-    return [CURSOR, *wanted]
+    longest = max((len(p) for p in view.snap.pods), default=0)
+    return [CURSOR, *(replace(c, most=max(c.width, longest)) if c.stretch and c.key == "pod" else c for c in wanted)]
 
 
 def parsed(text: str) -> tuple[str, ...]:

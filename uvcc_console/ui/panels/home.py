@@ -17,8 +17,10 @@ from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.widgets.bars import shape_words
 from uvcc_console.ui.widgets.list_panel import ListPanel, ListRow
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.table import Column, body, choose, head
 from uvcc_engine.contract.job.rollout_phases import PHASES
 
 
@@ -40,6 +42,16 @@ def when(ts: float, utc: bool) -> str:
     return time.strftime("%d %b %H:%M", time.gmtime(ts) if utc else time.localtime(ts))
 
 
+COLUMNS = (
+    Column("state", "state", 15),
+    Column("run", "run", 26),
+    Column("stage", "stage", 13, "l", 3),
+    Column("step", "step", 11, "r", 1),
+    Column("loss", "loss", 8, "r", 2),
+    Column("spent", "spent", 8, "r", 4),
+    Column("took", "took", 9, "r", 5),
+    Column("created", "created", 12, "l", 6),
+)
 SORTS = ("created", "run", "loss", "spent", "step", "took")
 
 
@@ -64,6 +76,23 @@ def fields_of(summary: RunSummary) -> dict[str, str | float]:
     if reported and "loss" not in found:
         found["loss"] = reported[0]
     return found
+
+
+def row_cells(summary: RunSummary, view: View) -> dict[str, Span]:
+    """A run's cells, by the keys of :data:`COLUMNS`."""
+    s = summary.snap
+    word, role = status_word(run_view(summary, view))
+    loss = fields_of(summary).get("loss")
+    return {
+        "state": (word, role.split()[0] if role == "ok bold" else role),
+        "run": (clean(summary.run_dir.name), "title" if summary.live else "text"),
+        "stage": (s.stage.name if s.stage and not s.ended else "", "muted"),
+        "step": (f"{max(0, s.step)}/{s.steps_planned}" if s.steps_planned and s.workers else "", "text"),
+        "loss": (number(loss) if isinstance(loss, float) else "", "text"),
+        "spent": (money(s.spent), "text" if s.spent else "faint"),
+        "took": (duration(max(0.0, (s.ended or view.now) - s.created)), "muted"),
+        "created": (when(s.created, view.utc), "muted"),
+    }
 
 
 def summary_values(summary: RunSummary, phase: str) -> Mapping[str, float]:
@@ -115,28 +144,22 @@ class RunsPanel(ListPanel):
     def empty(self) -> str:
         return "no runs yet: choose a profile and press Enter"
 
+    def _columns(self, width: int) -> list[tuple[Column, int]]:
+        """What fits beside run ids that stay whole as long as the state fits, too; costs only where there are any."""
+        longest = max((len(r.run_dir.name) for r in self.runs), default=0)
+        names = min(max(20, longest), max(20, width - 2 - 16))
+        spent = any(r.snap.spent for r in self.runs)
+        listed = [Column(c.key, c.title, names if c.key == "run" else c.width, c.align, c.importance) for c in COLUMNS]
+        return choose([c for c in listed if c.key != "spent" or spent], width - 2)
+
     def head(self, view: View, width: int) -> Sequence[Line]:
-        names = f"  {'':<15} {'run':<26} {'stage':<13} {'step':>9} {'loss':>8}"
-        return [cut([(names + f"  {'spent':>8}  {'took':>9}  created", "muted")], width)] if self.runs else []
+        mark = view.glyphs.up if self.sort == "run" else view.glyphs.down
+        line = head(self._columns(width), sorted_by=self.sort, mark=mark)
+        return [[("  ", ""), *line]] if self.runs else []
 
     def rows(self, view: View, width: int) -> Sequence[ListRow]:
-        out: list[ListRow] = []
-        for summary in self.runs:
-            s = summary.snap
-            word, role = status_word(run_view(summary, view))
-            stage = s.stage.name if s.stage and not s.ended else ""
-            step = f"{max(0, s.step)}/{s.steps_planned}" if s.steps_planned and s.workers else ""
-            line: list[Span] = [(fit(word, 15), role.split()[0] if role in ("ok bold",) else role), (" ", "")]
-            line += [
-                (fit(clean(summary.run_dir.name), 26), "title" if summary.live else "text"),
-                (f" {fit(stage, 13)}", "muted"),
-            ]
-            loss, took = fields_of(summary).get("loss"), duration(max(0.0, (s.ended or view.now) - s.created))
-            line += [(f" {step:>9}", "text"), (f" {number(loss) if isinstance(loss, float) else '':>8}", "text")]
-            line += [(f"  {money(s.spent):>8}", "text" if s.spent else "faint"), (f"  {took:>9}", "muted")]
-            line += [(f"  {when(s.created, view.utc)}", "muted")]
-            out.append((summary.run_dir.name, line))
-        return out
+        columns = self._columns(width)
+        return [(r.run_dir.name, body(columns, row_cells(r, view), more=view.glyphs.more)) for r in self.runs]
 
     def heading(self, view: View) -> tuple[str, str]:
         live, dot = sum(r.live for r in self.known), view.glyphs.dot
@@ -242,7 +265,7 @@ def run_lines(summary: RunSummary, view: View, width: int) -> list[Line]:
     word, role = status_word(seen)
     lines: list[Line] = [[(f" {word} ", role), ("  ", ""), (clean(s.detail), "text")]]
     took = (s.ended or view.now) - s.created
-    lines.append([(f"{s.profile_name}, {s.job_kind}, 3 parties {g.times} {s.replicas}, {duration(took)}", "muted")])
+    lines.append([(f"{s.profile_name}, {s.job_kind}, {shape_words(s, g)}, {duration(took)}", "muted")])
     for phase in dict.fromkeys((*s.results, *s.verdicts)):
         found = seen.result(phase)
         if found.values:

@@ -65,6 +65,7 @@ class LogView(ScrollView, can_focus=True):
         ("A", "party(True)", "party's last minute"),
     ]
     number: ClassVar[str] = "3"
+    title: ClassVar[str] = "Log"
     help: ClassVar[str] = (
         "Events of every pod and of the console, in order of arrival; what several pods say at once is one line. It "
         "follows the end until you scroll up; then the border counts what is new. The strip in the border shows how "
@@ -195,7 +196,7 @@ class LogView(ScrollView, can_focus=True):
 
     def _label(self) -> None:
         g = self.view.glyphs
-        parts = [f"{self.number} Log"]
+        parts = [f"{self.number} {self.title}"]
         if self.ring.filter:
             parts.append(f"/{self.ring.filter.source}")
         if self.ring.least != "debug":

@@ -140,7 +140,8 @@ def pair_lines(view: View, width: int) -> list[Line]:
     total: list[Span] = [("sent in all ", "muted"), (volume(moved), "text")]
     if foretold is not None:
         off = abs(moved - foretold[0]) > 2 * max(foretold[1], 0.02 * foretold[0])
-        words = f"  foretold for {counted(s.step, 'step')}: {volume(foretold[0])} (error {volume(foretold[1])})"
+        count = counted(s.step, "step")
+        words = f"  foretold for {count}: {volume(foretold[0])}, give or take {volume(foretold[1])}"
         total.append((words, "warn" if off else "muted"))
     return [*lines, cut(total, width)]
 

@@ -23,6 +23,9 @@ from uvcc_console.ui.widgets.log_lines import entry_line
 from uvcc_console.ui.widgets.panel import Panel
 
 SPARK = 24
+NARROW_CURVES = 5
+"""Rows of the curve on a page of less than 100 columns."""
+NARROW_WITH_CURVES = 19
 _DONE_HERE = ("stackdump", "fetch", "restart", "replace", "shell", "tensorboard")
 
 
@@ -141,8 +144,12 @@ def curve_blocks(view: View, name: str, width: int, height: int) -> list[Line]:
 
 
 def log_lines(view: View, name: str, width: int, rows: int) -> list[Line]:
-    """The newest lines of the pod."""
-    mine = [e for e in view.snap.log if name in e.source.partition("/")[0].split()]
+    """The newest lines of the pod, in words; what a line adds to them, mostly hashes, only where it is bad."""
+    mine = [
+        e if e.level in ("warn", "error") else replace(e, detail="")
+        for e in view.snap.log
+        if name in e.source.partition("/")[0].split()
+    ]
     return [cut(entry_line(e, view.glyphs, wide=width >= 100, utc=view.utc), width) for e in mine[-max(0, rows) :]]
 
 
@@ -163,7 +170,8 @@ def pod_lines(view: View, name: str, width: int, height: int) -> list[Line]:
     if width >= 100:
         lines += beside([(vitals, width // 2 - 2), (facts, width - width // 2)])
     else:
-        lines += [*vitals, *facts[: max(3, height - len(lines) - len(vitals) - 6)]]
+        curves = curve_blocks(view, name, width, NARROW_CURVES) if height >= NARROW_WITH_CURVES else []
+        lines += [*vitals, *facts[: max(4, height - len(lines) - len(vitals) - len(curves) - 5)], *curves]
     left = height - len(lines) - 1
     if left >= 12:
         lines += [[("", "")], *curve_blocks(view, name, width, min(14, left - 6))]

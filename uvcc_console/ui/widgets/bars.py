@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.drawing.format import clock, duration, money
+from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
 from uvcc_console.ui.judging.condition import health_spans, judge, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_sidecar
+from uvcc_console.ui.judging.past import as_told
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
@@ -98,13 +101,19 @@ def _ends(view: View, width: int, cells: int) -> tuple[list[Span], list[Span]]:
     return [*left, *parts], list(end)
 
 
+def shape_words(s: Snapshot, g: Glyphs) -> str:
+    """Parties, replicas, stages and tensor ranks of a private run; the ranks of any other."""
+    if not s.proves:
+        return counted(len(s.workers), "rank") if s.workers else "ranks"
+    inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
+    return f"3 parties {g.times} {s.replicas}{inner}"
+
+
 def _identity(view: View, room: int, wide: bool) -> list[Span]:
     """Run, shape, who operates it and drill time; the least important go first when there is no room."""
     s, g = view.snap, view.glyphs
-    inner = f" {g.times} {s.pipeline_stages} {g.times} {s.tensor}" if s.pipeline_stages * s.tensor > 1 else ""
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
-    ranks = counted(len(s.workers), "rank") if s.workers else "ranks"
-    many = f"3 parties {g.times} {s.replicas}{inner}" if s.proves else ranks
+    many = shape_words(s, g)
     proved = {PRODUCTS: "products proved", PROOFS: "every message proved"}.get(s.verify, "")
     many += f" {g.dot} {proved}" if s.proves and proved else ""
     shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {many}   ", "muted")]
@@ -222,7 +231,7 @@ def banner_lines(view: View, width: int) -> list[Line]:
         block("alarm", f"{g.differ * 3} {clean(s.fork)} {g.differ * 3}", "" if view.replay else "F9 holds")
     stage = s.stage
     waits = undecided(s) and not s.ended
-    what = clean(stage.detail if waits and stage else s.detail)
+    what = as_told(view, clean(stage.detail if waits and stage else s.detail))
     now = judge(s, conductor=view.conductor, behind_s=view.behind_s)
     keys = now.advice if now.name == "undecided" and not view.replay else ""
     if stage is not None and stage.name in SKIPPABLE and keys:
@@ -245,7 +254,7 @@ def banner_lines(view: View, width: int) -> list[Line]:
     if s.alerts and s.status == "running" and not view.behind_s and view.now - s.alerts[-1].ts < 60:
         a = s.alerts[-1]
         role = {"error": "bad", "warn": "warn"}.get(a.level, "muted")
-        out.append(cut([(f"  {g.warn} {clean(a.source)}: {clean(a.text)}", role)], width))
+        out.append(cut([(f"  {g.warn} {clean(a.source)}: {as_told(view, clean(a.text))}", role)], width))
     return out
 
 

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from uvcc_console.ui.drawing.paint import literal
-from uvcc_console.ui.widgets.typed_lines import TypedLines, completed
+from uvcc_console.ui.widgets.typed_lines import TypedLines, candidates, completed
 
 Offer = Callable[[str], Sequence[str]]
 MOST = 12
@@ -80,12 +80,21 @@ class Prompt(Horizontal):
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
         if self.display:
+            self._offers(event.value)
             self.post_message(self.Changed(self.kind, event.value))
 
     @on(Input.Submitted)
     def _entered(self, event: Input.Submitted) -> None:
         event.stop()
         self._finish(event.value, True)
+
+    def _offers(self, text: str) -> None:
+        """What the last word may become, while it is typed; where nothing is known of it, what stood there stays."""
+        if self._offer is None or not text or text == self._before:
+            return
+        found = candidates(text, self._offer(text))
+        if found:
+            self.hint(" ".join(found[:MOST]) + (" …" if len(found) > MOST else ""))
 
     def _complete(self) -> None:
         """As much of the last word as is certain; what it may be is shown beside it."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from uvcc_console.ui.drawing.paint import Span, fit
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: key of its cells, heading, width in cells, alignment, importance (0 is never dropped)."""
+    """One column: key of its cells, heading, width in cells, alignment, importance (0 is never dropped).
+
+    ``stretch`` takes the spare room, up to ``most`` cells where that is given; the other columns share the rest.
+    """
 
     key: str
     title: str
@@ -18,6 +22,11 @@ class Column:
     align: str = "l"
     importance: int = 0
     stretch: bool = False
+    most: int = 0
+
+
+SHARE: Final = 4
+"""Cells at most by which each column is widened, so that what belongs together is not torn apart."""
 
 
 def choose(columns: Sequence[Column], width: int, gap: int = 1) -> list[tuple[Column, int]]:
@@ -34,7 +43,13 @@ def choose(columns: Sequence[Column], width: int, gap: int = 1) -> list[tuple[Co
     kept = [c for c in columns if c.key in taken]
     spare = max(0, width - sum(c.width for c in kept) - gap * (len(kept) - 1))
     stretching = next((c for c in kept if c.stretch), None)
-    return [(c, c.width + (spare if c is stretching else 0)) for c in kept]
+    if stretching is None or not stretching.most:
+        return [(c, c.width + (spare if c is stretching else 0)) for c in kept]
+    own = min(spare, max(0, stretching.most - stretching.width))
+    named = [c for c in kept if c.title]
+    share, odd = divmod(min(spare - own, SHARE * len(named)), len(named))
+    wider = {c.key: share + (i < odd) for i, c in enumerate(named)}
+    return [(c, c.width + wider.get(c.key, 0) + (own if c is stretching else 0)) for c in kept]
 
 
 def head(chosen: Sequence[tuple[Column, int]], gap: int = 1, *, sorted_by: str = "", mark: str = "") -> list[Span]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
+def candidates(text: str, offered: Iterable[str]) -> list[str]:
+    """All that the last word of a line may become."""
+    last = text.rpartition(" ")[2]
+    return [word for word in offered if word.startswith(last)]
+
+
 def completed(text: str, offered: Iterable[str]) -> tuple[str, list[str]]:
     """(the line as far as it is certain, all that its last word may be)."""
     before, space, last = text.rpartition(" ")
-    found = [word for word in offered if word.startswith(last)]
+    found = candidates(text, offered)
     if not found:
         return text, []
     certain = last
