@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,7 +22,14 @@ from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.runs import processes, sweep
+from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.halting.halt_switch import HaltSwitch
+from uvcc_console.ui.judging.lamps import MOVING, Lamp
+from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.panels.charts import overview_lines
+from uvcc_console.ui.panels.fleet import FleetState, fleet_lines
+from uvcc_console.ui.panels.pod_page import pod_lines
+from uvcc_console.ui.widgets.bars import header_line, track_line
 
 TRAINER = """
 import sys, time
@@ -74,6 +82,21 @@ def snapshot(run_dir: Path) -> Snapshot:
         journal.close()
 
 
+def looked_at(s: Snapshot) -> None:
+    """What the console draws of a folder: it fits, shows its curves, and has no word of parties or proofs."""
+    view = View(snap=s, now=s.updated, conductor=Lamp(MOVING), sidecar=Lamp(MOVING))
+    for width, height in ((78, 20), (158, 45)):
+        curves = overview_lines(view, width, height)
+        fleet = fleet_lines(view, FleetState(), width)
+        page = pod_lines(view, "p0r0", width, height)
+        bars = [header_line(view, width), track_line(view, width)]
+        shown = "\n".join(plain(line) for line in (*bars, *fleet, *curves, *page))
+        assert all(len(plain(line)) <= width for line in (*bars, *fleet, *curves, *page))
+        assert "FOLLOW" in plain(bars[0])
+        assert "loss" in plain(curves[0])
+        assert not re.search(r"\bP0\b|replica|\bpart(y|ies)\b|root @|[Ll]edger|verified", shown), shown
+
+
 def adopted(target: str, capsys: pytest.CaptureFixture[str], home: Path) -> tuple[Path, dict[str, object]]:
     assert main(["adopt", target, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -114,6 +137,7 @@ def test_a_bare_folder_says_why_it_cannot_be_halted_and_a_tear_down_touches_noth
     until(lambda: "loss" in snapshot(run_dir).series.get("p0r0s0t0", {}) and snapshot(run_dir).step == 2)
     s = snapshot(run_dir)
     assert set(s.series["p0r0s0t0"]) >= {"loss", "anything"}
+    looked_at(s)
     decision = HaltSwitch().press(1.0, 1.0, s, 0)
     assert decision.mode == ""
     assert "no run contract" in decision.why

@@ -37,7 +37,9 @@ def rows_of(view: View, name: str) -> list[FleetRow]:
 def head_line(view: View, pod: PodView, width: int) -> Line:
     """Who, where, in what state, for how much."""
     left: list[Span] = [(clean(pod.pod), f"{party_role(pod.party)} bold"), ("  ", "")]
-    left += [(f"P{pod.party} replica {pod.replica}", "text"), (f" on {clean(pod.provider)}, {pod.state}", "muted")]
+    if view.snap.proves:  # what has no parties has no replicas of theirs either
+        left.append((f"P{pod.party} replica {pod.replica} ", "text"))
+    left.append((f"on {clean(pod.provider)}, {pod.state}", "muted"))
     if pod.detail:
         left.append((f": {clean(pod.detail)}", "muted"))
     right: list[Span] = [(f"${pod.price_hr:.2f}/h  " if pod.price_hr else "", "text"), (clean(pod.address), "muted")]
@@ -67,7 +69,7 @@ def vital_lines(view: View, pod: PodView, width: int) -> list[Line]:
             strip = part_bar(card.used / 100, wide, g)
         lines.append(_vital(f"GPU {card.index}", strip, gpu_words(card)))
     if not lines:
-        lines.append([("no vital signs yet: the agent sends them every few seconds", "muted")])
+        lines.append([("no vital signs yet: they come every few seconds", "muted")])
     return [cut(line, width) for line in lines]
 
 
