@@ -116,6 +116,58 @@ def test_few_sessions_and_a_crowded_door(site: Site) -> None:
     _ok(site, site.roll())
 
 
+FOLDERS_TRAINER = """
+import os
+from pathlib import Path
+import helper
+from uvcc_engine.contract import RunWriter
+
+def save():
+    return None
+
+assert not Path("data.bin").exists() and not Path(".env").exists(), "what git ignores, and a secret, stay at home"
+Path("out").mkdir(exist_ok=True)
+with RunWriter.from_env() as run:
+    for step in range(1, int(os.environ["UVCC_STEPS"]) + 1):
+        helper.work()
+        run.step(step, loss=1 / step, save=save)
+    Path("out/model.txt").write_text(f"{helper.WORD} {step}")
+"""
+
+
+def test_a_folder_goes_to_a_host_of_ones_own_and_its_artifacts_come_home(site: Site) -> None:
+    """``job.code`` on an inventory: uploaded without what git ignores, set up there, drilled, and nothing stays."""
+    site.add()
+    code = site.folder / "trainer"
+    (code / "lib").mkdir(parents=True)
+    (code / "train.py").write_text(FOLDERS_TRAINER)
+    (code / "lib" / "helper.py").write_text("import time\nWORD = 'hello'\ndef work(): time.sleep(0.02)\n")
+    for name, text in ((".gitignore", "*.bin\n"), ("data.bin", "x" * 1000), (".env", "SECRET=1\n")):
+        (code / name).write_text(text)
+    site_packages = "$(python -c 'import sysconfig; print(sysconfig.get_paths()[\"purelib\"])')"
+    job = {
+        "kind": "command",
+        "argv": ["python", "train.py"],
+        "steps": 120,
+        "code": str(code),
+        "setup": f'cp lib/helper.py "{site_packages}"',
+        "artifacts": ["out/**"],
+    }
+    smoke = {"steps": 100}
+    done = site.roll(job=job, topology={}, smoke=smoke, gates={"loss_falls": True, "halt_drill_s": 60}, link="auto")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert (said["status"], said["leaks"]) == ("ok", [])
+    (run_dir,) = (site.folder / "home" / "runs").iterdir()
+    artifacts = run_dir / "artifacts"
+    for phase, steps in (("smoke", 100), ("full", 120)):
+        assert (artifacts / phase / "p0r0" / "files" / "out" / "model.txt").read_text() == f"hello {steps}"
+    record = json.loads((artifacts / "code.json").read_text())
+    assert [f["path"] for f in record["files"]] == [".gitignore", "lib/helper.py", "train.py"]
+    assert any(name.startswith(".env") for name in record["left_out"])
+    assert site.traces() == []
+
+
 def _python_for_all(folder: Path) -> Path:
     """A folder with a Python that other users may run, too, and that finds the packages of this one."""
     system = shutil.which("python3", path="/usr/bin:/usr/local/bin")
