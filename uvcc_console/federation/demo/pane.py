@@ -17,7 +17,7 @@ from uvcc_console.federation.demo.story import run_in
 from uvcc_engine.contract.text import clean_block
 
 LOOK_S: Final = 0.3
-COLUMNS, LINES = 80, 24  # what the console needs
+COLUMNS, LINES = 60, 20  # what the console needs
 
 
 def become(person: Person) -> None:
