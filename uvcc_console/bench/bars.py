@@ -22,6 +22,8 @@ BARS: Final[BenchBars] = {
     # the steps of the workers and the limits of the protocol are the same on every machine
     ("halt_24_held", "seconds"): BenchBar(1.0 + obedient.STEP_S),
     ("halt_24_halted", "seconds"): BenchBar(5.0),
+    ("federation_step", "ratio"): BenchBar(1.02),
+    ("federation_step_20ms", "ratio"): BenchBar(1.02),
     ("rss_1e6", "bytes"): BenchBar(200.0),
     ("rss_2e6", "bytes"): BenchBar(200.0),
     ("pods_200_cpu", "share"): BenchBar(0.40, "python"),

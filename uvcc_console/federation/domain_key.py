@@ -72,14 +72,14 @@ def read_public(path: Path) -> str:
     return line
 
 
-def create(key: Path | None = None, *, passphrase: bool = False) -> DomainKey:
+def create(key: Path | None = None, *, passphrase: bool = False, at: Path | None = None) -> DomainKey:
     """Make a domain's key, or take up ``key``: its private file, or its public one while an agent holds the other half.
 
-    ``passphrase``: have ssh-keygen make it and ask for one.
+    ``passphrase``: have ssh-keygen make it and ask for one. ``at``: another folder than this installation's.
 
     Raises ConfigError if there is one already: a domain that lost its name has to be told to everybody.
     """
-    where = paths.ensure(folder())
+    where = paths.ensure(at or folder())
     if (where / PUBLIC_FILE).exists():
         raise ConfigError(
             f"there is a domain's key in {where}", "uvcc domain show prints it; move it away to begin anew"

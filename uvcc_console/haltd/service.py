@@ -256,6 +256,8 @@ class Service:
         word = "has died" if conductor.who is None else f"is frozen ({conductor.words()})"
         text = f"the conductor {word}; its sidecar keeps the caps and the time to live"
         hint = "uvcc resume goes on, uvcc teardown ends it"
+        if not self._reaper.resumable:
+            hint = "its sidecar ends it; uvcc rollout --domain begins the next attempt with the other domains"
         if conductor.who is not None:
             hint = f"kill -CONT {conductor.who.pid} lets it go on, uvcc teardown ends it and the run"
         self._append([ev.Alert(level="error", name="conductor", text=text, hint=hint)])

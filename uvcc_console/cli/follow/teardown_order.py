@@ -41,11 +41,11 @@ class Order:
 
 def order(run_dir: Path) -> Order:
     """Have the run torn down. Raises ConfigError while domains must still sign for it."""
+    if why := domain.missing(common.load_summary(run_dir), "terminate"):  # else the order would be followed in vain
+        raise ConfigError(why, "a domain signs with: uvcc domain consent RUN terminate")
     conductor = _settled(run_dir, processes.CONDUCTOR)
     if conductor.moving and _noted(run_dir):
         return Order(None, noted=True)
-    if why := domain.missing(common.load_summary(run_dir), "terminate"):
-        raise ConfigError(why, "a domain signs with: uvcc domain consent RUN terminate")
     if conductor.moving and conductor.who is not None:
         common.say("uvcc: the order goes to the conductor by a signal; the journal follows when it can")
         os.kill(conductor.who.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""``uvcc bench console|demo|journal|package|scale|ssh``: measure; a bar beside each figure, scaled to this machine."""
+"""``uvcc bench console|demo|federation|...``: measure; a bar beside each figure, scaled to this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uvcc_console.cli import common
 def run(argv: Sequence[str]) -> int:
     """Print rows; exit 0 if they could be measured (a figure is never a verdict)."""
     parser = common.Parser("bench", "The console's own benchmarks.")
-    parser.add_argument("what", choices=["console", "demo", "journal", "package", "scale", "ssh"])
+    parser.add_argument("what", choices=["console", "demo", "federation", "journal", "package", "scale", "ssh"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--events", type=int, default=0, metavar="N", help="of the journal (journal: 10,000,000)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="of the run (package: 192)")
@@ -26,6 +26,10 @@ def run(argv: Sequence[str]) -> int:
         from uvcc_console.bench.demo import bench
 
         found = bench(args.runs)
+    elif args.what == "federation":
+        from uvcc_console.bench import federation
+
+        found = federation.bench(args.runs)
     elif args.what == "journal":
         from uvcc_console.bench import longrun
 

@@ -133,6 +133,13 @@ class Party:
         switch.took.beside = evidence.recorder.beside_s - beside
         return switch.took
 
+    def goes_on(self, *, more: bool) -> bool:
+        """Whether all three take another step: not once one of them has had enough."""
+        for peer in self._peers:
+            self._plane.send_control(peer, b"more" if more else b"enough")
+        heard = [self._plane.recv_control(peer, 120.0) for peer in self._peers]
+        return more and all(word == b"more" for word in heard)
+
     def _meet(self) -> None:
         """All parties leave together, as nearly as two control messages allow."""
         for _ in range(2):
@@ -142,9 +149,9 @@ class Party:
                 self._plane.recv_control(peer, 120.0)
 
 
-def measure(config: dict[str, Any], party: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """Of every round: the step without the transcript, and the step with it."""
-    rounds = int(config["rounds"])
+@contextlib.contextmanager
+def training(config: dict[str, Any], party: int, folder: Path, rounds: int) -> Iterator[Party]:
+    """A party at its link, ready to train: at most ``rounds`` steps with the transcript, and as many without."""
     job = PrivateJob(model=config["model"], batch=config["batch"], steps=2 * rounds + 2, lr=0.1)
     parties = [identity(p) for p in range(PARTIES)]
     policy = make_policy(parties, Topology(), rounds + 1)
@@ -164,16 +171,23 @@ def measure(config: dict[str, Any], party: int, folder: Path) -> list[list[dict[
     rt = Runtime(party, plane, rehearsal_keys(7)[party], sid_of(policy.sid_job, Coord(0, party, 0, 0)), attempt=0)
     model = find_model(job.model)
     body = Party(plane, rt, PrivateTrainer(rt, job, model, rows(job, model, party)), switch)
-    found = []
     gc.collect()
     gc.freeze()  # as a worker's process does
-    for k in range(rounds + 1):  # the first one warms up
-        order = (False, True) if k % 2 else (True, False)
-        took = {on: body.step(2 * k + i, on=on) for i, on in enumerate(order)}
-        if k:
-            found.append([asdict(took[False]), asdict(took[True])])
+    yield body
     evidence.close()
     plane.close()
+
+
+def measure(config: dict[str, Any], party: int, folder: Path) -> list[list[dict[str, Any]]]:
+    """Of every round: the step without the transcript, and the step with it."""
+    rounds = int(config["rounds"])
+    found = []
+    with training(config, party, folder, rounds) as body:
+        for k in range(rounds + 1):  # the first one warms up
+            order = (False, True) if k % 2 else (True, False)
+            took = {on: body.step(2 * k + i, on=on) for i, on in enumerate(order)}
+            if k:
+                found.append([asdict(took[False]), asdict(took[True])])
     return found
 
 

@@ -1,0 +1,70 @@
+"""What a federation adds to a step: turns with and without the exchange, and which steps they are held to."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from uvcc_console.bench import federation
+from uvcc_console.bench.bars import BARS
+from uvcc_console.bench.federation import Turn, paired
+from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_console.rollout.federated import peers as peers_module
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.job.topology import PARTIES
+
+
+def test_only_whole_steps_count_and_neighbours_are_held_against_each_other() -> None:
+    turns = [Turn(0.0, 4.0, on=True), Turn(4.0, 8.0, on=False), Turn(8.0, 12.0, on=False), Turn(12.0, 16.0, on=True)]
+    steps = [(0.5, 2.5), (2.5, 3.5), (3.5, 4.5), (4.5, 5.5), (8.0, 11.0), (13.0, 15.0)]
+    assert paired(turns, steps) == ([1.5, 2.0], [1.0, 3.0])
+    assert paired(turns[:3], steps) == ([1.5], [1.0])  # a turn without a neighbour is held against nothing
+    assert paired(turns[2:], steps[:4]) == ([], [])
+
+
+def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def trained(module: str, config: dict[str, Any]) -> list[list[tuple[float, float]]]:
+        asked.append(config)
+        begin = time.monotonic()
+        time.sleep(float(config["seconds"]))
+        steps = [(begin + n * 0.05, begin + n * 0.05 + 0.04) for n in range(int(config["seconds"] / 0.05))]
+        return [steps] * PARTIES
+
+    told: list[tuple[bool, int]] = []
+    reports: list[Any] = []
+    leave, turn = Rendezvous.leave_report, federation.take_turn
+
+    def leave_counted(self: Rendezvous, *args: Any) -> None:
+        reports.append(args)
+        leave(self, *args)
+
+    async def turn_counted(peers: Any, training: Any, turn_s: float, *, on: bool) -> Turn:
+        before = len(reports)
+        found = await turn(peers, training, turn_s, on=on)
+        told.append((on, len(reports) - before))
+        return found
+
+    monkeypatch.setattr(federation, "said_by", trained)
+    monkeypatch.setattr(federation, "take_turn", turn_counted)
+    monkeypatch.setattr(Rendezvous, "leave_report", leave_counted)
+    monkeypatch.setattr(peers_module, "REPORT_S", 0.1)
+    monkeypatch.setattr(peers_module, "LOOK_S", 0.05)
+    step, conductor = federation.rows_of("", 1, 0.7)
+    assert (step.name, step.metric, conductor.name) == ("federation_step", "ratio", "federation_conductor")
+    assert step.value == pytest.approx(1.0, abs=1e-3)  # these steps took as long in either
+    assert step.reference == pytest.approx(0.04)
+    assert 0 < conductor.value < 1
+    assert {on for on, _ in told} == {True, False}
+    assert all(number > 0 if on else number == 0 for on, number in told[:-1]), told
+    assert len(asked[0]["links"]) == PARTIES
+    assert BARS["federation_step", "ratio"].value == 1.02
+
+
+def test_turns_that_hold_no_step_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federation, "said_by", lambda *_: [[(0.0, 1.0)]] * PARTIES)
+    with pytest.raises(UvccError, match="no turn holds a whole step"):
+        federation.rows_of("_20ms", 1, 0.1)

@@ -1,0 +1,157 @@
+"""``uvcc bench federation``: what three conductors that sign, tell and listen beside a training add to its step.
+
+Three parties train one job to its end. Beside it the conductors' exchange at a relay (signs of life, barriers, what
+the others said) goes on for a while and rests for as long, in turn, so that what the machine does meanwhile meets both
+alike. All six, and the relay, share this machine's processors, which no three domains do. Nothing else of a federation
+falls into a step: rosters, policy and evidence come before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from uvcc_console.core.journal import Journal
+from uvcc_console.federation import domain_key
+from uvcc_console.federation.seat import Seat, SeatTerms
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.federated.peers import Peers
+from uvcc_engine.bench.launch.fleet import ports
+from uvcc_engine.bench.launch.parties import said_by
+from uvcc_engine.bench.launch.plane_links import RelayProcess, relay
+from uvcc_engine.bench.timing.turns import ratio
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.transcript.signed.barriers import stages_of
+from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
+
+LINKS: Final = {"": 0.0, "_20ms": 0.02}  # seconds one way between two parties
+TURN_S: Final = 6.0
+"""So long the exchange goes on, or rests: three signs of life of each domain."""
+PAIRS: Final = 6
+_ALWAYS_S: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A part of the training, on the monotonic clock. ``cpu``: processor seconds of the exchange."""
+
+    begin: float
+    end: float
+    on: bool
+    cpu: float = 0.0
+
+
+def bench(runs: int = 3, pairs: int = PAIRS, turn_s: float = TURN_S) -> list[Row]:
+    """The rows of each kind of link; ``runs`` times ``pairs`` turns with and as many without."""
+    return [found for name in LINKS for found in rows_of(name, max(1, runs) * pairs, turn_s)]
+
+
+def rows_of(name: str, pairs: int, turn_s: float) -> list[Row]:
+    """The step with the exchange over the step without, and a conductor's share of a core. Raises UvccError."""
+    with relay() as running, tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
+        turns, steps = asyncio.run(_measured(running, Path(folder), LINKS[name], pairs, turn_s))
+    with_, without = paired(turns, steps)
+    if not with_:
+        raise UvccError("no turn holds a whole step", "the machine is too slow for turns of this length")
+    found = ratio(with_, without)
+    at = f"federation_step{name}"
+    shares = [turn.cpu / (turn.end - turn.begin) / PARTIES for turn in turns if turn.on]
+    return [
+        Row(at, "ratio", found.value, "with/without", len(with_), found.low, found.high, statistics.median(without)),
+        row(f"federation_conductor{name}", "share", "core", shares),
+    ]
+
+
+def paired(turns: Sequence[Turn], steps: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Mean seconds of the steps wholly inside each turn, as pairs of neighbours: (with, without)."""
+    on, off = [], []
+    for first, second in zip(turns[::2], turns[1::2], strict=False):
+        means = {}
+        for turn in (first, second):
+            inside = [end - begin for begin, end in steps if turn.begin <= begin and end <= turn.end]
+            if inside:
+                means[turn.on] = statistics.fmean(inside)
+        if len(means) == 2:
+            on.append(means[True])
+            off.append(means[False])
+    return on, off
+
+
+async def _measured(
+    running: RelayProcess, folder: Path, latency_s: float, pairs: int, turn_s: float
+) -> tuple[list[Turn], list[tuple[float, float]]]:
+    peers, buses = _conductors(running, folder)
+    at = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(PARTIES))}
+    faults: dict[str, Any] = {"faults": {"latency_s": latency_s}} if latency_s else {}
+    links = [{"kind": "direct", "listen": at[str(p)], "peers": at, **faults} for p in range(PARTIES)]
+    config = {"model": "mlp-digits", "batch": 128, "links": links, "seconds": (2 * pairs + 1) * turn_s}
+    kept = [asyncio.create_task(bus.run()) for bus in buses]
+    try:
+        listening = _listen(peers)
+        await asyncio.gather(*(one.meet() for one in peers))
+        await _rest(listening)
+        training = asyncio.create_task(asyncio.to_thread(said_by, "steady_party", config))
+        turns = []
+        while not training.done():
+            first = len(turns) % 4 in (0, 3)  # with, without, without, with
+            turns.append(await take_turn(peers, training, turn_s, on=first))
+        said = await training
+    finally:
+        for task in kept:
+            task.cancel()
+        await asyncio.gather(*kept, return_exceptions=True)
+    slowest = [(min(b for b, _ in step), max(e for _, e in step)) for step in zip(*said, strict=True)]
+    return turns, slowest
+
+
+async def take_turn(peers: Sequence[Peers], training: asyncio.Task[Any], turn_s: float, *, on: bool) -> Turn:
+    """Have the conductors exchange what they have to say, or rest, until the turn or the training is over."""
+    listening = _listen(peers) if on else []
+    begin, busy = time.monotonic(), time.process_time()
+    await asyncio.wait({training}, timeout=turn_s)
+    turn = Turn(begin, time.monotonic(), on, time.process_time() - busy)
+    await _rest(listening)
+    return turn
+
+
+def _listen(peers: Sequence[Peers]) -> list[asyncio.Task[None]]:
+    return [asyncio.create_task(one.run()) for one in peers]
+
+
+async def _rest(listening: Sequence[asyncio.Task[None]]) -> None:
+    for task in listening:
+        task.cancel()
+    await asyncio.gather(*listening, return_exceptions=True)
+
+
+def _conductors(running: RelayProcess, folder: Path) -> tuple[list[Peers], list[Bus]]:
+    """Three domains with keys and journals of their own, and their ends of the exchange."""
+    keys = [domain_key.create(at=folder / f"p{p}" / domain_key.FOLDER) for p in range(PARTIES)]
+    proposal = Proposal(
+        version=1,
+        name="bench",
+        coordinator=keys[0].public,
+        domains=(keys[0].public, keys[1].public, keys[2].public),
+        owners=(),
+        job={"kind": "private", "model": "mlp-digits"},
+        topology=Topology(),
+        code_hash="00" * 32,
+        reveal=(Revealed(value="loss", to="all"),),
+        providers=("local", "local", "local"),
+        limits=ProposedLimits(hourly=0.0, total=0.0, ttl_s=3600.0),
+        created=1,
+        expires=2,
+        nonce="00" * 32,
+    )
+    terms = SeatTerms(relay=running.url, wait_s=60.0, silence_s=_ALWAYS_S)
+    buses = [Bus(Journal(folder / f"p{p}.sqlite", source="bench")) for p in range(PARTIES)]
+    seats = [Seat(proposal, p, key, running.tokens[p], terms) for p, key in enumerate(keys)]
+    return [Peers(bus, seat, stages_of(["full"])) for bus, seat in zip(buses, seats, strict=True)], buses
