@@ -51,9 +51,7 @@ class Shared(NamedTuple):
 
 
 @pytest.fixture
-def owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Gathering]:
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Gathering]:
     people = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
     people += [{"owner": n, "group": "g", "token": t} for n, t in enumerate(OWNER_TOKENS)]
     with relay_of(tmp_path, people, quota_bytes=16 << 30) as url:
