@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "relay": ("uvcc_engine.relay.__main__", "store and forward the parties' sealed messages"),
     "share": ("uvcc_engine.owner.client", "split inputs and seal each share to its party"),
     "ask": ("uvcc_engine.owner.asking", "a client's: make a key, ask a model that three domains serve"),
+    "align": ("uvcc_engine.owner.align", "find the rows of which several owners hold different columns"),
     "seal": ("uvcc_engine.owner.seal", "split and seal an owner's rows for one proposal, in bounded memory"),
     "table": ("uvcc_engine.owner.own_data", "the data owner's: a schema from a CSV file, predictions in clear"),
     "rehearse": ("uvcc_engine.simulate.step_rehearsal", "what a step of a private job costs, from made-up rows"),

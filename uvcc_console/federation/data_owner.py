@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -210,9 +211,34 @@ def folder_of(base: Path, request: OwnerRequest) -> Path:
     return base / "receipts" / f"{request.proposal.id[:16]}-{request.attempt}"
 
 
-def sealed(base: Path, request: OwnerRequest, files: Sequence[str], owner: Identity, tell: Tell) -> OwnerShare:
+def join_folder(base: Path, request: OwnerRequest) -> Path:
+    """Where an owner keeps what it finds with the others of the rows that all have, until it has sealed them."""
+    return folder_of(base, request) / "join"
+
+
+def ask_for(base: Path, request: OwnerRequest) -> Path:
+    """Write down for the owner's program what it is asked for; the file."""
+    p, out = request.proposal, folder_of(base, request)
+    pods = [[request.rosters[q].pod(r).identity.to_json() for q in range(PARTIES)] for r in range(p.topology.replicas)]
+    told = {
+        "proposal": p.id,
+        "attempt": request.attempt,
+        "job": dict(p.job),
+        "reveal": [[r.value, r.to] for r in p.reveal],
+        "owners": [o.x25519 for o in request.owners],
+        "pods": pods,
+    }
+    paths.ensure(out)
+    write_atomic(out / owner_files.REQUEST, json.dumps(told).encode(), mode=0o600)
+    return out / owner_files.REQUEST
+
+
+def sealed(
+    base: Path, request: OwnerRequest, files: Sequence[str], owner: Identity, tell: Tell, joined: str = ""
+) -> OwnerShare:
     """Have the owner's program split and seal, and sign what it sealed; an attempt that was sealed is not sealed again:
-    two versions of one owner's rows in one attempt could be told to different domains. Raises UvccError.
+    two versions of one owner's rows in one attempt could be told to different domains. ``joined``: what stands for the
+    rows that were found with the other owners. Raises UvccError.
     """
     out, p = folder_of(base, request), request.proposal
     rosters_ = tuple(request.rosters[party].digest for party in range(PARTIES))
@@ -224,18 +250,8 @@ def sealed(base: Path, request: OwnerRequest, files: Sequence[str], owner: Ident
                 "the domains begin another attempt; share to that",
             )
         return share
-    paths.ensure(out)
-    pods = [[request.rosters[q].pod(r).identity.to_json() for q in range(PARTIES)] for r in range(p.topology.replicas)]
-    told = {
-        "proposal": p.id,
-        "attempt": request.attempt,
-        "job": dict(p.job),
-        "reveal": [[r.value, r.to] for r in p.reveal],
-        "owners": [o.x25519 for o in request.owners],
-        "pods": pods,
-    }
-    write_atomic(out / owner_files.REQUEST, json.dumps(told).encode(), mode=0o600)
-    command = ["--request", str(out / owner_files.REQUEST), "--owner", str(base), "--out", str(out)]
+    command = ["--request", str(ask_for(base, request)), "--owner", str(base), "--out", str(out)]
+    command += ["--joined", str(join_folder(base, request))] if joined else []
     made = _run_sealing([*command, "--progress", "--fitted", str(out / owner_files.PREPROCESSING), *files], tell)
     first, second, third = (ShareFile(bytes=f["bytes"], sha256=f["sha256"]) for f in made["files"])
     c0, c1, c2 = made["commitments"]
@@ -250,10 +266,12 @@ def sealed(base: Path, request: OwnerRequest, files: Sequence[str], owner: Ident
         files=(first, second, third),
         rows=made["rows"],
         mailbox=request.mailbox,
+        joined=joined,
     )
     body = owner_shares.share_signed(share, lambda payload: owner.sign(OWNER_NAMESPACE, payload))
     kept = {"share": body, **request.standing.to_json()}
     write_atomic(out / RECEIPT, json.dumps(kept, indent=1).encode() + b"\n", mode=0o600)
+    shutil.rmtree(join_folder(base, request), ignore_errors=True)  # the joint key and the others' tags have done
     return share
 
 

@@ -18,6 +18,7 @@ from uvcc_console.plan.plan import FULL, make_plan, new_run_id, operation_of, re
 from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import Profile
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.suggest import nearest
@@ -49,6 +50,9 @@ def propose(
     profile, _ = settle(profile, tell)
     plan = make_plan(new_run_id(name), name, profile)
     full = plan.phases[FULL]
+    join = ColumnJoin.of_job(full.job)
+    if join is not None:
+        join.check_owners(len(owners))
     if full.job.get("task") == "serve":
         raise ConfigError(
             "a served model cannot be proposed yet: nobody hands its clients their tokens", "uvcc rollout"
@@ -97,6 +101,22 @@ def _to_whom(value: str, owners: Sequence[str]) -> str:
     return TO_OWNER if owners and value in SEALED_TO_OWNER else EVERYBODY
 
 
+def _gives(p: Proposal, number: int) -> str:
+    """What an owner gives where owners hold different columns of the same rows."""
+    join = ColumnJoin.of_job(p.job)
+    if join is None:
+        return ""
+    parts = [f"{join.columns[number]} features"] if join.columns[number] else []
+    return ": " + " and ".join([*parts, *(["the labels"] if number == join.label else [])])
+
+
+def _joined(p: Proposal) -> list[str]:
+    join = ColumnJoin.of_job(p.job)
+    if join is None:
+        return []
+    return [f"joins        rows of which all owners have the key {join.key!r}, compared as {join.form}"]
+
+
 def _words(p: Proposal) -> list[str]:
     """What needs the word of several domains once the run is under way."""
     named = {"full run": p.consent.full, "a resume": p.consent.resume, "an early end": p.consent.terminate}
@@ -125,7 +145,8 @@ def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[s
         f"computes     {job.get('kind')}, {model_words(job.get('model', '?'))}, {length} of {job.get('batch')} rows",
         f"shape        3 parties x {t.replicas} x {t.stages} x {t.tensor}",
         f"reveals      {', '.join(f'{r.value} to {r.to}' for r in p.reveal) or 'nothing'}",
-        *(f"owner        {fingerprint(key)}" for key in p.owners),
+        *(f"owner        {fingerprint(key)}{_gives(p, number)}" for number, key in enumerate(p.owners)),
+        *_joined(p),
         f"code         {p.code_hash}",
         f"costs        at most {p.limits.hourly:.2f} $/h, {p.limits.total:.2f} $, {p.limits.ttl_s / 3600:g} h",
         *_words(p),

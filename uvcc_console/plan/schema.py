@@ -13,6 +13,7 @@ from uvcc_console.fleet.by_party import settings_for
 from uvcc_console.fleet.provider_kinds import FleetSettings, Strict, kind_of
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job.column_join import ColumnJoin, KeyForm
 from uvcc_engine.contract.job.link_spec import LinkKind
 from uvcc_engine.contract.job.loss_weights import check_weighting
 from uvcc_engine.contract.job.private_job import (
@@ -87,6 +88,15 @@ class AdapterSettings(Strict):
     head: Literal["train", "adapter", "new", "public"] = "train"
 
 
+class JoinSettings(Strict):
+    """Owners hold different columns of the same rows; see the engine's ``ColumnJoin``."""
+
+    key: str
+    columns: list[int]
+    label: int = Field(ge=0)
+    form: KeyForm = "text"
+
+
 class PrivateJobSettings(Strict):
     """Learning or inference on secret shares, three parties. ``data``, ``labels``, ``weights``: the owner's files.
 
@@ -145,6 +155,7 @@ class PrivateJobSettings(Strict):
     base: str = ""
     base_sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     adapters: AdapterSettings = AdapterSettings()
+    join: JoinSettings | None = None
     clients: list[str] = []
     idle: Seconds = DEFAULTS.idle
 
@@ -159,8 +170,11 @@ class PrivateJobSettings(Strict):
             check_clients(self.task, self.clients, self.idle)
             smooth, rows = self.label_smoothing, self.row_weights
             check_weighting(self.objective, self.task, self.class_weights, smooth, rows)
+            ColumnJoin.of_job(self.model_dump(include={"join"}))
         except ConfigError as e:
             raise ValueError(f"{e.what}: {e.hint}") from e
+        if self.join is not None and (self.data or self.labels or self.data_schema):
+            raise ValueError("job.join is of several owners' tables, which they name themselves: leave job.data out")
         if self.task == "serve" and (not self.weights or self.data or self.labels):
             raise ValueError("task serve takes the owner's job.weights and no job.data: its clients ask")
         if self.adapters != AdapterSettings() and not self.base:

@@ -26,8 +26,8 @@ from uvcc_engine.data.features import (
     sides,
     target_numbers,
 )
-from uvcc_engine.data.schema import ONE_HOT, REAL, Schema, SchemaColumn, Statistics
-from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Labels
+from uvcc_engine.data.schema import ONE_HOT, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels
 
 SAMPLE: Final = 1 << 20
 
@@ -129,13 +129,18 @@ class FittingPass:
         self._columns = [] if schema.fixed else [_Column(c) for c in schema.used]
         self._classes = np.zeros(len(schema.values))
         self._target = _Moments()
+        self._given = False
         self.train = self.test = self.validation = 0
 
-    def add(self, part: CsvTable) -> None:
-        """Raises ConfigError naming row and column of what does not fit the schema."""
+    def add(self, part: CsvTable, side: Ints | None = None) -> None:
+        """``side``: on which each row is, where the schema does not decide that.
+
+        Raises ConfigError naming row and column of what does not fit the schema.
+        """
         schema = self._schema
         check_columns(part, schema)
-        side, kept = sides(part, schema), complete_rows(part, schema)
+        self._given = side is not None
+        side, kept = sides(part, schema) if side is None else side, complete_rows(part, schema)
         train = kept & (side == TRAIN)
         self.train += int(train.sum())
         self.test += int((kept & (side == TEST)).sum())
@@ -143,7 +148,7 @@ class FittingPass:
         if schema.fixed:
             return
         whole = part.rows(np.flatnonzero(kept).tolist()) if not kept.all() else part
-        y = targets(whole, schema)[train[kept]]
+        y = targets(whole, schema)[train[kept]] if schema.kind != UNLABELLED else np.zeros(0)
         if schema.values:
             self._classes += np.bincount(y.astype(np.int64), minlength=len(schema.values))
         elif schema.kind == REAL:
@@ -154,7 +159,8 @@ class FittingPass:
     def fitted(self, file: str) -> Schema:
         """Raises ConfigError as ``features.prepare``."""
         schema = self._schema
-        check_sides(file, schema, (self.train, self.test, self.validation))
+        if not self._given:
+            check_sides(file, schema, (self.train, self.test, self.validation))
         if schema.fixed:
             return schema
         for value, count in zip(schema.values, self._classes.tolist(), strict=True):

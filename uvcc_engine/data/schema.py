@@ -36,6 +36,8 @@ DROP: Final = "drop"
 KINDS: Final = (*NUMERIC, ONE_HOT, *DATES, DROP)
 CLASSES, BINARY, REAL, COUNT = "classes", "binary", "real", "count"
 NEXT: Final = "next-token"
+UNLABELLED: Final = "none"
+"""The kind of a target that another owner has."""
 TARGETS: Final = (CLASSES, BINARY, REAL, COUNT)
 OBJECTIVE: Final = {CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson", NEXT: "cross-entropy"}
 """What is trained on for each kind of target, where a job does not say otherwise."""
@@ -117,7 +119,9 @@ class Schema:
 
     @property
     def outputs(self) -> int:
-        """Outputs of a model: one per class, or a single one."""
+        """Outputs of a model: one per class, or a single one; none where another owner has the target."""
+        if self.kind == UNLABELLED:
+            return 0
         return len(self.values) if self.kind in (CLASSES, NEXT) else 1
 
     @property
@@ -140,15 +144,18 @@ class Schema:
     @property
     def fixed(self) -> bool:
         """Whether its statistics are there already: they are kept, and not computed from other rows."""
-        return all(column.statistics is not None for column in self.used)
+        return bool(self.used) and all(column.statistics is not None for column in self.used)
 
     def fitted(self, statistics: Mapping[str, Statistics]) -> Schema:
         """The same with the statistics of its columns."""
         return replace(self, columns=tuple(replace(c, statistics=statistics.get(c.name)) for c in self.columns))
 
 
-def load_schema(path: Path) -> Schema:
-    """Read a schema file. Raises UnreadableError or ConfigError naming what is wrong and what to write."""
+def load_schema(path: Path, *, part: bool = False) -> Schema:
+    """Read a schema file; ``part``: of some columns of a table, see :func:`parse_schema`.
+
+    Raises UnreadableError or ConfigError naming what is wrong and what to write.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         found = yaml_text.load(text)
@@ -156,13 +163,23 @@ def load_schema(path: Path) -> Schema:
         raise UnreadableError(f"cannot read {path}: {error}", "uvcc data infer FILE writes one") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}", "mend that place") from error
-    return parse_schema(found, path.name)
+    return parse_schema(found, path.name, part=part)
 
 
-def parse_schema(found: object, where: str = "schema") -> Schema:
-    """A schema from plain values. Raises ConfigError naming the place."""
+def parse_schema(found: object, where: str = "schema", *, part: bool = False) -> Schema:
+    """A schema from plain values. ``part``: other owners have other columns of the table, so that the target may be
+    another's, or no column a feature. Raises ConfigError naming the place.
+    """
+    if part and isinstance(found, Mapping) and "target" not in found and "text" not in found:
+        found = {**found, "target": {"column": UNLABELLED, "kind": UNLABELLED}}
+        _mapping(found, where, ("target", "split", "columns"), ("columns",))
+        return _of_columns(found, where, part=True, kinds=(UNLABELLED,))
     if isinstance(found, Mapping) and "text" in found:
         return _text_schema(found, where)
+    return _of_columns(found, where, part=part)
+
+
+def _of_columns(found: object, where: str, *, part: bool, kinds: Sequence[str] = TARGETS) -> Schema:
     top = _mapping(found, where, ("target", "split", "weight", "columns"), ("target", "columns"))
     target = _mapping(top["target"], f"{where}: target", ("column", "kind", "values", "scaling"), ("column",))
     split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "validation", "by", "seed"), ())
@@ -170,18 +187,18 @@ def parse_schema(found: object, where: str = "schema") -> Schema:
     if not isinstance(columns, Mapping) or not columns:
         raise ConfigError(f"{where}: columns is no mapping", "write NAME: {kind: standardise} for every column")
     schema = Schema(
-        target=_word(target["column"], f"{where}: target.column"),
+        target="" if kinds == (UNLABELLED,) else _word(target["column"], f"{where}: target.column"),
         values=_classes(target["values"], f"{where}: target.values") if "values" in target else (),
         columns=tuple(_column(_word(k, f"{where}: columns"), v, f"{where}: columns.{k}") for k, v in columns.items()),
         test=_number(split.get("test", 0.2), f"{where}: split.test"),
         by=_word(split["by"], f"{where}: split.by") if split.get("by") is not None else "",
         seed=_seed(split.get("seed", 7), f"{where}: split.seed"),
-        kind=_one_of(target.get("kind", CLASSES), TARGETS, f"{where}: target.kind"),
+        kind=_one_of(target.get("kind", CLASSES), kinds, f"{where}: target.kind"),
         scaling=_statistics(target["scaling"], (), f"{where}: target.scaling") if "scaling" in target else None,
         validation=_number(split.get("validation", 0.0), f"{where}: split.validation"),
         weight=_word(top["weight"], f"{where}: weight") if top.get("weight") is not None else "",
     )
-    _check(schema, where)
+    _check(schema, where, part)
     return schema
 
 
@@ -228,15 +245,15 @@ def _count(found: object, where: str) -> int:
 
 def check_joint(schema: Schema, standardise: bool) -> None:
     """Refuse (ConfigError) a schema that takes statistics of one owner's rows where the parties take all owners'."""
-    if standardise and not schema.fixed:
+    if standardise and schema.used and not schema.fixed:
         raise ConfigError(
             "job.standardise, and a schema whose statistics would be of these rows alone",
             "give each column the units that all owners agree on: statistics: {scale: 0.01}, or statistics: {}",
         )
 
 
-def _check(schema: Schema, where: str) -> None:
-    if schema.kind in (REAL, COUNT):
+def _check(schema: Schema, where: str, part: bool) -> None:
+    if schema.kind in (REAL, COUNT, UNLABELLED):
         if schema.values:
             raise ConfigError(f"{where}: a target of kind {schema.kind} has no values", "leave target.values out")
     elif len(schema.values) < 2 or (schema.kind == BINARY and len(schema.values) > 2):
@@ -248,7 +265,7 @@ def _check(schema: Schema, where: str) -> None:
     if schema.weight and schema.weight in (schema.target, schema.by, *(column.name for column in schema.columns)):
         what = f"{where}: the weight {schema.weight!r} is the target, split.by, or one of columns, too"
         raise ConfigError(what, "a column has one use: take it from there")
-    if not schema.used:
+    if not schema.used and not part:
         raise ConfigError(f"{where}: every column is dropped", "give at least one another kind")
 
 
@@ -361,7 +378,8 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
         letters = "bytes" if list(schema.values) == every else list(schema.values)
         text = {"positions": schema.text.positions, "stride": schema.text.stride, "letters": letters}
         return "\n".join([*lines, _line("text", text), _line("split", split)]) + "\n"
-    lines += [_line("target", _target_to_json(schema)), _line("split", split)]
+    lines += [_line("target", _target_to_json(schema))] if schema.kind != UNLABELLED else []
+    lines.append(_line("split", split))
     lines += [yaml.safe_dump({"weight": schema.weight}, width=math.inf).strip()] if schema.weight else []
     lines.append("columns:")
     for column in schema.columns:

@@ -157,6 +157,8 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
     Raises ConfigError naming a tensor that does not fit the job or the fixed-point range.
     """
     model = fit_model(job)
+    if job.join is not None:
+        raise ConfigError("job.join is of several owners' columns", "each runs uvcc owner share, for one proposal")
     if job.task == "train":
         data = dataset_for(job, args.data, args.labels, args.schema, args.pin, args.fitted)
         for part, (x, _) in data.parts.items():

@@ -24,7 +24,8 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import schema_text
 from uvcc_engine.owner.client import sealed_name
-from uvcc_engine.owner.rows import rows_of
+from uvcc_engine.owner.joined_rows import FoundRows, joined_rows
+from uvcc_engine.owner.rows import OwnerRows, rows_of
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.purpose import ProposedUse, Purpose
 from uvcc_engine.sealing.streamed_inputs import share_rows
@@ -53,7 +54,7 @@ def seal(args: argparse.Namespace) -> dict[str, Any]:
     if owner.public.x25519 not in request.owners or len(set(request.owners)) != len(request.owners):
         raise ConfigError("the request names this owner not at all, or somebody twice", "is this the right key?")
     purpose = Purpose.of(job, request.owners, ProposedUse(request.proposal, request.attempt, request.reveal))
-    rows = rows_of(job, args)
+    rows = _rows(job, args, request.owners.index(owner.public.x25519))
     args.out.mkdir(parents=True, exist_ok=True, mode=0o700)
     out = [args.out / sealed_name(party) for party in range(PARTIES)]
     total = sum(shape[0] for shape in rows.shapes.values())
@@ -66,10 +67,21 @@ def seal(args: argparse.Namespace) -> dict[str, Any]:
         "owner": owner.public.x25519,
         "commitments": list(made.commitments),
         "files": [{"bytes": f.size, "sha256": f.sha256} for f in made.files],
-        "rows": {n.removesuffix("_x"): shape[0] for n, shape in rows.shapes.items() if n.endswith("_x")},
+        "rows": {n[:-2]: shape[0] for n, shape in rows.shapes.items() if n.endswith(("_x", "_y"))},
     }
     files.write_json(args.out / SHARE, told)
     return told
+
+
+def _rows(job: PrivateJob, args: argparse.Namespace, number: int) -> OwnerRows:
+    """What owner ``number`` contributes: rows, or its columns of the rows that all owners have."""
+    if job.join is None:
+        return rows_of(job, args)
+    if args.data is None or args.schema is None or args.labels is not None or args.joined is None:
+        raise ConfigError(
+            "the job puts columns together by a key", "--data names a table with it, --schema its columns"
+        )
+    return joined_rows(job, job.join, number, args.data, args.schema, FoundRows.load(args.joined))
 
 
 def _counted(blocks: Iterator[tuple[str, Ring]], total: int, progress: bool) -> Iterator[tuple[str, Ring]]:
@@ -93,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--schema", type=Path, help="what the columns of --data are: uvcc data infer writes one")
     parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
     parser.add_argument("--fitted", type=Path, help="with --schema: where its statistics are written")
+    parser.add_argument("--joined", type=Path, help="where uvcc-engine align wrote the rows that all owners have")
     parser.add_argument("--progress", action="store_true", help="tell on standard error how many rows are done")
     parser.set_defaults(pin=None)
     args = parser.parse_args(argv)

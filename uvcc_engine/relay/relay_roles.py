@@ -46,16 +46,19 @@ class RoleScope:
         return name.startswith(self.writes) and not name.startswith(self.not_writes)
 
 
-_OWNERS: Final = (names.OWNER_KEYS, names.OWNER_SHARES)
+_SHOWN: Final = (names.OWNER_KEYS, names.OWNER_SHARES)
+_OWNERS: Final = (*_SHOWN, names.OWNER_JOINS)
 _AGREED: Final = (names.PROPOSALS, names.APPROVALS, names.ROSTERS)
 _ADVANCED: Final = (names.BARRIERS, names.REPORTS)
 SCOPES: Final[dict[Role, RoleScope]] = {
     Role.PARTY: RoleScope(0, PARTIES, mail=True, writes=("",), not_writes=_OWNERS, reads=("",), metrics=True),
-    Role.OWNER: RoleScope(16, 64, mail=True, writes=_OWNERS, reads=(*_AGREED, names.OWNER_KEYS)),
+    Role.OWNER: RoleScope(16, 64, mail=True, writes=_OWNERS, reads=(*_AGREED, names.OWNER_KEYS, names.OWNER_JOINS)),
     Role.COORDINATOR: RoleScope(128, 16, mail=False, writes=(names.PROPOSALS,), reads=(*_AGREED, *_ADVANCED)),
-    Role.AUDITOR: RoleScope(160, 32, mail=False, writes=(), reads=(*_AGREED, *_ADVANCED, *_OWNERS, names.SIGNATURES)),
+    Role.AUDITOR: RoleScope(160, 32, mail=False, writes=(), reads=(*_AGREED, *_ADVANCED, *_SHOWN, names.SIGNATURES)),
     Role.CLIENT: RoleScope(192, 64, mail=True, writes=(), reads=()),
 }
+_SENT_TO: Final = {Role.PARTY: (Role.OWNER, Role.CLIENT), Role.OWNER: (Role.OWNER,)}
+"""Whom a role may send to beside the parties."""
 
 
 def number_of(role: Role, which: int) -> int:
@@ -75,12 +78,13 @@ def called(number: int) -> str:
 
 
 def may_send_to(role: Role, narrowed: Sequence[int] | None, number: int, group: Iterable[int]) -> frozenset[int]:
-    """Whose mailboxes somebody may write to. An owner and a client write to parties, a party to the other parties, to
-    the owners and to the clients; ``narrowed`` says to which parties. ``group``: the numbers of all of its group.
+    """Whose mailboxes somebody may write to. A client writes to parties, an owner to parties and to the other owners, a
+    party to the other parties, to the owners and to the clients; ``narrowed`` says to which parties. ``group``: the
+    numbers of all of its group.
     """
     if not SCOPES[role].mail:
         return frozenset()
     parties = frozenset(narrowed) if narrowed is not None else frozenset(range(PARTIES)) - {number}
-    kinds = (SCOPES[Role.OWNER], SCOPES[Role.CLIENT])
+    kinds = [SCOPES[one] for one in _SENT_TO.get(role, ())]
     theirs = frozenset(group) & frozenset(n for kind in kinds for n in range(kind.first, kind.first + kind.count))
-    return parties | theirs if role is Role.PARTY else parties
+    return parties | theirs - {number}

@@ -1,6 +1,8 @@
 """Several owners' inputs in one job: each seals its own shares, nobody sees another's.
 
-Every owner's boxes stay as they are; a set lays them side by side and names each owner and its commitments. What the
+Every owner's boxes stay as they are; a set lays them side by side and names each owner and its commitments. Where the
+owners hold rows of one table they are put below each other; where they hold columns of the same rows, beside each
+other, in the owners' order (``ColumnJoin``). What the
 policy commits to is, per component, the hash of that list, so it binds every owner's every component and, for one
 owner alone, nothing changes. The first owner is the one that results are sealed to.
 """
@@ -15,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.sealing.components import Ring
@@ -58,13 +61,16 @@ def open_set(
     job: PrivateJob | None = None,
     use: ProposedUse | None = None,
 ) -> PartyInputs:
-    """A party's inputs from one owner's box or from a set of several owners'; rows are put together in their order.
+    """A party's inputs from one owner's box or from a set of several owners', put together in the owners' order.
 
     ``job``: what they are opened for, with these owners in this order, under the proposal of ``use``; each box must
     have been sealed for that. Raises what :func:`open_inputs` raises, and VerificationError if the set is not the one
     the policy commits to.
     """
+    join = None if job is None else job.join
     if not box.startswith(MAGIC):
+        if join is not None:
+            join.check_owners(1)
         purpose = None if job is None else Purpose.of(job, [owner], use)
         return open_inputs(box, party=party, identity=identity, owner=owner, commitments=commitments, purpose=purpose)
     listed, boxes = _read(box)
@@ -75,7 +81,7 @@ def open_set(
         open_inputs(b, party=party, identity=identity, owner=p.owner, commitments=p.commitments, purpose=purpose)
         for p, b in zip(listed, boxes, strict=True)
     ]
-    return _merge(opened, listed)
+    return _merge(opened, listed) if join is None else _side_by_side(opened, listed, join)
 
 
 def _read(box: bytes) -> tuple[list[OwnerPart], list[bytes]]:
@@ -101,8 +107,7 @@ def _read(box: bytes) -> tuple[list[OwnerPart], list[bytes]]:
         raise UnreadableError(f"the set of sealed inputs cannot be read: {error}", "combine it again") from error
 
 
-def _merge(opened: Sequence[PartyInputs], listed: Sequence[OwnerPart]) -> PartyInputs:
-    merged: dict[str, tuple[Ring, Ring]] = {}
+def _same_precision(opened: Sequence[PartyInputs], listed: Sequence[OwnerPart]) -> None:
     for number, (inputs, part) in enumerate(zip(opened, listed, strict=True)):
         if inputs.frac_bits != opened[0].frac_bits:
             raise ConfigError(
@@ -110,6 +115,38 @@ def _merge(opened: Sequence[PartyInputs], listed: Sequence[OwnerPart]) -> PartyI
                 f" the first at {opened[0].frac_bits}",
                 "share again for one job",
             )
+
+
+def _side_by_side(opened: Sequence[PartyInputs], listed: Sequence[OwnerPart], join: ColumnJoin) -> PartyInputs:
+    """The owners' blocks of columns beside each other, both components of each, and the one owner's labels.
+
+    Raises ConfigError naming an owner who gives other rows, columns or labels than the job says.
+    """
+    join.check_owners(len(opened))
+    _same_precision(opened, listed)
+    rows = {n.removesuffix("_y"): len(lo) for n, (lo, _) in opened[join.label].tensors.items() if n.endswith("_y")}
+    for number, (inputs, part) in enumerate(zip(opened, listed, strict=True)):
+        wanted = {f"{of}_x": (many, join.columns[number]) for of, many in rows.items() if join.columns[number]}
+        given = {name: lo.shape for name, (lo, _) in inputs.tensors.items()}
+        if number == join.label:
+            given = {name: shape for name, shape in given.items() if not name.endswith("_y")}
+        if given != wanted:
+            raise ConfigError(
+                f"owner {number} ({part.owner[:12]}) shared {given}, the job takes {wanted} of it",
+                "all owners share the rows that they have in common, the columns of job.join, and one of them labels",
+            )
+    blocks = [inputs.tensors for number, inputs in enumerate(opened) if join.columns[number]]
+    merged = {name: pair for name, pair in opened[join.label].tensors.items() if name.endswith("_y")}
+    for name in (f"{of}_x" for of in rows):
+        lo, hi = (np.concatenate([tensors[name][c] for tensors in blocks], axis=1) for c in range(2))
+        merged[name] = (lo, hi)
+    return PartyInputs(opened[0].party, opened[0].frac_bits, merged)
+
+
+def _merge(opened: Sequence[PartyInputs], listed: Sequence[OwnerPart]) -> PartyInputs:
+    merged: dict[str, tuple[Ring, Ring]] = {}
+    _same_precision(opened, listed)
+    for number, (inputs, part) in enumerate(zip(opened, listed, strict=True)):
         for name, (lo, hi) in inputs.tensors.items():
             if name not in merged:
                 merged[name] = (lo, hi)

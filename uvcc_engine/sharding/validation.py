@@ -46,6 +46,9 @@ def fit_model(
     if bool(job.base) != bool(model.public_layers):
         what = "names a base, and its model has no layer of one" if job.base else "has public layers, and no base"
         raise ConfigError(f"the job {what}", "job.base and job.adapters go together")
+    if job.join is not None and sum(job.join.columns) != model.features:
+        what = f"job.join.columns come to {sum(job.join.columns)} features, {model.name} takes {model.features}"
+        raise ConfigError(what, "count the features of each owner's schema")
     check_metrics(job, model)
     check_provable(job, model, workers)
     special = [

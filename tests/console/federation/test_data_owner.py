@@ -42,7 +42,7 @@ LEAN = Path(__file__).resolve().parents[2] / "lean"
 DOMAINS = [Identity(bytes([n + 1]) * 32, bytes([n + 9]) * 32) for n in range(4)]
 KEYS = [d.public.ed25519 for d in DOMAINS]
 PODS = [[Identity(bytes([60 + 3 * r + p]) * 32, bytes([90 + 3 * r + p]) * 32) for r in range(2)] for p in range(3)]
-OWNER_TOKENS = [f"token-of-owner-{n}-0123456789" for n in range(2)]
+OWNER_TOKENS = [f"token-of-owner-{n}-0123456789" for n in range(3)]
 FEATURES, ROWS, TESTED = 5, 40, 10
 
 
@@ -52,9 +52,16 @@ def job() -> dict[str, Any]:
 
 
 class Gathering:
-    """A relay, three domains that approve what is proposed, and two owners with homes of their own."""
+    """A relay, three domains that approve what is proposed, and owners, each with a home of its own."""
 
-    def __init__(self, root: Path, url: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        url: str,
+        patch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        owners: int = 2,
+    ) -> None:
         self.root, self.url, self._patch, self._capsys = root, url, patch, capsys
         self.out = self.err = ""
         self.there = [Rendezvous(url, token) for token in TOKENS]
@@ -62,12 +69,12 @@ class Gathering:
         for n, key in enumerate(KEYS[:3]):
             (root / f"d{n}.pub").write_text(f"{key} d{n}\n")
             pins.append(str(root / f"d{n}.pub"))
-        for n in range(2):
+        for n in range(owners):
             (root / f"o{n}").mkdir()
             (root / f"o{n}" / "token").write_text(OWNER_TOKENS[n])
             assert self.at(n, "init") == 0
             assert self.at(n, "pin", *pins) == 0
-        self.owners = [Identity.load(self.home(n)) for n in range(2)]
+        self.owners = [Identity.load(self.home(n)) for n in range(owners)]
         self.proposal = self.propose()
 
     def home(self, owner: int) -> Path:

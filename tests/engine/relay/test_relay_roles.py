@@ -32,25 +32,26 @@ BOX: Final = 5
 OTHERS: Final = ("order/", "beat/", "consent/", "x")  # of runs; nobody's but the parties'
 SENDS: Final = {  # to whom each may write
     "party": {"party", "owner", "client"},
-    "owner": {"party"},
+    "owner": {"party", "owner"},
     "client": {"party"},
     "coordinator": set[str](),
     "auditor": set[str](),
 }
 AGREED: Final = {names.PROPOSALS, names.APPROVALS, names.ROSTERS}
-EVERY: Final = {*AGREED, names.BARRIERS, names.REPORTS, names.SIGNATURES, names.OWNER_KEYS, names.OWNER_SHARES, *OTHERS}
+OWNERS: Final = {names.OWNER_KEYS, names.OWNER_SHARES, names.OWNER_JOINS}
+EVERY: Final = {*AGREED, names.BARRIERS, names.REPORTS, names.SIGNATURES, *OWNERS, *OTHERS}
 LEAVES: Final = {
-    "party": EVERY - {names.OWNER_KEYS, names.OWNER_SHARES},
-    "owner": {names.OWNER_KEYS, names.OWNER_SHARES},
+    "party": EVERY - OWNERS,
+    "owner": OWNERS,
     "coordinator": {names.PROPOSALS},
     "auditor": set[str](),
     "client": set[str](),
 }
 READS: Final = {
     "party": EVERY,
-    "owner": AGREED | {names.OWNER_KEYS},
+    "owner": AGREED | {names.OWNER_KEYS, names.OWNER_JOINS},
     "coordinator": AGREED | {names.BARRIERS, names.REPORTS},
-    "auditor": EVERY - set(OTHERS),
+    "auditor": EVERY - {names.OWNER_JOINS, *OTHERS},
     "client": set[str](),
 }
 
@@ -124,7 +125,7 @@ def test_the_combined_request_gives_nobody_more(url: str, who: tuple[str, int]) 
     assert send(url, ("party", 1), 0, f"for P0, before {who}")[0] == 200
     (mine,) = taken(url, ("party", 0))[1]
     body = b"".join(
-        binary.request_pieces(BOX, 1, 0, 1 << 20, [mine["delivery"]], [binary.Item(16, 0, 0, b"m", b"x")], 1)
+        binary.request_pieces(BOX, 1, 0, 1 << 20, [mine["delivery"]], [binary.Item(192, 0, 0, b"m", b"x")], 1)
     )
     status, answer = ask(url, who, binary.PATH, body)
     if SENDS[who[0]]:

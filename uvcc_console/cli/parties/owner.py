@@ -16,7 +16,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.parties.propose import add_relay, meeting
 from uvcc_console.core.shown import shown
-from uvcc_console.federation import data_owner, owner_results
+from uvcc_console.federation import data_owner, owner_joining, owner_results
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.proposing import screen
 from uvcc_console.plan.owndata import fitted_file, owners_program
@@ -25,6 +25,7 @@ from uvcc_console.report.model_card import model_card
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.signing.identity import Identity
@@ -134,6 +135,9 @@ def _share(args: argparse.Namespace) -> int:
         common.show(f"pods of P{party}   {pods} (signed by its domain)")
     place = "first: results that go to the owner are sealed to it" if not request.number else f"number {request.number}"
     common.show(f"this owner   {place}; attempt {request.attempt}")
+    join = ColumnJoin.of_job(p.job)
+    if join is not None:
+        common.show("\n".join(owner_joining.screen(join, request.number)))
     if not args.yes:
         if not sys.stdin.isatty():
             raise ConfigError("nobody is there to ask", "share at a terminal, or say --yes")
@@ -141,7 +145,8 @@ def _share(args: argparse.Namespace) -> int:
             return FAILED
     named = {"--data": args.data, "--labels": args.labels, "--schema": args.schema, "--weights": args.weights}
     files = [part for flag, path in named.items() if path is not None for part in (flag, str(path.expanduser()))]
-    share = data_owner.sealed(base, request, files, owner, common.bar)
+    joined = owner_joining.found(there, base, request, files, owner, args.wait, common.say) if join is not None else ""
+    share = data_owner.sealed(base, request, files, owner, common.bar, joined)
     data_owner.send(there, base, request, share, common.bar)
     rows = ", ".join(f"{count} {kind} rows" for kind, count in sorted(share.rows.items()))
     common.show(f"shared       {rows}; the receipt: {data_owner.folder_of(base, request) / data_owner.RECEIPT}")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.loss_weights import check_weighting, weight_bits
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, check_mode
@@ -148,6 +149,7 @@ class PrivateJob:
     loss. ``label_smoothing`` e: targets of K classes are e / K, and 1 - e + e / K at the row's class. Both are of the
     rows that are trained on alone, not of what is tested or validated.
     ``threshold``: ``precision`` and ``recall`` count a row for the second class from this probability on.
+    ``join``: several owners hold different columns of the same rows (``ColumnJoin``); without it they hold rows.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
 
@@ -189,6 +191,7 @@ class PrivateJob:
     label_smoothing: float = 0.0
     row_weights: bool = False
     threshold: float = 0.5
+    join: ColumnJoin | None = None
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -216,8 +219,18 @@ class PrivateJob:
         self._check_standardising()
         self._check_validation()
         check_weighting(self.objective, self.task, self.class_weights, self.label_smoothing, self.row_weights)
+        self._check_join()
         if self.base and not re.fullmatch(r"[0-9a-f]{64}", self.base):
             raise ConfigError(f"job.base is {self.base[:80]!r}", "the policy names a base by its file's SHA-256 in hex")
+
+    def _check_join(self) -> None:
+        if self.join is not None and self.task != "train":
+            raise ConfigError(f"job.join in task {self.task!r}", "only what is trained on is put together by a key")
+        if self.join is not None and "seeds" in self.reveal:
+            raise ConfigError("job.reveal: 'seeds' with job.join", "they would open every owner's columns to the first")
+        if self.join is not None and (self.row_weights or self.class_weights or self.label_smoothing):
+            what = "job.join with weights of rows or classes, or smoothed labels"
+            raise ConfigError(what, "those are prepared by an owner of whole rows: leave them out")
 
     def _check_validation(self) -> None:
         if bool(self.val_rows) != any(name in self.reveal for name in VALIDATIONS):
@@ -251,13 +264,15 @@ class PrivateJob:
     def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:
         """Read a job. Raises ConfigError naming an unknown key and the nearest known one, or a wrong type."""
         values = dict(found) | ({"start": Migration.of_job(found)} if "start" in found else {})
+        values |= {"join": ColumnJoin.of_job(found)} if "join" in found else {}
         if isinstance(found.get("model"), Mapping):
             values["model"] = _model_text(found["model"])
         return strict.read(cls, values, "job")
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON values; ``from_json`` reads it back unchanged."""
-        found = asdict(self) | {"reveal": list(self.reveal)}
+        join = None if self.join is None else self.join.to_json()
+        found = asdict(self) | {"reveal": list(self.reveal), "join": join}
         del found["start"]
         found = where_it_says_something(found)
         if self.model.startswith("{"):
@@ -323,7 +338,7 @@ class PrivateJob:
 
 LATER: Final = (
     *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
-    *("clients", "idle", "standardise", "base"),
+    *("clients", "idle", "standardise", "base", "join"),
     *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
     *("class_weights", "label_smoothing", "row_weights", "threshold"),
 )

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
@@ -29,6 +30,7 @@ VERSION: Final = 1
 MAILBOXES: Final = 256  # numbers that a relay's frames can tell apart
 _KEY: Final = "owner-key"
 _SHARE: Final = "owner-share"
+_JOIN: Final = "owner-join"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -44,7 +46,8 @@ class ShareFile:
 class OwnerShare:
     """``owners``: X25519 keys (hex) of all owners in the proposal's order; ``rosters``: digests of the three rosters;
     ``commitments``: to the three components; ``files``: for P0, P1 and P2; ``rows``: how many of each kind (public);
-    ``mailbox``: the number that the owner's token has at the relay, for what is sent back."""
+    ``mailbox``: the number that the owner's token has at the relay, for what is sent back; ``joined``: where owners
+    hold columns of the same rows, what stands for the rows and their order, the same of all owners, else empty."""
 
     version: int
     proposal: str
@@ -56,11 +59,13 @@ class OwnerShare:
     files: tuple[ShareFile, ShareFile, ShareFile]
     rows: dict[str, int]
     mailbox: int
+    joined: str = ""
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise ConfigError(f"the statement of shares has version {self.version}", f"this code knows {VERSION}")
         hashes = (self.proposal, *self.rosters, *self.commitments, *self.owners, *(f.sha256 for f in self.files))
+        hashes += (self.joined,) if self.joined else ()
         if not all(map(_HASH.fullmatch, hashes)) or not 0 <= self.attempt < MOST_ATTEMPTS:
             raise ConfigError("the statement of shares has a hash or an attempt that is none", "64 hex digits each")
         if min((*(f.bytes for f in self.files), *self.rows.values())) < 0:
@@ -69,7 +74,20 @@ class OwnerShare:
             raise ConfigError(f"the statement of shares names the mailbox {self.mailbox}", f"0 to {MAILBOXES - 1}")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """``joined`` stands in it only where owners hold columns of the same rows."""
+        return {key: value for key, value in asdict(self).items() if key != "joined" or value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerJoin:
+    """That an owner (X25519 key, hex) looks for the rows that it has in common with the others: ``secrets``, X25519 key
+    -> what it sealed to that owner (hex); ``mailbox``: where it takes their lists."""
+
+    proposal: str
+    attempt: int
+    owner: str
+    mailbox: int
+    secrets: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +141,31 @@ def keys_of(owners: Sequence[str], bodies: Iterable[str]) -> dict[int, PublicIde
     return found
 
 
+def join_signed(join: OwnerJoin, sign: Callable[[bytes], str]) -> str:
+    """The record by which an owner begins to look for common rows; ``sign`` signs under ``OWNER_NAMESPACE``."""
+    return orders.sealed({"type": _JOIN, **asdict(join)}, sign)
+
+
+def joins_of(
+    proposal: Proposal, attempt: int, owners: Sequence[PublicIdentity], bodies: Iterable[str]
+) -> dict[int, OwnerJoin]:
+    """What the owners said of one attempt, by number, those that did. Pure; what is not so signed is passed over."""
+    found: dict[int, OwnerJoin] = {}
+    kept = list(bodies)
+    for number, owner in enumerate(owners):
+        for body in kept:
+            content = orders.opened(body, OWNER_NAMESPACE, [owner.ed25519])
+            if content is None or content.get("type") != _JOIN:
+                continue
+            try:
+                join = strict.read(OwnerJoin, {k: v for k, v in content.items() if k != "type"}, "an owner's join")
+            except (ConfigError, UnreadableError):
+                continue
+            if (join.proposal, join.attempt, join.owner) == (proposal.id, attempt, owner.x25519):
+                found[number] = join
+    return found
+
+
 def share_signed(share: OwnerShare, sign: Callable[[bytes], str]) -> str:
     """The statement with its signature; ``sign`` signs under ``OWNER_NAMESPACE``."""
     return orders.sealed({"type": _SHARE, **share.to_json()}, sign)
@@ -173,9 +216,20 @@ def gathered(
             if found.setdefault(number, share) != share:
                 what = f"owner {number} ({key}) signed two statements of shares of attempt {attempt}"
                 raise ProtocolError(what, "keep both; it may have told the domains different things")
+    if ColumnJoin.of_job(proposal.job) is not None:
+        _check_joined(found)
     for number, share in sorted(found.items()):
         for other, theirs in found.items():
             if share.owners[other] != theirs.owner.x25519:
                 what = f"owner {number} sealed beside another key of owner {other} than that one uses"
                 raise ConfigError(what, "one of them announced two keys; have both share again")
     return found
+
+
+def _check_joined(found: Mapping[int, OwnerShare]) -> None:
+    """Refuse (ConfigError naming both) owners who put other rows together, or in another order."""
+    for number, share in sorted(found.items()):
+        first, of = min(found.items())
+        if not share.joined or (share.joined, share.rows) != (of.joined, of.rows):
+            what = f"owner {number} shared other rows than owner {first}, or in another order"
+            raise ConfigError(what, "one of them told the others different keys; the domains begin another attempt")
