@@ -50,7 +50,7 @@ MEANINGS: Final[dict[str, str]] = {
     "job.standardise": "Each column to mean 0 and deviation 1 over all owners' rows, by statistics kept in shares.",
     "job.join": "Owners hold different columns of the same rows: key (the column that all have), columns (how many "
     "features each gives, in the proposal's order), label (the number of the one who has the labels), form (how keys "
-    "are compared: text, exact, number).",
+    "are compared: text, exact, number), outputs (classes, or 1, of a model that is a list of layers).",
     "job.data": "The owner's file of rows; a relative path is relative to the profile.",
     "job.schema": "What the columns of job.data are, as uvcc data infer writes it; none: each is a number to train on, "
     "though a schema lies beside the table.",

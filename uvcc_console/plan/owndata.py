@@ -54,6 +54,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     command = ["plan", "--model", asked]
     for flag, path in (("--data", job.data), ("--schema", job.data_schema), ("--labels", job.labels)):
         command += [flag, str(Path(path).expanduser())] if path else []
+    command += ["--columns", str(sum(job.join.columns)), "--outputs", str(job.join.outputs)] if job.join else []
     command += _of_base(job)
     found = json.loads(owners_program(command))
     for note in found.get("notes", []):

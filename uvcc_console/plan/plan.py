@@ -154,6 +154,7 @@ def engine_job(
     if isinstance(job, PrivateJobSettings):
         found = job.model_dump(mode="json", exclude={*OWNERS_FILES, *_OF_BASE, "epochs"}) | {"steps": steps}
         found["base"] = job.base_sha256
+        found["join"] = job.join.model_dump(exclude={"outputs"}) if job.join is not None else None
         if job.rounds == "auto":
             found["rounds"] = "sparing" if kind_of(provider).here else "few"
         return where_it_says_something(found)

@@ -89,12 +89,15 @@ class AdapterSettings(Strict):
 
 
 class JoinSettings(Strict):
-    """Owners hold different columns of the same rows; see the engine's ``ColumnJoin``."""
+    """Owners hold different columns of the same rows; see the engine's ``ColumnJoin``. ``outputs``: those of a model
+    that is a list of layers: its classes, or 1.
+    """
 
     key: str
     columns: list[int]
     label: int = Field(ge=0)
     form: KeyForm = "text"
+    outputs: int = Field(default=2, ge=1)
 
 
 class PrivateJobSettings(Strict):
@@ -170,11 +173,12 @@ class PrivateJobSettings(Strict):
             check_clients(self.task, self.clients, self.idle)
             smooth, rows = self.label_smoothing, self.row_weights
             check_weighting(self.objective, self.task, self.class_weights, smooth, rows)
-            ColumnJoin.of_job(self.model_dump(include={"join"}))
+            ColumnJoin.of_job({"join": self.join.model_dump(exclude={"outputs"})} if self.join else {})
         except ConfigError as e:
             raise ValueError(f"{e.what}: {e.hint}") from e
-        if self.join is not None and (self.data or self.labels or self.data_schema):
-            raise ValueError("job.join is of several owners' tables, which they name themselves: leave job.data out")
+        if self.join is not None and (self.data or self.labels or self.data_schema or self.epochs):
+            what = "job.join is of several owners' tables, which they name themselves"
+            raise ValueError(f"{what}: leave job.data out, and give steps in place of epochs")
         if self.task == "serve" and (not self.weights or self.data or self.labels):
             raise ValueError("task serve takes the owner's job.weights and no job.data: its clients ask")
         if self.adapters != AdapterSettings() and not self.base:

@@ -124,6 +124,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         features, classes, positions = ready.schema.features, ready.schema.outputs, ready.schema.positions
         rows = {part: len(x) for part, (x, _) in ready.data.parts.items()}
         found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind], "weight": ready.schema.weight}
+    elif args.columns:
+        features, classes = args.columns, args.outputs
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
         found["total"] = len(x)
@@ -292,6 +294,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     fits.add_argument("--data", type=Path)
     fits.add_argument("--labels", type=Path)
     fits.add_argument("--schema", type=Path)
+    fits.add_argument("--columns", type=int, default=0, help="so many features, of owners whose files are not read")
+    fits.add_argument("--outputs", type=int, default=2, help="with --columns: classes, or 1")
     use = verbs.add_parser("predict", help="predict in clear with opened weights")
     use.add_argument("--model", type=Path, required=True, help=f"the folder with {WEIGHTS}, {MODEL} and {FITTED}")
     use.add_argument("--schema", type=Path, help=f"a fitted schema, if it is not the {FITTED} beside the weights")

@@ -22,7 +22,11 @@ from relaykit import TOKENS, relay_of
 from test_data_owner import OWNER_TOKENS, PODS, Gathering
 
 from uvcc_console.federation import data_owner, owner_joining
+from uvcc_console.plan.owndata import settle
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
@@ -229,3 +233,21 @@ def check_that_other_rows_are_refused(g: Joining, rosters: Any) -> None:
     for changes in ({"joined": "ab" * 32}, {"joined": ""}, {"rows": {"train": 25, "test": 6}}):
         with pytest.raises(ConfigError, match="owner 1 shared other rows than owner 0"):
             owner_shares.gathered(g.proposal, 0, rosters, bodies(**changes))
+
+
+def test_a_profile_gives_the_models_shapes_without_any_owners_file(tmp_path: Path) -> None:
+    asked = {"kind": "private", "model": [{"linear": 4}, "relu", "linear"], "steps": 3, "reveal": ["loss"]}
+    asked |= {"join": {"key": "id", "columns": [3, 2], "label": 1, "outputs": 3}}
+    path = tmp_path / "columns.yaml"
+    path.write_text(json.dumps({"job": asked}))
+    found, _ = settle(load(str(path), [])[1], lambda said: None)
+    made = make_plan("r-1", "columns", found).phases["full"].job
+    assert (made["model"]["features"], made["model"]["classes"]) == (5, 3)
+    assert PrivateJob.from_json(made).join == ColumnJoin("id", (3, 2), 1)
+    for setting, words in (
+        ("job.epochs=2", "give steps in place of epochs"),
+        ("job.data=x.csv", "leave job.data out"),
+        ("job.join={key: id, columns: [3], label: 1}", "names 1 owners"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(str(path), [setting])

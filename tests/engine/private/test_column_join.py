@@ -384,6 +384,8 @@ def test_pods_take_other_columns_rows_or_labels_of_nobody(tmp_path: Path, capsys
         ({"join": {"key": "id", "columns": [3, 3], "label": 0, "more": 1}}, "unknown key 'more'"),
         ({"task": "infer", "reveal": ["predictions"]}, "join in task 'infer'"),
         ({"reveal": ["loss", "seeds"]}, "'seeds' with job.join"),
+        ({"row_weights": True}, "weights of rows or classes"),
+        ({"label_smoothing": 0.1}, "smoothed labels"),
     ],
 )
 def test_a_join_that_is_none_is_refused(changes: dict[str, Any], words: str) -> None:
