@@ -48,6 +48,8 @@ MEANINGS: Final[dict[str, str]] = {
     "job.verify": "proofs: every message is proved before a step reveals anything (dense layers and ReLU); products: "
     "each product is; off: nothing is.",
     "job.standardise": "Each column to mean 0 and deviation 1 over all owners' rows, by statistics kept in shares.",
+    "job.standardise_by": "What it is brought to: deviation (as above), range (0 to 1 from its least to its greatest "
+    "value) or quantiles (0 to 1 between 0.01 and 0.99, cut there).",
     "job.join": "Owners hold different columns of the same rows: key (the column that all have), columns (how many "
     "features each gives, in the proposal's order), label (the number of the one who has the labels), form (how keys "
     "are compared: text, exact, number), outputs (classes, or 1, of a model that is a list of layers).",

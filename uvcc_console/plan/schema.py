@@ -25,6 +25,7 @@ from uvcc_engine.contract.job.private_job import (
     Reveal,
     Rounds,
     Schedule,
+    StandardiseBy,
     Task,
 )
 from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, why_not
@@ -142,6 +143,7 @@ class PrivateJobSettings(Strict):
     rounds: Rounds | Literal["auto"] = "auto"
     verify: Annotated[ProofMode, BeforeValidator(_proof_mode)] = DEFAULTS.verify
     standardise: bool = DEFAULTS.standardise
+    standardise_by: StandardiseBy = DEFAULTS.standardise_by
     val_rows: int = _bounded("val_rows")
     val_every: int = _bounded("val_every")
     val_budget: int = _bounded("val_budget")

@@ -288,12 +288,15 @@ def _merged(trained: dict[str, Floats], args: argparse.Namespace, names: list[st
 
 
 def _put_statistics(weights: dict[str, Floats], out: Path) -> list[str]:
-    """Take the columns' statistics out of what was opened, and write them as mean and deviation; the file's name."""
-    found = [weights.pop(name).reshape(-1) for name in owner_files.STATISTIC_TENSORS if name in weights]
-    if len(found) != len(owner_files.STATISTIC_TENSORS):
+    """Take the columns' statistics out of what was opened, and write them as mean (or least, or lower quantile) and
+    deviation (or width); the file's name."""
+    named = next((pair for pair in owner_files.STATISTIC_TENSORS.values() if set(pair) <= weights.keys()), None)
+    if named is None:
         return []
+    found = [weights.pop(name).reshape(-1) for name in named]
     content = io.BytesIO()
-    np.savez(content, mean=found[0], deviation=1.0 / np.maximum(found[1], np.finfo(np.float64).tiny))
+    shift, size = owner_files.STATISTIC_WORDS[named[0]]
+    np.savez(content, **{shift: found[0], size: 1.0 / np.maximum(found[1], np.finfo(np.float64).tiny)})
     files.write_atomic(out / owner_files.STATISTICS, content.getvalue(), mode=0o600)
     return [owner_files.STATISTICS]
 

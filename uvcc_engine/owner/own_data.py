@@ -260,10 +260,11 @@ def _to_scale(model: Path, x: Floats) -> Floats:
     if not path.exists():
         return x
     found = read_arrays(path)
-    if {name: array.shape for name, array in found.items()} != dict.fromkeys(("mean", "deviation"), x.shape[1:]):
+    named = next((pair for pair in owner_files.STATISTIC_WORDS.values() if set(pair) == found.keys()), None)
+    if named is None or any(array.shape != x.shape[1:] for array in found.values()):
         raise ConfigError(f"{path} is not of these {x.shape[1]} features", "open the run's results again")
-    scaled: Floats = (x - found["mean"]) / found["deviation"]
-    return scaled
+    scaled: Floats = (x - found[named[0]]) / found[named[1]]
+    return np.clip(scaled, 0.0, 1.0) if named[0] == "lower" else scaled
 
 
 def _outputs(model: ModelSpec, weights: list[Floats], x: Floats) -> Floats:

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights
@@ -69,6 +69,9 @@ def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[byt
     """
     check_replays(policy)
     job = PrivateJob.from_json(policy.job)
+    if job.standardise_by != "deviation":
+        what = f"how long messages of job.standardise_by {job.standardise_by!r} are follows from the number of rows"
+        raise ConfigError(what, "the policy does not tell it: uvcc verify holds the run against what it can know")
     model = made_up(fit_model(job))
     rows = {"train": job.batch, "test": job.test_rows} | ({"val": job.val_rows} if job.val_rows else {})
     sizes = {

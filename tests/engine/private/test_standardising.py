@@ -20,7 +20,7 @@ from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.model.learning.plaintext import train_plaintext
-from uvcc_engine.model.learning.standardising import ClearStatistics, Standardiser
+from uvcc_engine.model.learning.standardising import ClearStatistics, Standardiser, named
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -220,3 +220,50 @@ def test_a_schema_gives_units_that_all_agree_on_and_no_statistics_of_its_own(tmp
     found = rows("all.yaml")
     units = sorted([*found["train_x"][:, 0], *found["test_x"][:, 0]])
     assert [value / 2**16 for value in units] == list(range(8))
+
+
+@pytest.mark.parametrize("by", ["range", "quantiles"])
+def test_columns_are_brought_to_0_to_1_by_ends_that_nobody_sees(by: Any) -> None:
+    x = two_owners(40)
+    x[3], x[5] = x.max(0) + 1, x.min(0) - 1  # what two quantiles cut
+    mine = shared(x)
+
+    def body(rt: Runtime) -> tuple[Standardiser, Share]:
+        found = Standardiser(rt, 5, 16, by)
+        rt.run(found.fit_protocol(mine[rt.party]))
+        return found, rt.run(found.apply_protocol(mine[rt.party]))
+
+    got = LocalPlanes(3).run_three(body)
+    low, inverse = (reconstruct([s.statistics[i] for s, _ in got]).numpy().reshape(-1) for i in range(2))
+    clear = ClearStatistics.of(np.rint(x * 65536) / 65536, by)
+    assert np.array_equal(low, clear.mean)
+    assert np.abs(inverse / clear.inverse - 1.0).max() < 5e-3
+    scaled = reconstruct([y for _, y in got]).numpy()
+    assert np.abs(scaled - clear.apply(x)).max() < 0.02
+    assert scaled.min() > -1e-2
+    assert scaled.max() < 1.01
+    assert [name for name, _ in named(got[0][0])] == [
+        f"statistics.{'least' if by == 'range' else 'lower'}",
+        "statistics.inverse",
+    ]
+
+
+def test_how_columns_are_scaled_is_in_the_policy_and_nothing_is_opened_for_it() -> None:
+    j = job(standardise_by="quantiles", reveal=["loss"], steps=1, loss_every=1)
+    planes = LocalPlanes(2, keep=True)
+
+    def body(rt: Runtime) -> None:
+        rt.begin_epoch(0)
+        PrivateTrainer(rt, j, find_model(j.model), of_party(rt.party)).step(0)
+
+    planes.run_three(body)
+    x = np.rint(np.concatenate([data().train_x, ClearStatistics.of(data().train_x, "range").mean[None]]) * 65536)
+    words = {int(v) for v in x.astype(np.int64).reshape(-1) if v}
+    for came in planes.wire.received.values():
+        for _, _, message in came:
+            assert not words & set(np.frombuffer(bytes(message)[: len(message) // 8 * 8], "<i8").tolist())
+    with pytest.raises(ConfigError, match=r"without job\.standardise"):
+        job(standardise=False, standardise_by="range")
+    with pytest.raises(ConfigError, match="one of deviation, range, quantiles"):
+        job(standardise_by="minmax")
+    assert "standardise_by" not in job().to_json()

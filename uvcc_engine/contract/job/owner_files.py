@@ -18,9 +18,21 @@ PREPROCESSING: Final = "preprocessing.yaml"
 MODEL: Final = "model.json"
 WEIGHTS: Final = "weights.npz"
 STATISTICS: Final = "statistics.npz"
-"""Mean and deviation of each column, ``[features]``, where the job standardised in shares and reveals them."""
-STATISTIC_TENSORS: Final = ("statistics.mean", "statistics.inverse")
-"""The same among what is sealed to the owner, ``[1, features]``: the mean, and one over the deviation."""
+"""Mean and deviation of each column, or its least value (lower quantile) and width, ``[features]``, where the job
+standardised in shares and reveals them."""
+STATISTIC_TENSORS: Final = {
+    "deviation": ("statistics.mean", "statistics.inverse"),
+    "range": ("statistics.least", "statistics.inverse"),
+    "quantiles": ("statistics.lower", "statistics.inverse"),
+}
+"""The same among what is sealed to the owner, ``[1, features]``, by ``job.standardise_by``: what a column is moved by,
+and one over what it is divided by; with quantiles it is then cut to 0 to 1."""
+STATISTIC_WORDS: Final = {
+    "statistics.mean": ("mean", "deviation"),
+    "statistics.least": ("least", "width"),
+    "statistics.lower": ("lower", "width"),
+}
+"""What both are called in the owner's file."""
 TENSORS: Final = "model.safetensors"
 ADAPTERS: Final = "adapters.safetensors"
 """What was trained in secret beside a public base, as the run sealed it; merged with the base it is the model."""

@@ -30,6 +30,7 @@ Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
 Task = Literal["train", "infer", "serve"]
 Device = Literal["auto", "cpu", "cuda"]
 Rounds = Literal["few", "sparing"]
+StandardiseBy = Literal["deviation", "range", "quantiles"]
 METRICS: Final[tuple[str, ...]] = get_args(MetricName)
 VALIDATIONS: Final[tuple[str, ...]] = get_args(ValidationName)
 UNDEFINED: Final[Mapping[str, str]] = {
@@ -109,6 +110,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "task": TASKS,
     "device": DEVICES,
     "rounds": ROUNDS,
+    "standardise_by": get_args(StandardiseBy),
 }
 
 
@@ -138,6 +140,8 @@ class PrivateJob:
     ``verify``: what is proved of the computation (``proof_mode``).
     ``standardise``: every column is brought to mean 0 and deviation 1 over all owners' training rows, by statistics
     that are computed in shares and stay there; ``statistics`` in ``reveal`` seals them to the owner beside the weights.
+    ``standardise_by``: ``deviation`` is as above, ``range`` brings each column to 0 to 1 from its least to its greatest
+    value, ``quantiles`` to 0 to 1 between those of 0.01 and 0.99, and cuts it there.
     ``val_rows`` rows are neither trained on nor tested: after every ``val_every`` steps and after the last (with 0 only
     there) the ``VALIDATIONS`` in ``reveal`` are opened of them, ``val_budget`` times at most (0: however often).
     ``patience``: the training ends when ``val_loss`` has not fallen in so many of them (0: never). ``keep_best``: what
@@ -192,6 +196,7 @@ class PrivateJob:
     row_weights: bool = False
     threshold: float = 0.5
     join: ColumnJoin | None = None
+    standardise_by: StandardiseBy = "deviation"
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -252,6 +257,8 @@ class PrivateJob:
             )
 
     def _check_standardising(self) -> None:
+        if self.standardise_by != "deviation" and not self.standardise:
+            raise ConfigError(f"job.standardise_by {self.standardise_by!r} without job.standardise", "set it to true")
         if self.standardise and self.task != "train":
             raise ConfigError(
                 f"job.standardise in task {self.task!r}", "the owner brings its queries to scale by itself"
@@ -338,7 +345,7 @@ class PrivateJob:
 
 LATER: Final = (
     *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
-    *("clients", "idle", "standardise", "base", "join"),
+    *("clients", "idle", "standardise", "base", "join", "standardise_by"),
     *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
     *("class_weights", "label_smoothing", "row_weights", "threshold"),
 )

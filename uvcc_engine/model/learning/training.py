@@ -70,7 +70,9 @@ class PrivateTrainer:
         self._layers = nn.build(model, weights)
         self._model = model
         self._optimizer = _optimizer(rt, job, self._layers, model)
-        self._standardiser = Standardiser(rt, model.features, job.frac_bits) if job.standardise else None
+        self._standardiser = (
+            Standardiser(rt, model.features, job.frac_bits, job.standardise_by) if job.standardise else None
+        )
         self.validations = ValidationLog(job.patience)
         self._best = self._copied() if job.keep_best else []
 
