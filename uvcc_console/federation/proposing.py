@@ -53,6 +53,9 @@ def propose(
     join = ColumnJoin.of_job(full.job)
     if join is not None:
         join.check_owners(len(owners))
+    if len(owners) > 1 and "seeds" in full.job["reveal"]:
+        what = "job.reveal lists 'seeds', which would show every owner's rows to the first"
+        raise ConfigError(what, "leave it out where a proposal names several owners")
     if full.job.get("task") == "serve":
         raise ConfigError(
             "a served model cannot be proposed yet: nobody hands its clients their tokens", "uvcc rollout"

@@ -22,6 +22,7 @@ from relaykit import TOKENS, relay_of
 from test_data_owner import OWNER_TOKENS, PODS, Gathering
 
 from uvcc_console.federation import data_owner, owner_joining
+from uvcc_console.federation.proposing import propose
 from uvcc_console.plan.owndata import settle
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
@@ -251,3 +252,15 @@ def test_a_profile_gives_the_models_shapes_without_any_owners_file(tmp_path: Pat
     ):
         with pytest.raises(ConfigError, match=words):
             load(str(path), [setting])
+
+
+def test_a_proposal_has_the_owners_that_its_join_is_of_and_no_seeds_of_several(tmp_path: Path) -> None:
+    named: dict[str, Any] = {"coordinator": "c", "domains": ["a", "b", "c"], "lasts_s": 60, "tell": lambda said: None}
+    columns = "job.join={key: id, columns: [40, 24], label: 1}"
+    for settings, owners, words in (
+        ([columns], ["o"], "is of 2 owners, and there are 1"),
+        ([columns], [], "is of 2 owners, and there are 0"),
+        (["job.reveal=[loss, weights, seeds]"], ["o", "p"], "show every owner's rows to the first"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            propose("demo", settings, owners=owners, **named)
