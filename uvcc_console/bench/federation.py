@@ -99,7 +99,7 @@ async def _measured(
         await asyncio.gather(*(one.meet() for one in peers))
         await _rest(listening)
         training = asyncio.create_task(asyncio.to_thread(said_by, "steady_party", config))
-        turns = []
+        turns: list[Turn] = []
         while not training.done():
             first = len(turns) % 4 in (0, 3)  # with, without, without, with
             turns.append(await take_turn(peers, training, turn_s, on=first))

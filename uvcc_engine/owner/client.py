@@ -296,7 +296,8 @@ def _put_statistics(weights: dict[str, Floats], out: Path) -> list[str]:
     found = [weights.pop(name).reshape(-1) for name in named]
     content = io.BytesIO()
     shift, size = owner_files.STATISTIC_WORDS[named[0]]
-    np.savez(content, **{shift: found[0], size: 1.0 / np.maximum(found[1], np.finfo(np.float64).tiny)})
+    values: dict[str, Any] = {shift: found[0], size: 1.0 / np.maximum(found[1], np.finfo(np.float64).tiny)}
+    np.savez(content, **values)
     files.write_atomic(out / owner_files.STATISTICS, content.getvalue(), mode=0o600)
     return [owner_files.STATISTICS]
 

@@ -181,7 +181,7 @@ def _put(job: PrivateJob, part: CsvTable, fitted: Schema, at: Ints, x: Ints, y: 
         x[at] = encode_fixed("features", values, job.frac_bits)
     if not y.shape[1]:
         return
-    labels: Floats = targets(part, fitted)
+    labels: Floats | Ints = targets(part, fitted)
     if fitted.scaling is not None:
         labels = (labels.astype(np.float64) - fitted.scaling.shift) * fitted.scaling.scale
     y[at] = encode_fixed("labels", target_rows(labels, fitted.outputs), job.frac_bits)

@@ -18,7 +18,6 @@ from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.fleet.provider_kinds import FleetSettings, runs_here
-from uvcc_console.ui.drawing.format import counted
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.rechecks import Rechecks
