@@ -15,7 +15,6 @@ from uvcc_engine.checkpoint.migration_target import START, read_migrated
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.migration import Migration
-from uvcc_engine.contract.job.private_job import METRICS
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
 from uvcc_engine.contract.run_files import files
@@ -31,6 +30,7 @@ from uvcc_engine.transcript.exchange.own_history import check_history
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
+from uvcc_engine.worker import metric_notes
 from uvcc_engine.worker.admission import SEALED, Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
@@ -42,13 +42,7 @@ from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds, verdict_of
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.served_model import ServedModel
-from uvcc_engine.worker.validation_notes import (
-    ended_early,
-    remember_validations,
-    tell_undefined,
-    validations_of,
-    validations_so_far,
-)
+from uvcc_engine.worker.validation_notes import ended_early, remember_validations, validations_so_far
 
 _TERMINATED: Final = "sigterm"
 COUNT_EVERY_S: Final = 10.0  # what the plane counted is told at least so often while steps are made
@@ -331,9 +325,7 @@ class WorkerSession:
             self._loss = result.loss
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
         if job.validates(step):
-            told = validations_of(job)
-            self._writer.validated(step + 1, result.validated, told)
-            tell_undefined(self._writer, step + 1, told, result.validated)
+            metric_notes.tell_validated(self._writer, job, step + 1, result.validated)
         self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), sent_bytes=self._sent())
         if time.monotonic() - self._counted > COUNT_EVERY_S:
             self._count_now()
@@ -414,7 +406,7 @@ class WorkerSession:
         mine = self._begin(epoch)
         values: dict[str, float] = {}
         values |= self._trainer.evaluate()
-        tell_undefined(self._writer, self.step, [name for name in METRICS if name in job.reveal], values)
+        metric_notes.tell_undefined(self._writer, self.step, metric_notes.metrics_of(job), values)
         if "loss" in job.reveal and self._loss is not None:
             values["loss"] = self._loss
         a = self._admitted
