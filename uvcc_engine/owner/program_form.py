@@ -21,7 +21,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
-from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights
+from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.base_model import made_up
 from uvcc_engine.mpc.foundation.local import rehearsal_keys
 from uvcc_engine.mpc.foundation.prg import PairKeys

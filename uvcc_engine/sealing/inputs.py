@@ -21,8 +21,8 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.job.private_job import DEFAULTS, STANDARDISED_LIMIT, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
-from uvcc_engine.data.loss_weights import part_targets, weights_of
 from uvcc_engine.data.sets import Dataset, Floats
+from uvcc_engine.data.weighted_targets import own_weights, part_targets
 from uvcc_engine.sealing import streamed_inputs
 from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.box_keys import derive, sha256
@@ -93,7 +93,7 @@ def dataset_tensors(data: Dataset, frac_bits: int, job: PrivateJob = DEFAULTS) -
     found = {}
     for part, (x, y) in sorted(data.parts.items()):
         found[f"{part}_x"] = encode_fixed(f"{part} features", x, frac_bits)
-        for name, values in part_targets(job, part, y, data.classes, weights_of(data, part)).items():
+        for name, values in part_targets(job, part, y, data.classes, own_weights(data, part)).items():
             found[name] = encode_fixed(f"{part} labels", values, frac_bits)
     return found
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, VALIDATIONS, PrivateJob
-from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights
+from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Dense, ModelSpec, Relu, find_model
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring

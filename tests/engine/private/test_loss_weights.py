@@ -15,9 +15,9 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.features import prepare
-from uvcc_engine.data.loss_weights import training_targets
 from uvcc_engine.data.schema import parse_schema, schema_text
 from uvcc_engine.data.table_files import read_table
+from uvcc_engine.data.weighted_targets import training_targets
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.learning.plaintext import training_loss
 from uvcc_engine.owner import client

@@ -13,8 +13,8 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
 from uvcc_engine.contract.job.proof_mode import PROOFS
-from uvcc_engine.data.loss_weights import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.data.sets import batch_rows
+from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights

@@ -77,6 +77,6 @@ def part_targets(job: PrivateJob, part: str, labels: Labels, outputs: int, own: 
     return {f"{part}_y": target_rows(labels, outputs)}
 
 
-def weights_of(data: Dataset, part: str) -> Floats | None:
+def own_weights(data: Dataset, part: str) -> Floats | None:
     """The weights of one part's rows, where they have some: of those that are trained on."""
     return data.weights if part == "train" else None
