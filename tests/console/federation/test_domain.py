@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from uvcc_console.cli.main import main
+from uvcc_console.cli.parties.propose import add_relay
 from uvcc_console.federation import domain_key, site_policy
 from uvcc_console.federation.site_policy import SitePolicy, evaluate
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -282,3 +284,12 @@ def test_a_proposal_reads_as_it_was_written_and_in_no_other_spelling() -> None:
     ):
         with pytest.raises((ConfigError, UnreadableError)):
             Proposal.from_bytes(bad)
+
+
+def test_a_certificate_is_found_from_wherever_a_conductor_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    add_relay(parser)
+    monkeypatch.chdir(tmp_path)
+    given = ["--relay", "https://x", "--token-file", "token"]
+    assert parser.parse_args([*given, "--ca-file", "relay.pem"]).ca_file == str(tmp_path / "relay.pem")
+    assert parser.parse_args(given).ca_file == ""

@@ -60,7 +60,14 @@ def add_relay(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     """Where the rendezvous is, and what lets one in."""
     parser.add_argument("--relay", required=required, metavar="URL", help="the relay at which the domains meet")
     parser.add_argument("--token-file", required=required, type=Path, metavar="FILE", help="this domain's token there")
-    parser.add_argument("--ca-file", default="", metavar="FILE", help="whose certificate the relay shows")
+    parser.add_argument(
+        "--ca-file", type=_whole_path, default="", metavar="FILE", help="whose certificate the relay shows"
+    )
+
+
+def _whole_path(name: str) -> str:
+    """The file under a name that also a conductor finds, which runs elsewhere."""
+    return str(Path(name).expanduser().absolute()) if name else ""
 
 
 def meeting(args: argparse.Namespace) -> Rendezvous:
