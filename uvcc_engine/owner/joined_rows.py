@@ -23,7 +23,7 @@ from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import transform
 from uvcc_engine.data.fitting_pass import FittingPass, targets
 from uvcc_engine.data.schema import DROP, UNLABELLED, Schema, check_joint, load_schema
-from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, check_split, target_rows
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Ints, Labels, check_split, target_rows
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.owner.key_tags import TAG_BYTES, order_digest, positions, tags_of
 from uvcc_engine.owner.rows import AT_ONCE, Blocks, OwnerRows, public_sides
@@ -130,9 +130,9 @@ def joined_rows(
         _put(job, part, fitted, at, x, y)
     _check_unchanged(data, schema_path, found)
     many = dict(zip(("train", "test", "val"), (len(side) - sum(held), *held), strict=True))
-    tensors = {f"x{fitted.features}": x, "y": y}
+    tensors = {"x": x, "y": y}
     shapes = {
-        f"{of}_{name[0]}": (rows, values.shape[1])
+        f"{of}_{name}": (rows, values.shape[1])
         for name, values in tensors.items()
         for of, rows in many.items()
         if rows and values.shape[1]
@@ -145,7 +145,7 @@ def joined_rows(
                 some = where[start : start + step]
                 for name, values in tensors.items():
                     if values.shape[1]:
-                        yield f"{of}_{name[0]}", values[some]
+                        yield f"{of}_{name}", values[some]
 
     return OwnerRows(dict(sorted(shapes.items())), blocks, fitted)
 
@@ -181,7 +181,7 @@ def _put(job: PrivateJob, part: CsvTable, fitted: Schema, at: Ints, x: Ints, y: 
         x[at] = encode_fixed("features", values, job.frac_bits)
     if not y.shape[1]:
         return
-    labels: Floats | Ints = targets(part, fitted)
+    labels: Labels = targets(part, fitted)
     if fitted.scaling is not None:
         labels = (labels.astype(np.float64) - fitted.scaling.shift) * fitted.scaling.scale
     y[at] = encode_fixed("labels", target_rows(labels, fitted.outputs), job.frac_bits)

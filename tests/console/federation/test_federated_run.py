@@ -47,7 +47,6 @@ class Domains:
     keys: list[Path] = field(default_factory=list)
     job: tuple[str, ...] = JOB
     wait_s: str = "120"
-    to_owner: tuple[str, ...] = ()
 
     def meets(self, n: int) -> list[str]:
         return ["--relay", self.url, "--token-file", str(self.users[n].home / "token")]
@@ -61,7 +60,6 @@ class Domains:
         first = domain_key.read_public(self.keys[0])
         for user in self.users:
             rules = {"yes_for": [first], "reveal": ["loss", "accuracy", "weights"]}
-            rules |= {"reveal_to_owner": list(self.to_owner)} if self.to_owner else {}
             (user.home / "config" / "domain" / "policy.yaml").write_text(json.dumps(rules))
         named = [part for key in self.keys for part in ("--domain", str(key))]
         done = self.users[0].run("propose", "demo", *named, *owners, "--json", *self.job, *self.meets(0))
