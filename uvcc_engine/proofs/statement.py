@@ -13,7 +13,9 @@ and something that the other knows, of things that one of them knows alone, and 
 and whatever else was filed as such an equation (``mpc.foundation.bilinear_claims``).
 
 A matrix product's first equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y
-v`` are left: ``k`` entries instead of ``m k n``. All others are weighed in groups of as many entries as the first fold
+v`` are left: ``k`` entries instead of ``m k n``. Where the product's patches are added up to images, the transpose of a
+convolution, ``v`` weighs pixels, and what is cut from ``v`` as patches are cut weighs the product: an entry for each
+channel and position. All others are weighed in groups of as many entries as the first fold
 takes: by one coin for the group and one for the place in it.
 """
 
@@ -26,7 +28,14 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.foundation.bilinear_claims import NUMBERS, BilinearClaim
-from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, ProductNotes, TruncationNotes
+from uvcc_engine.mpc.foundation.claim_ledger import (
+    ELEMENTWISE,
+    LINEAR,
+    MATMUL,
+    PATCHES,
+    ProductNotes,
+    TruncationNotes,
+)
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels.plain import shift_logical
@@ -87,6 +96,24 @@ class _MatrixWeights:
         return self._at.kernels.weigh(y.T.contiguous(), self.columns, self._at.ring.degree).T.contiguous()
 
 
+class _PatchWeights(_MatrixWeights):
+    """The same of the images ``[m, pixels]`` to which the patches of ``[m positions, k] @ [k, patch]`` add up."""
+
+    def __init__(self, at: Arithmetic, coins: PublicCoins, notes: ProductNotes) -> None:
+        super().__init__(at, coins, notes.z.shape)
+        self._cut, self._images = known(notes.cut), notes.z.shape[0]
+
+    def from_left(self, x: Tensor) -> Tensor:
+        """``u^T x`` of ``[m positions, k]``, by position: ``[positions k, d]``; of images ``[m, pixels]`` as before."""
+        return super().from_left(x.reshape(self._images, -1))
+
+    def from_right(self, y: Tensor) -> Tensor:
+        """``y cut(v)`` of ``[k, patch]``, by position: ``[positions k, d]``."""
+        patches = self._cut(self._at.ring.challenges(self.columns).T.contiguous())  # [d positions, patch]
+        found = self._at.kernels.right_factor([y.T.contiguous()], patches.shape[0])([patches.contiguous()])
+        return found.reshape(self._at.ring.degree, -1).T.contiguous()
+
+
 @dataclass(slots=True)
 class _Prover:
     """Whose statement is gathered, and by whom."""
@@ -121,8 +148,8 @@ def sizes_of(notes: list[ProductNotes], claims: Sequence[BilinearClaim], q: int)
     """The public sizes of prover ``q``'s blocks."""
     equations, elements = [(one.terms, one.count) for one in _numbers(claims, q)], 0
     for one in notes:
-        if one.form == MATMUL:
-            elements += 2 * one.x.shape[1]
+        if one.form in (MATMUL, PATCHES):  # an entry for each column of x, in each position of an image
+            elements += 2 * one.x.shape[1] * (one.x.shape[0] // one.z.shape[0])
         elif one.form == ELEMENTWISE:
             equations.append((2, one.count))
         if one.dealer is not None:
@@ -165,8 +192,7 @@ def _add(found: ProverStatement, who: _Prover, *, before: Tensor | None = None, 
 def _product(
     at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
 ) -> None:
-    shape = notes.z.shape
-    weights = _MatrixWeights(at, coins, shape) if notes.form == MATMUL else _Weights(at, coins, shape, places)
+    weights = _weights(at, notes, coins, places)
     q, dealer = who.q, notes.dealer
     deals, to_next = dealer == q, dealer is not None and (dealer + 1) % 3 == q
     if who.before and not who.after:
@@ -189,6 +215,15 @@ def _product(
         _dealt(at, notes, who, coins, places, found)
     elif dealer is not None:
         _upper(at, notes, who, coins, places, found)
+
+
+def _weights(at: Arithmetic, notes: ProductNotes, coins: PublicCoins, places: Tensor) -> _Weights | _MatrixWeights:
+    """The coins of a product's first equation, by what the product is."""
+    if notes.form == PATCHES:
+        return _PatchWeights(at, coins, notes)
+    if notes.form == MATMUL:
+        return _MatrixWeights(at, coins, notes.z.shape)
+    return _Weights(at, coins, notes.z.shape, places)
 
 
 def _equation(

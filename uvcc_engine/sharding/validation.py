@@ -13,14 +13,15 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, VALIDATIONS, PrivateJob
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
-from uvcc_engine.model.definition.specs import Dense, ModelSpec, Relu, find_model
+from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, Relu, find_model
+from uvcc_engine.model.layer_types.conv2d import Conv1d
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sharding.partition import place_layers, stage_bounds
 
 QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
-PROVED_LAYERS: Final = (Dense, Relu)
+PROVED_LAYERS: Final = (Dense, Relu, Conv2d, Conv1d, Pool)
 
 
 def fit_model(
@@ -93,7 +94,8 @@ def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
-            "verify: off, or dense layers and ReLU by SGD on the cross-entropy, one worker per party on its processor",
+            "verify: off, or dense and convolutional layers, pooling and ReLU by SGD on the cross-entropy, one worker"
+            " per party on its processor",
         )
 
 

@@ -224,7 +224,7 @@ def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zyg
 @pytest.mark.parametrize(
     ("change", "size", "words"),
     [
-        ({"model": "cnn-digits"}, 1, "layer Conv2d"),
+        ({"model": "cnn-digits-norm"}, 1, "layer BatchNorm"),
         ({"optimizer": "adam"}, 1, "optimizer 'adam'"),
         ({"device": "cuda"}, 1, "device 'cuda'"),
         ({"clip_norm": 1.0}, 1, "clip_norm"),

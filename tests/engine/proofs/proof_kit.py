@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.model import im2col
+from uvcc_engine.model.layer_types.conv2d import Conv2d
+from uvcc_engine.model.shapes import Image
 from uvcc_engine.mpc.comparisons import gated, maximum, proved_bits, selection
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
@@ -56,6 +59,23 @@ def _gated(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share
     return (yield from gated.matmul_gated_protocol(rt, x, y, bit, dealer=dealer))
 
 
+IMAGES = Conv2d(Image(1, 3, 3), 3, 2)  # 4 positions each, of which a patch has 4 pixels
+
+
+def _patches(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """What a convolution's gradient is: ``[2 images of 4 positions, 3 channels] @ [3, 4]``, added up to 9 pixels."""
+    return (
+        yield from arithmetic.product_with_protocol(
+            rt,
+            x,
+            y,
+            lambda a, b: im2col.add_patches(a @ b, IMAGES),
+            dealer=dealer,
+            cut=lambda t: im2col.cut_patches(t, IMAGES),
+        )
+    )
+
+
 def _elementwise(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
     return (yield from arithmetic.mul_protocol(rt, x, x, dealer=dealer))
 
@@ -72,6 +92,7 @@ PROTOCOLS: dict[str, Callable[..., MpcProtocol[Share]]] = {
     "public": _public,
     "rescaled": _rescaled,
     "gated": _gated,
+    "patches": _patches,
 }
 
 

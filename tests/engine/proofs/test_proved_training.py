@@ -17,6 +17,10 @@ from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.products import proved_truncation
 
 NET = [{"linear": 4}, "relu", "linear"]
+IMAGES: list[Any] = [
+    *[{"image": [1, 8, 8]}, {"conv": {"channels": 2, "kernel": 3, "padding": 1}}, "relu", {"avg-pool": 2}],
+    *[{"conv": {"channels": 3, "kernel": 2, "padding": 0}}, "relu", {"max-pool": 3}, "linear"],
+]
 
 
 def _data() -> tuple[Any, Any]:
@@ -37,6 +41,19 @@ def test_a_proved_training_learns_what_an_unproved_one_does(verify: str) -> None
         assert np.allclose(a, b, atol=2.0**-9)
     assert plain.accuracy == proved.accuracy
     assert proved.rounds > plain.rounds
+
+
+@pytest.mark.parametrize("verify", ["products", "proofs"])
+def test_a_proved_training_of_convolutions_learns_what_an_unproved_one_does(verify: str) -> None:
+    """Two convolutions, so that the gradient goes through one of them to the other, and pooling of both kinds."""
+    x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64).numpy()
+    y = (x[:, 0, 0, 0] > 0).astype(int)
+    plain = simulate.fit(IMAGES, x, y, steps=1, batch=4, seed=3)
+    proved = simulate.fit(IMAGES, x, y, steps=1, batch=4, seed=3, verify=verify)
+    assert np.allclose(plain.losses, proved.losses, atol=2.0**-9)
+    for a, b in zip(plain.weights, proved.weights, strict=True):
+        assert np.allclose(a, b, atol=2.0**-8)
+    assert plain.accuracy == proved.accuracy
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2])

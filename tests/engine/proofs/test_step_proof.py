@@ -27,7 +27,7 @@ from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, LEAST_BITS, Sizes, sc
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
 INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
-SHAPED = {"chosen": (normal(1, 3, 3), normal(2, 1, 3))}
+SHAPED = {"chosen": (normal(1, 3, 3), normal(2, 1, 3)), "patches": (normal(1, 8, 3), normal(2, 3, 4))}
 ALL = PROTOCOLS | WHOLE
 KERNELS = CpuKernels()
 ERRORS = ("one", "top", "random", "bit", "swapped", "all")

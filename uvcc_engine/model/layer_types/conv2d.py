@@ -151,15 +151,16 @@ class ConvLayer(ProductLayer):
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        kernel = self.weight.index(slice(0, -1))
+        kernel = self.weight.index(slice(0, -1)).T
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_with_protocol(rt, last, kernel, _back(rt, self._spec)))
+        return (yield from ops.product_with_protocol(rt, last, kernel, _back(rt, self._spec), cut=_cut(self._spec)))
 
     def gated_gradient_protocol(self, rt: Runtime, grad: Share, bits: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        kernel = self.weight.index(slice(0, -1))
+        kernel = self.weight.index(slice(0, -1)).T
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        return (yield from ops.product_gated_protocol(rt, last, kernel, bits, _back(rt, self._spec)))
+        back, cut = _back(rt, self._spec), _cut(self._spec)
+        return (yield from ops.product_gated_protocol(rt, last, kernel, bits, back, cut=cut))
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None
@@ -194,16 +195,21 @@ class ConvPart(Plain):
         on.gradient(self, 0, ops.product(on.rt, seen.T, last, dealer))
         if not wanted:
             return grad
-        kernel = self.weights[0].index(slice(0, -1))
+        kernel = self.weights[0].index(slice(0, -1)).T
         below = yield from ops.product_with_protocol(on.rt, last, kernel, _back(on.rt, self._spec), dealer=dealer)
         return gather_rows(on.tp, below, on.rows) if self._cuts else below
 
 
 def _back(rt: Runtime, spec: Conv2d | Conv1d) -> Callable[[Tensor, Tensor], Tensor]:
     def local(grad: Tensor, kernel: Tensor) -> Tensor:
-        return im2col.add_patches(rt.kernels.right_factor([kernel.T], grad.shape[0])([grad]), spec)
+        return im2col.add_patches(rt.kernels.right_factor([kernel], grad.shape[0])([grad]), spec)
 
     return local
+
+
+def _cut(spec: Conv2d | Conv1d) -> Callable[[Tensor], Tensor]:
+    """What :func:`_back` is the transpose of, after its product."""
+    return lambda images: im2col.cut_patches(images, spec)
 
 
 def _output_shape(spec: Conv2d | Conv1d, shape: WeightShape) -> WeightShape:

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.comparisons.selection import pair_to_share_protocol
-from uvcc_engine.mpc.foundation.claim_ledger import MATMUL
+from uvcc_engine.mpc.foundation.claim_ledger import MATMUL, PATCHES
 from uvcc_engine.mpc.foundation.roles import Roles, known, mine_part, online_part, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
 from uvcc_engine.mpc.products.arithmetic import (
     DEALER,
+    Cut,
     LocalPart,
     additive_product,
     bilinear,
@@ -45,19 +46,35 @@ def matmul_gated_protocol(
 
 
 def product_gated_protocol(
-    rt: Runtime, x: Share, y: Share, bit: Share, local: Callable[[Tensor, Tensor], Tensor], *, dealer: int = DEALER
+    rt: Runtime,
+    x: Share,
+    y: Share,
+    bit: Share,
+    local: Callable[[Tensor, Tensor], Tensor],
+    *,
+    dealer: int = DEALER,
+    cut: Cut | None = None,
 ) -> MpcProtocol[Share]:
-    """The same for any bilinear ``local(x, y)``."""
-    return (yield from _gated_protocol(rt, x, y, bit, bilinear(local), 1.0, dealer))
+    """The same for any bilinear ``local(x, y)``. ``cut``: see ``product_with_protocol``."""
+    form = PATCHES if cut is not None else ""
+    return (yield from _gated_protocol(rt, x, y, bit, bilinear(local), 1.0, dealer, form, cut))
 
 
 def _gated_protocol(
-    rt: Runtime, x: Share, y: Share, bit: Share, local: LocalPart, scale: float, dealer: int, form: str = ""
+    rt: Runtime,
+    x: Share,
+    y: Share,
+    bit: Share,
+    local: LocalPart,
+    scale: float,
+    dealer: int,
+    form: str = "",
+    cut: Cut | None = None,
 ) -> MpcProtocol[Share]:
     if bit.f:
         raise ConfigError(f"a gate at f={bit.f}", "give bits: integers, f = 0")
     if rt.ledger is not None:  # one after the other, as both are then proved: 3 rounds
-        product = yield from form_protocol(rt, x, y, local, form, scale=scale, dealer=dealer)
+        product = yield from form_protocol(rt, x, y, local, form, scale=scale, dealer=dealer, cut=cut)
         return (yield from mul_protocol(rt, product, bit, dealer=dealer))
     z, shift = additive_product(rt, x, y, local, scale, dealer)
     if z.shape != bit.shape:

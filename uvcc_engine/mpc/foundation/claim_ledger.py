@@ -9,6 +9,7 @@ go that no claim covers, and no opening while a claim is left to prove.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +23,7 @@ from uvcc_engine.transcript.formats import kinds
 MATMUL: Final = "matmul"  # [m, k] @ [k, n]
 ELEMENTWISE: Final = "elementwise"  # broadcasting
 LINEAR: Final = "linear"  # a public integer times one share
+PATCHES: Final = "patches"  # [m positions, k] @ [k, patch], patches added up to m images: a convolution's transpose
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +57,8 @@ class ProductNotes:
     """One party's part of ``factor * form(x, y)``, its own summand ``z`` and those that it received, by sender.
 
     ``own`` and ``following``: its draws of the components ``party`` and ``party + 1`` for the zero share. ``dealer``:
-    of the truncation that follows, None where the summands are reshared.
+    of the truncation that follows, None where the summands are reshared. ``cut``: of ``PATCHES``, the public linear map
+    whose transpose adds patches up: ``[n, image]`` to ``[n positions, patch]``.
     """
 
     form: str
@@ -68,6 +71,7 @@ class ProductNotes:
     z: Tensor
     received: dict[int, Tensor] = field(default_factory=dict)
     truncation: TruncationNotes | None = None
+    cut: Callable[[Tensor], Tensor] | None = None
 
     @property
     def count(self) -> int:
@@ -89,10 +93,11 @@ class ClaimLedger:
 
     def file(self, notes: ProductNotes) -> ProductNotes:
         """Keep what a product will be proved with. Raises ConfigError for a product that has no proof."""
-        if notes.form not in (MATMUL, ELEMENTWISE, LINEAR) or (notes.form == MATMUL and notes.z.dim() != 2):
+        matrices = notes.form in (MATMUL, PATCHES)
+        if not (matrices or notes.form in (ELEMENTWISE, LINEAR)) or (matrices and notes.z.dim() != 2):
             raise ConfigError(
                 f"a product {notes.form or 'of its own kind'} of shape {tuple(notes.z.shape)} has no proof",
-                "verify: off, or a model of dense layers",
+                "verify: off, or a model of dense and convolutional layers",
             )
         if notes.z.device.type != "cpu":
             raise ConfigError("proofs are computed on processors only", "device: cpu, or verify: off")

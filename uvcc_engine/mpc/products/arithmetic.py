@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, in_chunks_protocol
-from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, ProductNotes
+from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, PATCHES, ProductNotes
 from uvcc_engine.mpc.foundation.roles import Roles, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, encode
@@ -106,6 +106,7 @@ def zero_share(rt: Runtime, shape: Sequence[int]) -> Tensor:
 
 
 LocalPart = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+Cut = Callable[[Tensor], Tensor]
 
 
 def terms(role: Roles | None, x: Share) -> list[Tensor]:
@@ -203,10 +204,14 @@ def product_with_protocol(
     *,
     scale: float = 1.0,
     dealer: int = DEALER,
+    cut: Cut | None = None,
 ) -> MpcProtocol[Share]:
-    """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_protocol`` per output."""
+    """Any bilinear ``local(x, y)`` (convolution, einsum) as a secure product. Costs as ``mul_protocol`` per output.
 
-    return (yield from _product_protocol(rt, x, y, bilinear(local), scale, dealer))
+    ``cut``: where ``local`` is the transpose of this public map after a matrix product; such a product can be proved.
+    """
+    form = PATCHES if cut is not None else ""
+    return (yield from _product_protocol(rt, x, y, bilinear(local), scale, dealer, form=form, cut=cut))
 
 
 def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
@@ -216,13 +221,21 @@ def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer:
 
 
 def form_protocol(
-    rt: Runtime, x: Share, y: Share, local: LocalPart, form: str, *, scale: float = 1.0, dealer: int = DEALER
+    rt: Runtime,
+    x: Share,
+    y: Share,
+    local: LocalPart,
+    form: str,
+    *,
+    scale: float = 1.0,
+    dealer: int = DEALER,
+    cut: Cut | None = None,
 ) -> MpcProtocol[Share]:
     """A product by what every party computes of its factors (``local``) and what that is (``form``: claim_ledger).
 
-    The shape is that of ``local``.
+    ``cut``: of the form ``PATCHES``. The shape is that of ``local``.
     """
-    return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form))
+    return (yield from _product_protocol(rt, x, y, local, scale, dealer, form=form, cut=cut))
 
 
 def bilinear(local: Callable[[Tensor, Tensor], Tensor]) -> LocalPart:
@@ -251,8 +264,9 @@ def _product_protocol(
     opened: Opened | None = None,
     out: Share | None = None,
     form: str = "",
+    cut: Cut | None = None,
 ) -> MpcProtocol[Share]:
-    z, shift = additive_product(rt, x, y, local, scale, dealer, form)
+    z, shift = additive_product(rt, x, y, local, scale, dealer, form, cut)
     if rt.ledger is not None:
         return (yield from _proved_protocol(rt, rt.ledger.last, shift, x.f, dealer, opened, out))
     if shift > 0:
@@ -283,11 +297,19 @@ def _proved_protocol(
 
 
 def additive_product(
-    rt: Runtime, x: Share, y: Share, local: LocalPart, scale: float, dealer: int, form: str = ""
+    rt: Runtime,
+    x: Share,
+    y: Share,
+    local: LocalPart,
+    scale: float,
+    dealer: int,
+    form: str = "",
+    cut: Cut | None = None,
 ) -> tuple[Tensor, int]:
     """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local.
 
-    ``form`` says what ``local`` computes; where products are proved it is filed as a claim, the ledger's last.
+    ``form`` (and ``cut``) says what ``local`` computes; where products are proved it is filed as a claim, the ledger's
+    last.
     The shape is that of ``local``.
     """
     factor, extra = integer_scale(scale)
@@ -300,7 +322,7 @@ def additive_product(
     plus, minus = draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)
     z = rt.kernels.blind(z, factor, plus, minus)
     if rt.ledger is not None:
-        rt.ledger.file(ProductNotes(form, x, y, factor, dealer if shift > 0 else None, minus, plus, z))
+        rt.ledger.file(ProductNotes(form, x, y, factor, dealer if shift > 0 else None, minus, plus, z, cut=cut))
     return z, shift
 
 
