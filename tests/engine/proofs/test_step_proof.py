@@ -15,16 +15,18 @@ from uvcc_engine.contract.errors import ConfigError, ProofFailedError, ProtocolE
 from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS, sentences
 from uvcc_engine.mpc.comparisons import boolean, selection
 from uvcc_engine.mpc.foundation.claim_ledger import LINEAR, ClaimLedger, ProductNotes
-from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.products import arithmetic
+from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.algebra import Algebra
 from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_statement import schedule_of_words
 from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
 from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, LEAST_BITS, Sizes, schedule, soundness_bits
 from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.transcript.formats import kinds
 
 INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
 SHAPED = {"chosen": (normal(1, 3, 3), normal(2, 1, 3)), "patches": (normal(1, 8, 3), normal(2, 3, 4))}
@@ -148,6 +150,45 @@ def test_messages_of_the_proof_itself_are_covered(name: str) -> None:
     for number, message in enumerate(at.sample(honest.proof, 8)):
         found = _on_its_way(name, 1, message, at.choice(ERRORS[:4]), number)
         assert any(isinstance(found.errors[p], ProtocolError) for p in range(3) if p != message[0])
+
+
+def test_a_proof_of_a_wrong_length_is_refused_by_whose_it_is() -> None:
+    chosen = next(one for one in _run("matmul", 1).proof if one[3] == kinds.PROOF)
+    found = _run("matmul", 1, lie=lambda message, body: body[:-8] if message == chosen else body)
+    refused = found.errors[chosen[1]]
+    assert isinstance(refused, ProtocolError)
+    assert refused.party == chosen[0]
+    assert f"party {chosen[0]} sent {chosen[4] - 8} bytes" in refused.what
+    assert found.opened == [None] * 3
+
+
+def test_a_coin_out_of_range_is_refused_by_whose_it_is() -> None:
+    """A challenge for numbers has as many bits as the ring's degree, here 20."""
+    chosen = next(one for one in _run("matmul", 1).proof if one[3] == kinds.COIN and one[4] <= 16)
+    found = _run("matmul", 1, lie=lambda message, body: b"\xff" * len(body) if message == chosen else body)
+    refused = found.errors[chosen[1]]
+    assert isinstance(refused, ProtocolError)
+    assert refused.party == chosen[0]
+    assert f"the coin of party {chosen[0]} is -1, beyond 20 bits" in refused.what
+    assert found.opened == [None] * 3
+
+
+def test_a_proof_for_another_epoch_is_refused_by_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, done = LocalPlane.send, []
+
+    def send(self: LocalPlane, dst: int, tag: Tag, payload: Any) -> None:
+        if self.party == 1 and tag.kind == kinds.PROOF and not done:
+            done.append(dst)
+            tag = tag._replace(epoch=tag.epoch + 1)
+        honest(self, dst, tag, payload)
+
+    monkeypatch.setattr(LocalPlane, "send", send)
+    found = _run("matmul", 1)
+    refused = found.errors[done[0]]
+    assert isinstance(refused, ProtocolError)
+    assert refused.party == 1
+    assert "party 1 sent Tag(epoch=1" in refused.what
+    assert found.opened == [None] * 3
 
 
 @pytest.mark.slow
