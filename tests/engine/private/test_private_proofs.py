@@ -188,6 +188,9 @@ def test_an_altered_product_ends_the_step_in_all_parties_before_anything_is_reve
             assert f"P{LIAR}" in failed["pair"]
         assert "proof" in fleet.exit(party)["error"]
         assert {int(p.name.split("-")[1]) for p in (fleet.dir(party) / "checkpoints").glob("step-*")} <= {2}
+    # the next attempt has other masks, and goes on from the last checkpoint that was proved
+    assert _run(fleet, zygote, resume=True, attempt=1) == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    assert all(len(fleet.csv(party)) == 1 + JOB.steps for party in range(3))
 
 
 def test_the_same_lie_goes_through_where_nothing_is_proved(zygote: Zygote, tmp_path: Path) -> None:
