@@ -224,7 +224,8 @@ def _plain_object(inner: FieldCheck) -> FieldCheck:
 
 
 def _plain_object_of(wanted: Any, inner: FieldCheck) -> FieldCheck:
-    return {Any: _plain_record, float: _plain_numbers}.get(wanted) or _plain_object(inner)
+    found: dict[Any, FieldCheck] = {Any: _plain_record, float: _plain_numbers}
+    return found.get(wanted) or _plain_object(inner)
 
 
 _BY_TYPE: Final[dict[Any, FieldCheck]] = {str: _text, int: _whole, float: _number, bool: _truth, Any: _any}

@@ -18,6 +18,8 @@ from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
 from uvcc_engine.contract.parsing.untrusted import as_int, hint_of
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.event_names import area_of
+from uvcc_engine.contract.run_files.narrate import only_told
 from uvcc_engine.contract.text import clean
 
 AGREEMENT_KEEP = 64
@@ -85,8 +87,22 @@ def _telemetry(s: Snapshot, e: ev.PodTelemetry) -> Snapshot:
     return changed(s, pods=put(s.pods, e.pod, with_vitals(pod, e)))
 
 
+def _line(e: ev.LogLines, source: str, line: str) -> LogEntry:
+    """A line of a worker's log as it is, or in words where it is the only word of an event."""
+    told = only_told(line)
+    if told is None:
+        return LogEntry(e.ts, "debug", source, line)
+    name, level, fields = told
+    text, detail = engine_words(name, fields)
+    return LogEntry(e.ts, level, e.pod, text, str(area_of(name) or ""), detail)
+
+
 def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
-    new = tuple(LogEntry(e.ts, "debug", f"{e.pod}/{e.src}", line) for line in e.lines[-LOG_KEEP:])
+    newest, source = e.lines[-LOG_KEEP:], f"{e.pod}/{e.src}"
+    if files.is_worker_log(e.src):
+        new = tuple(_line(e, source, line) for line in newest)
+    else:
+        new = tuple(LogEntry(e.ts, "debug", source, line) for line in newest)
     kept = s.log[max(0, len(s.log) + len(new) - LOG_KEEP) :]
     return changed(s, log=kept + new)
 

@@ -26,7 +26,7 @@ from uvcc_console.core.snapshot import (
     VerdictView,
     WorkerView,
 )
-from uvcc_console.core.words import ack_words, value_words
+from uvcc_console.core.words import PODS, ack_words, value_words
 from uvcc_engine.contract.text import clean, counted
 
 MALFORMED_KEEP = 256
@@ -108,7 +108,10 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
     if e.state == "gone":  # also one that was left behind, and ended later
         s = changed(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
     level = "error" if e.state in pod_states.BROKEN else "info"
-    return logged(s, e, level, e.pod, f"pod {e.state}" + (f": {e.detail}" if e.detail else ""))
+    said = PODS.get(e.state, f"pod {e.state}")
+    if e.detail and old is not None and old.state == e.state:  # what is done meanwhile
+        return logged(s, e, level, e.pod, e.detail)
+    return logged(s, e, level, e.pod, said + (f": {e.detail}" if e.detail else ""))
 
 
 def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
@@ -194,7 +197,7 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
     if e.gpu:
         s = changed(s, halt=replace(s.halt, gpus=put(s.halt.gpus, e.pod, e.gpu)))
         level = "info" if e.gpu == "empty" else "error"
-        return s if e.gpu == "none" else logged(s, e, level, e.pod, f"{e.stage}; {e.detail}")
+        return s if e.gpu == "none" else logged(s, e, level, e.pod, f"{ack_words(e.stage, -1)}; {e.detail}")
     old = s.halt.acks.get(e.pod)
     rank = {name: i for i, name in enumerate(_HALT_ORDER)}
     if old and e.stage != "unknown" and rank.get(e.stage, 0) < rank.get(old[0], 0):

@@ -49,9 +49,15 @@ def _seconds(f: Fields, name: str) -> str:
 _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]] = {
     "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
     "policy_accepted": ((), lambda f: "the signed policy is accepted"),
-    "worker_start": ((), lambda f: "worker process started"),
+    "worker_start": (("run", "world"), lambda f: "worker process started"),
     "environment_proven": (("values",), lambda f: "what the environment sets was read back where it acts"),
     "resumed": (("step",), lambda f: f"resumed from the checkpoint of step {scalar_text(f.get('step'))}"),
+    "faults_injected": ((), lambda f: "faults injected, as the rehearsal asks"),
+    "uid_wait": ((), lambda f: "waits for the other ranks of its group"),
+    "group_close": ((), lambda f: "process group closed by an error"),
+    "relay_died": ((), lambda f: "the relay on this pod has died, and is not started again"),
+    "relay_restarted": ((), lambda f: "the relay on this pod had died, and was started again"),
+    "training_ended_early": ((), lambda f: "ends early: the validation loss does not fall any more"),
     "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
     "open_final_done": ((), lambda f: "the result is opened as the policy allows"),
     "sample_written": (("text",), lambda f: f"the model writes: {scalar_text(f.get('text'))}"),
@@ -83,13 +89,32 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "protocol_error": (("party", "what"), lambda f: f"{_peer(f)} broke the protocol: {scalar_text(f.get('what'))}"),
     "evidence_replayed": ((), lambda f: "its transcript was replayed before it goes on"),
     # the console's own
-    "quote": (("hourly", "at_most", "pods"), _quoted),
+    "quote": (("hourly", "at_most", "pods"), _quoted),  # what each constraint removed stands beside it
     "privacy_relay_started": (("phase",), lambda f: f"relay started for {scalar_text(f.get('phase')) or 'the run'}"),
+    "run_facts": ((), lambda f: "its worker says what it runs"),
+    "dp_master_port_selected": (("port",), lambda f: f"the ranks meet at port {scalar_text(f.get('port'))}".rstrip()),
+    "succession": ((), lambda f: "goes on under another policy"),
+    "pod_restored": ((), lambda f: "a checkpoint from home was brought to the pod"),
+    "reserved_event": (
+        ("event", "fields"),
+        lambda f: f"the pod used a name that only the console may use: {scalar_text(f.get('event'))}",
+    ),
     "dp_preflight_ok": ((), lambda f: "preflight passed"),
     "dp_preflight_failed": ((), lambda f: "preflight failed"),
     "checkpoint_verified": (("step",), lambda f: f"checkpoint verified{_at(f)}"),
     "exit": (("status", "step"), lambda f: f"worker ends, {scalar_text(f.get('status')) or 'without a word'}{_at(f)}"),
     "rewind": (("src", "reason"), lambda f: f"{scalar_text(f.get('src'))} begins anew: {scalar_text(f.get('reason'))}"),
+}
+PODS: Final = {
+    "planned": "pod planned",
+    "creating": "pod is being created",
+    "booting": "pod boots",
+    "ready": "pod reached over SSH",
+    "agent": "its agent answers",
+    "lost": "pod lost",
+    "deleting": "pod is being deleted",
+    "gone": "pod gone",
+    "failed": "pod failed",
 }
 ACKS: Final = {
     "sent": "halt order sent",
@@ -115,7 +140,8 @@ def engine_words(event: str, fields: Fields) -> tuple[str, str]:
         used, text = tuple(plain), " ".join([said, *(f"{k}={_short(v)}" for k, v in plain.items())])
     else:
         used, text = found[0], found[1](fields)
-    return text, " ".join(f"{k}={_short(v)}" for k, v in fields.items() if k not in used)
+    own = ((k, v) for k, v in fields.items() if k not in used and v not in (None, "", [], {}))
+    return text, " ".join(f"{k}={_short(v)}" for k, v in own)
 
 
 def ack_words(stage: str, step: int) -> str:

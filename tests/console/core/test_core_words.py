@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import uvcc_console
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.alerts.quality import differing
 from uvcc_console.core.state import fold
-from uvcc_console.core.words import engine_words, value_words
+from uvcc_console.core.words import ACKS, PODS, engine_words, value_words
+from uvcc_engine.contract.run_files import narrate
+from uvcc_engine.contract.run_files.event_names import NAMES
 
 PYTHON = re.compile(r"\bTrue\b|\bFalse\b|\bNone\b|'")
 VALUES = st.recursive(
@@ -44,3 +51,98 @@ def test_it_is_spelt_as_a_file_spells_it(value: Any, said: str) -> None:
     assert value_words(value) == said
     assert engine_words("something_new", {"what": value})[0] == f"something_new what={said}"
     assert differing({"x": value}, {"x": 7}) == [f"x is 7, planned {said}"]
+
+
+# ---- every kind of event has words
+
+
+def _told_by_the_console() -> set[str]:
+    """The names of engine events that the console writes itself."""
+    found: set[str] = set()
+    for path in Path(uvcc_console.__file__).parent.rglob("*.py"):
+        if "bench" in path.parts or "EngineEvent(" not in (text := path.read_text()):
+            continue
+        tree = ast.parse(text)
+        called = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).endswith("EngineEvent")]
+        given = {ast.unparse(k.value) for call in called for k in call.keywords if k.arg == "event"}
+        values = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.AnnAssign) and n.value]
+        named = {ast.unparse(t): v for v in values for t in _targets(tree, v)}
+        for text in given:
+            part = named.get(text)
+            literals = ast.walk(part) if part is not None else ast.walk(ast.parse(text))
+            found |= {n.value for n in literals if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return found
+
+
+def _targets(tree: ast.AST, value: ast.expr) -> list[ast.expr]:
+    made = (n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.AnnAssign) and n.value is value)
+    return [t for n in made for t in (n.targets if isinstance(n, ast.Assign) else [n.target])]
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES, *_told_by_the_console()}))
+def test_every_engine_event_has_words(name: str) -> None:
+    text, _ = engine_words(name, {})
+    assert text != name
+    assert "_" not in text.replace("job.patience", "")
+    assert len(text) > 5
+
+
+SILENT = {"cost", "cursor", "heartbeat", "metric", "root", "run_created", "telemetry"}
+"""Kinds that change figures and tables, and say nothing in the log."""
+
+
+def _example(kind: type[ev.Event]) -> ev.Event:
+    plain: dict[str, Any] = {"str": "x", "int": 1, "float": 1.0, "bool": True}
+    hints = {f.name: get_type_hints(kind)[f.name] for f in dataclasses.fields(kind) if f.name != "ts"}
+    values = {name: plain.get(getattr(hint, "__name__", "")) for name, hint in hints.items()}
+    empty = {name: [] if "list" in str(hint) else {} if "dict" in str(hint) else None for name, hint in hints.items()}
+    told = {name: value if value is not None else empty[name] for name, value in values.items()}
+    if kind is ev.WorkerProcess:
+        told["state"] = "exited"
+    if kind is ev.LogLines:
+        told["lines"] = ["x"]
+    if kind in (ev.HaltAck, ev.HaltDone):
+        told |= {"nonce": "n", "gpu": ""} if kind is ev.HaltAck else {"nonce": "n"}
+    return kind(**told)
+
+
+def test_every_kind_of_event_of_the_journal_has_words_or_is_known_to_say_nothing() -> None:
+    pod = ev.PodChanged(pod="x", party=0, replica=0, provider="local", state="agent")
+    before = fold([pod, ev.HaltRequested(nonce="n", mode="halt", by="x"), _example(ev.Forecast)])
+    silent = set()
+    for name, kind in ev.kinds().items():
+        after = fold([_example(kind)], before)
+        if after.log is before.log:
+            silent.add(name)
+            continue
+        said = after.log[-1].text
+        assert name in ("lines", "engine") or (len(said.split()) > 1 and "_" not in said.replace("sid_job", "")), (
+            name,
+            said,
+        )
+    assert silent == SILENT
+
+
+def test_every_state_of_a_pod_and_of_a_halt_has_words() -> None:
+    assert set(PODS) == set(pod_states.STATES)
+    for state in pod_states.STATES:
+        event = ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state=state)
+        assert len(fold([event]).log[-1].text.split()) > 1
+    assert set(ACKS) == {"unknown", "sent", "seen", "held", "released", "halted", "gone"}
+
+
+def test_what_only_a_workers_log_says_is_told_in_words_too() -> None:
+    log = "worker_p1r0s0t0.log"
+    lines = [
+        narrate.line(5.0, "worker_start", "info", {"coord": "p1r0s0t0", "run": "demo-1.full", "pid": 7}),
+        narrate.line(5.0, "policy_accepted", "info", {"policy_hash": "ab" * 32, "note": "two words"}),
+        "2026-11-25T07:25:10.401Z info something_else a=1",
+        "Traceback (most recent call last):",
+    ]
+    start, accepted, *plain = fold([ev.LogLines(ts=9.0, pod="p1r0", src=log, lines=lines)]).log
+    assert (start.level, start.source, start.text) == ("info", "p1r0", "worker process started")
+    assert start.detail == "coord=p1r0s0t0 pid=7"
+    assert accepted.text == "the signed policy is accepted"
+    assert accepted.detail.startswith("policy_hash=abababababab")
+    assert [(e.level, e.source, e.text) for e in plain] == [("debug", f"p1r0/{log}", line) for line in lines[2:]]
+    assert fold([ev.LogLines(pod="p1r0", src="stdout.log", lines=lines[:1])]).log[0].text == lines[0]

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import zipfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -130,7 +130,12 @@ async def test_a_dead_agent_is_told_from_a_lost_link_and_another_takes_its_place
     monkeypatch.setattr(provision, "bootstrapped", started)
     member = Member("p0r0", PodRequest("x", 0, 0), link=link, agent=client)
     agent = ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="agent")
-    bus = SimpleNamespace(snapshot=fold([agent]), record=lambda found: [alerts.put_nowait(e) for e in found])
+
+    def record(found: Sequence[ev.Event]) -> None:
+        for event in found:
+            alerts.put_nowait(cast(ev.Alert, event))
+
+    bus = SimpleNamespace(snapshot=fold([agent]), record=record)
     ctx = cast(Rollout, SimpleNamespace(bus=bus, members={"p0r0": member}, wheel=wheel))
     hours = iter(range(1000))
     caring = asyncio.create_task(agents.keep_agents(ctx, clock=lambda: 3600.0 * next(hours)))

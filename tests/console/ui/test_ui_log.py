@@ -150,7 +150,7 @@ def test_every_known_event_has_words_whatever_its_fields_are() -> None:
 
 def test_what_the_console_reports_of_a_rollout_has_words_too() -> None:
     fields = {"hourly": 4.5, "at_most": 60, "pods": ["a local 1.50 $/h"] * 3, "wallet": None, "funnel": []}
-    assert engine_words("quote", fields) == ("3 pods for $4.50/h, $60.00 at most", "wallet=null funnel=[]")
+    assert engine_words("quote", fields) == ("3 pods for $4.50/h, $60.00 at most", "")  # what is empty is not told
     assert engine_words("quote", {"pods": 7, "hourly": "much"})[0] == "0 pods for $0.00/h, $0.00 at most"
     assert engine_words("dp_preflight_ok", {"relay_rtt_ms": 4.2}) == ("preflight passed", "relay_rtt_ms=4.2")
     assert engine_words("exit", {"status": "done", "step": 4, "pid": 7}) == ("worker ends, done at step 4", "pid=7")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from chaos_truth import Look, Truth, looked
 from recorded_runs import MOMENTS, RUNS, SIZES, recorded, seen
 from rich.cells import cell_len
 
@@ -18,9 +19,9 @@ ALWAYS = {("private", moment, SIZES[0]) for moment in ("planned", "held", "halte
 }
 """Where room is shortest; all others are looked at by hand, and before a release."""
 WORDS = {
-    "planned": ("planned, before training", "rented"),
-    "bootstrap": ("before training", "agents up"),
-    "preflight": ("before training", "preflight running"),
+    "planned": ("PROVISION", "planned, before training", "rented"),
+    "bootstrap": ("BOOTSTRAP", "before training", "agents up"),
+    "preflight": ("PREFLIGHT", "before training", "preflight running"),
     "smoke": ("SMOKE", "loss"),
     "verify": ("verify-smoke",),
     "full": ("FULL", "RUNNING", "loss"),
@@ -40,6 +41,13 @@ def widest_hole(rows: list[str], width: int) -> int:
         hole = 0 if at in used else hole + 1
         most = max(most, hole)
     return most
+
+
+def truth_at(name: str, moment: str) -> Truth:
+    """What the raw events say up to a moment, by a judge that shares nothing with the console."""
+    truth, run = Truth(), recorded(name)
+    truth.tell(run.events[: run.moments[moment]])
+    return truth
 
 
 def test_both_recordings_hold_every_moment() -> None:
@@ -69,6 +77,8 @@ async def test_a_moment_fits_says_what_it_is_and_leaves_no_hole(
     async with seen(name, moment, tmp_path, size) as d:
         rows = d.text.split("\n")[:height]
         snap = d.app.source.snapshot
+        look = looked(d.app, truth_at(name, moment), d.app.main.view.now)
+    assert look == Look(), "what is green or red is so by the raw events"
     assert max(map(cell_len, rows)) <= width
     assert rows[-1].startswith(" F9")
     flat = " ".join(re.sub(r"[│┃]", " ", row) for row in rows)

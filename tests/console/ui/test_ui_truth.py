@@ -192,6 +192,15 @@ def test_health_is_in_the_first_line_at_every_width(width: int) -> None:
         assert words in head(view_of(story), width)
 
 
+def test_the_badge_says_which_stage_it_is_before_there_is_a_phase() -> None:
+    for story, badge in (
+        (Story().planned(), "QUOTE"),
+        (Story().provisioning(), "PROVISION"),
+        (Story().full(30), "FULL"),
+    ):
+        assert head(view_of(story), 60).startswith(f" {badge} ")
+
+
 def test_no_step_no_promise() -> None:
     view = view_of(ticking(Story().full(168), 46))
     assert "eta" not in head(view)

@@ -65,10 +65,17 @@ def header_line(view: View, width: int) -> Line:
     return spread(left, [*named, *right], width)
 
 
+def _badge(view: View) -> str:
+    """What is under way: the phase, before it the stage."""
+    s = view.snap
+    stage = s.stage.name if s.stage is not None and not s.ended else "plan"
+    return clean(s.phase or stage).upper()
+
+
 def _ends(view: View, width: int, cells: int) -> tuple[list[Span], list[Span]]:
     """What stands at the left and at the right of the first line, with a bar of so many cells."""
     s = view.snap
-    badge = "REPLAY" if view.replay else (s.phase.upper() or "PLAN")
+    badge = "REPLAY" if view.replay else _badge(view)
     word, role = status_word(view)
     left: list[Span] = [(f" {badge} ", BADGE[stakes(view)]), (" ", ""), (f" {word} ", role), (" ", "")]
     if health := health_spans(view):

@@ -61,6 +61,17 @@ def repeats_event(text: str) -> bool:
     return found is not None and found[1] in NAMES and found[1] not in ONLY_TOLD
 
 
+def only_told(text: str) -> tuple[str, str, dict[str, str]] | None:
+    """(name, level, fields as text) of a line that is the only word of an event; None for every other line."""
+    if text[23:24] != "Z":  # most lines are none: no pattern is tried on these
+        return None
+    found = _TOLD.match(text)
+    if found is None or found[1] not in ONLY_TOLD:
+        return None
+    fields = (part.partition("=") for part in text[found.end() :].split(" "))
+    return found[1], text[25 : found.start(1) - 1], {name: value for name, sign, value in fields if sign}
+
+
 def _short(value: Any) -> str:
     if isinstance(value, str) and value and not any(c.isspace() for c in value):
         text = value
