@@ -248,7 +248,7 @@ async def test_a_fetch_by_hand_is_as_careful(pod: HostilePod, world: World, tmp_
     before = everything_below(tmp_path, but=world.home)
     stages = StageRunner(world.bus, {}, frozenset(), 1.0)
     said = await actions.fetch(world.ctx, stages, {"pod": "p0r0"})
-    assert said.startswith("1 files in artifacts/fetched/full-p0r0; 1 names refused: transcript_p0r0s0t0/..")
+    assert said.startswith("1 file in artifacts/fetched/full-p0r0; 1 names refused: transcript_p0r0s0t0/..")
     grown = everything_below(tmp_path, but=world.home) - before
     assert {g for g in grown if "fetched" not in g and "journal" not in g} == set()
 

@@ -172,7 +172,7 @@ def test_each_phase_is_counted_and_drawn_by_itself(parallel_run: Path, tmp_path:
     assert max(row[1] for row in drawn["fig3_init_cdf"]) < 99.0
     assert {row[3] for row in drawn["fig7_dp_ready"]} == {3 * REPLICAS}
     text = "\n".join(key_figures(record))
-    assert "- smoke: 1 replicas x 2 stages x 2 tensor ranks" in text
+    assert "- smoke: 1 replica x 2 stages x 2 tensor ranks" in text
     assert "| metric | whole run | smoke | full |" in text
     assert "| dp initialisation min/p50/max | 1.000/1.120/99.000 s (n=25) | 99.000/99.000/99.000 s (n=1) |" in text
 

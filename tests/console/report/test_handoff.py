@@ -52,7 +52,7 @@ def test_a_good_run(run_dir: Path) -> None:
     assert by_name["a checkpoint was saved"] == MET
     assert by_name["a resume from a checkpoint succeeded"] == NOT_SHOWN
     assert ("device", "cpu (all 3 pods)") in found.facts
-    assert ("topology", "1 replicas x 3 parties x 1 stages x 1 tensor ranks") in found.facts
+    assert ("topology", "1 replica x 3 parties x 1 stage x 1 tensor rank") in found.facts
     text = write_handoff(run_dir).read_text()
     assert "| loss falls | met | full/p0r0/training.csv: 0.9167 -> 0.2500 in 3 rows" in text
     assert "(as the pods reported it, not signed) |" in text

@@ -42,7 +42,7 @@ def test_a_trainer_that_does_not_look_fails_its_drill_by_name(tmp_path: Path) ->
     try:
         done = uvcc("rollout", str(profile), "--headless")
         assert done.returncode != 0
-        assert "the halt drill verified 0 of 1 pods" in done.stdout + done.stderr
+        assert "the halt drill verified 0 of 1 pod" in done.stdout + done.stderr
         assert "does not look at the control file" in done.stdout + done.stderr
         assert "call RunWriter.step once a step" in done.stdout + done.stderr
     finally:

@@ -75,7 +75,7 @@ async def test_a_gate_that_no_row_will_show_is_refused_before_anything_is_rented
         with pytest.raises(ConfigError, match=r"gates.loss_falls needs 2 rows, a smoke of 50 steps that logs every 50"):
             await planned(smoke={"steps": 50})
     job["overrides"] = {"train": {"log_every": 25}}
-    assert await planned(smoke={"steps": 50}) == "lm: full 20000 steps on 1 pods, smoke 50 steps on 1 pods"
+    assert await planned(smoke={"steps": 50}) == "lm: full 20000 steps on 1 pod, smoke 50 steps on 1 pod"
     with pytest.raises(ConfigError, match=r"gates.gate_entropy needs 1 rows, a smoke of 20 steps"):
         await planned(smoke={"steps": 20}, gates={"loss_falls": False, "gate_entropy": 0.5})
 
