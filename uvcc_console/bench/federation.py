@@ -9,26 +9,26 @@ falls into a step: rosters, policy and evidence come before and after.
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from uvcc_console.bench.terminal import python
 from uvcc_console.core.journal import Journal
 from uvcc_console.federation import domain_key
 from uvcc_console.federation.seat import Seat, SeatTerms
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.federated.peers import Peers
-from uvcc_engine.bench.launch.fleet import ports
-from uvcc_engine.bench.launch.parties import said_by
-from uvcc_engine.bench.launch.plane_links import RelayProcess, relay
-from uvcc_engine.bench.timing.turns import ratio
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.contract.machine.turns import ratio
 from uvcc_engine.transcript.signed.barriers import stages_of
 from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
 
@@ -37,6 +37,7 @@ TURN_S: Final = 6.0
 """So long the exchange goes on, or rests: three signs of life of each domain."""
 PAIRS: Final = 6
 _ALWAYS_S: Final = 1e9
+_STEADY: Final = "uvcc_engine.bench.work.steady"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ def bench(runs: int = 3, pairs: int = PAIRS, turn_s: float = TURN_S) -> list[Row
 
 def rows_of(name: str, pairs: int, turn_s: float) -> list[Row]:
     """The step with the exchange over the step without, and a conductor's share of a core. Raises UvccError."""
-    with relay() as running, tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
-        turns, steps = asyncio.run(_measured(running, Path(folder), LINKS[name], pairs, turn_s))
+    seconds = (2 * pairs + 1) * turn_s
+    with Trainers(LINKS[name], seconds) as trainers, tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
+        turns, steps = asyncio.run(_measured(trainers, Path(folder), turn_s))
     with_, without = paired(turns, steps)
     if not with_:
         raise UvccError("no turn holds a whole step", "the machine is too slow for turns of this length")
@@ -85,20 +87,54 @@ def paired(turns: Sequence[Turn], steps: Sequence[tuple[float, float]]) -> tuple
     return on, off
 
 
-async def _measured(
-    running: RelayProcess, folder: Path, latency_s: float, pairs: int, turn_s: float
-) -> tuple[list[Turn], list[tuple[float, float]]]:
-    peers, buses = _conductors(running, folder)
-    at = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(PARTIES))}
-    faults: dict[str, Any] = {"faults": {"latency_s": latency_s}} if latency_s else {}
-    links = [{"kind": "direct", "listen": at[str(p)], "peers": at, **faults} for p in range(PARTIES)]
-    config = {"model": "mlp-digits", "batch": 128, "links": links, "seconds": (2 * pairs + 1) * turn_s}
+class Trainers:
+    """The relay and the three parties, in processes of their own. ``url`` and ``tokens`` are the relay's."""
+
+    def __init__(self, latency_s: float, seconds: float) -> None:
+        """``latency_s`` one way between two parties; they train for ``seconds``. Raises UvccError without a relay."""
+        command = [*python("-m", _STEADY), str(latency_s), str(seconds)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            found = json.loads(self._line())
+        except UvccError:
+            self._end()
+            raise
+        self.url: str = found["url"]
+        self.tokens: dict[int, str] = {int(party): token for party, token in found["tokens"].items()}
+
+    def train(self) -> list[list[tuple[float, float]]]:
+        """Begin and end of every step, by party, on the monotonic clock. Raises UvccError if a party fails."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("train\n")
+        self._process.stdin.flush()
+        return [[(begin, end) for begin, end in steps] for steps in json.loads(self._line())]
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise UvccError("the training of the benchmark ended early", "see what it said above")
+        return line
+
+    def _end(self) -> None:
+        with self._process:  # closes its input, at which it ends, and waits for it
+            pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+
+async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[list[Turn], list[tuple[float, float]]]:
+    peers, buses = _conductors(trainers, folder)
     kept = [asyncio.create_task(bus.run()) for bus in buses]
     try:
         listening = _listen(peers)
         await asyncio.gather(*(one.meet() for one in peers))
         await _rest(listening)
-        training = asyncio.create_task(asyncio.to_thread(said_by, "steady_party", config))
+        training = asyncio.create_task(asyncio.to_thread(trainers.train))
         turns: list[Turn] = []
         while not training.done():
             first = len(turns) % 4 in (0, 3)  # with, without, without, with
@@ -132,7 +168,7 @@ async def _rest(listening: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*listening, return_exceptions=True)
 
 
-def _conductors(running: RelayProcess, folder: Path) -> tuple[list[Peers], list[Bus]]:
+def _conductors(trainers: Trainers, folder: Path) -> tuple[list[Peers], list[Bus]]:
     """Three domains with keys and journals of their own, and their ends of the exchange."""
     keys = [domain_key.create(at=folder / f"p{p}" / domain_key.FOLDER) for p in range(PARTIES)]
     proposal = Proposal(
@@ -151,7 +187,7 @@ def _conductors(running: RelayProcess, folder: Path) -> tuple[list[Peers], list[
         expires=2,
         nonce="00" * 32,
     )
-    terms = SeatTerms(relay=running.url, wait_s=60.0, silence_s=_ALWAYS_S)
+    terms = SeatTerms(relay=trainers.url, wait_s=60.0, silence_s=_ALWAYS_S)
     buses = [Bus(Journal(folder / f"p{p}.sqlite", source="bench")) for p in range(PARTIES)]
-    seats = [Seat(proposal, p, key, running.tokens[p], terms) for p, key in enumerate(keys)]
+    seats = [Seat(proposal, p, key, trainers.tokens[p], terms) for p, key in enumerate(keys)]
     return [Peers(bus, seat, stages_of(["full"])) for bus, seat in zip(buses, seats, strict=True)], buses

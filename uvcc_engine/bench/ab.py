@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from uvcc_engine.bench.timing.turns import Ratio, in_turn, ratio
 from uvcc_engine.bench.work.lm_step import Step
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, row, to_text
+from uvcc_engine.contract.machine.turns import Ratio, in_turn, ratio
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory

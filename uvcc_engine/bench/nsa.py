@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from uvcc_engine.bench.peers import nsa_peers
-from uvcc_engine.bench.timing.turns import in_turn, ratio
 from uvcc_engine.bench.train import pick
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.machine.turns import in_turn, ratio
 from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.cache import LayerCache

@@ -18,11 +18,11 @@ from typing import Final
 
 import torch
 
-from uvcc_engine.bench.timing.turns import in_turn, ratio
 from uvcc_engine.bench.work.lm_step import Step, dense, shape
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.machine.turns import in_turn, ratio
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.config import LMConfig

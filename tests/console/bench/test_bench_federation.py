@@ -25,13 +25,12 @@ def test_only_whole_steps_count_and_neighbours_are_held_against_each_other() -> 
 
 
 def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    seconds = 2.1
 
-    def trained(module: str, config: dict[str, Any]) -> list[list[tuple[float, float]]]:
-        asked.append(config)
+    def trained(self: federation.Trainers) -> list[list[tuple[float, float]]]:
         begin = time.monotonic()
-        time.sleep(float(config["seconds"]))
-        steps = [(begin + n * 0.05, begin + n * 0.05 + 0.04) for n in range(int(config["seconds"] / 0.05))]
+        time.sleep(seconds)
+        steps = [(begin + n * 0.05, begin + n * 0.05 + 0.04) for n in range(int(seconds / 0.05))]
         return [steps] * PARTIES
 
     told: list[tuple[bool, int]] = []
@@ -48,7 +47,7 @@ def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.M
         told.append((on, len(reports) - before))
         return found
 
-    monkeypatch.setattr(federation, "said_by", trained)
+    monkeypatch.setattr(federation.Trainers, "train", trained)
     monkeypatch.setattr(federation, "take_turn", turn_counted)
     monkeypatch.setattr(Rendezvous, "leave_report", leave_counted)
     monkeypatch.setattr(peers_module, "REPORT_S", 0.1)
@@ -60,11 +59,10 @@ def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.M
     assert 0 < conductor.value < 1
     assert {on for on, _ in told} == {True, False}
     assert all(number > 0 if on else number == 0 for on, number in told[:-1]), told
-    assert len(asked[0]["links"]) == PARTIES
     assert BARS["federation_step", "ratio"].value == 1.02
 
 
 def test_turns_that_hold_no_step_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federation, "said_by", lambda *_: [[(0.0, 1.0)]] * PARTIES)
+    monkeypatch.setattr(federation.Trainers, "train", lambda _: [[(0.0, 1.0)]] * PARTIES)
     with pytest.raises(UvccError, match="no turn holds a whole step"):
         federation.rows_of("_20ms", 1, 0.1)

@@ -16,9 +16,9 @@ from typing import Any, Final
 from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.bench.launch.parties import said_by
 from uvcc_engine.bench.launch.plane_links import relay
-from uvcc_engine.bench.timing.turns import ratio
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.contract.machine.turns import ratio
 
 BAR: Final = 0.03
 JOBS: Final = {
