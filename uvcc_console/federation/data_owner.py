@@ -252,7 +252,7 @@ def sealed(
         return share
     command = ["--request", str(ask_for(base, request)), "--owner", str(base), "--out", str(out)]
     command += ["--joined", str(join_folder(base, request))] if joined else []
-    made = _run_sealing([*command, "--progress", "--fitted", str(out / owner_files.PREPROCESSING), *files], tell)
+    made = run_sealing([*command, "--progress", "--fitted", str(out / owner_files.PREPROCESSING), *files], tell)
     first, second, third = (ShareFile(bytes=f["bytes"], sha256=f["sha256"]) for f in made["files"])
     c0, c1, c2 = made["commitments"]
     share = OwnerShare(
@@ -295,7 +295,7 @@ def kept(base: Path, proposal: str, owner: Identity) -> tuple[Path, OwnerShare]:
     raise ConfigError(f"nothing was shared for the proposal {proposal[:64]!r}", f"the receipts are in {base}")
 
 
-def _run_sealing(args: Sequence[str], tell: Tell) -> dict[str, Any]:
+def run_sealing(args: Sequence[str], tell: Tell) -> dict[str, Any]:
     """Run ``uvcc-engine seal``. Raises UvccError with its own words."""
     command = [sys.executable, "-m", "uvcc_engine.cli", "seal", *args]
     with subprocess.Popen(

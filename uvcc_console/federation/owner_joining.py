@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from uvcc_console.federation.data_owner import LOOK_S, NotYetError, OwnerRequest, ask_for, folder_of, join_folder
+from uvcc_console.federation.data_owner import (
+    LOOK_S,
+    RECEIPT,
+    NotYetError,
+    OwnerRequest,
+    ask_for,
+    folder_of,
+    join_folder,
+)
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.parcels import Parcels, box_of, send
 from uvcc_console.federation.rendezvous import Rendezvous
@@ -28,7 +36,7 @@ from uvcc_engine.transcript.signed import owner_shares
 from uvcc_engine.transcript.signed.owner_shares import OWNER_NAMESPACE, OwnerJoin
 from uvcc_engine.transcript.signing.identity import Identity
 
-RESULT: Final = "result.json"
+RESULT: Final = "matched.json"
 _HEARD: Final = "heard.json"
 _SENT: Final = "sent"
 _LIST: Final = "tags.box"
@@ -60,7 +68,7 @@ def found(
     those who have not come so far, UvccError with the owner's program's own words.
     """
     folder = join_folder(base, request)
-    if (folder_of(base, request) / "receipt.json").exists():
+    if (folder_of(base, request) / RECEIPT).exists():
         return ""  # it is sealed already
     table, program = _table(files), _Program(base, request, folder)
     if not (folder / RESULT).exists():

@@ -71,7 +71,9 @@ def _check(weights: Floats) -> None:
 
 
 def part_targets(job: PrivateJob, part: str, labels: Labels, outputs: int, own: Floats | None) -> dict[str, Floats]:
-    """What is shared of one part's targets, by name: only those that are trained on are smoothed and weighted."""
+    """What is shared of one part's targets, by name, each [rows, numbers]: only those that are trained on are smoothed
+    and weighted. ``labels`` [rows] or [rows, positions], ``own`` [rows].
+    """
     if part == "train":
         return training_targets(job, labels, outputs, own)
     return {f"{part}_y": target_rows(labels, outputs)}

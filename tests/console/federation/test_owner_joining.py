@@ -95,7 +95,7 @@ def in_process(args: Sequence[str], command: str = "align", **_: Any) -> str:
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Joining]:
     monkeypatch.setattr(owner_joining, "owners_program", in_process)
-    monkeypatch.setattr(data_owner, "_run_sealing", lambda args, tell: json.loads(in_process(args, "seal")))
+    monkeypatch.setattr(data_owner, "run_sealing", lambda args, tell: json.loads(in_process(args, "seal")))
     people = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
     people += [{"owner": n, "group": "g", "token": t} for n, t in enumerate(OWNER_TOKENS)]
     with relay_of(tmp_path, people) as url:
