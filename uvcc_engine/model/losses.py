@@ -96,8 +96,12 @@ def _logs_protocol(rt: Runtime, at: Powers, counts: Share | None) -> MpcProtocol
     logs = at.log
     if logs is None:
         logs = yield from log_protocol(rt, at.total, _LEAST, float(at.powers.shape[-1]))
-    total = logs.sum(0) if counts is None else (yield from dot_protocol(rt, logs, counts))
-    return total if at.log is None else (yield from rescale_protocol(rt, total, at.shifted.f))
+    if counts is None:
+        total = logs.sum(0)
+        return total if at.log is None else (yield from rescale_protocol(rt, total, at.shifted.f))
+    if at.log is not None:  # 26 bits longer, with which a product of a whole batch would pass the ring's end
+        logs = yield from rescale_protocol(rt, logs, at.shifted.f)
+    return (yield from dot_protocol(rt, logs, counts))
 
 
 def mean_loss_protocol(rt: Runtime, at: Powers, targets: Share, *, weighted: bool = False) -> MpcProtocol[float]:

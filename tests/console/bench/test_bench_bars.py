@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from uvcc_console import bench
+from uvcc_console.bench import federation
 from uvcc_console.bench.bars import BARS
 
 WITHOUT = {
@@ -14,8 +15,10 @@ WITHOUT = {
 }
 COMMANDS = {(name, "seconds") for name in ("status", "runs", "pods")}  # named by their words
 
+LINKED = {(f"federation_step{name}", "ratio") for name in federation.LINKS}  # a row for each kind of link
+
 
 def test_every_row_has_its_bar() -> None:
     text = "\n".join(p.read_text() for p in Path(bench.__file__).parent.glob("*.py"))
     rows = set(re.findall(r'\brow\(\s*"(\w+)",\s*"(\w+)"', text)) | COMMANDS
-    assert rows == set(BARS) | WITHOUT
+    assert rows | LINKED == set(BARS) | WITHOUT

@@ -54,7 +54,7 @@ def test_what_stands_at_the_cursor_decides() -> None:
     assert words("rollout", "dem") == ["demo", FILES]
     assert words("verify", "cur") == ["current", FILES]
     assert words("verify", "--req") == ["--require"]
-    assert words("docs", "tutorials/f") == ["tutorials/first-run"]
+    assert words("docs", "tutorials/fi") == ["tutorials/first-run"]
     assert words("pod", RUN, "st") == ["stackdump"]
     assert words("nonsense", "") == words("rollout", "--seed", "") == []
 

@@ -78,7 +78,7 @@ def test_bytes_stand_beside_what_was_foretold_for_the_steps_done() -> None:
     s = replace(two_words(), prediction=forecast)
     assert pairs.foretold_so_far(s) == (100_000.0, 2_000.0)
     text = "\n".join("".join(part for part, _ in line) for line in pair_lines(View(snap=s, now=111.0), 100))
-    assert "sent in all 21 kB  foretold for 50 steps: 100 kB (error 2 kB)" in text
+    assert "sent in all 21 kB  foretold for 50 steps: 100 kB, give or take 2 kB" in text
     assert "P0 to P1 2 kB/s 0.26 ms 50% 6.0 s 21 kB 0" in " ".join(text.split())
 
 

@@ -11,9 +11,9 @@ import torch
 
 from uvcc_engine.bench import ab, nsa, train
 from uvcc_engine.bench.peers import nsa_peers
-from uvcc_engine.bench.timing import turns
 from uvcc_engine.bench.work.lm_step import Step, dense
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine import turns
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 
 CPU = torch.device("cpu")
