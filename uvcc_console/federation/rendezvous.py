@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from uvcc_console.federation import domain_key
 from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.peer_protocol.record_names import APPROVALS, BARRIERS, PROPOSALS, REPORTS, SIGNATURES
+from uvcc_engine.contract.peer_protocol.relay_words import RECORDS_AN_ANSWER
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import barriers, reports
@@ -26,7 +28,7 @@ from uvcc_engine.transcript.signed.reports import DomainReport
 KEPT: Final = "proposals"
 EVIDENCE: Final = "equivocations"
 _MOST: Final = 64
-"""Answers of a relay that are read: each has 256 records at most."""
+"""Answers of a relay that are read: each has ``RECORDS_AN_ANSWER`` records at most, and fewer only at the end."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,10 @@ class Rendezvous:
     def look(self) -> tuple[dict[str, Standing], list[Equivocation]]:
         """Every proposal that lies there, with the domains' words. Raises UvccError."""
         return standings([body for prefix in (PROPOSALS, APPROVALS) for body in self._bodies(prefix)])
+
+    def connected(self) -> AbstractContextManager[None]:
+        """One connection for what is left and looked at inside; for one thread."""
+        return self._box.connected()
 
     def leave_report(self, report: DomainReport, sign: Callable[[bytes], str]) -> None:
         """Put this domain's sign of life there; ``sign`` signs under ``REPORT_NAMESPACE``. Raises UvccError."""
@@ -83,7 +89,7 @@ class Rendezvous:
         for _ in range(_MOST):
             found = self._box.exchange(None, prefix)
             yield from (one.body for one in found)
-            if not found:
+            if len(found) < RECORDS_AN_ANSWER:
                 return
 
 

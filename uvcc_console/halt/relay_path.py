@@ -8,11 +8,12 @@ The standard library's HTTP client in a thread, not httpx: a halt depends on no 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,17 @@ class RelayMailbox:
     ca_file: str = ""
     after: int = -1
     heard: dict[str, float] = field(default_factory=dict)
+    _kept: http.client.HTTPConnection | None = field(default=None, init=False, repr=False, compare=False)
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """One connection for all records that are exchanged inside, by one thread: TLS costs more than the rest."""
+        self._kept = self._connection(TIMEOUT_S)
+        try:
+            yield
+        finally:
+            self._kept.close()
+            self._kept = None
 
     def exchange(self, put: Mapping[str, str] | None, want: str) -> list[FetchedRecord]:
         """Leave a record, under the first credential that is let in, and take those that are new. Raises UvccError."""
@@ -99,24 +111,29 @@ class RelayMailbox:
         return found
 
     def _ask(self, token: str, path: str, body: str, timeout: float) -> bytes:
-        at = urlsplit(self.url)
-        tls = ssl.create_default_context(cafile=self.ca_file or None) if at.scheme == "https" else None
-        host = at.hostname or ""
-        connection = (
-            http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls)
-            if tls
-            else http.client.HTTPConnection(host, at.port, timeout=timeout)
-        )
+        connection = self._kept or self._connection(timeout)
+        whole = False
         try:
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             connection.request("POST", path, body, headers)
             reply = connection.getresponse()
             found = reply.read(relay_words.MOST_BYTES + 1)
+            whole = len(found) <= relay_words.MOST_BYTES
         finally:
-            connection.close()
+            if connection is not self._kept or not whole:  # one that is kept opens again at the next request
+                connection.close()
         if reply.status != http.client.OK:
             raise ValueError(f"HTTP {reply.status}{_why(found)}")
         return found
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        """To this relay, not opened yet."""
+        at = urlsplit(self.url)
+        host = at.hostname or ""
+        if at.scheme != "https":
+            return http.client.HTTPConnection(host, at.port, timeout=timeout)
+        tls = ssl.create_default_context(cafile=self.ca_file or None)
+        return http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls)
 
 
 def _why(body: bytes) -> str:

@@ -244,12 +244,13 @@ def _trained(args: argparse.Namespace) -> tuple[list[Floats], ModelSpec, Schema]
     wanted = {f"weight.{i}": spec.weight_shape for i, spec in enumerate(model.weights)}
     if {name: array.shape for name, array in arrays.items()} != wanted:
         raise ConfigError(f"the weights are not those of {folder / MODEL}", "open the run's results again")
-    schema = load_schema(args.schema or folder / FITTED)
+    schema = load_schema(args.schema or folder / FITTED, part=True)
     if (schema.features, schema.outputs) != (model.features, model.classes):
         raise ConfigError(
-            f"the schema gives {schema.features} features and {schema.outputs} outputs, the model takes"
+            f"the schema gives {schema.features} features and {schema.outputs or 'no'} outputs, the model takes"
             f" {model.features} and {model.classes}",
-            f"take the {FITTED} of the same training",
+            f"take the {FITTED} of the same training; if owners held different columns, name a schema with the columns"
+            " of all in the proposal's order and with the target: --schema",
         )
     return [arrays[name] for name in wanted], model, schema
 

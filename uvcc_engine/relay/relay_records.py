@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from uvcc_engine.contract.peer_protocol.relay_words import RECORDS_AN_ANSWER
+
 MAX_BODY: Final = 32 << 10
 MAX_NAME: Final = 160
 NAME: Final = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_NAME}}}", re.ASCII)
 PER_WRITER: Final = 512
-GROUPS_SHARE: Final = 256  # records in one answer
 AHEAD: Final = 10_000_000  # numbers that are reserved at a time: microseconds of a relay's life, at most
 
 
@@ -80,7 +81,7 @@ class Records:
         """
         kept = self._kept.get(group, {}).values()
         found = [r for r in kept if r.seq > after and r.name.startswith(prefix) and r.name.startswith(readable)]
-        return found[:GROUPS_SHARE]
+        return found[:RECORDS_AN_ANSWER]
 
     @property
     def newest(self) -> int:

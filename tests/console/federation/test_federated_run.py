@@ -47,6 +47,7 @@ class Domains:
     keys: list[Path] = field(default_factory=list)
     job: tuple[str, ...] = JOB
     wait_s: str = "120"
+    to_owner: tuple[str, ...] = ()
 
     def meets(self, n: int) -> list[str]:
         return ["--relay", self.url, "--token-file", str(self.users[n].home / "token")]
@@ -60,6 +61,7 @@ class Domains:
         first = domain_key.read_public(self.keys[0])
         for user in self.users:
             rules = {"yes_for": [first], "reveal": ["loss", "accuracy", "weights"]}
+            rules |= {"reveal_to_owner": list(self.to_owner)} if self.to_owner else {}
             (user.home / "config" / "domain" / "policy.yaml").write_text(json.dumps(rules))
         named = [part for key in self.keys for part in ("--domain", str(key))]
         done = self.users[0].run("propose", "demo", *named, *owners, "--json", *self.job, *self.meets(0))
@@ -234,7 +236,7 @@ def _what_was_altered_is_named(auditor: Uvcc, package: Path, pinned: list[str]) 
 def _an_early_end_needs_two(domains: Domains) -> None:
     """Two domains wait for the third; one has enough of it, and may end its part once both have signed for that."""
     running = [domains.start(n) for n in range(2)]
-    runs = [_run(process) for process in running]
+    runs = [begun(process) for process in running]
     for n, run in enumerate(runs):
         domains.users[n].events(run, lambda e: e["kind"] == "stage" and e["name"] == "meet")
         refused = domains.users[0].run("teardown", runs[0])
@@ -260,7 +262,7 @@ def test_a_domain_whose_conductor_is_killed_is_named_and_the_others_end_safe(str
     domains.prepare()
     _an_early_end_needs_two(domains)
     running = [domains.start(n, "--silence", "8") for n in range(3)]
-    domains.users[0].events(_run(running[0]), lambda e: e["kind"] == "phase")
+    domains.users[0].events(begun(running[0]), lambda e: e["kind"] == "phase")
     victim = processes.recorded(domains.run_of(2), processes.CONDUCTOR)
     assert victim is not None
     os.kill(victim.pid, signal.SIGKILL)
@@ -283,7 +285,8 @@ def test_a_domain_whose_conductor_is_killed_is_named_and_the_others_end_safe(str
     assert not domains.users[2].on_pods()
 
 
-def _run(process: subprocess.Popen[str]) -> str:
+def begun(process: subprocess.Popen[str]) -> str:
+    """The name of the run that a conductor has begun."""
     assert process.stderr is not None
     line = process.stderr.readline()
     assert line.startswith("run "), line + process.communicate()[1]

@@ -19,8 +19,8 @@ from uvcc_engine.transcript.leaves.leaf import RECEIVED, SENT, Leaf
 JOB = PrivateJob(model="mlp-digits", steps=2, batch=8, lr=0.5, test_rows=8, reveal=("loss", "accuracy", "seeds"))
 
 
-@pytest.mark.parametrize("size", [Topology(2, 2, 1, 2)])
-def test_a_run_on_replicas_stages_and_microbatches_is_as_the_program_computes_it(
+@pytest.mark.parametrize("size", [Topology(2, 2, 1, 2), Topology(1, 1, 2, 1)], ids=str)
+def test_a_run_on_every_kind_of_workers_is_as_the_program_computes_it(
     forker: Forker, tmp_path: Path, size: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = Fleet(tmp_path / "fleet", forker, JOB, size)
@@ -44,12 +44,11 @@ def test_a_run_on_replicas_stages_and_microbatches_is_as_the_program_computes_it
     assert found.parties == ()
     assert found.epochs == JOB.steps + 1
     assert found.messages > 100
-    _whoever_alters_a_record_is_named(*kept[1])
+    _whoever_alters_a_record_is_named(*kept[1], Coord(size.replicas - 1, 1, size.stages - 1, size.tensor - 1))
 
 
-def _whoever_alters_a_record_is_named(program: dict, found: dict) -> None:
-    """As if P1's worker of replica 1 had sent another share: its peer and all that follow are honest."""
-    liar = Coord(1, 1, 1, 0)
+def _whoever_alters_a_record_is_named(program: dict, found: dict, liar: Coord) -> None:
+    """As if P1's last worker had sent another share: its peer and all that follow are honest."""
     (_, sent) = next(one for one in program[liar] if Leaf.unpack(one[1]).direction == SENT)
     leaf = Leaf.unpack(sent)
     peer = replace(liar, party=leaf.dst)

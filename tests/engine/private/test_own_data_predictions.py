@@ -16,6 +16,7 @@ from private_kit import OWNER, PARTIES
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.features import Prepared, prepare
 from uvcc_engine.data.infer import infer
@@ -259,3 +260,22 @@ def test_breast_cancer_is_told_as_well_on_shares_as_in_clear(tmp_path: Path, lay
     assert float_auc > 0.98
     assert abs(private - float_auc) < 0.01
     assert abs(parties[0][1] / len(made.data.test_x) - clear.accuracy) < 0.01
+
+
+def test_an_owner_of_some_columns_is_told_which_schema_predictions_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    np.savez(results / owner_files.WEIGHTS, **{"weight.0": np.zeros((3 + 1, 2))})
+    (results / owner_files.MODEL).write_text(json.dumps(model_to_json(model_of_list(["linear"], 3, 2))))
+    (results / owner_files.PREPROCESSING).write_text("columns: {a: {kind: standardise, statistics: {}}}\n")
+    data = write(tmp_path / "new.csv", [["a", "b", "c"], ["1", "2", "3"]])
+    code, _, err = predict(capsys, results, data)
+    assert code == 2
+    assert "the schema gives 1 features and no outputs, the model takes 3 and 2" in err
+    assert "the columns of all in the proposal's order and with the target: --schema" in err
+    columns = ", ".join(f"{name}: {{kind: standardise, statistics: {{}}}}" for name in "abc")
+    (tmp_path / "all.yaml").write_text(f"target: {{column: y, values: [0, 1]}}\ncolumns: {{{columns}}}\n")
+    code, out, _ = predict(capsys, results, data, "--schema", str(tmp_path / "all.yaml"))
+    assert (code, out.splitlines()[1]) == (0, "1,0,0.500000,0.500000")

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.federation import seat as seats
-from uvcc_console.federation.rendezvous import barrier_name
+from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
 from uvcc_console.federation.seat import Seat
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
@@ -68,6 +68,7 @@ class Peers:
         self._first: dict[int, tuple[int, int]] = {}  # what lay there before this process heard anything
         self._heard: dict[int, tuple[float, DomainReport]] = {}
         self._told: dict[int, tuple[Any, ...]] = {}
+        self._said: frozenset[str] = frozenset()  # what lay there at the last look: read already
         self._number = 0
         self._reported = float("-inf")
         self._looked = time.monotonic()
@@ -169,11 +170,19 @@ class Peers:
 
     def _exchange(self) -> tuple[list[str], list[str]]:
         """One visit to the rendezvous, in a thread: leave what is due, read what lies there."""
-        there, proposal = self.seat.there(), self.seat.proposal
-        if self.attempt >= 0 and time.monotonic() - self._reported >= REPORT_S:
+        there = self.seat.there()
+        with there.connected():
+            return self._visit(there)
+
+    def _visit(self, there: Rendezvous) -> tuple[list[str], list[str]]:
+        proposal = self.seat.proposal
+        told = self.attempt >= 0 and time.monotonic() - self._reported >= REPORT_S
+        if told:
             there.leave_report(self._report(), self._sign(REPORT_NAMESPACE))
             self._reported = time.monotonic()
-        said = there.look_bodies(f"{REPORTS}{proposal.id}/")
+        # once they have met, the others say something new as seldom as this domain does, unless one is late
+        late = any(time.monotonic() - at > REPORT_S for at, _ in self._heard.values())
+        said = there.look_bodies(f"{REPORTS}{proposal.id}/") if told or late or not self._met else []
         lying = there.look_bodies(f"{BARRIERS}{proposal.id}/{max(0, self.attempt)}/") if self.attempt >= 0 else []
         for name, body in (*list(self._own.values()), *([self._stopped] if self._stopped else [])):
             if body not in lying:  # the relay has not heard it, or has forgotten
@@ -200,7 +209,9 @@ class Peers:
 
     def _take(self, said: list[str], lying: list[str]) -> None:
         now = time.monotonic()
-        for party, report in reports.newest(self.seat.proposal, said).items():
+        unread = [body for body in said if body not in self._said]
+        self._said = frozenset(said) or self._said
+        for party, report in reports.newest(self.seat.proposal, unread).items():
             if party == self.seat.party:
                 continue
             at = (report.attempt, report.number)
