@@ -24,6 +24,8 @@ BARS: Final[BenchBars] = {
     ("halt_24_halted", "seconds"): BenchBar(5.0),
     ("federation_step", "ratio"): BenchBar(1.02),
     ("federation_step_20ms", "ratio"): BenchBar(1.02),
+    ("federation_work", "ratio"): BenchBar(1.02),
+    ("federation_work_20ms", "ratio"): BenchBar(1.02),
     ("rss_1e6", "bytes"): BenchBar(200.0),
     ("rss_2e6", "bytes"): BenchBar(200.0),
     ("pods_200_cpu", "share"): BenchBar(0.40, "python"),

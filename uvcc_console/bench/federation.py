@@ -4,6 +4,10 @@ Three parties train one job to its end. Beside it the conductors' exchange at a 
 the others said) goes on for a while and rests for as long, in turn, so that what the machine does meanwhile meets both
 alike. All six, and the relay, share this machine's processors, which no three domains do. Nothing else of a federation
 falls into a step: rosters, policy and evidence come before and after.
+
+Wall time tells what somebody waits, and on a busy machine whose turn it was. Processor time does not depend on who else
+wants the processors: of the parties' steps it tells whether they do more while the exchange goes on, of the exchange
+what it takes from a machine that it shares with them.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
+
+import psutil
 
 from uvcc_console.bench.terminal import python
 from uvcc_console.core.journal import Journal
@@ -33,21 +39,40 @@ from uvcc_engine.transcript.signed.barriers import stages_of
 from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
 
 LINKS: Final = {"": 0.0, "_20ms": 0.02}  # seconds one way between two parties
-TURN_S: Final = 6.0
-"""So long the exchange goes on, or rests: three signs of life of each domain."""
-PAIRS: Final = 6
+TURN_S: Final = 4.0
+"""So long the exchange goes on, or rests: two signs of life of each domain."""
+PAIRS: Final = 8
 _ALWAYS_S: Final = 1e9
 _STEADY: Final = "uvcc_engine.bench.work.steady"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A part of the training, on the monotonic clock. ``cpu``: processor seconds of the exchange."""
+    """A part of the training, on the monotonic clock. ``cpu``: processor seconds of the conductors, ``relay``: of the
+    relay."""
 
     begin: float
     end: float
     on: bool
     cpu: float = 0.0
+    relay: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of all three parties: from the first's begin to the last's end, and their processor seconds together."""
+
+    begin: float
+    end: float
+    cpu: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
 
 
 def bench(runs: int = 3, pairs: int = PAIRS, turn_s: float = TURN_S) -> list[Row]:
@@ -56,34 +81,43 @@ def bench(runs: int = 3, pairs: int = PAIRS, turn_s: float = TURN_S) -> list[Row
 
 
 def rows_of(name: str, pairs: int, turn_s: float) -> list[Row]:
-    """The step with the exchange over the step without, and a conductor's share of a core. Raises UvccError."""
+    """The step with the exchange over the step without, by wall and by processor time, and what the exchange takes of a
+    core: a conductor's share, and the relay's. Raises UvccError."""
     seconds = (2 * pairs + 1) * turn_s
     with Trainers(LINKS[name], seconds) as trainers, tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
         turns, steps = asyncio.run(_measured(trainers, Path(folder), turn_s))
-    with_, without = paired(turns, steps)
-    if not with_:
-        raise UvccError("no turn holds a whole step", "the machine is too slow for turns of this length")
-    found = ratio(with_, without)
-    at = f"federation_step{name}"
-    shares = [turn.cpu / (turn.end - turn.begin) / PARTIES for turn in turns if turn.on]
+    on = [turn for turn in turns if turn.on]
     return [
-        Row(at, "ratio", found.value, "with/without", len(with_), found.low, found.high, statistics.median(without)),
-        row(f"federation_conductor{name}", "share", "core", shares),
+        _compared(f"federation_step{name}", turns, steps, lambda step: step.seconds),
+        _compared(f"federation_work{name}", turns, steps, lambda step: step.cpu),
+        row(f"federation_conductor{name}", "share", "core", [turn.cpu / turn.seconds / PARTIES for turn in on]),
+        row(f"federation_relay{name}", "share", "core", [turn.relay / turn.seconds for turn in on]),
     ]
 
 
-def paired(turns: Sequence[Turn], steps: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Mean seconds of the steps wholly inside each turn, as pairs of neighbours: (with, without)."""
+def _compared(at: str, turns: Sequence[Turn], steps: Sequence[Step], of: Callable[[Step], float]) -> Row:
+    with_, without = paired(turns, steps, of)
+    if not with_:
+        raise UvccError("no turn holds a whole step", "the machine is too slow for turns of this length")
+    found = ratio(with_, without)
+    reference = statistics.median(without)
+    return Row(at, "ratio", found.value, "with/without", len(with_), found.low, found.high, reference)
+
+
+def paired(
+    turns: Sequence[Turn], steps: Sequence[Step], of: Callable[[Step], float]
+) -> tuple[list[float], list[float]]:
+    """The median over the steps wholly inside each turn, as pairs of neighbours: (with, without)."""
     on, off = [], []
     for first, second in zip(turns[::2], turns[1::2], strict=False):
-        means = {}
+        middle = {}
         for turn in (first, second):
-            inside = [end - begin for begin, end in steps if turn.begin <= begin and end <= turn.end]
+            inside = [of(step) for step in steps if turn.begin <= step.begin and step.end <= turn.end]
             if inside:
-                means[turn.on] = statistics.fmean(inside)
-        if len(means) == 2:
-            on.append(means[True])
-            off.append(means[False])
+                middle[turn.on] = statistics.median(inside)
+        if len(middle) == 2:
+            on.append(middle[True])
+            off.append(middle[False])
     return on, off
 
 
@@ -101,13 +135,22 @@ class Trainers:
             raise
         self.url: str = found["url"]
         self.tokens: dict[int, str] = {int(party): token for party, token in found["tokens"].items()}
+        self._relay = psutil.Process(int(found["pid"]))
 
-    def train(self) -> list[list[tuple[float, float]]]:
-        """Begin and end of every step, by party, on the monotonic clock. Raises UvccError if a party fails."""
+    def relay_cpu(self) -> float:
+        """Processor seconds of the relay so far."""
+        used = self._relay.cpu_times()
+        return float(used.user + used.system)
+
+    def train(self) -> list[list[tuple[float, float, float]]]:
+        """Begin and end of every step on the monotonic clock, and its processor seconds, by party.
+
+        Raises UvccError if a party fails.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write("train\n")
         self._process.stdin.flush()
-        return [[(begin, end) for begin, end in steps] for steps in json.loads(self._line())]
+        return [[(begin, end, cpu) for begin, end, cpu in steps] for steps in json.loads(self._line())]
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -127,7 +170,7 @@ class Trainers:
         self._end()
 
 
-async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[list[Turn], list[tuple[float, float]]]:
+async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[list[Turn], list[Step]]:
     peers, buses = _conductors(trainers, folder)
     kept = [asyncio.create_task(bus.run()) for bus in buses]
     try:
@@ -138,14 +181,16 @@ async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[li
         turns: list[Turn] = []
         while not training.done():
             first = len(turns) % 4 in (0, 3)  # with, without, without, with
-            turns.append(await take_turn(peers, training, turn_s, on=first))
+            relayed = trainers.relay_cpu()
+            turn = await take_turn(peers, training, turn_s, on=first)
+            turns.append(replace(turn, relay=trainers.relay_cpu() - relayed))
         said = await training
     finally:
         for task in kept:
             task.cancel()
         await asyncio.gather(*kept, return_exceptions=True)
-    slowest = [(min(b for b, _ in step), max(e for _, e in step)) for step in zip(*said, strict=True)]
-    return turns, slowest
+    steps = zip(*said, strict=True)
+    return turns, [Step(min(b for b, _, _ in s), max(e for _, e, _ in s), sum(cpu for _, _, cpu in s)) for s in steps]
 
 
 async def take_turn(peers: Sequence[Peers], training: asyncio.Task[Any], turn_s: float, *, on: bool) -> Turn:

@@ -9,7 +9,7 @@ import pytest
 
 from uvcc_console.bench import federation
 from uvcc_console.bench.bars import BARS
-from uvcc_console.bench.federation import Turn, paired
+from uvcc_console.bench.federation import Step, Turn, paired
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.rollout.federated import peers as peers_module
 from uvcc_engine.contract.errors import UvccError
@@ -18,19 +18,25 @@ from uvcc_engine.contract.job.topology import PARTIES
 
 def test_only_whole_steps_count_and_neighbours_are_held_against_each_other() -> None:
     turns = [Turn(0.0, 4.0, on=True), Turn(4.0, 8.0, on=False), Turn(8.0, 12.0, on=False), Turn(12.0, 16.0, on=True)]
-    steps = [(0.5, 2.5), (2.5, 3.5), (3.5, 4.5), (4.5, 5.5), (8.0, 11.0), (13.0, 15.0)]
-    assert paired(turns, steps) == ([1.5, 2.0], [1.0, 3.0])
-    assert paired(turns[:3], steps) == ([1.5], [1.0])  # a turn without a neighbour is held against nothing
-    assert paired(turns[2:], steps[:4]) == ([], [])
+    times = [(0.0, 2.0), (2.0, 2.5), (2.5, 3.5), (3.5, 4.5), (4.5, 5.5), (8.0, 11.0), (13.0, 15.0)]
+    steps = [Step(begin, end, cpu=n) for n, (begin, end) in enumerate(times)]
+
+    def wall(step: Step) -> float:
+        return step.seconds
+
+    assert paired(turns, steps, wall) == ([1.0, 2.0], [1.0, 3.0])  # one long step of three counts as one
+    assert paired(turns, steps, lambda step: step.cpu) == ([1.0, 6.0], [4.0, 5.0])
+    assert paired(turns[:3], steps, wall) == ([1.0], [1.0])  # a turn without a neighbour is held against nothing
+    assert paired(turns[2:], steps[:4], wall) == ([], [])
 
 
 def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 2.1
 
-    def trained(self: federation.Trainers) -> list[list[tuple[float, float]]]:
+    def trained(self: federation.Trainers) -> list[list[tuple[float, float, float]]]:
         begin = time.monotonic()
         time.sleep(seconds)
-        steps = [(begin + n * 0.05, begin + n * 0.05 + 0.04) for n in range(int(seconds / 0.05))]
+        steps = [(begin + n * 0.05, begin + n * 0.05 + 0.04, 0.02) for n in range(int(seconds / 0.05))]
         return [steps] * PARTIES
 
     told: list[tuple[bool, int]] = []
@@ -52,17 +58,20 @@ def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.M
     monkeypatch.setattr(Rendezvous, "leave_report", leave_counted)
     monkeypatch.setattr(peers_module, "REPORT_S", 0.1)
     monkeypatch.setattr(peers_module, "LOOK_S", 0.05)
-    step, conductor = federation.rows_of("", 1, 0.7)
+    step, work, conductor, relay = federation.rows_of("", 1, 0.7)
     assert (step.name, step.metric, conductor.name) == ("federation_step", "ratio", "federation_conductor")
+    assert (work.name, work.value, work.reference) == ("federation_work", 1.0, pytest.approx(0.02 * PARTIES))
+    assert (relay.name, relay.metric) == ("federation_relay", "share")
+    assert 0 < relay.max < 1
     assert step.value == pytest.approx(1.0, abs=1e-3)  # these steps took as long in either
     assert step.reference == pytest.approx(0.04)
     assert 0 < conductor.value < 1
     assert {on for on, _ in told} == {True, False}
     assert all(number > 0 if on else number == 0 for on, number in told[:-1]), told
-    assert BARS["federation_step", "ratio"].value == 1.02
+    assert [BARS[f"federation_{what}", "ratio"].value for what in ("step", "work")] == [1.02, 1.02]
 
 
 def test_turns_that_hold_no_step_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federation.Trainers, "train", lambda _: [[(0.0, 1.0)]] * PARTIES)
+    monkeypatch.setattr(federation.Trainers, "train", lambda _: [[(0.0, 1.0, 0.1)]] * PARTIES)
     with pytest.raises(UvccError, match="no turn holds a whole step"):
         federation.rows_of("_20ms", 1, 0.1)

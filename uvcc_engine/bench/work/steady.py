@@ -1,6 +1,7 @@
 """A relay, and three parties that train steadily once they are told to: for who has no import of either.
 
-``python -m MODULE LATENCY_S SECONDS`` prints a line of JSON, ``{"url": ..., "tokens": {party: token}}``. A line on its
+``python -m MODULE LATENCY_S SECONDS`` prints a line of JSON, ``{"url": ..., "pid": ..., "tokens": {party: token}}``
+of the relay. A line on its
 input begins the training; then it prints what every party said of its steps (``bench.party.steady_party``) and ends.
 """
 
@@ -19,7 +20,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 def main() -> int:
     latency_s, seconds = float(sys.argv[1]), float(sys.argv[2])
     with relay() as running:
-        print(json.dumps({"url": running.url, "tokens": running.tokens}), flush=True)
+        print(json.dumps({"url": running.url, "pid": running.process.pid, "tokens": running.tokens}), flush=True)
         if not sys.stdin.readline():
             return 1  # nobody is left who could ask
         at = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(PARTIES))}
