@@ -39,9 +39,9 @@ from uvcc_engine.transcript.signed.barriers import stages_of
 from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
 
 LINKS: Final = {"": 0.0, "_20ms": 0.02}  # seconds one way between two parties
-TURN_S: Final = 4.0
-"""So long the exchange goes on, or rests: two signs of life of each domain."""
-PAIRS: Final = 8
+TURN_S: Final = 2.0
+"""So long the exchange goes on, or rests: a sign of life of each domain, and as many looks as it takes between two."""
+PAIRS: Final = 16
 _ALWAYS_S: Final = 1e9
 _STEADY: Final = "uvcc_engine.bench.work.steady"
 

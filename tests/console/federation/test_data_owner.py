@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from uvcc_console.federation import data_owner, parcels
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.owner_parcels import OwnerParcels
 from uvcc_console.federation.rendezvous import Rendezvous
-from uvcc_engine.contract.errors import ConfigError, ProtocolError, UvccError, VerificationError
+from uvcc_console.rollout.federated import from_owners
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.peer_protocol.record_names import APPROVALS, OWNER_SHARES, PROPOSALS
@@ -423,3 +426,22 @@ def test_an_audit_needs_what_was_sealed(gathering: Gathering) -> None:
         (g.root / "run" / "policy.json").write_bytes(made.canonical)
         assert g.at(0, "audit", str(g.root / "run")) == 2
         assert words in g.err
+
+
+def test_a_domain_says_for_which_owners_it_waits_until_they_have_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_owners, "LOOK_S", 0.0)
+    named = [fingerprint(key) for key in KEYS[:2]]
+    visits = [[0, 1], [0, 1], [1], []]
+    parcels = SimpleNamespace(
+        proposal=SimpleNamespace(owners=KEYS[:2]), poll=lambda: visits.pop(0), laid=lambda replicas: {"of": replicas}
+    )
+    told: list[str] = []
+    found = asyncio.run(from_owners.shares_of_owners(parcels, 2, 30.0, told.append))  # type: ignore[arg-type]
+    assert found == {"of": 2}
+    assert told == [
+        f"waits for owner 0 ({named[0]}), owner 1 ({named[1]}) to share, 30 s at most",
+        f"waits for owner 1 ({named[1]}) to share, 30 s at most",
+    ]
+    visits[:] = [[1]]
+    with pytest.raises(PeerLostError, match=r"owner 1 \(\d{5} .*\) has not shared after -1 s"):
+        asyncio.run(from_owners.shares_of_owners(parcels, 2, -1.0, told.append))  # type: ignore[arg-type]

@@ -185,6 +185,16 @@ def test_before_training_a_board_shows_how_far_all_pods_are_in_each_stage(size: 
     assert board_lines(view_of(Story(events=[])), width, height) == []
 
 
+def test_the_board_of_a_domain_of_its_own_counts_its_own_workers() -> None:
+    view = view_of(Story(replicas=2).launched().phase("full", 2))
+    mine = {coord: w for coord, w in view.snap.workers.items() if coord.startswith("p0")}
+    pods = {pod: p for pod, p in view.snap.pods.items() if p.party == 0}
+    own = replace(view, snap=replace(view.snap, apart=True, workers=mine, pods=pods))
+    rows = [" ".join(plain(line).split()) for line in board_lines(own, 150, 20)]
+    assert any(row.endswith("2/2 workers started") for row in rows), rows
+    assert any(row.endswith("0/2 first heartbeat") for row in rows), rows
+
+
 def test_the_board_says_what_a_stage_waits_for_before_its_bars() -> None:
     story = Story().planned()
     said = "waits for stock until 2026-11-21 14:10 UTC, nothing is rented: no offer of runpod fits"

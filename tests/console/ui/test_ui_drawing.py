@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 
 import pytest
 from ui_journals import T0, Story
@@ -285,6 +286,18 @@ def test_f9_is_in_every_footer_even_the_narrowest() -> None:
 
 def test_the_agreement_line_says_up_to_which_step() -> None:
     assert plain(ledger.agreement_line(view_of(Story().full(7)))) == "P0 ═ P1 ═ P2  agree @ step 7"
+
+
+def test_a_domain_of_its_own_does_not_wait_for_roots_that_come_at_the_end() -> None:
+    def own(view: View) -> View:
+        mine = {coord: w for coord, w in view.snap.workers.items() if coord.startswith("p0")}
+        return replace(view, snap=replace(view.snap, apart=True, workers=mine, agreement=(), agreed_epoch=-1))
+
+    assert "the others' roots come at the end" in plain(ledger.agreement_line(own(view_of(Story().full(7)))))
+    ended = own(view_of(Story(steps=4).finished()))
+    assert plain(ledger.agreement_line(ended)) == "P0 ═ P1 ═ P2  agree in every epoch"
+    changed = replace(ended, changed={"full": ("proof_bundle.json",)})
+    assert "agree in" not in plain(ledger.agreement_line(changed))
 
 
 def test_a_fork_is_the_loudest_thing() -> None:

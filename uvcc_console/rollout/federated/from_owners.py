@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,20 +20,27 @@ LOOK_S: Final = 1.0
 log = logger(__name__)
 
 
-async def shares_of_owners(parcels: OwnerParcels, replicas: int, wait_s: float) -> dict[str, Any]:
+async def shares_of_owners(
+    parcels: OwnerParcels, replicas: int, wait_s: float, waits: Callable[[str], None]
+) -> dict[str, Any]:
     """Wait until every owner's files are there, and lay them for this domain's pods; what the policy binds of them.
 
+    ``waits`` is told for whom, whenever that changes.
     Raises PeerLostError naming the owners who sent nothing in their time, ProtocolError naming one who lied.
     """
     clock = asyncio.get_running_loop().time
     end, missing = clock() + wait_s, list(range(len(parcels.proposal.owners)))
+    told: list[int] = []
     while missing:
         try:
             missing = await asyncio.to_thread(parcels.poll)
         except UnreachableError as e:
             log.warning("the rendezvous: %s", e)
+        names = ", ".join(f"owner {n} ({fingerprint(parcels.proposal.owners[n])})" for n in missing)
+        if missing and missing != told:
+            told = missing
+            waits(f"waits for {names} to share, {wait_s:.0f} s at most")
         if missing and clock() > end:
-            names = ", ".join(f"owner {n} ({fingerprint(parcels.proposal.owners[n])})" for n in missing)
             raise PeerLostError(
                 f"{names} has not shared after {wait_s:.0f} s", "ask that owner, then begin the next attempt", party=-1
             )

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -130,6 +131,7 @@ class FederatedParty:
         if wheel.sha256 != self.seat.proposal.code_hash:
             what = f"this installation's code is {wheel.sha256[:16]}, approved was {self.seat.proposal.code_hash[:16]}"
             raise ConfigError(what, "every domain installs the very release that the proposal names")
+        _waiting(ctx, MEET, f"waits for the two other domains, {self.seat.terms.wait_s:.0f} s at most")
         attempt = await self.peers.meet()
         ctx.plan = under(ctx.plan, f"{self.seat.proposal.name[:40]}-{self.seat.proposal.id[:12]}-{attempt}")
         return f"all three domains are there, attempt {attempt}"
@@ -200,7 +202,9 @@ class FederatedParty:
             of = (self.seat.proposal, self.peers.attempt, self.rosters, self.seat.party)
             theirs = OwnerParcels(self.seat.there(), *of, folder)
             replicas = self.seat.proposal.topology.replicas
-            self._shared = await shares_of_owners(theirs, replicas, self.seat.terms.wait_s)
+            self._shared = await shares_of_owners(
+                theirs, replicas, self.seat.terms.wait_s, partial(_waiting, ctx, SHARES)
+            )
             self._owners = await asyncio.to_thread(theirs.statements)
             await self.peers.reach(SHARES, _digest(self._shared))
             return "the owners' sealed shares are here; the commitments are equal at all three domains"
@@ -420,6 +424,10 @@ def _once(ctx: Rollout, stage: Callable[[Rollout], Awaitable[str]]) -> Act:
         return await stage(ctx)
 
     return act
+
+
+def _waiting(ctx: Rollout, stage: str, for_whom: str) -> None:
+    ctx.say(ev.StageChanged(name=stage, status="running", detail=for_whom))
 
 
 async def _told(act: Act, resumed: bool) -> str:

@@ -15,14 +15,14 @@ from uvcc_engine.contract.text import counted
 
 
 def expected(s: Snapshot) -> int:
-    """Workers that the phase will have."""
-    parties = PARTIES if s.proves else max(1, len({p.party for p in s.pods.values()}))
+    """Workers that the phase will have here: a domain of its own sees its own."""
+    parties = 1 if s.apart else PARTIES if s.proves else max(1, len({p.party for p in s.pods.values()}))
     return parties * max(1, s.replicas) * max(1, s.pipeline_stages) * max(1, s.tensor)
 
 
 def planned(s: Snapshot) -> int:
     """Pods that the plan has, before the first of them is there; 0 where that is not known."""
-    return PARTIES * s.replicas if s.proves and not s.apart else 1 if s.run else 0
+    return (1 if s.apart else PARTIES) * s.replicas if s.proves else 1 if s.run else 0
 
 
 def progress(view: View) -> list[tuple[str, int, int, str]]:

@@ -15,18 +15,22 @@ from uvcc_engine.contract.text import counted
 
 
 def agreement_line(view: View) -> Line:
-    """``P0 = P1 = P2  agree @ step 40``, or the fork."""
+    """``P0 = P1 = P2  agree @ step 40``, or the fork. A domain of its own sees its own roots until all is exchanged."""
     s, g = view.snap, view.glyphs
     joint = g.differ if s.fork else g.equal
-    role = "bad" if s.fork else ("ok" if s.agreed_epoch >= 0 else "faint")
+    whole = s.apart and s.phase in s.verdicts and view.result(s.phase).verified  # from the transcripts of all three
+    role = "bad" if s.fork else ("ok" if s.agreed_epoch >= 0 or whole else "faint")
     parties: list[Span] = []
     for p in range(PARTIES):
         parties += [(f" {joint} " if p else "", role), (f"P{p}", f"p{p}")]
     if s.fork:
         return [*parties, ("  ", ""), (f" {g.fail} FORK ", "alarm")]
+    if s.agreed_epoch < 0 and whole:
+        return [*parties, ("  agree", "ok bold"), (" in every epoch", "muted")]
     if s.agreed_epoch < 0:
         seen = max((w.root_epoch for w in s.workers.values()), default=-1)
-        return [*parties, ("  no epoch agreed yet" if seen < 0 else "  waiting for every root", "muted")]
+        late = "the others' roots come at the end" if s.apart else "waiting for every root"
+        return [*parties, ("  no epoch agreed yet" if seen < 0 else f"  {late}", "muted")]
     return [*parties, ("  agree", "ok bold"), (" @ step ", "muted"), (f"{s.agreed_epoch}", "title")]
 
 
