@@ -27,6 +27,7 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.peer_protocol.record_names import OWNER_KEYS, OWNER_SHARES, ROSTERS
 from uvcc_engine.contract.run_files.files import write_atomic
+from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import owner_shares
 from uvcc_engine.transcript.signed import roster as rosters
@@ -87,7 +88,8 @@ def pin(folder: Path, files: Sequence[Path]) -> list[str]:
 
     keys = [read_public(path) for path in files]
     if len(set(keys)) < PARTIES:
-        raise ConfigError(f"{len(set(keys))} different keys of domains are named", "three domains, three keys")
+        what = f"{counted(len(set(keys)), 'key')} of domains named, they are three"
+        raise ConfigError(what, "uvcc owner pin a.pub b.pub c.pub: all three at once")
     write_atomic(folder / PINS, "".join(f"{key}\n" for key in keys).encode(), mode=0o600)
     return keys
 

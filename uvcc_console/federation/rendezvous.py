@@ -21,6 +21,7 @@ from uvcc_engine.contract.peer_protocol.relay_words import RECORDS_AN_ANSWER
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed import barriers, reports
+from uvcc_engine.transcript.signed.approvals import REFUSE
 from uvcc_engine.transcript.signed.barriers import Barrier
 from uvcc_engine.transcript.signed.proposals import Equivocation, SignedProposal, Standing, standings
 from uvcc_engine.transcript.signed.reports import DomainReport
@@ -114,6 +115,13 @@ def keep(standing: Standing) -> Path:
             standing = standing.hearing(body)
     write_atomic(path, json.dumps(standing.to_json(), indent=1).encode() + b"\n", mode=0o600)
     return path
+
+
+def refused_before(standing: Standing, party: int) -> bool:
+    """Whether a domain refused a proposal, by what lies at the rendezvous or by what is kept here."""
+    path = kept_file(standing.signed.proposal.id)
+    known = [standing, *([Standing.from_json(reading.read_json(path))] if path.exists() else [])]
+    return any(party in one.said and one.said[party][0].decision == REFUSE for one in known)
 
 
 def kept(proposal_id: str) -> Standing:

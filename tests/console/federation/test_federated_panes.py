@@ -33,6 +33,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[people.Sc
     journal.append(*feeder.opening(3), *feeder.beat(3, 7))
     journal.close()
     (run / "conductor.json").write_text("{}")
+    (made.folder / "beta.log").write_text("$ uvcc domain init\n")
     (made.folder / "north.log").write_text("$ uvcc owner share: north shared\n")
     (made.folder / "auditor.log").write_text("VERIFIED by the auditor\n\x1b]0;a title\x07")
     yield made
@@ -70,6 +71,7 @@ def test_three_consoles_fit_where_there_is_room(stage: people.Scene) -> None:
     shown = _shown(stage, lambda s: "F9" in s[0] and "north shared" in s[3] and "VERIFIED by the auditor" in s[4])
     assert "Fleet" in shown[0]
     assert [text.splitlines()[0] for text in shown[1:]] == ["beta", "gamma", "north and south", "auditor"]
+    _shown(stage, lambda s: "$ uvcc domain init" in s[1])  # what it does before it has a run to show
     subprocess.run([*panes.server(stage), "send-keys", "-t", "demo:0.0", "?"], check=True)  # its keys reach it
     _shown(stage, lambda s: "Esc" in s[0] and s[0] != shown[0])
 

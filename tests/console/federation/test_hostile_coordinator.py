@@ -83,6 +83,22 @@ def test_an_approval_used_again_for_another_text_is_none(people: People) -> None
         Standing.from_json({"proposal": more.body, "approvals": words})
 
 
+def test_a_refusal_stands_and_is_told_with_its_reason(people: People) -> None:  # noqa: F811
+    standing, coordinator = approved_by_all(people)
+    wanted = standing.signed.proposal.id
+    assert people.at("p2", "join", wanted, "--refuse", "our board\x1b[31m has not met") == 1
+    assert rollout(people, "p0", wanted) == 2
+    said = f"of the coordinator {coordinator} is not approved by P2; refused by P2: our board"
+    assert said in people.err
+    assert "has not met (a refusal stands; uvcc propose makes another proposal)" in people.err
+    assert "\x1b" not in people.err
+    people.allows("p2", yes_for=[people.key("coordinator").read_text().rsplit(" ", 1)[0]])
+    assert people.at("p2", "join", wanted, "--yes") == 2  # who changed its mind misleads nobody, itself included
+    assert f"this domain refused {wanted[:12]} before, and a refusal stands" in people.err
+    assert rollout(people, "coordinator", wanted) == 2
+    assert "refused by P2" not in people.err  # whose key is no domain's is told so first
+
+
 @pytest.mark.parametrize("changed", ["reveal", "owners"])
 def test_a_text_changed_after_its_approval_names_its_coordinator(people: People, changed: str) -> None:  # noqa: F811
     """More is revealed, or the coordinator is the first owner, to whom the weights go."""

@@ -163,8 +163,9 @@ def spans(view: View, width: int = 160) -> dict[str, str]:
 def test_a_narrow_first_line_says_who_operates_the_run() -> None:
     alone = view_of(Story(replicas=1).full(30))
     apart = replace(alone, snap=replace(alone.snap, apart=True))
-    assert "1 operator" in head(alone, 80)
-    assert "1 domain of 3" in head(apart, 80)
+    for width in (78, 80):  # a pane that is half of 160 is a little narrower than half
+        assert "1 operator" in head(alone, width)
+        assert "1 domain of 3" in head(apart, width)
     assert "operator" not in head(apart, 80)
 
 

@@ -48,6 +48,9 @@ def run(argv: list[str]) -> int:
             why = "the site policy's yes_for does not name its coordinator" if args.yes else "nobody is there to ask"
             raise ConfigError(why, "approve it at a terminal, or say --refuse REASON")
         reason = "" if common.agreed(f"Approve {p.name} as P{party}?") else "a person said no"
+    if not reason and rendezvous.refused_before(standing, party):
+        what = f"this domain refused {p.id[:12]} before, and a refusal stands: the others may have heard it"
+        raise ConfigError(what, "the coordinator makes another proposal of the same profile: uvcc propose")
     decision: Literal["approve", "refuse"] = "refuse" if reason else "approve"
     word = approvals.Approval(
         of="proposal", sha256=p.id, party=party, decision=decision, reason=clean(reason)[: approvals.LONGEST_REASON]

@@ -41,6 +41,12 @@ def approved_document(proposal_id: str) -> bytes:
     if lacking:
         who = f"the coordinator {fingerprint(p.coordinator)}"
         what = f"proposal {p.id[:12]} of {who} is not approved by {', '.join(lacking)}"
+        refused = [
+            f"P{n}: {clean(word.reason)}" for n, (word, _) in sorted(standing.said.items()) if f"P{n}" in lacking
+        ]
+        if refused:
+            hint = "a refusal stands; uvcc propose makes another proposal"
+            raise ConfigError(f"{what}; refused by {'; '.join(refused)}", hint)
         raise ConfigError(what, "uvcc proposals fetches what the domains said since")
     return json.dumps(standing.to_json(), indent=1).encode() + b"\n"
 
@@ -56,16 +62,20 @@ def fetch(proposal_id: str, there: Rendezvous) -> None:
 
 
 def _own_pods(proposal_id: str) -> list[str]:
-    """This domain's own fleet in the profile's place, as it joined; nothing where it named none."""
+    """This domain's own fleet in the profile's place, as it joined; nothing where it named none.
+
+    Raises ConfigError where the proposal does not name this domain.
+    """
     import json
 
     from uvcc_console.federation import domain_key, own_fleet
     from uvcc_console.federation.rendezvous import kept
 
     ours, proposal = domain_key.load(), kept(proposal_id).signed.proposal
+    party = proposal.party_of(ours.public)
     fleet = own_fleet.of(ours, proposal)
     if fleet:
-        own_fleet.check(fleet, proposal, proposal.party_of(ours.public))
+        own_fleet.check(fleet, proposal, party)
         common.say(f"own pods: {own_fleet.words(fleet)}")
     return [f"fleet={json.dumps(fleet)}"] if fleet else []
 

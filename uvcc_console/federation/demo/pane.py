@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -36,10 +37,10 @@ def console(person: Person, *, small: bool) -> tuple[str, ...]:
     return (*MAIN, "attach", run.name, *(("--headless",) if small else ()))
 
 
-def follow(*logs: Path) -> None:
-    """Show what is written to these files, until the terminal goes away."""
+def follow(*logs: Path, until: Callable[[], bool] = lambda: False) -> None:
+    """Show what is written to these files, until something holds or the terminal goes away."""
     at = dict.fromkeys(logs, 0)
-    while True:
+    while not until():
         for log in logs:
             if log.exists() and log.stat().st_size > at[log]:
                 with log.open("rb") as file:
@@ -59,8 +60,7 @@ def main() -> int:
     if names[0] not in DOMAINS:
         follow(*(folder / f"{name}.log" for name in names))
     person = Person(names[0], folder / names[0], temp / names[0], uid if uid >= 0 else None)
-    while run_in(person) is None:
-        time.sleep(LOOK_S)
+    follow(folder / f"{person.name}.log", until=lambda: run_in(person) is not None)
     size = shutil.get_terminal_size()
     become(person)
     command = console(person, small=size.columns < COLUMNS or size.lines < LINES)

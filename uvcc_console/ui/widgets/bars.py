@@ -81,7 +81,8 @@ def _ends(view: View, width: int, cells: int) -> tuple[list[Span], list[Span]]:
     if health := health_spans(view):
         left += [*health, ("  ", "")]
     wide = width >= 120
-    if width >= 80 and not wide and s.operation:  # where there is no room for the run's name there is room for this
+    # where there is no room for the run's name there is room for this, in half of 160 columns, too
+    if width >= 78 and not wide and s.operation:
         left += [("1 domain of 3", "text") if s.apart else ("1 operator", "warn"), ("  ", "")]
     step, bar, until = _progress(view, cells)
     readonly: list[Span] = [("read-only", "warn"), ("  ", "")] if view.readonly else []
