@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -336,6 +337,11 @@ def test_a_run_without_its_conductor_says_how_to_go_on(capsys: pytest.CaptureFix
     w.orphaned = True
     assert report(w, run_dir, as_json=False) == 1
     assert "uvcc resume demo-20261121-0115-ab12" in capsys.readouterr().err
+    w.snapshot = replace(w.snapshot, apart=True)  # which no domain can alone
+    assert report(w, run_dir, as_json=False) == 1
+    said = capsys.readouterr().err
+    assert "uvcc resume" not in said
+    assert "uvcc teardown demo-20261121-0115-ab12   then begin the next attempt: uvcc rollout --domain" in said
 
 
 def test_the_progress_line_names_stage_step_loss_pace_and_agreement() -> None:

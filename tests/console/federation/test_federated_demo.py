@@ -161,6 +161,25 @@ def test_the_demo_runs_what_the_tutorial_shows() -> None:
     assert story.rows_of("north") != story.rows_of("south")
 
 
+def test_a_story_that_fails_tells_of_each_domain_what_its_conductor_said(tmp_path: Path) -> None:
+    stage = people.Scene(tmp_path, tmp_path, {}, "here")
+    made = story.Story(stage, print)
+    said = {
+        "alpha": "ward-1: failed, not verified (P1's domain vanished at full)\n  time 1 s\n  artifacts    /somewhere\n",
+        "beta": "ward-2: running, not verified\nthe conductor of ward-2 died (see: uvcc logs ward-2)\n  end it here\n",
+        "gamma": "",
+    }
+    for name, text in said.items():
+        made.log_of(name).write_text(text)
+        made.conducting[name] = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], text=True)
+    with pytest.raises(UvccError) as failed:
+        made._wait()
+    assert failed.value.what == (
+        "alpha: ward-1: failed, not verified (P1's domain vanished at full); beta: the conductor of ward-2 died;"
+        " gamma: ended with 1"
+    )
+
+
 # the whole story
 
 

@@ -291,7 +291,10 @@ def report(watched: Watched, run_dir: Path, *, as_json: bool) -> int:
         common.show(render(o))
     if watched.orphaned:
         common.say(f"the conductor of {run} died (see: uvcc logs {run})")
-        common.say(f"  go on with: uvcc resume {run}   or end it with: uvcc teardown {run}")
+        if s.apart:  # no single domain can go on: the others name this one as gone, and end safe
+            common.say(f"  end it here with: uvcc teardown {run}   then begin the next attempt: uvcc rollout --domain")
+        else:
+            common.say(f"  go on with: uvcc resume {run}   or end it with: uvcc teardown {run}")
         return FAILED
     if not s.ended and s.status == "failed":
         common.say(f"{run} failed: {s.detail}")

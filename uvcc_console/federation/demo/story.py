@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -46,6 +47,7 @@ smoke: {steps: 0}
 ROWS: Final = 150
 PATIENCE_S: Final = 240
 _READY_S: Final = 30.0
+_WHY: Final = re.compile(r"^(?:error: .+|the conductor of \S+ died|\S+: (?:failed|halted|torn_down)\b.*)", re.MULTILINE)
 Say = Callable[[str], None]
 
 
@@ -195,16 +197,19 @@ class Story:
 
     def _wait(self) -> None:
         end = time.monotonic() + PATIENCE_S
+        failed: list[str] = []
         for name, process in self.conducting.items():
             try:
                 code = process.wait(max(1.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 raise UvccError(f"{name} has not ended after {PATIENCE_S} s", f"see {self.log_of(name)}") from None
-            last = (self.log_of(name).read_text().strip().splitlines() or ["said nothing"])[-1]
             self._go_on()
             if code:
-                raise UvccError(f"the conductor of {name} ended with {code}: {last[:200]}", f"see {self.log_of(name)}")
-            self.say(f"{name:<12} gave its pods back and verified the whole run by itself")
+                failed.append(f"{name}: {verdict_of(self.log_of(name).read_text()) or f'ended with {code}'}")
+            else:
+                self.say(f"{name:<12} gave its pods back and verified the whole run by itself")
+        if failed:
+            raise UvccError("; ".join(failed), f"the logs are in {self.stage.folder}")
 
     def _judge(self) -> int:
         auditor = self.stage.people[AUDITOR]
@@ -299,6 +304,12 @@ def port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= 65_535:
         raise ConfigError(f"--port {text!r} is no port", "a number up to 65535; 0 for a free one")
     return int(text)
+
+
+def verdict_of(said: str) -> str:
+    """Of a conductor's words, the last line that says why its run did not end well; nothing where none does."""
+    found = _WHY.findall(said)
+    return found[-1][:400] if found else ""
 
 
 def _line(said: str, beginning: str) -> str:
