@@ -26,6 +26,8 @@ BARS: Final[BenchBars] = {
     ("federation_step_20ms", "ratio"): BenchBar(1.02),
     ("federation_work", "ratio"): BenchBar(1.02),
     ("federation_work_20ms", "ratio"): BenchBar(1.02),
+    ("federation_taken", "share"): BenchBar(0.02),
+    ("federation_taken_20ms", "share"): BenchBar(0.02),
     ("rss_1e6", "bytes"): BenchBar(200.0),
     ("rss_2e6", "bytes"): BenchBar(200.0),
     ("pods_200_cpu", "share"): BenchBar(0.40, "python"),

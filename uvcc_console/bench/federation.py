@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import tempfile
@@ -38,10 +39,20 @@ from uvcc_engine.contract.machine.turns import ratio
 from uvcc_engine.transcript.signed.barriers import stages_of
 from uvcc_engine.transcript.terms.proposal import Proposal, ProposedLimits, Revealed
 
-LINKS: Final = {"": 0.0, "_20ms": 0.02}  # seconds one way between two parties
-TURN_S: Final = 2.0
-"""So long the exchange goes on, or rests: a sign of life of each domain, and as many looks as it takes between two."""
-PAIRS: Final = 16
+
+@dataclass(frozen=True, slots=True)
+class LinkTurns:
+    """``one_way_s`` between two parties; the exchange goes on, or rests, for ``turn_s``, ``pairs`` times each in a run.
+
+    A turn holds a sign of life of each domain at least, the looks between two, and some steps.
+    """
+
+    one_way_s: float
+    turn_s: float
+    pairs: int
+
+
+LINKS: Final = {"": LinkTurns(0.0, 2.0, 16), "_20ms": LinkTurns(0.02, 6.0, 6)}
 _ALWAYS_S: Final = 1e9
 _STEADY: Final = "uvcc_engine.bench.work.steady"
 
@@ -75,23 +86,28 @@ class Step:
         return self.end - self.begin
 
 
-def bench(runs: int = 3, pairs: int = PAIRS, turn_s: float = TURN_S) -> list[Row]:
-    """The rows of each kind of link; ``runs`` times ``pairs`` turns with and as many without."""
-    return [found for name in LINKS for found in rows_of(name, max(1, runs) * pairs, turn_s)]
+def bench(runs: int = 3) -> list[Row]:
+    """The rows of each kind of link; ``runs`` times its pairs of turns with and without."""
+    return [found for name, link in LINKS.items() for found in rows_of(name, max(1, runs) * link.pairs, link.turn_s)]
 
 
 def rows_of(name: str, pairs: int, turn_s: float) -> list[Row]:
     """The step with the exchange over the step without, by wall and by processor time, and what the exchange takes of a
-    core: a conductor's share, and the relay's. Raises UvccError."""
+    core (a conductor's share, and the relay's) and of the whole machine. Raises UvccError."""
     seconds = (2 * pairs + 1) * turn_s
-    with Trainers(LINKS[name], seconds) as trainers, tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder:
+    with (
+        Trainers(LINKS[name].one_way_s, seconds) as trainers,
+        tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder,
+    ):
         turns, steps = asyncio.run(_measured(trainers, Path(folder), turn_s))
     on = [turn for turn in turns if turn.on]
+    taken = sum(turn.cpu + turn.relay for turn in on) / sum(turn.seconds for turn in on) / (os.cpu_count() or 1)
     return [
         _compared(f"federation_step{name}", turns, steps, lambda step: step.seconds),
         _compared(f"federation_work{name}", turns, steps, lambda step: step.cpu),
         row(f"federation_conductor{name}", "share", "core", [turn.cpu / turn.seconds / PARTIES for turn in on]),
         row(f"federation_relay{name}", "share", "core", [turn.relay / turn.seconds for turn in on]),
+        row(f"federation_taken{name}", "share", "machine", [taken]),
     ]
 
 

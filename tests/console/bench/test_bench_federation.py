@@ -58,11 +58,14 @@ def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.M
     monkeypatch.setattr(Rendezvous, "leave_report", leave_counted)
     monkeypatch.setattr(peers_module, "REPORT_S", 0.1)
     monkeypatch.setattr(peers_module, "LOOK_S", 0.05)
-    step, work, conductor, relay = federation.rows_of("", 1, 0.7)
+    step, work, conductor, relay, taken = federation.rows_of("", 1, 0.7)
     assert (step.name, step.metric, conductor.name) == ("federation_step", "ratio", "federation_conductor")
     assert (work.name, work.value, work.reference) == ("federation_work", 1.0, pytest.approx(0.02 * PARTIES))
     assert (relay.name, relay.metric) == ("federation_relay", "share")
     assert 0 < relay.max < 1
+    assert (taken.name, taken.metric) == ("federation_taken", "share")
+    assert 0 < taken.value < 1
+    assert BARS["federation_taken", "share"].value == 0.02
     assert step.value == pytest.approx(1.0, abs=1e-3)  # these steps took as long in either
     assert step.reference == pytest.approx(0.04)
     assert 0 < conductor.value < 1

@@ -25,7 +25,8 @@ from relaykit import TOKENS, relay_of
 from test_federated_run import Domains, begun, everything
 from test_resume_between_domains import at, until
 
-from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.owner_files import STATISTIC_TENSORS, STATISTIC_WORDS
+from uvcc_engine.contract.job.private_job import PrivateJob, StandardiseBy
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.model.learning.plaintext import forward, train_plaintext
@@ -34,19 +35,19 @@ from uvcc_engine.model.learning.standardising import ClearStatistics
 torch.set_num_threads(1)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OWNER_TOKENS = [f"token-of-owner-{n}-0123456789" for n in range(2)]
-COLUMNS, COMMON, ALONE = (40, 24), 90, 7
+COLUMNS, COMMON, ALONE = (40, 24), 130, 7
 LEARNS = {
     "steps": 60,
     "batch": COMMON - 1,  # all rows a step: their order, which follows from tags, has no say
     "test_rows": 1,
     "lr": 0.5,
     "standardise": True,
-    "standardise_by": "range",
     "model": "logistic-digits",
     "reveal": ["loss", "weights", "statistics"],
 }
 JOINS = "job.join={key: person, columns: [40, 24], label: 1}"
 JOB = (*(f"job.{k}={json.dumps(v)}" for k, v in LEARNS.items()), JOINS, "smoke.steps=0", "link=direct", *PATIENT)
+KINDS = ("range", "quantiles", "deviation")
 
 
 def key_of(row: int) -> str:
@@ -141,7 +142,10 @@ def halt_and_go_on(domains: Domains, running: list[subprocess.Popen[str]]) -> in
     return steps.pop()
 
 
-def test_columns_of_two_owners_are_trained_on_between_three_domains_that_halt_and_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", KINDS)
+def test_columns_of_two_owners_are_trained_on_between_three_domains_that_halt_and_go_on(
+    tmp_path: Path, by: StandardiseBy
+) -> None:
     people: list[dict[str, Any]] = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
     people += [{"owner": n, "group": "g", "token": t} for n, t in enumerate(OWNER_TOKENS)]
     with ExitStack() as stack:
@@ -150,7 +154,7 @@ def test_columns_of_two_owners_are_trained_on_between_three_domains_that_halt_an
         for home in homes:
             home.mkdir()
         users = [stack.enter_context(user_at(home)) for home in homes]
-        job = tuple(part for key in JOB for part in ("--set", key))
+        job = tuple(part for key in (*JOB, f"job.standardise_by={by}") for part in ("--set", key))
         domains = Domains(users[:3], url, job=job, to_owner=("weights", "statistics"))
         joining = Joining(domains, users[3:])
         joining.prepare()
@@ -167,7 +171,7 @@ def test_columns_of_two_owners_are_trained_on_between_three_domains_that_halt_an
         nobody_else_holds(homes[:3], tmp_path)
         done = joining.results(0, "--out", str(tmp_path / "results"))
         assert done.returncode == 0, done.stdout + done.stderr
-        what_was_opened_is_what_the_same_training_gives_in_clear(tmp_path / "results", users[3])
+        what_was_opened_is_what_the_same_training_gives_in_clear(tmp_path / "results", users[3], by)
         done = joining.results(1)
         assert "are sealed to the first owner" in done.stdout, done.stderr
         pinned = [part for key in domains.keys for part in ("--domain", str(key))]
@@ -193,14 +197,14 @@ def nobody_else_holds(homes: list[Path], relay: Path) -> None:
         assert not any(secret in data for secret in secrets), path
 
 
-def what_was_opened_is_what_the_same_training_gives_in_clear(results: Path, owner: Uvcc) -> None:
+def what_was_opened_is_what_the_same_training_gives_in_clear(results: Path, owner: Uvcc, by: StandardiseBy) -> None:
     """Which row is tested follows from the tags: of all that it could be, one fits, and fits closely."""
     x, y = table(), digits()
-    job = PrivateJob.from_json(LEARNS)
+    job = PrivateJob.from_json({**LEARNS, "standardise_by": by})
     with np.load(results / "weights.npz") as found:
         weights = found["weight.0"]
     with np.load(results / "statistics.npz") as found:
-        least, width = found["least"], found["width"]
+        shift, size = (found[word] for word in STATISTIC_WORDS[STATISTIC_TENSORS[by][0]])
 
     def off(row: int) -> tuple[float, int]:
         rest = np.delete(np.arange(COMMON), row)
@@ -210,10 +214,16 @@ def what_was_opened_is_what_the_same_training_gives_in_clear(results: Path, owne
     best, second = sorted(off(row) for row in range(COMMON))[:2]
     assert best[0] < 0.02 < 0.3 < second[0], (best, second)
     rest = np.delete(np.arange(COMMON), best[1])
-    clear = ClearStatistics.of(np.rint(x[rest] * 65536) / 65536, "range")
-    assert np.array_equal(least, clear.mean)  # by bisection: exact, and the same after the resume as before it
-    assert np.abs(width * clear.inverse - 1.0).max() < 5e-3
-    predictions_are_of(results, owner, forward(find_model(job.model), [weights], (x - least) / width))
+    clear = ClearStatistics.of(np.rint(x[rest] * 65536) / 65536, by)
+    if by == "deviation":
+        assert np.abs(shift - clear.mean).max() < 2e-3
+    else:
+        assert np.array_equal(shift, clear.mean)  # by bisection: exact, and the same after the resume as before it
+    assert np.abs(size * clear.inverse - 1.0).max() < 5e-3
+    scaled = (x - shift) / size
+    scaled = np.clip(scaled, 0.0, 1.0) if by == "quantiles" else scaled
+    model, tensors = find_model(job.model), [torch.from_numpy(weights)]
+    predictions_are_of(results, owner, forward(model, tensors, torch.from_numpy(scaled)).numpy())
 
 
 def predictions_are_of(results: Path, owner: Uvcc, outputs: Any) -> None:
