@@ -10,14 +10,24 @@ import pytest
 
 from uvcc_console.cli import main as cli
 from uvcc_console.federation import domain_key
+from uvcc_console.federation.owner_results import DOCUMENTS
 from uvcc_console.federation.proposing import SEALED_TO_OWNER
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.federated import consenting, peers
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.private_job import STANDARDISED_LEAST, STANDARDISED_LIMIT, STANDARDISED_ROWS
+from uvcc_engine.contract.peer_protocol.record_names import (
+    APPROVALS,
+    BARRIERS,
+    OWNER_SHARES,
+    PROPOSALS,
+    REPORTS,
+    ROSTERS,
+)
 from uvcc_engine.model.learning import standardising
 from uvcc_engine.owner import key_tags
+from uvcc_engine.relay.relay_roles import SCOPES, Role
 from uvcc_engine.transcript.proof.input_attribution import OWNERS_FILE
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "security" / "domains.md"
@@ -53,6 +63,23 @@ def test_a_list_of_tags_tells_how_many_rows_there_are_up_to_a_power_of_two(rows:
     assert len(body) == told * key_tags.TAG_BYTES
     assert set(tags) <= key_tags.unpacked(body, "owner 1")
     assert says("an owner's number of rows, up to the next power of two | the other owners, the relay")
+
+
+def test_who_reads_what_of_a_federated_run_is_what_a_relay_lets_in() -> None:
+    rows = (PAGE.parent / "leaks.md").read_text(encoding="utf-8").splitlines()
+    told = {row.split("|")[1]: row.split("|")[2] for row in rows if row.startswith("| in a federated run")}
+    for word, records, roles in (
+        ("the proposal", (PROPOSALS, APPROVALS, ROSTERS), "party owner coordinator auditor"),
+        ("stage and step", (BARRIERS, REPORTS), "party coordinator auditor"),
+        ("how many rows", (OWNER_SHARES,), "party auditor"),
+    ):
+        (whom,) = [found for what, found in told.items() if word in what]
+        for role in ("party", "owner", "coordinator", "auditor"):
+            reads = all(name.startswith(SCOPES[Role(role)].reads) for name in records)
+            assert reads == (role in roles.split()), (word, role)
+            while_it_goes_on = whom.partition(";")[0]
+            assert reads == ({"party": "domains"}.get(role, role) in while_it_goes_on), (word, role)
+    assert {"barriers.json", "owner-shares.json"} <= set(DOCUMENTS)  # what owners get with their results
 
 
 def test_words_are_those_that_the_commands_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
