@@ -22,7 +22,7 @@ from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.peers import Peers
 from uvcc_console.runs import domain
-from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
 from uvcc_engine.transcript.signed import consents
 from uvcc_engine.transcript.signed.consents import CONSENT_NAMESPACE, SignedConsent
 from uvcc_engine.transcript.terms.proposal import Consents, Proposal
@@ -114,6 +114,8 @@ def test_all_three_go_on_once_two_signed_and_the_first_halt_is_over(table: Table
             halts = {n: table.buses[n].snapshot.halt.nonce for n in range(3)}
             await asyncio.gather(*(p.guarded(asyncio.sleep(1.5)) for p in peers))  # the halt before stops nobody now
             assert {n: table.buses[n].snapshot.halt.nonce for n in range(3)} == halts
+            # whoever halted is shown as it is now, not as it was before the resume
+            await until(lambda: all(table.buses[n].snapshot.domains[1].status == "running" for n in (0, 2)))
 
             table.buses[2].commit(ev.HaltRequested(nonce="n2", mode="halt", by="operator"))  # a new one does
             for p in peers:
@@ -125,6 +127,26 @@ def test_all_three_go_on_once_two_signed_and_the_first_halt_is_over(table: Table
             await until(lambda: all(("resume-2", "P1") in table.buses[n].snapshot.consents for n in range(3)))
             assert [len(r.decided) for r in runners] == [1, 1, 1]  # words for the first resume are not for the second
             assert [r.given_up for r in runners] == [[], [], []]
+
+    asyncio.run(story())
+
+
+def test_who_halted_all_and_vanishes_after_the_resume_is_named(table: Table) -> None:  # noqa: F811
+    wants(table, resume=1)
+
+    async def story() -> None:
+        async with table.peers(0, 2) as others:
+            async with table.peers(1) as first:
+                await met([*others, *first])
+                table.buses[1].commit(ev.HaltRequested(nonce="n1", mode="halt", by="operator"))
+                for p in (*others, *first):
+                    with pytest.raises(Halted):
+                        await p.guarded(asyncio.sleep(60))
+                runners = waiting([*others, *first])
+                others[0].sign("resume")
+                await until(lambda: all(r.decided == ["resume"] for r in runners))
+            with pytest.raises(PeerLostError, match="P1's domain vanished"):
+                await others[0].guarded(asyncio.sleep(60))
 
     asyncio.run(story())
 

@@ -234,10 +234,15 @@ class Peers:
         self._elsewhere()
         self._go_on()
 
+    def _stop_of(self, party: int) -> Barrier | None:
+        """A domain's stop, as long as it holds: not a halt after which all went on."""
+        stop = self.found.stopped.get(party)
+        return None if stop is not None and stop.status == HALT and stop.resumed < self.resumes else stop
+
     def _tell(self) -> None:
         """The others' state as events, whenever it changes."""
         for party in self._others:
-            heard, stop = self._heard.get(party), self.found.stopped.get(party)
+            heard, stop = self._heard.get(party), self._stop_of(party)
             if party in self._gone:
                 continue
             if stop is not None:
@@ -327,7 +332,7 @@ class Peers:
         for party in self._others:
             heard = self._heard.get(party)
             quiet = now - heard[0] if heard is not None else 0.0
-            over = party in self._gone or party in self.found.stopped or COLLECT in self._done(party)
+            over = party in self._gone or self._stop_of(party) is not None or COLLECT in self._done(party)
             if quiet > self.seat.terms.silence_s and not over:
                 self._gone.add(party)
                 stage = heard[1].stage if heard is not None else MEET
