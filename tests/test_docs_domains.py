@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
 from uvcc_console.cli import main as cli
@@ -51,7 +52,9 @@ def test_figures_are_those_of_the_code() -> None:
     assert says(f"There are {STANDARDISED_LEAST} to 2^{STANDARDISED_ROWS.bit_length() - 1} training rows")
     assert says(f"A feature is at most {STANDARDISED_LIMIT:.0f} in size")
     assert says(f"between its quantiles of {standardising.QUANTILES[0]} and {standardising.QUANTILES[1]}")
-    assert says(f"to the next lower 2^{standardising._LOG_STEP}")
+    assert says("to the next lower 2^-10")
+    found = standardising.ClearStatistics.of(np.array([[0.0015], [1.0]]), "range")
+    assert found.mean.tolist() == [2.0**-10]
     assert says(f"cut to {key_tags.TAG_BYTES} bytes")
     assert says(f"up to a power of two ({key_tags.FEWEST_TAGS} at least)")
 

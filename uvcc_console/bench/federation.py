@@ -74,7 +74,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TurnStep:
     """A step of all three parties: from the first's begin to the last's end, and their processor seconds together."""
 
     begin: float
@@ -111,7 +111,7 @@ def rows_of(name: str, pairs: int, turn_s: float) -> list[Row]:
     ]
 
 
-def _compared(at: str, turns: Sequence[Turn], steps: Sequence[Step], of: Callable[[Step], float]) -> Row:
+def _compared(at: str, turns: Sequence[Turn], steps: Sequence[TurnStep], of: Callable[[TurnStep], float]) -> Row:
     with_, without = paired(turns, steps, of)
     if not with_:
         raise UvccError("no turn holds a whole step", "the machine is too slow for turns of this length")
@@ -121,7 +121,7 @@ def _compared(at: str, turns: Sequence[Turn], steps: Sequence[Step], of: Callabl
 
 
 def paired(
-    turns: Sequence[Turn], steps: Sequence[Step], of: Callable[[Step], float]
+    turns: Sequence[Turn], steps: Sequence[TurnStep], of: Callable[[TurnStep], float]
 ) -> tuple[list[float], list[float]]:
     """The median over the steps wholly inside each turn, as pairs of neighbours: (with, without)."""
     on, off = [], []
@@ -186,7 +186,7 @@ class Trainers:
         self._end()
 
 
-async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[list[Turn], list[Step]]:
+async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[list[Turn], list[TurnStep]]:
     peers, buses = _conductors(trainers, folder)
     kept = [asyncio.create_task(bus.run()) for bus in buses]
     try:
@@ -206,7 +206,9 @@ async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[li
             task.cancel()
         await asyncio.gather(*kept, return_exceptions=True)
     steps = zip(*said, strict=True)
-    return turns, [Step(min(b for b, _, _ in s), max(e for _, e, _ in s), sum(cpu for _, _, cpu in s)) for s in steps]
+    return turns, [
+        TurnStep(min(b for b, _, _ in s), max(e for _, e, _ in s), sum(cpu for _, _, cpu in s)) for s in steps
+    ]
 
 
 async def take_turn(peers: Sequence[Peers], training: asyncio.Task[Any], turn_s: float, *, on: bool) -> Turn:

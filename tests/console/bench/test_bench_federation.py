@@ -9,7 +9,7 @@ import pytest
 
 from uvcc_console.bench import federation
 from uvcc_console.bench.bars import BARS
-from uvcc_console.bench.federation import Step, Turn, paired
+from uvcc_console.bench.federation import Turn, TurnStep, paired
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.rollout.federated import peers as peers_module
 from uvcc_engine.contract.errors import UvccError
@@ -19,9 +19,9 @@ from uvcc_engine.contract.job.topology import PARTIES
 def test_only_whole_steps_count_and_neighbours_are_held_against_each_other() -> None:
     turns = [Turn(0.0, 4.0, on=True), Turn(4.0, 8.0, on=False), Turn(8.0, 12.0, on=False), Turn(12.0, 16.0, on=True)]
     times = [(0.0, 2.0), (2.0, 2.5), (2.5, 3.5), (3.5, 4.5), (4.5, 5.5), (8.0, 11.0), (13.0, 15.0)]
-    steps = [Step(begin, end, cpu=n) for n, (begin, end) in enumerate(times)]
+    steps = [TurnStep(begin, end, cpu=n) for n, (begin, end) in enumerate(times)]
 
-    def wall(step: Step) -> float:
+    def wall(step: TurnStep) -> float:
         return step.seconds
 
     assert paired(turns, steps, wall) == ([1.0, 2.0], [1.0, 3.0])  # one long step of three counts as one

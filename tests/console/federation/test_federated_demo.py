@@ -173,7 +173,7 @@ def test_a_story_that_fails_tells_of_each_domain_what_its_conductor_said(tmp_pat
         made.log_of(name).write_text(text)
         made.conducting[name] = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], text=True)
     with pytest.raises(UvccError) as failed:
-        made._wait()
+        made.wait()
     assert failed.value.what == (
         "alpha: ward-1: failed, not verified (P1's domain vanished at full); beta: the conductor of ward-2 died;"
         " gamma: ended with 1"

@@ -7,9 +7,9 @@ import contextlib
 import hashlib
 import json
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,6 @@ from uvcc_console.federation import domain_key, parcels
 from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
 from uvcc_console.federation.seat import Seat, SeatTerms, begin_attempt
 from uvcc_console.fleet.download_folder import DownloadFolder
-from uvcc_console.halt.relay_path import RelayMailbox
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.own_party import FederatedParty
@@ -336,39 +335,30 @@ def test_seats_are_held_to_their_form() -> None:
 
 
 def test_a_visit_asks_for_each_thing_once_over_one_connection(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an exchange costs beside a training: two requests where words are due, one for the barriers in between."""
+    """What an exchange costs beside a training: a connection a visit, and words only where some are due."""
     opened: list[str] = []
     asked: list[str] = []
-    connection, post = RelayMailbox._connection, RelayMailbox._post
+    connect, request = HTTPConnection.connect, HTTPConnection.request
 
-    def opening(self: RelayMailbox, timeout: float) -> Any:
-        opened.append(self.url)
-        return connection(self, timeout)
+    def connecting(self: HTTPConnection) -> None:
+        opened.append(self.host)
+        connect(self)
 
-    def asking(self: RelayMailbox, token: str, body: str) -> Any:
+    def asking(self: HTTPConnection, method: str, url: str, body: Any, headers: Any) -> None:
         want = json.loads(body)["want"]
         asked.append("left" if want == "\n" else want.partition("/")[0])
-        return post(self, token, body)
+        request(self, method, url, body, headers)
 
     async def story() -> None:
         async with table.peers(0, 1, 2) as peers:
             await met(peers)
-        for one in peers:  # nobody keeps them going now: what is asked from here on is of this visit
-            one._reported = float("-inf")
-        await asyncio.gather(*(asyncio.to_thread(one._exchange) for one in peers))
-        monkeypatch.setattr(RelayMailbox, "_connection", opening)
-        monkeypatch.setattr(RelayMailbox, "_post", asking)
-        heard = {p: (time.monotonic(), report) for p, (_, report) in peers[0]._heard.items()}
-        peers[0]._heard = heard
-        said, lying = await asyncio.to_thread(peers[0]._exchange)
-        assert (said, set(lying)) == ([], set(peers[0].bodies))
-        assert (asked, len(opened)) == (["barrier"], 1)
-        peers[0]._reported = float("-inf")
-        said, _ = await asyncio.to_thread(peers[0]._exchange)
-        assert len(said) == 3
-        assert (asked[1:], len(opened)) == (["left", "report", "barrier"], 2)
-        peers[0]._heard = {p: (at - 2.5, report) for p, (at, report) in heard.items()}
-        await asyncio.to_thread(peers[0]._exchange)
-        assert asked[4:] == ["report", "barrier"]  # who is late is looked for at every visit
+            monkeypatch.setattr(HTTPConnection, "connect", connecting)
+            monkeypatch.setattr(HTTPConnection, "request", asking)
+            await asyncio.gather(*(p.guarded(asyncio.sleep(2.5)) for p in peers), return_exceptions=True)
 
     asyncio.run(story())
+    visits = asked.count("barrier")
+    assert visits >= 6
+    assert len(opened) <= visits + 3  # those that were cut short
+    assert asked.count("report") < visits
+    assert set(asked) == {"barrier", "report", "left"}

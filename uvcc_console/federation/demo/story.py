@@ -79,7 +79,7 @@ class Story:
         self._agree()
         self._conduct()
         self._share()
-        self._wait()
+        self.wait()
         self.code = self._judge()
         return self.code
 
@@ -195,7 +195,8 @@ class Story:
         for name, what in zip(OWNERS, self._each(share, OWNERS), strict=True):
             self.say(f"{name:<12} split and sealed {what} to the pods of the three domains")
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until all three conductors have ended. Raises UvccError with the words of each that failed."""
         end = time.monotonic() + PATIENCE_S
         failed: list[str] = []
         for name, process in self.conducting.items():

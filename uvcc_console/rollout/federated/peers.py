@@ -170,8 +170,7 @@ class Peers:
 
     def _exchange(self) -> tuple[list[str], list[str]]:
         """One visit to the rendezvous, in a thread: leave what is due, read what lies there."""
-        there = self.seat.there()
-        with there.connected():
+        with (there := self.seat.there()).connected():
             return self._visit(there)
 
     def _visit(self, there: Rendezvous) -> tuple[list[str], list[str]]:
