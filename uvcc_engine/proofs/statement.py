@@ -4,15 +4,12 @@ Party ``q`` proves what it sent to party ``q - 1`` (which knows component ``q`` 
 ``q + 1`` (which knows component ``q + 1``). Each equation is a sum of products of something that one of the two knows
 and something that the other knows, of things that one of them knows alone, and of the message; all over Z_2^64:
 
-1. ``factor * (products of components) + zero share - z = 0``; for a dealer ``+ p + q - masked``.
-2. the dealer: ``2^(63-s) (p_63 + q_63 + c_63 - r_63 + 2 (w_left + w_right - k_left - k_right)) = 0``: what ``p + q``
-   carries out of bit 63 is half of the first four, with ``c = p ^ q ^ r`` the carries.
-3. the dealer: ``2^(64-s) (r_63 - m_left - m_right) = 0``.
-4. an online party: ``2^(64-s) (k + m [c >= 0] - part) = 0`` with its own ``k`` and ``m``.
+``factor * (products of components) + zero share - z = 0``; for a dealer ``+ p + q - masked``
 
-and whatever else was filed as such an equation (``mpc.foundation.bilinear_claims``).
+and whatever else was filed as such an equation of numbers (``mpc.foundation.bilinear_claims``). What else a truncation
+sends are equations of bits (``proved_truncation``).
 
-A matrix product's first equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y
+A matrix product's equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y
 v`` are left: ``k`` entries instead of ``m k n``. Where the product's patches are added up to images, the transpose of a
 convolution, ``v`` weighs pixels, and what is cut from ``v`` as patches are cut weighs the product: an entry for each
 channel and position. All others are weighed in groups of as many entries as the first fold
@@ -38,7 +35,6 @@ from uvcc_engine.mpc.foundation.claim_ledger import (
 )
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.kernels.plain import shift_logical
 from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.folding import SLOTS, Sizes
 from uvcc_engine.proofs.vectors import Arithmetic, Block, EquationBlock, NumberBlock, merged
@@ -138,7 +134,7 @@ class _Prover:
         return notes.own if (self.q + index) % 3 == self.me else notes.following
 
     def sent(self, notes: ProductNotes) -> Tensor:
-        """The prover's message of equation 1."""
+        """The prover's message."""
         if notes.truncation is not None and notes.dealer == self.q:
             return known(notes.truncation.masked)
         return notes.z if self.q == self.me else notes.received[self.q]
@@ -152,9 +148,8 @@ def sizes_of(notes: list[ProductNotes], claims: Sequence[BilinearClaim], q: int)
             elements += 2 * one.x.shape[1] * (one.x.shape[0] // one.z.shape[0])
         elif one.form == ELEMENTWISE:
             equations.append((2, one.count))
-        if one.dealer is not None:
-            equations += [(2, one.count), (1, one.count)] if one.dealer == q else [(1, one.count)]
-    return Sizes(tuple(equations), elements)
+    summed = not equations and not elements and bool(notes)  # sums alone: a zero stands for what is multiplied
+    return Sizes(tuple(equations), elements + summed)
 
 
 def _numbers(claims: Sequence[BilinearClaim], q: int) -> list[BilinearClaim]:
@@ -178,6 +173,9 @@ def gather(
         _product(at, one, who, coins, places, found)
     for claim in _numbers(claims, q):
         _equation(at, claim, who, coins, places, found)
+    if not found.blocks:
+        none = torch.zeros(1, at.ring.degree, dtype=torch.int64)
+        found.blocks.append(NumberBlock(none if who.before else None, none if who.after else None, slots=SLOTS))
     found.blocks = merged(found.blocks)
     return found
 
@@ -211,14 +209,10 @@ def _product(
         _matrix(at, notes, who, weights, found, deals, to_next)
     elif notes.form == ELEMENTWISE:
         _entries(notes, who, weights, found, deals, to_next)
-    if deals:
-        _dealt(at, notes, who, coins, places, found)
-    elif dealer is not None:
-        _upper(at, notes, who, coins, places, found)
 
 
 def _weights(at: Arithmetic, notes: ProductNotes, coins: PublicCoins, places: Tensor) -> _Weights | _MatrixWeights:
-    """The coins of a product's first equation, by what the product is."""
+    """The coins of a product's equation, by what the product is."""
     if notes.form == PATCHES:
         return _PatchWeights(at, coins, notes)
     if notes.form == MATMUL:
@@ -292,74 +286,3 @@ def _entries(
         if not who.before and (deals or to_next):
             _add(found, who, after=w.of(x_part * y_part * notes.factor))
     found.blocks.append(w.block(before, after))
-
-
-def _dealt(
-    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
-) -> None:
-    """Equations 2 and 3 of the dealer. Its carries are proved as bits (``proved_truncation``)."""
-    t, shape = _truncation(notes), notes.z.shape
-    top = 64 - t.s
-    second, third = (_Weights(at, coins, shape, places) for _ in range(2))
-
-    def side(
-        mask: Tensor, share: Tensor, w: Tensor, k: Tensor, m: Tensor, weigh: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Bit 63 of this side's share of the carries and of the mask, and its summands of both equations."""
-        bit, carry = shift_logical(share, 63), shift_logical(share ^ mask, 63)
-        if not weigh:
-            return carry, bit, None, None
-        wide = (w.to(torch.int64) - k.to(torch.int64)) << top
-        own = wide + ((shift_logical(mask, 63) + carry - bit) << (top - 1))
-        return carry, bit, second.of(own), third.of((bit - m.to(torch.int64)) << top)
-
-    before: list[tuple[Tensor, ...]] = []
-    after: list[tuple[Tensor, ...]] = []
-    if who.before:  # the right party's side
-        carry, bit, own, other = side(
-            known(t.q), known(t.b), known(t.w_right), known(t.k_right), known(t.m_right), not who.after
-        )
-        _add(found, who, before=own)
-        _add(found, who, before=other)
-        before = [(carry * _signed(-1 << top), bit << top), (bit * _signed(-2 << top),)]
-    if who.after:  # the left party's
-        carry, bit, own, other = side(
-            known(t.p), known(t.a), known(t.w_left), known(t.k_left), known(t.m_left), not who.before
-        )
-        _add(found, who, after=own)
-        _add(found, who, after=other)
-        after = [(carry, bit), (bit,)]
-    for number, weights in enumerate((second, third)):
-        found.blocks.append(weights.block(before[number] if before else None, after[number] if after else None))
-
-
-def _signed(x: int) -> int:
-    """A number modulo 2^64 as int64 holds it."""
-    return (x + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def _upper(
-    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
-) -> None:
-    """Equation 4 of an online party: the dealer knows ``k`` and ``m``, the other one ``[c >= 0]`` and the part."""
-    t = _truncation(notes)
-    top, proves = 64 - t.s, who.q == who.me
-    weights = _Weights(at, coins, notes.z.shape, places)
-    is_left = (known(notes.dealer) + 1) % 3 == who.q
-    dealer_side = who.before if is_left else who.after
-    online_side = who.after if is_left else who.before
-    dealt = opened = None
-    if dealer_side:
-        k, m = (t.k_left, t.m_left) if is_left else (t.k_right, t.m_right)
-        if not proves:
-            own = weights.of(known(k).to(torch.int64) << top)
-            _add(found, who, before=own if is_left else None, after=None if is_left else own)
-        dealt = (known(m).to(torch.int64) << top,)
-    if online_side:
-        if not proves:
-            part = known(t.part_left if is_left else t.part_right).to(torch.int64)
-            own = weights.of(-(part << top))
-            _add(found, who, before=None if is_left else own, after=own if is_left else None)
-        opened = ((known(t.opened) >= 0).to(torch.int64),)
-    sides = (dealt, opened) if is_left else (opened, dealt)
-    found.blocks.append(weights.block(*sides))

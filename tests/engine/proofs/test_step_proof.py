@@ -45,7 +45,7 @@ def _run(name: str, dealer: int, ring: GaloisRing | None = RING, **how: Any) -> 
 def test_an_honest_step_is_proved_and_opens_the_same_value_everywhere(name: str) -> None:
     found = _run(name, len(name) % 3, ring=None)
     assert found.errors == [None] * 3
-    assert all(p is not None and (1 <= p.claims <= 4 or (name in WHOLE and p.claims > 20)) for p in found.proved)
+    assert all(p is not None and (1 <= p.claims <= 8 or (name in WHOLE and p.claims > 20)) for p in found.proved)
     assert _same(found)
 
 

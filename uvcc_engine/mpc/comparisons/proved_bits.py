@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.foundation.bilinear_claims import BITS, NUMBERS, BilinearClaim
+from uvcc_engine.mpc.foundation.bilinear_claims import BITS, BilinearClaim
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, mine_part, online_part, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.foundation.share import BoolShare, Share
@@ -299,9 +299,14 @@ def numbers_proved_protocol(
     got: list[Tensor] = yield dealt
     if role.is_right:
         (t_right,) = got
-    before: Sides = ((-2 * of_right,), of_right - known(t_right)) if not role.is_left else (None, None)
-    after: Sides = ((of_left,), of_left - known(t_left)) if not role.is_right else (None, None)
-    claimed(rt, role.d, NUMBERS, 1, shape, before, after)
+    before: Sides = (None, None)
+    after: Sides = (None, None)
+    if not role.is_left:  # t_left is one of two numbers that right can name, by left's component of the bit
+        least = of_right - known(t_right)
+        before = (least ^ (1 - of_right - known(t_right)),), least
+    if not role.is_right:
+        after = (-of_left,), t_left
+    claimed(rt, role.d, BITS, 1, shape, before, after)
     if not role.is_dealer:
         w = second if role.is_left else first
         share, mask = (known(t_left), known(s_left)) if role.is_left else (known(t_right), known(s_right))
@@ -320,11 +325,11 @@ def numbers_proved_protocol(
         knows: Sides = (None, None)
         seen: Sides = (None, None)
         if rt.party in (prover, role.d):
-            knows = (known(share_of),), -known(mask_of)
+            least = known(share_of) - known(mask_of)  # what is sent where w is 0
+            knows = (least ^ (int(is_left) - known(share_of) - known(mask_of)),), least
         if w is not None:
-            sent = known(mine if prover == rt.party else theirs)
-            seen = (1 - 2 * w,), (w - sent if is_left else -sent)
-        claimed(rt, prover, NUMBERS, 1, shape, *((knows, seen) if is_left else (seen, knows)))
+            seen = (-w,), mine if prover == rt.party else theirs
+        claimed(rt, prover, BITS, 1, shape, *((knows, seen) if is_left else (seen, knows)))
     found = assemble(role, with_left=s_left, with_right=s_right, online=online, f=0)
     if out is None:
         return found

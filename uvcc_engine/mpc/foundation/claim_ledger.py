@@ -30,9 +30,9 @@ PATCHES: Final = "patches"  # [m positions, k] @ [k, patch], patches added up to
 class TruncationNotes:
     """One party's part of a proved truncation (``proved_truncation``); None for what it must not know.
 
-    The mask is ``p + q`` and, bit by bit, ``a ^ b``: left knows ``p`` and ``a``, right ``q`` and ``b``. ``w_*``: what
-    hides the upper bits in the output. ``k_*`` and ``m_*``: summands modulo 2^s. ``part_*``: what the online parties
-    sent each other. ``opened``: the masked value.
+    The mask is ``p + q``, and ``a ^ b`` what is carried out of every bit of it: left knows ``p`` and ``a``, right ``q``
+    and ``b``. ``w_*``: what hides the upper bits in the output. ``k_*`` and ``m_*``: summands modulo 2^s. ``part_*``:
+    what the online parties sent each other. ``opened``: the masked value.
     """
 
     s: int

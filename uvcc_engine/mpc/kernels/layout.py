@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 
 def wire_dtype(bits: int) -> torch.dtype:
@@ -16,6 +17,21 @@ def wire_dtype(bits: int) -> torch.dtype:
     if bits <= 16:
         return torch.int16
     return torch.int32 if bits <= 32 else torch.int64
+
+
+def narrow_word_count(count: int, bits: int) -> int:
+    """Words that ``count`` values modulo 2^``bits`` fill."""
+    each = 8 // wire_dtype(bits).itemsize
+    return -(-count // each)
+
+
+def narrow_words(x: Tensor, bits: int) -> Tensor:
+    """Values modulo 2^``bits`` side by side in words ``[narrow_word_count]``; what lies above bit ``bits`` is zero."""
+    values = x.reshape(-1).to(wire_dtype(bits))
+    if bits < 8 * values.element_size():
+        values = values & ((1 << bits) - 1)
+    short = -values.numel() % (8 // values.element_size())
+    return (torch.nn.functional.pad(values, (0, short)) if short else values.contiguous()).view(torch.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@ receivers know.
 
 The dealer's mask ``r`` is the sum of two words ``p`` and ``q`` of its streams with left and right, so the masked value
 is a linear function of what left and right know. Of the sum's carries everything else follows. The dealer shares the
-bits of ``r`` by XOR, as ``a`` with left and ``b`` with right, and that they are the bits of ``p + q`` is an equation
-per bit: the carries are ``r ^ p ^ q``, shared like ``r``, and ``carry' = carry ^ (p ^ carry)(q ^ carry)``. They are
-proved in a binary field, where an entry costs one word (Boyle, Gilboa, Ishai, Nof, ASIACRYPT 2020, prove all such
-statements in one inner product); what is left for the ring are the two top bits as numbers modulo 2^s.
+carries out of every bit by XOR, as ``a`` with left and ``b`` with right, and that they are those of ``p + q`` is an
+equation per bit: ``carry' = carry ^ (p ^ carry)(q ^ carry)``. Two top bits travel as numbers modulo 2^s: what the sum
+carries out, and bit 63 of ``r = p ^ q ^ 2 carry``. A number that is one of two, by a bit, is an equation per bit as
+well. So a truncation is proved in a binary field, where 64 entries are one word (Boyle, Gilboa, Ishai, Nof, ASIACRYPT
+2020, prove all such statements in one inner product), but for the product itself.
 
 With ``c = z + 2^62 + p + q`` opened to the online parties, ``z = c - p - q + 2^64 w - 2^62``, where ``w`` is what ``p +
 q`` carries out, and one more if ``r`` has its top bit and ``c`` has not. Each of the three is shifted by itself, ``p``
@@ -14,6 +15,8 @@ rounded to the nearest, so nobody needs to send an output component: those of ``
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,6 +26,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes, TruncationNote
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.kernels.layout import narrow_word_count, narrow_words
 from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
 from uvcc_engine.mpc.products.truncation import (
     OFFSET,
@@ -67,7 +71,8 @@ def truncate_proved_protocol(
         at.k_right, at.m_right = dealt
         yield message
         yield Round()
-        _claim_carries(rt, at, role)
+        _claim_mask(rt, at, role)
+        _claim_parts(rt, at, role)
         return assemble(role, with_left=_of_left(at), with_right=_of_right(at), online=None, f=f)
     dtype, packed = wire_form(s, z.shape)
     message.send(role.other, kinds.RESHARE, z)
@@ -94,7 +99,8 @@ def truncate_proved_protocol(
     (wire,) = yield message
     other = from_wire(wire, s)
     at.part_left, at.part_right = (part, other) if role.is_left else (other, part)
-    _claim_carries(rt, at, role)
+    _claim_mask(rt, at, role)
+    _claim_parts(rt, at, role)
     top = (part.to(torch.int64) + other.to(torch.int64)) << (64 - s)
     online = shift_logical(at.opened, s) - (1 << (62 - s)) + top
     with_left, with_right = (_of_left(at), None) if role.is_left else (None, _of_right(at))
@@ -105,11 +111,12 @@ def _deal(at: TruncationNotes, z: Tensor, opened: Opened | None) -> Tensor:
     """At the dealer: its mask, the masked value, and right's summands of the two top bits modulo 2^s: ``[2, ...]``."""
     p, q = known(at.p), known(at.q)
     r = p + q
-    at.b = r ^ known(at.a)
+    carries = (p & q) | ((p | q) & ~r)
+    at.b = carries ^ known(at.a)
     at.masked = z + r
     if opened is not None:
         opened.u = -r
-    over = shift_logical((p & q) | ((p | q) & ~r), 63)
+    over = shift_logical(carries, 63)
     hidden = known(at.w_left).to(torch.int64) + known(at.w_right).to(torch.int64)
     k_right = narrow(over + hidden - known(at.k_left).to(torch.int64), at.s)
     return torch.stack([k_right, narrow(shift_logical(r, 63) - known(at.m_left).to(torch.int64), at.s)])
@@ -127,16 +134,62 @@ def _of_right(at: TruncationNotes) -> Tensor:
     return -shift_logical(known(at.q), at.s) - (known(at.w_right).to(torch.int64) << (64 - at.s))
 
 
-def _claim_carries(rt: Runtime, at: TruncationNotes, role: Roles) -> None:
-    """The equation of every bit of the dealer's mask; the carry into bit 0 is none."""
+def _claim_mask(rt: Runtime, at: TruncationNotes, role: Roles) -> None:
+    """The dealer's equations: every carry of its mask, and right's summands of the two top bits.
 
-    def side(mask: Tensor, share: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        carry, chosen = share ^ mask, share << 1
-        below = carry << 1
-        return (chosen, below), carry ^ below ^ (below & chosen)
+    ``k_right - w_right = w_left - k_left + w``, so left's ``w_left - k_left`` is one of two numbers that right can
+    name, and left's share of the bit ``w`` says which, bit by bit; with ``-m_right = m_left - m`` it is the same.
+    """
+    s, before, after = at.s, _NOTHING, _NOTHING
+    chosen_before, chosen_after = _NOTHING, _NOTHING
+    if not role.is_left:
+        q, b = known(at.q), known(at.b)
+        below = b << 1
+        other = q ^ below
+        before = (other, below), b ^ below ^ (below & other)
+        top = torch.stack([_top(b), _top(other)])
+        of_right = torch.stack([known(at.k_right) - known(at.w_right), -known(at.m_right)])
+        found = _either(of_right, torch.stack([-top[0], top[1]]), torch.stack([top[0] - 1, 1 - top[1]]), s)
+        chosen_before = (found[0] ^ found[1],), found[0]
+    if not role.is_right:
+        p, a = known(at.p), known(at.a)
+        below = a << 1
+        other = p ^ below
+        after = (other, below), a ^ below ^ (below & other)
+        of_left = torch.stack([known(at.w_left) - known(at.k_left), known(at.m_left)])
+        chosen_after = (narrow_words(-torch.stack([_top(a), _top(other)]), s),), narrow_words(of_left, s)
+    ledger, shape = known(rt.ledger), tuple(known(at.masked).shape)
+    ledger.claim(BilinearClaim(role.d, BITS, 2, shape, before[0], after[0], before[1], after[1]))
+    two = (narrow_word_count(2 * known(at.masked).numel(), s),)
+    ledger.claim(
+        BilinearClaim(role.d, BITS, 1, two, chosen_before[0], chosen_after[0], chosen_before[1], chosen_after[1])
+    )
 
-    none: tuple[None, None] = (None, None)
-    before = none if role.is_left else side(known(at.q), known(at.b))
-    after = none if role.is_right else side(known(at.p), known(at.a))
-    shape = tuple(known(at.masked).shape)
-    known(rt.ledger).claim(BilinearClaim(role.d, BITS, 2, shape, before[0], after[0], before[1], after[1]))
+
+def _claim_parts(rt: Runtime, at: TruncationNotes, role: Roles) -> None:
+    """An online party's part is ``k`` or ``k + m``, which the dealer knows, and the sign of ``c`` says which."""
+    count = (narrow_word_count(known(at.masked).numel(), at.s),)
+    for prover in (role.left, role.right):
+        is_left = prover == role.left
+        k, m, part = (at.k_left, at.m_left, at.part_left) if is_left else (at.k_right, at.m_right, at.part_right)
+        dealt, seen = _NOTHING, _NOTHING
+        if rt.party in (prover, role.d):
+            least = narrow_words(known(k), at.s)
+            dealt = (least ^ narrow_words(known(k) + known(m), at.s),), least
+        if not role.is_dealer:
+            seen = (narrow_words(~(known(at.opened) >> 63), at.s),), narrow_words(known(part), at.s)
+        before, after = (dealt, seen) if is_left else (seen, dealt)
+        known(rt.ledger).claim(BilinearClaim(prover, BITS, 1, count, before[0], after[0], before[1], after[1]))
+
+
+_NOTHING: Final[tuple[tuple[Tensor, ...] | None, Tensor | None]] = (None, None)
+
+
+def _top(x: Tensor) -> Tensor:
+    """Bit 63 of every word, as 0 or 1."""
+    return shift_logical(x, 63)
+
+
+def _either(x: Tensor, first: Tensor, second: Tensor, s: int) -> tuple[Tensor, Tensor]:
+    """``x + first`` and ``x + second`` modulo 2^s, as words."""
+    return narrow_words(x + first, s), narrow_words(x + second, s)
