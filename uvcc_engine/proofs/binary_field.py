@@ -67,17 +67,18 @@ class BinaryField:
         """The sum over the first axis."""
         return binary_words.total(x)
 
-    def rows(self, x: Tensor, factors: Tensor) -> Tensor:
-        """``sum_l factors_l x_nl`` of words ``[n, k]`` and ``[k]``: ``[n]``."""
+    def columns(self, x: Tensor, factors: Tensor) -> Tensor:
+        """``sum_l factors_l x_ln`` of words ``[k, n]`` and ``[k]``: ``[n]``."""
         if self.degree == 64:
-            return self.kernels.binary_rows(x.contiguous(), factors.contiguous())
-        return self.total(self.mul(x, factors).T)
+            return self.kernels.binary_columns(x.contiguous(), factors.contiguous())
+        return self.total(self.mul(x, factors.unsqueeze(-1)))
 
     def diagonals(self, u: Tensor, v: Tensor) -> Tensor:
-        """``[2 k - 1]``: entry ``k - 1 + i - j`` is ``sum_n u_ni v_nj`` of words ``[n, k]`` each."""
+        """``[b, 2 k - 1]``: entry ``k - 1 + i - j`` is ``sum_n u_in v_jn`` of words ``[b, k, n]`` each."""
         if self.degree == 64:
             return self.kernels.binary_diagonals(u.contiguous(), v.contiguous())
-        return binary_words.diagonals(self.total(self.mul(u.unsqueeze(-1), v.unsqueeze(-2))))
+        pairs = self.mul(u.unsqueeze(2), v.unsqueeze(1))  # [b, k, k, n]
+        return torch.stack([binary_words.diagonals(self.total(one.permute(2, 0, 1))) for one in pairs])
 
     def places(self, blocks: Tensor) -> Tensor:
         """Weights ``[64]`` of the places of a word such that no word but zero weighs nothing for all ``blocks``.

@@ -16,9 +16,12 @@ from torch import Tensor
 
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.proofs.binary_field import BinaryField
-from uvcc_engine.proofs.vectors import Arithmetic
+from uvcc_engine.proofs.vectors import Arithmetic, convolved, spread
 
 WORD: Final = 64
+_LEAF: Final = 16  # rows that are multiplied with each other, each with each
+_LONG_LEAF: Final = 512  # where a row is one word
+_SLAB: Final = 1 << 17  # words of a side that are multiplied at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +58,16 @@ class FieldBlock:
 
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         """See ``vectors.Block``."""
-        u, v = _grouped(known(self.before), fold), _grouped(known(self.after), fold)
-        return self.field.diagonals(u, v).unsqueeze(-1)
+        u, v = spread(known(self.before), fold)[..., 0], spread(known(self.after), fold)[..., 0]
+        slab, leaf = max(1, _SLAB // fold), _LEAF if u.shape[1] > 1 else _LONG_LEAF
+        parts = [
+            convolved(self._pairs, u[:, k : k + slab], v[:, k : k + slab].flip(0), leaf, torch.bitwise_xor)
+            for k in range(0, u.shape[1], slab)
+        ]
+        return self.field.total(torch.stack(parts)).unsqueeze(-1)
+
+    def _pairs(self, u: Tensor, v: Tensor) -> Tensor:
+        return self.field.diagonals(u, v.flip(1))
 
     def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
         return self._folded(known(self.before), powers[:, 0])
@@ -65,9 +76,4 @@ class FieldBlock:
         return self._folded(known(self.after), powers[:, 0].flip(0))
 
     def _folded(self, side: Tensor, powers: Tensor) -> Tensor:
-        return self.field.rows(_grouped(side, len(powers)), powers).unsqueeze(-1)
-
-
-def _grouped(x: Tensor, fold: int) -> Tensor:
-    """``[n, 1]`` to ``[ceil(n / fold), fold]``, zeros at the end."""
-    return torch.nn.functional.pad(x[:, 0], (0, -x.shape[0] % fold)).reshape(-1, fold)
+        return self.field.columns(spread(side, len(powers))[..., 0], powers).unsqueeze(-1)

@@ -9,6 +9,7 @@ most 2^-64 (in a field of tests, where a word is several elements with a coin ea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from uvcc_engine.proofs.bit_blocks import WORD, BitBlock
 from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.statement import ProverStatement
 from uvcc_engine.proofs.vectors import Block
+
+_FEW: Final = 64  # words that are left to the last fold at once
+_WIDEST: Final = 512
+_LAST: Final = 2048  # entries that are left to the last fold after others
 
 
 def of_bits(claims: Sequence[BilinearClaim], q: int) -> list[BilinearClaim]:
@@ -32,14 +37,17 @@ def words_of(claims: Sequence[BilinearClaim], q: int) -> int:
 
 
 def schedule_of_words(words: int) -> list[int]:
-    """The folds, first to last; empty for a prover without a claim. Afterwards one entry is left."""
+    """The folds, first to last, of which the last takes what is left; empty for a prover without a claim.
+
+    Two rounds a fold and 16 bytes an entry of it: one more between the words' and the last is about the square root.
+    """
     if not words:
         return []
     folds, left = [WORD], words
-    while left > 1:
-        folds.append(8 if left > 512 else min(16, 1 << (left - 1).bit_length()))
+    while left > (_FEW if len(folds) == 1 else _LAST):
+        folds.append(min(_WIDEST, 1 << (left.bit_length() // 2)))
         left = -(-left // folds[-1])
-    return folds
+    return [*folds, left]
 
 
 def gather_bits(

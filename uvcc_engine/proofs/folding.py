@@ -2,7 +2,8 @@
 
 Every party computes the same schedule from the public sizes of a prover's blocks. Errors (over the verifiers' coins): a
 claim that does not hold passes the weighing with probability at most ``2 / 2^d`` (the weights are of degree 2 in the
-coins), a fold by ``L`` with ``(2 L - 2) / 2^d`` and the last step, whose coin is odd, with ``2 / 2^(d-1)``.
+coins), a fold by ``L`` with ``(2 L - 2) / 2^d`` and the last one, whose polynomial has the slopes at its top and whose
+coin is odd, with ``2 L / 2^(d-1)``.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Final
 
 from uvcc_engine.proofs.algebra import Algebra
 
-DEGREE: Final = 49
+DEGREE: Final = 52
 BIT_DEGREE: Final = 64
 """Of the binary field in which bits are proved: an element is a word."""
 LEAST_BITS: Final = 40
 """A step's soundness error is at most 2^-40, for vectors of any length that fits into memory."""
 SLOTS: Final = 4  # a product of elements takes so much that few at a time are cheapest
 _MANY = 1 << 12  # entries from which a larger first fold pays for its bytes
-_SOME = 1 << 10  # entries from which more rounds pay for less work
+_LAST = 32  # entries that are left to the last fold at once
+_FEW = 128  # entries up to which one fold before it will do
+_LONG = 6144  # entries from which more folds pay for less work
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +45,31 @@ class Sizes:
 
 
 def schedule(sizes: Sizes) -> list[int]:
-    """The folds, first to last; empty for a prover without a claim. Afterwards one entry is left."""
+    """The folds, first to last, of which the last takes what is left; empty for a prover without a claim."""
     if sizes.entries == 0:
         return []
-    first = 32 if sizes.entries > _MANY else 16
-    folds, left = [first], sizes.after(first)
-    while left > 1:
-        folds.append(4 if left > _SOME else min(16, 1 << (left - 1).bit_length()))
+    folds, left = [], sizes.elements
+    if sizes.equations:
+        folds = [32 if sizes.entries > _MANY else 16]
+        left = sizes.after(folds[0])
+    while left > _LONG:
+        folds.append(16)
+        left = -(-left // 16)
+    if left > _FEW:
+        folds.append(8)
+        left = -(-left // 8)
+    if left > _LAST:
+        folds.append(8 if left <= _FEW and not folds else 16)
         left = -(-left // folds[-1])
-    return folds
+    return [*folds, left]
+
+
+def proof_words(folds: list[int]) -> int:
+    """Elements that a prover sends: of each polynomial all coefficients but the one that is the target."""
+    return sum(2 * fold - 2 for fold in folds[:-1]) + 2 * folds[-1] if folds else 0
 
 
 def soundness_bits(algebra: Algebra, folds: list[int]) -> float:
     """``-log2`` of the probability that a false claim of one prover and step passes, among numbers or among bits."""
-    errors = 2 + sum(2 * fold - 2 for fold in folds) + 2 * 2
+    errors = 2 + sum(2 * fold - 2 for fold in folds[:-1]) + 2 * 2 * (folds[-1] if folds else 0)
     return algebra.degree - math.log2(errors)

@@ -36,7 +36,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import (
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.proofs.challenges import PublicCoins
-from uvcc_engine.proofs.folding import SLOTS, Sizes
+from uvcc_engine.proofs.folding import Sizes
 from uvcc_engine.proofs.vectors import Arithmetic, Block, EquationBlock, NumberBlock, merged
 
 
@@ -175,7 +175,7 @@ def gather(
         _equation(at, claim, who, coins, places, found)
     if not found.blocks:
         none = torch.zeros(1, at.ring.degree, dtype=torch.int64)
-        found.blocks.append(NumberBlock(none if who.before else None, none if who.after else None, slots=SLOTS))
+        found.blocks.append(NumberBlock(none if who.before else None, none if who.after else None))
     found.blocks = merged(found.blocks)
     return found
 
@@ -262,7 +262,7 @@ def _matrix(
         after = torch.cat([right, left])
         if not who.before and (deals or to_next):
             _add(found, who, after=at.inner(left, right) * notes.factor)
-    found.blocks.append(NumberBlock(before, after, slots=SLOTS))
+    found.blocks.append(NumberBlock(before, after))
 
 
 def _entries(

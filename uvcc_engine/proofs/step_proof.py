@@ -6,8 +6,9 @@ CCS 2019, section 4.3, and ASIACRYPT 2020). One verifier, before the prover in t
 one after it ``v``, and of the target each knows a summand (``statement``). A fold sends the coefficients of a
 polynomial: one summand comes from the stream that the prover has in common with the first verifier, the other one is
 sent to the second, so neither learns anything. Then a coin of the verifiers' common stream takes the place of the
-polynomial's variable, and is told to the prover. When one entry is left, both sides are extended by a random slope, and
-the verifiers exchange the two values at a coin that the prover never learns, with their summands of the product.
+polynomial's variable, and is told to the prover. The last fold takes all that is left; its two polynomials have a
+random slope at their top, and the first verifier sends the second its value at a coin that the prover never learns,
+with its summand of the product, in the round in which the second gets the coefficients. So the second one judges.
 
 What is shown: sound against one of three parties (``folding.soundness_bits``), for whoever trusts that at most one is
 corrupt. Numbers are proved in a Galois ring, bits in a binary field, side by side and in the same way. A failure names
@@ -37,7 +38,7 @@ from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_blocks import FieldBlock
 from uvcc_engine.proofs.bit_statement import gather_bits, schedule_of_words, words_of
 from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
-from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, schedule
+from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, proof_words, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.statement import ProverStatement, gather, sizes_of
 from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock
@@ -75,7 +76,7 @@ NOTHING_PROVED: Final = ProvedStep(0, (0, 0, 0), hashlib.sha256(_CLAIMS).digest(
 class _Randomness:
     """One prover's randomness, as far as this party knows it."""
 
-    coins: Tensor | None = None  # words: the verifiers', one per fold and one at the end
+    coins: Tensor | None = None  # words: the verifiers', one per fold
     summands: Tensor | None = None  # [.., width]: prover's and first verifier's
     slope_before: Tensor | None = None  # [width]: theirs, too
     slope_after: Tensor | None = None  # [width]: prover's and second verifier's
@@ -95,7 +96,7 @@ class _Part:
 def prove_protocol(
     rt: Runtime, ring: GaloisRing | None = None, *, bit_degree: int = BIT_DEGREE
 ) -> MpcProtocol[ProvedStep]:
-    """Prove what the ledger holds and empty it. 4 rounds and 2 a fold (9 folds for 3 10^5 truncated numbers).
+    """Prove what the ledger holds and empty it. 3 rounds and 2 for every fold but the last: 7 as a rule.
 
     Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing may be opened.
     ``ring`` and ``bit_degree``: of a smaller degree in tests.
@@ -163,9 +164,8 @@ def _draw(rt: Runtime, algebra: Algebra, folds: list[list[int]]) -> list[_Random
     found = [_Randomness() for _ in range(PARTIES)]
     for c in (rt.party, rt.next):
         other, before = (c + 1) % PARTIES, (c + 2) % PARTIES
-        found[other].coins = draws.ring(c, len(folds[other]) + 1)
-        count = sum(2 * fold - 2 for fold in folds[c]) + 2
-        found[c].summands = algebra.within(draws.ring(c, count, algebra.width))
+        found[other].coins = draws.ring(c, len(folds[other]))
+        found[c].summands = algebra.within(draws.ring(c, proof_words(folds[c]), algebra.width))
         found[c].slope_before = algebra.within(draws.ring(c, algebra.width))
         found[before].slope_after = algebra.within(draws.ring(c, algebra.width))
     return found
@@ -204,14 +204,14 @@ def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
 
 
 def _one_protocol(rt: Runtime, at: Arithmetic, part: _Part, q: int, coins: list[Tensor]) -> MpcProtocol[int]:
-    """One of prover ``q``'s proofs at this party: whether it holds, ``_NOT_MINE`` at the prover. Notes the folds'
-    coins."""
+    """One of prover ``q``'s proofs at this party: whether it holds, ``_NOT_MINE`` at all but the second verifier. Notes
+    the folds' coins."""
     if not part.folds:
-        return _HELD if rt.party != q else _NOT_MINE
+        return _HELD if rt.prev == q else _NOT_MINE
     side = _Side(rt, at, q, part)
-    for number, fold in enumerate(part.folds):
+    for number, fold in enumerate(part.folds[:-1]):
         coins.append((yield from side.fold_protocol(number, fold)))
-    return (yield from side.finish_protocol())
+    return (yield from side.finish_protocol(part.folds[-1]))
 
 
 class _Side:
@@ -281,38 +281,51 @@ class _Side:
             after = torch.cat([block.folded_after(self._at, powers) for block in self._blocks])
         self._blocks = [self._joined(before, after)]
 
-    def finish_protocol(self) -> MpcProtocol[int]:
-        """2 rounds: the last polynomial's two other coefficients; both verifiers' ends, in masked form."""
-        algebra, q = self._algebra, self._q
-        (block,) = self._blocks
-        assert isinstance(block, NumberBlock | FieldBlock)
-        last, ends = Round(), Round()
+    def finish_protocol(self, fold: int) -> MpcProtocol[int]:
+        """1 round: the last polynomial's coefficients but the target, and the first verifier's value and summand, both
+        to the second verifier, who judges."""
+        algebra, q, last = self._algebra, self._q, Round()
+        judge, count = (q + 1) % PARTIES, 2 * fold
         if self.proves:
-            u, v = known(block.before)[0], known(block.after)[0]
-            a, b = known(self._drawn.slope_before), known(self._drawn.slope_after)
-            middle = algebra.add(algebra.mul(u, b), algebra.mul(a, v))
-            made = torch.stack([middle, algebra.mul(a, b)])
-            last.send((q + 1) % PARTIES, kinds.PROOF, algebra.sub(made, self._summands(2)))
+            whole = self._extended(fold)
+            others = torch.cat([whole[: fold - 1], whole[fold:]])
+            last.send(judge, kinds.PROOF, algebra.sub(others, self._summands(count)))
             yield last
-            yield ends
             return _NOT_MINE
-        other = (q + 1) % PARTIES if self.is_before else (q + 2) % PARTIES
-        if self.is_before:
-            yield last
-            mine, end, slope = self._summands(2), known(block.before)[0], known(self._drawn.slope_before)
-        else:
-            last.want(q, kinds.PROOF, torch.int64, 2, algebra.width)
-            (mine,) = yield last
-            end, slope = known(block.after)[0], known(self._drawn.slope_after)
         coin = algebra.unit(self._word(len(known(self._drawn.coins)) - 1))[0]
-        value = self._at_coin(torch.cat([self._target.unsqueeze(0), algebra.within(mine)]), algebra.powers(coin, 3))
-        own = torch.stack([algebra.add(end, algebra.mul(slope, coin)), value])
-        ends.send(other, kinds.PROOF, own)
-        ends.want(other, kinds.PROOF, torch.int64, 2, algebra.width)
-        (theirs,) = yield ends
-        both = algebra.within(theirs)
-        held = torch.equal(algebra.mul(own[0], both[0]), algebra.add(own[1], both[1]))
+        powers = algebra.powers(coin, 2 * fold + 1)
+        self._shrink(powers[:fold])
+        (block,) = self._blocks
+        end = known(block.before if self.is_before else block.after)[0]
+        slope = known(self._drawn.slope_before if self.is_before else self._drawn.slope_after)
+        end = algebra.add(end, algebra.mul(slope, powers[fold]))
+        if self.is_before:
+            last.send(judge, kinds.PROOF, torch.stack([end, self._value(self._summands(count), fold, powers)]))
+            yield last
+            return _NOT_MINE
+        last.want(q, kinds.PROOF, torch.int64, count, algebra.width)
+        last.want((q + 2) % PARTIES, kinds.PROOF, torch.int64, 2, algebra.width)
+        mine, theirs = yield last
+        value, both = self._value(algebra.within(mine), fold, powers), algebra.within(theirs)
+        held = torch.equal(algebra.mul(end, both[0]), algebra.add(value, both[1]))
         return _HELD if held else _FAILED
+
+    def _extended(self, fold: int) -> Tensor:
+        """``[2 fold + 1, width]``: the product of both polynomials, each with its slope as one coefficient more."""
+        algebra, (block,) = self._algebra, self._blocks
+        assert isinstance(block, NumberBlock | FieldBlock)
+        u, v = known(block.before), known(block.after)
+        a, b = known(self._drawn.slope_before), known(self._drawn.slope_after)
+        found = torch.cat([block.gram(self._at, fold), torch.zeros(2, algebra.width, dtype=torch.int64)])
+        upper = algebra.add(algebra.mul(a, v.flip(0)), algebra.mul(b, u))
+        found[fold : 2 * fold] = algebra.add(found[fold : 2 * fold], upper)
+        found[2 * fold] = algebra.mul(a, b)
+        return found
+
+    def _value(self, others: Tensor, fold: int, powers: Tensor) -> Tensor:
+        """A verifier's summand of the last product at the coin."""
+        whole = torch.cat([others[: fold - 1], self._target.unsqueeze(0), others[fold - 1 :]])
+        return self._at_coin(whole, powers)
 
 
 def _within(word: Tensor, bits: int) -> Tensor:
@@ -330,7 +343,7 @@ def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtoco
     found = {rt.party: mine, rt.next: got[0], rt.prev: got[1]}
     where = f"step {rt.epoch}"
     for q in range(PARTIES):
-        refuted = [p for p in found if p != q and int(found[p][q]) != _HELD]
+        refuted = [p for p in found if p == (q + 1) % PARTIES and int(found[p][q]) != _HELD]
         if refuted and q != rt.party and rt.party in refuted:
             other = next(p for p in range(PARTIES) if p not in (q, rt.party))
             raise ProofFailedError(
@@ -347,10 +360,11 @@ def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtoco
             pair=tuple(sorted((rt.next, rt.prev))),
         )
     for p, flags in found.items():
-        if p != rt.party and any(int(flags[q]) != (_NOT_MINE if q == p else _HELD) for q in range(PARTIES + 1)):
+        due = {(p + 2) % PARTIES: _HELD, PARTIES: _HELD}  # whom it judges, and whether what it was told agrees
+        if p != rt.party and any(int(flags[q]) != due.get(q, _NOT_MINE) for q in range(PARTIES + 1)):
             raise ProofFailedError(
                 f"{where}: party {p} reports that a proof of this step does not hold",
                 _CURE,
                 pair=tuple(sorted((p, next(q for q in range(PARTIES) if q not in (p, rt.party))))),
-                prover=next((q for q in range(PARTIES) if q != p and int(flags[q]) != _HELD), -1),
+                prover=next((q for q in range(PARTIES) if int(flags[q]) == _FAILED), -1),
             )

@@ -1,7 +1,7 @@
 """The two long vectors of a prover's statement, in blocks of one shape each, and what is computed of them.
 
 The statement is ``<u, v> = t`` with ``u`` known to the prover and the party before it, ``v`` to the prover and the
-party after it. A verifier holds its own side of every block only. A fold by ``L`` takes ``L`` neighbouring entries for
+party after it. A verifier holds its own side of every block only. A fold by ``L`` takes ``L`` entries for
 the coefficients of two polynomials, ``u(X) = sum u_l X^l`` and ``v(X) = sum v_l X^(L-1-l)``: the coefficient of
 ``X^(L-1)`` of ``sum u(X) v(X)`` is the inner product (Boyle, Gilboa, Ishai, Nof, CCS 2019, section 4.3, with that
 coefficient in place of a sum over points).
@@ -9,7 +9,7 @@ coefficient in place of a sum over points).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.kernels.base import Kernels
+from uvcc_engine.proofs.folding import SLOTS
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
 
@@ -35,16 +36,8 @@ class Arithmetic:
         return self.kernels.right_factor([b.contiguous()], a.shape[0])([a.contiguous()])
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
-        """``sum_i a_i b_i`` ``[d]`` of elements ``[n, d]``, or plain numbers ``[n, 1]`` on either side."""
-        outer = self.product(a.T, b)
-        return self.ring.collapsed(outer) if 1 not in outer.shape else self.widened(outer.reshape(-1))
-
-    def widened(self, x: Tensor) -> Tensor:
-        """Coefficients ``[..., 1 or d]`` as an element ``[..., d]``."""
-        return torch.nn.functional.pad(x, (0, self.ring.degree - x.shape[-1]))
-
-
-_OUTER = 1 << 20  # products of coefficients at a time
+        """``sum_i a_i b_i`` ``[d]`` of elements ``[n, d]``."""
+        return self.ring.collapsed(self.product(a.T, b))
 
 
 class Block(Protocol):
@@ -60,11 +53,49 @@ class Block(Protocol):
         """``v(r)``: the second vector folded at ``r``, as ``folded_before`` folds the first."""
 
 
-def _grouped(x: Tensor, fold: int) -> Tensor:
-    """``[n, ...]`` to ``[ceil(n / fold), fold, ...]``, zeros at the end."""
+def spread(x: Tensor, fold: int) -> Tensor:
+    """``[n, ...]`` to ``[fold, ceil(n / fold), ...]``, zeros at the end: entries that are folded lie in one column."""
     short = -x.shape[0] % fold
     whole = torch.cat([x, torch.zeros(short, *x.shape[1:], dtype=torch.int64)]) if short else x
-    return whole.reshape(-1, fold, *x.shape[1:])
+    return whole.reshape(fold, -1, *x.shape[1:])
+
+
+def convolved(
+    pairs: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    leaf: int,
+    add: Callable[[Tensor, Tensor], Tensor],
+    sub: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The product of two polynomials ``[L, ...]``: ``[2 L - 1, ...]``, with three products of halves for four, down to
+    ``leaf`` coefficients (Karatsuba and Ofman, 1962).
+
+    ``pairs`` multiplies blocks ``[b, l, ...]`` of them to ``[b, 2 l - 1, ...]``.
+    """
+    sub = add if sub is None else sub
+    x, y, length = x.unsqueeze(0), y.unsqueeze(0), x.shape[0]
+    while x.shape[1] > leaf and x.shape[1] % 2 == 0:
+        x, y = (_in_halves(side, add) for side in (x, y))
+    found = pairs(x, y)
+    while (half := (found.shape[1] + 1) // 2) < length:
+        low, high, both = found.reshape(-1, 3, *found.shape[1:]).unbind(1)
+        found = torch.zeros(low.shape[0], 4 * half - 1, *low.shape[2:], dtype=torch.int64)
+        size = 2 * half - 1
+        found[:, :size] = low
+        found[:, 2 * half : 2 * half + size] = high
+        middle = found[:, half : half + size]
+        middle.copy_(add(middle, sub(sub(both, low), high)))
+    return found[0]
+
+
+def _in_halves(x: Tensor, add: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """``[b, 2 h, ...]`` to ``[3 b, h, ...]``: lower half, upper half, their sum."""
+    low, high = x.reshape(x.shape[0], 2, -1, *x.shape[2:]).unbind(1)
+    return torch.stack([low, high, add(low, high)], 1).reshape(-1, *low.shape[1:])
+
+
+_LEAF = 4  # rows of elements that are multiplied each with each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,19 +110,21 @@ class NumberBlock:
 
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         used = min(fold, self.slots)
-        u, v = _grouped(known(self.before), used), _grouped(known(self.after), used)
-        after = v.reshape(v.shape[0], -1)
-        slab = max(1, _OUTER // (u.shape[2] * after.shape[1]))
-        elements = torch.cat([_pairs(at, u[:, k : k + slab], after, used) for k in range(0, used, slab)])
-        return torch.nn.functional.pad(_diagonals(elements), (0, 0, fold - used, fold - used))
+        u, v = spread(known(self.before), used), spread(known(self.after), used)
+
+        def pairs(x: Tensor, y: Tensor) -> Tensor:
+            return _wide_products(at, x, y)
+
+        wide = convolved(pairs, u, v.flip(0), _LEAF, torch.add, torch.sub)
+        return torch.nn.functional.pad(at.ring.reduced(wide), (0, 0, fold - used, fold - used))
 
     def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
         used = min(len(powers), self.slots)
-        return _folded(at, _grouped(known(self.before), used), powers[:used])
+        return _folded(at, spread(known(self.before), used), powers[:used])
 
     def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
         used = min(len(powers), self.slots)
-        return _folded(at, _grouped(known(self.after), used), powers.flip(0)[:used])
+        return _folded(at, spread(known(self.after), used), powers.flip(0)[:used])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,14 +155,14 @@ class EquationBlock:
         return at.kernels.weigh_elements(found, self.rows.repeat(v.shape[0]), at.ring.tap)
 
 
-def _pairs(at: Arithmetic, u: Tensor, after: Tensor, fold: int) -> Tensor:
-    """``[slab, L, d]``: products of ``u`` ``[groups, slab, wide]`` and ``after`` ``[groups, L wide]`` over groups."""
-    groups, slab, wide = u.shape
-    outer = at.product(u.reshape(groups, -1).T, after)
-    pairs = outer.reshape(slab, wide, fold, -1).permute(0, 2, 1, 3)
-    if wide > 1 and pairs.shape[3] > 1:
-        return at.ring.collapsed(pairs)
-    return at.widened(pairs.reshape(slab, fold, -1))
+def _wide_products(at: Arithmetic, x: Tensor, y: Tensor) -> Tensor:
+    """Coefficients of ``sum_g x_g(X) y_g(X)`` for blocks ``[b, l, groups, d]``, elements not yet reduced:
+    ``[b, 2 l - 1, 2 d - 1]``."""
+    blocks, size, groups, d = x.shape
+    left = x.transpose(2, 3).reshape(blocks, size * d, groups)
+    right = y.transpose(1, 2).reshape(blocks, groups, size * d)
+    outer = torch.stack([at.product(one, other) for one, other in zip(left, right, strict=True)])
+    return at.kernels.add_degrees(outer.reshape(blocks, size, d, size, d))
 
 
 def _diagonals(pairs: Tensor) -> Tensor:
@@ -142,10 +175,10 @@ def _diagonals(pairs: Tensor) -> Tensor:
     return found
 
 
-def _folded(at: Arithmetic, grouped: Tensor, powers: Tensor) -> Tensor:
-    groups, fold, wide = grouped.shape
-    steps = powers[:, None, :] if wide == 1 else at.ring.times(powers)
-    return at.product(grouped.reshape(groups, fold * wide), steps.reshape(fold * wide, -1))
+def _folded(at: Arithmetic, columns: Tensor, powers: Tensor) -> Tensor:
+    """``sum_l powers_l x_lg`` of ``[fold, groups, d]``: ``[groups, d]``."""
+    fold, groups, d = columns.shape
+    return at.product(columns.transpose(0, 1).reshape(groups, fold * d), at.ring.times(powers).reshape(fold * d, d))
 
 
 def merged(blocks: Sequence[Block]) -> list[Block]:
@@ -164,7 +197,7 @@ def merged(blocks: Sequence[Block]) -> list[Block]:
         found.append(EquationBlock(*both, torch.cat([b.rows for b in same]), same[0].places))
     if elements := [b for b in blocks if isinstance(b, NumberBlock)]:
         both = _cat([b.before for b in elements]), _cat([b.after for b in elements])
-        found.append(NumberBlock(*both, elements[0].slots))
+        found.append(NumberBlock(*both, SLOTS) if equations else NumberBlock(*both))
     return found
 
 

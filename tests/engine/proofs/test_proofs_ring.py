@@ -50,7 +50,7 @@ def _random(gen: torch.Generator, *shape: int) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, shape, generator=gen)
 
 
-@pytest.mark.parametrize("d", [2, 5, 7, 20, 47, 49])
+@pytest.mark.parametrize("d", [2, 5, 7, 20, 47, 52])
 def test_products_are_those_of_the_slow_oracle(d: int) -> None:
     ring, gen = GaloisRing(d), torch.Generator().manual_seed(d)
     a, b = _random(gen, 5, d), _random(gen, 5, d)
@@ -190,12 +190,15 @@ def test_sums_in_a_binary_field_are_those_of_the_slow_oracle(degree: int) -> Non
         field = BinaryField(degree, kernels)
         u, v, factors = (field.within(_random(gen, *shape)) for shape in ((9, 5), (9, 5), (5,)))
         rows = [[_field_mul(x, f, degree) for x, f in zip(_ints(r), _ints(factors), strict=True)] for r in u]
-        assert _ints(field.rows(u, factors)) == [functools.reduce(operator.xor, r) for r in rows]
+        assert _ints(field.columns(u.T, factors)) == [functools.reduce(operator.xor, r) for r in rows]
         expected = [0] * 9
         for a, b in zip(u, v, strict=True):
             for (i, x), (j, y) in itertools.product(enumerate(_ints(a)), enumerate(_ints(b))):
                 expected[4 + i - j] ^= _field_mul(x, y, degree)
-        assert _ints(field.diagonals(u, v)) == expected
+        both = [torch.stack([side.T, torch.zeros_like(side.T)]) for side in (u, v)]
+        assert [_ints(found) for found in field.diagonals(*both)] == [expected, [0] * 9]
+        one, other = (side.T[:, :1].unsqueeze(0) for side in (u, v))
+        assert field.total(field.diagonals(one, other)[0]) == field.mul(field.total(u[0]), field.total(v[0]))
         words, weights = _random(gen, 50), field.within(_random(gen, 50))
         places = field.places(field.within(_random(gen, field.place_blocks)))
         whole = 0
@@ -219,13 +222,18 @@ def test_products_without_carries_are_the_same_by_multiplications() -> None:
 @pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])
 @pytest.mark.parametrize("groups", [1, 4, 7])
 def test_sums_under_weights_of_zeros_and_ones_are_those_of_a_product_of_matrices(kernels: Kernels, groups: int) -> None:
-    gen, ring = torch.Generator().manual_seed(groups), GaloisRing(49)
-    weights = _random(gen, groups) & ((1 << 49) - 1)
+    gen, ring = torch.Generator().manual_seed(groups), GaloisRing(52)
+    weights = _random(gen, groups) & ((1 << 52) - 1)
     wide = ring.challenges(weights)
     x = _random(gen, groups, 70)
-    assert torch.equal(kernels.weigh(x, weights, 49), wide.T @ x)
+    assert torch.equal(kernels.weigh(x, weights, 52), wide.T @ x)
     u, v = _random(gen, 2, groups, 8), _random(gen, 2, groups, 8)
-    pairs = kernels.weigh_pairs(u, v, weights, 49)
+    pairs = kernels.weigh_pairs(u, v, weights, 52)
     assert torch.equal(pairs, torch.einsum("gc,tgi,tgj->cij", wide, u, v))
-    elements = _random(gen, groups, 49)
-    assert torch.equal(kernels.weigh_elements(elements, weights, TAPS[49]), ring.mul(elements, wide))
+    products = _random(gen, 2, groups, 52, 2, 52)
+    added = torch.zeros(2, groups + 1, 103, dtype=torch.int64)
+    for i, k, j in itertools.product(range(groups), range(52), range(2)):
+        added[:, i + j, k : k + 52] += products[:, i, k, j]
+    assert torch.equal(kernels.add_degrees(products), added)
+    elements = _random(gen, groups, 52)
+    assert torch.equal(kernels.weigh_elements(elements, weights, TAPS[52]), ring.mul(elements, wide))

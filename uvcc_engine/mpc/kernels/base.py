@@ -55,11 +55,12 @@ class Kernels(Protocol):
     def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
         """``sum_i a_i b_i`` in that field, ``[1]``."""
 
-    def binary_rows(self, x: Tensor, factors: Tensor) -> Tensor:
-        """``sum_l factors_l x_nl`` in that field: ``[n, k]`` and ``[k]`` to ``[n]``."""
+    def binary_columns(self, x: Tensor, factors: Tensor) -> Tensor:
+        """``sum_l factors_l x_ln`` in that field: ``[k, n]`` and ``[k]`` to ``[n]``."""
 
     def binary_diagonals(self, u: Tensor, v: Tensor) -> Tensor:
-        """``[2 k - 1]``: entry ``k - 1 + i - j`` has the ``sum_n u_ni v_nj`` of ``[n, k]`` each, in that field."""
+        """``[b, 2 k - 1]``: entry ``k - 1 + i - j`` has the ``sum_n u_in v_jn`` of ``[b, k, n]`` each; in that
+        field."""
 
     def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
         """``[127]``: entry ``63 + i - j`` is the sum over words ``n``, bits ``i``, ``j`` and terms ``t`` of ``weights_n
@@ -78,6 +79,10 @@ class Kernels(Protocol):
     def weigh_elements(self, x: Tensor, weights: Tensor, tap: int) -> Tensor:
         """``x_n w_n (X)`` modulo ``X^d + X^tap + 1``: ``[n, d]``, with the bits of ``weights`` ``[n]`` as
         coefficients."""
+
+    def add_degrees(self, products: Tensor) -> Tensor:
+        """``[b, l, d, m, e]`` to ``[b, l + m - 1, d + e - 1]``: the entries whose two pairs of indices have the same
+        sums."""
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         """Products modulo ``X^d + X^tap + 1``, element by element ``[..., d]``; shapes broadcast."""

@@ -122,18 +122,18 @@ class CpuKernels(PlainKernels):
             return super().binary_inner(a, b)
         return _word(self._jit.binary_inner(_flat(a), _flat(b)))
 
-    def binary_rows(self, x: Tensor, factors: Tensor) -> Tensor:
+    def binary_columns(self, x: Tensor, factors: Tensor) -> Tensor:
         if not self._field(x.numel(), x, factors):
-            return super().binary_rows(x, factors)
-        out = torch.empty(x.shape[0], dtype=torch.int64)
-        self._jit.binary_rows(_rows(x), _flat(factors), _flat(out))
+            return super().binary_columns(x, factors)
+        out = torch.empty(x.shape[1], dtype=torch.int64)
+        self._jit.binary_columns(_rows(x), _flat(factors), _flat(out))
         return out
 
     def binary_diagonals(self, u: Tensor, v: Tensor) -> Tensor:
         if not self._field(u.numel(), u, v):
             return super().binary_diagonals(u, v)
-        out = torch.empty(2 * u.shape[1] - 1, dtype=torch.int64)
-        self._jit.binary_diagonals(_rows(u), _rows(v), _flat(out))
+        out = torch.empty(u.shape[0], 2 * u.shape[1] - 1, dtype=torch.int64)
+        self._jit.binary_diagonals(u.numpy().view(np.uint64), v.numpy().view(np.uint64), _rows(out))
         return out
 
     def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
@@ -169,6 +169,14 @@ class CpuKernels(PlainKernels):
             return super().weigh_elements(x, weights, tap)
         out = torch.empty_like(x)
         self._jit.weigh_elements(_rows(x), _flat(weights), tap, _rows(out))
+        return out
+
+    def add_degrees(self, products: Tensor) -> Tensor:
+        blocks, rows, d, columns, e = products.shape
+        if not self._field(products.numel(), products):
+            return super().add_degrees(products)
+        out = torch.zeros(blocks, rows + columns - 1, d + e - 1, dtype=torch.int64)
+        self._jit.add_degrees(products.numpy().view(np.uint64), out.numpy().view(np.uint64))
         return out
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:

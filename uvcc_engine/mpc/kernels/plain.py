@@ -111,11 +111,12 @@ class PlainKernels:
     def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
         return binary_words.total(binary_words.multiply(a, b)).reshape(1)
 
-    def binary_rows(self, x: Tensor, factors: Tensor) -> Tensor:
-        return binary_words.total(binary_words.multiply(x, factors).T)
+    def binary_columns(self, x: Tensor, factors: Tensor) -> Tensor:
+        return binary_words.total(binary_words.multiply(x, factors.unsqueeze(-1)))
 
     def binary_diagonals(self, u: Tensor, v: Tensor) -> Tensor:
-        return binary_words.diagonals(binary_words.total(binary_words.multiply(u.unsqueeze(-1), v.unsqueeze(-2))))
+        pairs = binary_words.multiply(u.unsqueeze(2), v.unsqueeze(1))  # [b, k, k, n]
+        return torch.stack([binary_words.diagonals(binary_words.total(one.permute(2, 0, 1))) for one in pairs])
 
     def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
         return binary_words.bit_diagonals(u, v, weights)
@@ -136,6 +137,14 @@ class PlainKernels:
         for c in range(d):
             wide[:, c : c + d] += x * ((weights >> c) & 1).unsqueeze(-1)
         return _reduced(wide, d, tap)
+
+    def add_degrees(self, products: Tensor) -> Tensor:
+        blocks, rows, d, columns, e = products.shape
+        found = torch.zeros(blocks, rows + columns - 1, d + e - 1, dtype=torch.int64)
+        for i in range(rows):
+            for k in range(d):
+                found[:, i : i + columns, k : k + e] += products[:, i, k]
+        return found
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         d = a.shape[-1]

@@ -35,9 +35,13 @@ _SWAPS: Final = np.array(
 )
 
 
+def _processor_has(feature: str) -> bool:
+    return platform.machine().lower() in {"x86_64", "amd64"} and binding.get_host_cpu_features().get(feature, False)
+
+
 def multiplies_without_carries() -> bool:
     """Whether this processor has PCLMULQDQ."""
-    return platform.machine().lower() in {"x86_64", "amd64"} and binding.get_host_cpu_features().get("pclmul", False)
+    return _processor_has("pclmul")
 
 
 @intrinsic
@@ -92,6 +96,73 @@ def by_multiplications(x: Any, y: Any) -> Any:
 _wide: Any = _by_instruction if multiplies_without_carries() else by_multiplications
 
 
+@intrinsic
+def _inner_by_instruction(context: Any, a: Any, b: Any, count: Any) -> Any:
+    """(lower, upper) coefficients of the sum of the products of ``count`` words of two arrays, modulo 2, two products
+    to an instruction: numba has no type for the vectors, so the loop is written here."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, index = ir.IntType(64), ir.IntType(32)
+        four = ir.VectorType(word, 4)
+        form = ir.FunctionType(four, [four, four, ir.IntType(8)])
+        multiply = builder.module.declare_intrinsic("llvm.x86.pclmulqdq.256", fnty=form)
+        arrays = [
+            builder.bitcast(context.make_array(kind)(context, builder, value).data, four.as_pointer())
+            for kind, value in zip(signature.args[:2], arguments[:2], strict=True)
+        ]
+        end = builder.udiv(arguments[2], ir.Constant(word, 4))
+        before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        none = ir.Constant(four, [0, 0, 0, 0])
+        builder.cbranch(builder.icmp_unsigned("==", end, ir.Constant(word, 0)), after, body)
+        builder.position_at_end(body)
+        at, found = builder.phi(word), builder.phi(four)
+        x, y = (builder.load(builder.gep(array, [at]), align=8) for array in arrays)
+        summed: Any = found
+        for lane in (0x00, 0x11):  # the lower words of each half, then the upper ones
+            summed = builder.xor(summed, builder.call(multiply, [x, y, ir.Constant(ir.IntType(8), lane)]))
+        following = builder.add(at, ir.Constant(word, 1))
+        at.add_incoming(ir.Constant(word, 0), before)
+        at.add_incoming(following, body)
+        found.add_incoming(none, before)
+        found.add_incoming(summed, body)
+        builder.cbranch(builder.icmp_unsigned("<", following, end), body, after)
+        builder.position_at_end(after)
+        whole = builder.phi(four)
+        whole.add_incoming(none, before)
+        whole.add_incoming(summed, body)
+        words = [builder.extract_element(whole, index(k)) for k in range(4)]
+        parts = [builder.xor(words[0], words[2]), builder.xor(words[1], words[3])]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    pair_of_words: Any = types.UniTuple(types.uint64, 2)  # type: ignore[no-untyped-call]  # numba has no types
+    return pair_of_words(a, b, types.uint64), build
+
+
+@compiled_loop
+def _inner_by_halves(a: Words, b: Words) -> Any:
+    """(lower, upper) coefficients of ``sum_i a_i b_i`` before their reduction; arrays without gaps."""
+    low, high = _inner_by_instruction(a, b, np.uint64(a.shape[0]))
+    for i in range(a.shape[0] - a.shape[0] % 4, a.shape[0]):
+        x, y = _wide(a[i], b[i])
+        low ^= x
+        high ^= y
+    return low, high
+
+
+@compiled_loop
+def inner_by_words(a: Words, b: Words) -> Any:
+    """The same, one product at a time, on any processor."""
+    low, high = np.uint64(0), np.uint64(0)
+    for i in range(a.shape[0]):
+        x, y = _wide(a[i], b[i])
+        low ^= x
+        high ^= y
+    return low, high
+
+
+_inner: Any = _inner_by_halves if _processor_has("vpclmulqdq") and _processor_has("pclmul") else inner_by_words
+
+
 @compiled_loop
 def _reduced(low: Any, high: Any) -> Any:
     """A product modulo X^64 + X^4 + X^3 + X + 1."""
@@ -112,34 +183,44 @@ def binary_multiply(a: Words, b: Words, out: Words) -> None:
 @compiled_loop
 def binary_inner(a: Words, b: Words) -> Any:
     """``sum_i a_i b_i`` in GF(2^64)."""
-    low, high = np.uint64(0), np.uint64(0)
-    for i in range(a.shape[0]):
-        x, y = _wide(a[i], b[i])
-        low ^= x
-        high ^= y
+    low, high = _inner(a, b)
     return _reduced(low, high)
 
 
 @compiled_loop
-def binary_rows(x: Words, factors: Words, out: Words) -> None:
-    """``out`` [n]: of every row of ``x`` [n, k] the sum of its products with ``factors`` [k]."""
-    for i in range(x.shape[0]):
-        out[i] = binary_inner(x[i], factors)
+def binary_columns(x: Words, factors: Words, out: Words) -> None:
+    """``out`` [n]: of every column of ``x`` [k, n] the sum of its products with ``factors`` [k]."""
+    k, n = x.shape
+    lows, highs = np.empty(_BLOCK, dtype=np.uint64), np.empty(_BLOCK, dtype=np.uint64)
+    for first in range(0, n, _BLOCK):
+        size = min(_BLOCK, n - first)
+        lows[:] = np.uint64(0)
+        highs[:] = np.uint64(0)
+        for row in range(k):
+            for i in range(size):
+                low, high = _wide(x[row, first + i], factors[row])
+                lows[i] ^= low
+                highs[i] ^= high
+        for i in range(size):
+            out[first + i] = _reduced(lows[i], highs[i])
 
 
 @compiled_loop
 def binary_diagonals(u: Words, v: Words, out: Words) -> None:
-    """``out`` [2 k - 1]: entry ``k - 1 + i - j`` is the sum of ``u_ni v_nj`` of [n, k] each."""
-    n, k = u.shape
-    for d in range(1 - k, k):
-        low, high = np.uint64(0), np.uint64(0)
-        first, last = max(0, -d), min(k, k - d)
-        for i in range(n):
-            for j in range(first, last):
-                x, y = _wide(u[i, j + d], v[i, j])
-                low ^= x
-                high ^= y
-        out[k - 1 + d] = _reduced(low, high)
+    """``out`` [b, 2 k - 1]: entry ``k - 1 + i - j`` is the sum of ``u_in v_jn`` of [b, k, n] each."""
+    blocks, k, n = u.shape
+    for b in range(blocks):
+        for d in range(1 - k, k):
+            low, high = np.uint64(0), np.uint64(0)
+            first, last = max(0, -d), min(k, k - d)
+            if n == 1:
+                low, high = _inner(u[b, first + d : last + d, 0], v[b, first:last, 0])
+            else:
+                for j in range(first, last):
+                    x, y = _inner(u[b, j + d], v[b, j])
+                    low ^= x
+                    high ^= y
+            out[b, k - 1 + d] = _reduced(low, high)
 
 
 @compiled_loop
@@ -153,19 +234,16 @@ def bit_diagonals(u: Words, v: Words, weights: Words, out: Words) -> None:
         here = weights[first : first + size]  # an index that cannot be negative lets the compiler use vectors
         for k in range(127):
             up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
+            both[:] = np.uint64(0)
             for t in range(terms):
                 a, b = u[t, first : first + size], v[t, first : first + size]
-                if t == 0:
+                if k < 63:
                     for i in range(size):
-                        both[i] = ((a[i] << up) >> down) & b[i]
+                        both[i] ^= (a[i] << up) & b[i]
                 else:
                     for i in range(size):
-                        both[i] ^= ((a[i] << up) >> down) & b[i]
-            low, high = np.uint64(0), np.uint64(0)
-            for i in range(size):
-                x, y = _wide(both[i], here[i])
-                low ^= x
-                high ^= y
+                        both[i] ^= (a[i] >> down) & b[i]
+            low, high = _inner(both[:size], here)
             lows[k] ^= low
             highs[k] ^= high
     for k in range(127):
@@ -269,6 +347,19 @@ def weigh_elements(x: Words, weights: Words, tap: int, out: Words) -> None:
             wide[j - d] -= wide[j]
             wide[j - d + tap] -= wide[j]
         out[g] = wide[:d]
+
+
+@compiled_loop
+def add_degrees(products: Words, out: Words) -> None:
+    """Add to ``out`` [b, l + m - 1, d + e - 1] of ``products`` [b, l, d, m, e] what has the same sums of indices."""
+    blocks, rows, degrees, columns, width = products.shape
+    for b in range(blocks):
+        for i in range(rows):
+            for k in range(degrees):
+                for j in range(columns):
+                    to, row = out[b, i + j, k : k + width], products[b, i, k, j]
+                    for n in range(width):
+                        to[n] += row[n]
 
 
 @compiled_loop
