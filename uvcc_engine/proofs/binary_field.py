@@ -130,6 +130,8 @@ class BinaryField:
 
     def powers(self, of: Tensor, count: int) -> Tensor:
         """``[count, 1]``: the powers of an element ``[1]`` from its 0th on."""
+        if self.degree == 64:
+            return self.kernels.binary_powers(of.contiguous(), count).unsqueeze(-1)
         found, step = torch.ones(1, 1, dtype=torch.int64), of
         while len(found) < count:
             found = torch.cat([found, self.mul(found, step)])

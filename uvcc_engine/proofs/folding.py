@@ -19,7 +19,7 @@ BIT_DEGREE: Final = 64
 """Of the binary field in which bits are proved: an element is a word."""
 LEAST_BITS: Final = 40
 """A step's soundness error is at most 2^-40, for vectors of any length that fits into memory."""
-SLOTS: Final = 4  # a product of elements takes so much that few at a time are cheapest
+SLOTS: Final = 8  # a product of elements takes so much that few at a time are cheapest
 _MANY = 1 << 12  # entries from which a larger first fold pays for its bytes
 _LAST = 32  # entries that are left to the last fold at once
 _FEW = 128  # entries up to which one fold before it will do
@@ -55,13 +55,16 @@ def schedule(sizes: Sizes) -> list[int]:
     while left > _LONG:
         folds.append(16)
         left = -(-left // 16)
-    if left > _FEW:
+    if folds and left > _LAST:  # the one before the last
+        folds.append(16 if left <= 32 * _LAST else 32)
+        left = -(-left // folds[-1])
+    elif left > _FEW:
+        folds += [8, 16 if left > 8 * _FEW else 8]
+        left = -(-left // math.prod(folds))
+    elif left > _LAST:
         folds.append(8)
         left = -(-left // 8)
-    if left > _LAST:
-        folds.append(8 if left <= _FEW and not folds else 16)
-        left = -(-left // folds[-1])
-    return [*folds, left]
+    return [*folds, left if left < 8 else 4 * -(-left // 4)]  # halves of halves are multiplied
 
 
 def proof_words(folds: list[int]) -> int:

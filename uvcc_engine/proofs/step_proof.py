@@ -41,7 +41,7 @@ from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
 from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, proof_words, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.statement import ProverStatement, gather, sizes_of
-from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock
+from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock, spread
 from uvcc_engine.transcript.formats import kinds
 
 _HALF: Final = SEED_WORDS // 2
@@ -314,7 +314,7 @@ class _Side:
         """``[2 fold + 1, width]``: the product of both polynomials, each with its slope as one coefficient more."""
         algebra, (block,) = self._algebra, self._blocks
         assert isinstance(block, NumberBlock | FieldBlock)
-        u, v = known(block.before), known(block.after)
+        u, v = (spread(known(side), fold)[:, 0] for side in (block.before, block.after))
         a, b = known(self._drawn.slope_before), known(self._drawn.slope_after)
         found = torch.cat([block.gram(self._at, fold), torch.zeros(2, algebra.width, dtype=torch.int64)])
         upper = algebra.add(algebra.mul(a, v.flip(0)), algebra.mul(b, u))

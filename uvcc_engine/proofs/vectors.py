@@ -95,6 +95,7 @@ def _in_halves(x: Tensor, add: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return torch.stack([low, high, add(low, high)], 1).reshape(-1, *low.shape[1:])
 
 
+_THIN = 8  # elements in a row up to which a product of matrices is not worth its preparation
 _LEAF = 4  # rows of elements that are multiplied each with each
 
 
@@ -159,6 +160,8 @@ def _wide_products(at: Arithmetic, x: Tensor, y: Tensor) -> Tensor:
     """Coefficients of ``sum_g x_g(X) y_g(X)`` for blocks ``[b, l, groups, d]``, elements not yet reduced:
     ``[b, 2 l - 1, 2 d - 1]``."""
     blocks, size, groups, d = x.shape
+    if groups <= _THIN:
+        return at.kernels.multiply_wide(x, y)
     left = x.transpose(2, 3).reshape(blocks, size * d, groups)
     right = y.transpose(1, 2).reshape(blocks, groups, size * d)
     outer = torch.stack([at.product(one, other) for one, other in zip(left, right, strict=True)])

@@ -235,5 +235,8 @@ def test_sums_under_weights_of_zeros_and_ones_are_those_of_a_product_of_matrices
     for i, k, j in itertools.product(range(groups), range(52), range(2)):
         added[:, i + j, k : k + 52] += products[:, i, k, j]
     assert torch.equal(kernels.add_degrees(products), added)
+    x, y = _random(gen, 2, 3, groups, 52), _random(gen, 2, 3, groups, 52)
+    each = torch.einsum("binc,bjne->bicje", x, y).contiguous()
+    assert torch.equal(kernels.multiply_wide(x, y), kernels.add_degrees(each))
     elements = _random(gen, groups, 52)
     assert torch.equal(kernels.weigh_elements(elements, weights, TAPS[52]), ring.mul(elements, wide))

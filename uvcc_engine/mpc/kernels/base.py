@@ -52,6 +52,9 @@ class Kernels(Protocol):
     def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Products in GF(2^64) = F_2[X] / (X^64 + X^4 + X^3 + X + 1), element by element."""
 
+    def binary_powers(self, of: Tensor, count: int) -> Tensor:
+        """``[count]``: the powers of an element ``[1]`` of that field from its 0th on."""
+
     def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
         """``sum_i a_i b_i`` in that field, ``[1]``."""
 
@@ -83,6 +86,10 @@ class Kernels(Protocol):
     def add_degrees(self, products: Tensor) -> Tensor:
         """``[b, l, d, m, e]`` to ``[b, l + m - 1, d + e - 1]``: the entries whose two pairs of indices have the same
         sums."""
+
+    def multiply_wide(self, x: Tensor, y: Tensor) -> Tensor:
+        """Products of polynomials in two variables ``[b, l, n, d]``, summed over ``n``: ``[b, 2 l - 1, 2 d - 1]``. For
+        few of them."""
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         """Products modulo ``X^d + X^tap + 1``, element by element ``[..., d]``; shapes broadcast."""

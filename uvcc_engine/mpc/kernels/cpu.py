@@ -117,6 +117,13 @@ class CpuKernels(PlainKernels):
         self._jit.binary_multiply(_flat(a), _flat(b), _flat(out))
         return out
 
+    def binary_powers(self, of: Tensor, count: int) -> Tensor:
+        if not self._field(64 * count, of):
+            return super().binary_powers(of, count)
+        out = torch.empty(count, dtype=torch.int64)
+        self._jit.binary_powers(_flat(of), _flat(out))
+        return out
+
     def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
         if not self._field(a.numel(), a, b):
             return super().binary_inner(a, b)
@@ -177,6 +184,14 @@ class CpuKernels(PlainKernels):
             return super().add_degrees(products)
         out = torch.zeros(blocks, rows + columns - 1, d + e - 1, dtype=torch.int64)
         self._jit.add_degrees(products.numpy().view(np.uint64), out.numpy().view(np.uint64))
+        return out
+
+    def multiply_wide(self, x: Tensor, y: Tensor) -> Tensor:
+        blocks, size, _, d = x.shape
+        if not self._field(x.numel() * size, x, y):
+            return super().multiply_wide(x, y)
+        out = torch.zeros(blocks, 2 * size - 1, 2 * d - 1, dtype=torch.int64)
+        self._jit.multiply_wide(*(t.contiguous().numpy().view(np.uint64) for t in (x, y, out)))
         return out
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:

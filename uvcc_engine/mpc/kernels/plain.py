@@ -108,6 +108,13 @@ class PlainKernels:
     def binary_multiply(self, a: Tensor, b: Tensor) -> Tensor:
         return binary_words.multiply(a, b)
 
+    def binary_powers(self, of: Tensor, count: int) -> Tensor:
+        found, step = torch.ones(1, dtype=torch.int64), of
+        while len(found) < count:
+            found = torch.cat([found, binary_words.multiply(found, step)])
+            step = binary_words.multiply(step, step)
+        return found[:count]
+
     def binary_inner(self, a: Tensor, b: Tensor) -> Tensor:
         return binary_words.total(binary_words.multiply(a, b)).reshape(1)
 
@@ -145,6 +152,9 @@ class PlainKernels:
             for k in range(d):
                 found[:, i : i + columns, k : k + e] += products[:, i, k]
         return found
+
+    def multiply_wide(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.add_degrees((x[:, :, None, :, :, None] * y[:, None, :, :, None, :]).sum(3).transpose(2, 3))
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         d = a.shape[-1]

@@ -181,6 +181,15 @@ def binary_multiply(a: Words, b: Words, out: Words) -> None:
 
 
 @compiled_loop
+def binary_powers(of: Words, out: Words) -> None:
+    """``out`` [n]: the powers of the element ``of`` [1] from its 0th on."""
+    out[0] = np.uint64(1)
+    for i in range(1, out.shape[0]):
+        low, high = _wide(out[i - 1], of[0])
+        out[i] = _reduced(low, high)
+
+
+@compiled_loop
 def binary_inner(a: Words, b: Words) -> Any:
     """``sum_i a_i b_i`` in GF(2^64)."""
     low, high = _inner(a, b)
@@ -360,6 +369,22 @@ def add_degrees(products: Words, out: Words) -> None:
                     to, row = out[b, i + j, k : k + width], products[b, i, k, j]
                     for n in range(width):
                         to[n] += row[n]
+
+
+@compiled_loop
+def multiply_wide(x: Words, y: Words, out: Words) -> None:
+    """Add to ``out`` [b, 2 l - 1, 2 d - 1] the products of polynomials in two variables, ``x`` and ``y`` [b, l, n, d],
+    summed over ``n``."""
+    blocks, size, groups, d = x.shape
+    for b in range(blocks):
+        for i in range(size):
+            for j in range(size):
+                for n in range(groups):
+                    other = y[b, j, n]
+                    for k in range(d):
+                        factor, to = x[b, i, n, k], out[b, i + j, k : k + d]
+                        for e in range(d):
+                            to[e] += factor * other[e]
 
 
 @compiled_loop
