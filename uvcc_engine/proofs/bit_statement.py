@@ -22,8 +22,8 @@ from uvcc_engine.proofs.statement import ProverStatement
 from uvcc_engine.proofs.vectors import Block
 
 _FEW: Final = 64  # words that are left to the last fold at once
-_WIDEST: Final = 512
-_LAST: Final = 2048  # entries that are left to the last fold after others
+_WIDEST: Final = 1024
+_LAST: Final = 3072  # entries that are left to the last fold after others
 
 
 def of_bits(claims: Sequence[BilinearClaim], q: int) -> list[BilinearClaim]:
