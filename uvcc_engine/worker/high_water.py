@@ -3,8 +3,8 @@
 A party that repeats an epoch under the same masks is safe only while it holds every message that it received the first
 time: a peer's altered repeat, accepted, would tell that peer a factor of what the mask hides. So the identity's folder
 keeps, for each session and coordinate, a mark: the attempt, the run directory, and the epochs that may have been begun.
-Whoever starts in another directory, or over a transcript that is shorter than its mark, needs the next attempt, whose
-masks are others.
+Whoever starts in another directory, over a transcript that is shorter than its mark, or after a proof that did not
+hold, needs the next attempt, whose masks are others.
 
 What it needs lies in ``least_attempt_<coord>.json`` of the run directory, where the console finds it.
 
@@ -44,12 +44,14 @@ class RepeatError(ConfigError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What is durable. ``directory``: from the identity's folder; ``reserved``: epochs that may have been begun."""
+    """What is durable. ``directory``: from the identity's folder; ``reserved``: epochs that may have been begun;
+    ``refuted``: a proof of this attempt did not hold, so it is not gone on with."""
 
     attempt: int
     directory: str
     boot: str
     reserved: int
+    refuted: bool = False
 
 
 class HighWaterMark:
@@ -107,6 +109,12 @@ class HighWaterMark:
             self._keep(replace(self._mark, reserved=epoch + AHEAD))
         self._note_begun(epoch + 1)
 
+    def refute(self) -> None:
+        """Never go on with this attempt: who lied in it may tell the truth when it is repeated, under the same masks,
+        and the two together would give it a factor of what they hide."""
+        self._keep(replace(self._mark, refuted=True))
+        files.write_json(self._demand, {"least": self._mark.attempt + 1})
+
     def settle(self) -> None:
         """Reserve no more than what was begun. Call once the transcript is durable, and nothing more is begun."""
         self._keep(replace(self._mark, reserved=self._begun))
@@ -133,6 +141,8 @@ def _check(known: Mark, attempt: int, where: str, demand: Path) -> None:
     if where != known.directory:
         what = f"attempt {known.attempt} of this session was begun in {known.directory}, not in {where}"
         _refuse(demand, what, known.attempt + 1)
+    if known.refuted:
+        _refuse(demand, f"a proof of attempt {known.attempt} did not hold", known.attempt + 1)
     if attempt < known.attempt:
         _refuse(demand, f"attempt {known.attempt} of this session was begun here before {attempt}", known.attempt)
 

@@ -183,6 +183,8 @@ def _connected(
         groups.close()
         return outcome
     except UvccError as error:
+        if session is not None:
+            session.note_failure(error)
         reason = table.reason_of(error) if isinstance(error, PeerLostError) else error
         table.tell_stopped(reason)
         last_words = reason.what

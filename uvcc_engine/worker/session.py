@@ -13,7 +13,7 @@ from torch import Tensor
 from uvcc_engine.checkpoint.encryption import state_name
 from uvcc_engine.checkpoint.migration_target import START, read_migrated
 from uvcc_engine.contract.checkpoints import checkpoint as ck
-from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.errors import ConfigError, ProofFailedError, UvccError
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
@@ -176,6 +176,11 @@ class WorkerSession:
 
     def _after_step(self) -> None:
         """What follows a step, before its checkpoint."""
+
+    def note_failure(self, error: UvccError) -> None:
+        """After a proof that did not hold, leave word that this attempt is not gone on with."""
+        if isinstance(error, ProofFailedError) and self._mark is not None:
+            self._mark.refute()
 
     def close(self) -> None:
         """Release the transcript files and end the checkpoints' thread. Harmless twice."""

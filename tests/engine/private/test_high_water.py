@@ -147,3 +147,15 @@ def test_a_damaged_mark_is_refused(pod: Pod, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UnreadableError, match="no high-water mark"):
         pod.claim()
+
+
+def test_an_attempt_of_which_a_proof_failed_is_not_gone_on_with(pod: Pod) -> None:
+    mark = pod.went(6)
+    mark.refute()
+    mark.close()
+    assert pod.demand() == {"least": 1}
+    with pytest.raises(RepeatError, match="a proof of attempt 0 did not hold") as refused:
+        pod.claim().admit(5, 5)
+    assert refused.value.least == 1
+    pod.claim(1).admit(0, -1)
+    pod.claim(1).admit(0, -1)  # the word is about the attempt that failed

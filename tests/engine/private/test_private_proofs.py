@@ -188,6 +188,12 @@ def test_an_altered_product_ends_the_step_in_all_parties_before_anything_is_reve
             assert f"P{LIAR}" in failed["pair"]
         assert "proof" in fleet.exit(party)["error"]
         assert {int(p.name.split("-")[1]) for p in (fleet.dir(party) / "checkpoints").glob("step-*")} <= {2}
+    # the same attempt would repeat its masks over what the liar sends now, so no worker goes on with it
+    assert _run(fleet, zygote, resume=True) == [2, 2, 2]
+    for party in range(3):
+        assert "a proof of attempt 0 did not hold" in fleet.exit(party)["error"]
+        assert json.loads((fleet.dir(party) / f"least_attempt_p{party}r0s0t0.json").read_text()) == {"least": 1}
+        assert len(fleet.csv(party)) == 1 + 2
     # the next attempt has other masks, and goes on from the last checkpoint that was proved
     assert _run(fleet, zygote, resume=True, attempt=1) == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     assert all(len(fleet.csv(party)) == 1 + JOB.steps for party in range(3))
