@@ -79,7 +79,6 @@ def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
     odd = [
         f"job.{name} {value!r}"
         for name, value, proved in (
-            ("task", job.task, "train"),
             ("optimizer", job.optimizer, "sgd"),
             ("objective", job.objective, "cross-entropy"),
             ("clip_norm", job.clip_norm, 0.0),
@@ -94,8 +93,8 @@ def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
-            "verify: off, or dense and convolutional layers, pooling and ReLU by SGD on the cross-entropy, one worker"
-            " per party on its processor",
+            "verify: off, or dense and convolutional layers, pooling and ReLU, trained by SGD on the cross-entropy or"
+            " asked, one worker per party on its processor",
         )
 
 

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import public, scale_int
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.validation import PREDICTION, QUERY
@@ -32,6 +35,9 @@ class Predictor:
     def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
+        if job.proves:
+            rt.ledger = ClaimLedger(everything=job.verify == PROOFS)
+        self.proved_metrics = NOTHING_PROVED
         tensors = {
             name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)
             for name, (first, second) in inputs.tensors.items()
@@ -42,13 +48,17 @@ class Predictor:
         self._answers = public(rt, torch.zeros(rows, model.classes), f=job.frac_bits)
 
     def step(self, step: int) -> StepResult:
-        """Answer batch ``step`` (from 0). Opens nothing. 2 rounds a product, 5 with its ReLU, 6 the maximum of 10."""
+        """Answer batch ``step`` (from 0), and prove it where the job says so; only then is it among the answers.
+
+        Opens nothing. 2 rounds a product, 5 with its ReLU, 6 the maximum of 10.
+        """
         size = self._job.batch
         rows = slice(step * size, (step + 1) * size)
         found = self._rt.run(self._answer_protocol(self._queries.index(rows)))
+        proved = None if self._rt.ledger is None else self._rt.run(prove_protocol(self._rt))
         place = slice(rows.start * self._model.positions, rows.start * self._model.positions + found.shape[0])
         self._answers = self._with(place, found)
-        return StepResult(None)
+        return StepResult(None, proved)
 
     def _with(self, place: slice, found: Share) -> Share:
         first, second = self._answers.first.clone(), self._answers.second.clone()

@@ -14,15 +14,18 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
 from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.products.arithmetic import add_public, public, scale_int
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.queries import OpenedQuery
@@ -36,6 +39,9 @@ class ServedModel:
     def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
+        if job.proves:
+            rt.ledger = ClaimLedger(everything=job.verify == PROOFS)
+        self.proved_metrics = NOTHING_PROVED
         weights = [
             Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)
             for first, second in (inputs.tensors[f"weight.{i}"] for i in range(len(model.weights)))
@@ -50,12 +56,14 @@ class ServedModel:
     def step(self, step: int) -> StepResult:
         """Answer ``batch``, of any number of queries; of none, a row of zeros, which nobody is told the answer of.
 
-        Opens nothing. 2 rounds a product, 5 with its ReLU, 6 the maximum of 10.
+        Where the job says so it is proved before there are answers. Opens nothing. 2 rounds a product, 5 with its ReLU,
+        6 the maximum of 10.
         """
         f = self._job.frac_bits
         parts = [Share(torch.from_numpy(q.first), torch.from_numpy(q.second), f) for q in self.batch]
         x = cat(parts) if parts else public(self._rt, torch.zeros(1, self._model.features), f=f)
         found = self._rt.run(self._answer_protocol(x.to(self._rt.device)))
+        proved = None if self._rt.ledger is None else self._rt.run(prove_protocol(self._rt))
         whole = found.reshape(x.shape[0], -1)
         first, second = whole.first.cpu().numpy(), whole.second.cpu().numpy()
         self.answers, at = [], 0
@@ -63,7 +71,7 @@ class ServedModel:
             self.answers.append((query, first[at : at + query.rows], second[at : at + query.rows]))
             at += query.rows
         self._count = add_public(self._rt, self._count, float(at))
-        return StepResult(None)
+        return StepResult(None, proved)
 
     def _answer_protocol(self, x: Share) -> MpcProtocol[Share]:
         """The one-hot of the largest logit; of one output its sign where classes are learnt, else the number."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
-from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, ProofFailedError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.definition.specs import find_model
@@ -78,6 +78,34 @@ def test_secret_weights_answer_secret_queries_and_resume_between_batches(weights
     assert np.array_equal(answers.sum(1), np.ones(QUERIES))
     assert answers.argmax(1).tolist() == exact(weights)
     assert parts[0].component_digest("second", b"b") == parts[1].component_digest("first", b"b")
+
+
+@pytest.mark.parametrize("verify", ["products", "proofs"])
+def test_answers_are_proved_before_there_are_any(verify: Any, weights: tuple[Floats, ...]) -> None:
+    """They are those of an unproved model; a party that alters a product of the second batch gets no third answered."""
+    made, job = two_owners(weights), replace(JOB, verify=verify, batch=4)
+
+    def body(rt: Runtime) -> tuple[Any, ...]:
+        predictor = Predictor(rt, job, find_model(job.model), opened(made, rt.party))
+        rt.begin_epoch(0)
+        proved = predictor.step(0).proved
+        assert proved is not None
+        assert proved.claims > 0
+        first = predictor.weight_halves()[0]["prediction"]
+        rt.begin_epoch(1)
+        if rt.party == 1:
+            predictor._layers[0].weight.first[0, 0] += 1 << 20  # type: ignore[union-attr]
+        try:
+            predictor.step(1)
+        except ProofFailedError as refused:
+            return first, predictor.weight_halves()[0]["prediction"], refused.pair
+        return first, None, ()
+
+    parts = LocalPlanes(3).run_three(body)
+    answers = sum(p[0] for p in parts) / 2.0**16
+    assert answers[:4].argmax(1).tolist() == exact(weights)[:4]
+    assert all(np.array_equal(first, second) for first, second, _ in parts), "an unproved answer was kept"
+    assert all(1 in pair for _, _, pair in (parts[0], parts[2]))
 
 
 @pytest.fixture(scope="module")

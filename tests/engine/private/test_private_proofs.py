@@ -19,9 +19,10 @@ from uvcc_engine.contract.parsing.canonical import canonical, sorted_json
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.owner import program_form
-from uvcc_engine.sealing.inputs import SharedInputs, share_dataset
+from uvcc_engine.sealing.inputs import SharedInputs, encode_fixed, share_dataset, share_tensors
 from uvcc_engine.sealing.purpose import Purpose
-from uvcc_engine.sharding.validation import fit_model
+from uvcc_engine.sealing.release import box_name, open_weights
+from uvcc_engine.sharding.validation import QUERY, fit_model
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import Leaf
@@ -130,6 +131,29 @@ def test_a_run_with_every_message_proved_ends_verified_by_both_verifiers(
     assert standalone_verify.main(words) == 0
     assert "every message between them was proved" in capsys.readouterr().out
     assert program_form.check(bundle).epochs == JOB.steps + 1
+
+
+def test_an_inference_with_every_message_proved_ends_verified_by_both_verifiers(zygote: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    job = replace(JOB, verify="proofs", task="infer", steps=2, reveal=("predictions",))
+    rows, tensors = _rows().train_x[:8], {}
+    for name, values in {QUERY: rows, "weight.0": np.eye(4, 2), "weight.1": np.eye(3, 2)}.items():
+        tensors[name] = encode_fixed(name, values, 16)
+    purpose = Purpose.of(job, [OWNER.public.x25519])
+    shared = share_tensors(tensors, 16, tuple(p.public for p in PARTIES), OWNER, seed=1, purpose=purpose)
+    fleet = Fleet(tmp_path / "run", zygote, job, direct_links(), shared)
+    assert _run(fleet, zygote) == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    boxes = [(fleet.dir(p) / box_name(f"p{p}r0s0t0")).read_bytes() for p in range(3)]
+    answers = open_weights(boxes, owner=OWNER, parties=tuple(p.public for p in PARTIES))["prediction"]
+    logits = np.maximum(rows[:, :2], 0)
+    assert answers.argmax(1).tolist() == logits.argmax(1).tolist()
+    (tmp_path / "bundle").mkdir()
+    bundle = _collected(fleet, tmp_path / "bundle")
+    certificate = verify(bundle, allowed_signers=bundle / "allowed_signers")
+    assert (certificate.word, certificate.verify) == ("VERIFIED", "proofs")
+    assert certificate.claims > 20 * job.steps
+    words = [str(bundle / "proof_bundle.json"), "--allowed-signers", str(bundle / "allowed_signers")]
+    assert standalone_verify.main(words) == 0
 
 
 def test_every_epoch_has_its_proof_in_the_transcript_and_one_verdict_of_all(bundle: Path) -> None:

@@ -153,18 +153,21 @@ def test_a_job_that_serves_says_whom(change: dict[str, Any], words: str) -> None
     assert words in str(refused.value)
 
 
-def test_nonsense_of_one_client_leaves_anothers_answer_as_it_is(weights: tuple[Floats, ...]) -> None:
+@pytest.mark.parametrize("verify", ["off", "products", "proofs"])
+def test_nonsense_of_one_client_leaves_anothers_answer_as_it_is(verify: Any, weights: tuple[Floats, ...]) -> None:
+    """However much of it is proved; nonsense is proved as well as sense."""
     made, x = shared(weights), load_digits(7).test_x[:4]
     wild = np.random.default_rng(3).integers(-(1 << 62), 1 << 62, (3, 3, 64))
     good = seal_query(x, SERVED, BOB, PUBLIC)
 
     def body(rt: Runtime) -> Any:
         inputs = open_set(made.boxes[rt.party], party=rt.party, identity=PARTIES[rt.party], **made.public())
-        served = ServedModel(rt, JOB, find_model(JOB.model), inputs)
+        served = ServedModel(rt, replace(JOB, verify=verify), find_model(JOB.model), inputs)
         mine = open_query(good.boxes[rt.party], SERVED, party=rt.party, identity=PARTIES[rt.party])
         served.batch = [OpenedQuery("0" * 64, 0, 3, wild[rt.party], wild[(rt.party + 1) % 3]), mine]
         rt.begin_epoch(0)
-        served.step(0)
+        proved = served.step(0).proved
+        assert (proved is not None and proved.claims > 0) == (verify != "off")
         found = served.answers[1][1]
         served.batch = []
         rt.begin_epoch(1)
