@@ -5,7 +5,7 @@ The console and the data owner check here before a pod is paid for, every party 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,14 +14,19 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, VALIDATIONS, PrivateJob
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, Relu, find_model
+from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.conv2d import Conv1d
+from uvcc_engine.model.layer_types.gelu import Gelu
+from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
+from uvcc_engine.model.layer_types.residual import Residual
+from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sharding.partition import place_layers, stage_bounds
 
 QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
-PROVED_LAYERS: Final = (Dense, Relu, Conv2d, Conv1d, Pool)
+PROVED_LAYERS: Final = (Dense, Relu, Conv2d, Conv1d, Pool, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Residual)
 
 
 def fit_model(
@@ -89,13 +94,20 @@ def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
     odd += [f"job.reveal {name!r}" for name in (*METRICS, *VALIDATIONS) if name in job.reveal and name != "accuracy"]
     odd += [f"job.device {job.device!r}"] if job.device == "cuda" else []
     odd += [f"{workers} workers or microbatches per party"] if workers > 1 else []
-    odd += [f"layer {type(layer).__name__}" for layer in model.layers if type(layer) not in PROVED_LAYERS]
+    odd += [f"layer {type(layer).__name__}" for layer in _all_layers(model.layers) if type(layer) not in PROVED_LAYERS]
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
-            "verify: off, or dense and convolutional layers, pooling and ReLU, trained by SGD on the cross-entropy or"
-            " asked, one worker per party on its processor",
+            "verify: off, or dense and convolutional layers, pooling, activations and residuals of these, trained by"
+            " SGD on the cross-entropy or asked, one worker per party on its processor",
         )
+
+
+def _all_layers(layers: Sequence[LayerSpec]) -> Iterator[LayerSpec]:
+    """Layers, and those within them."""
+    for layer in layers:
+        yield layer
+        yield from _all_layers(layer.inner)
 
 
 def check_metrics(job: PrivateJob, model: ModelSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -270,6 +271,31 @@ def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(
     job = replace(PrivateJob(verify=verify), **change)
     with pytest.raises(ConfigError, match=words):
         fit_model(job, workers=size)
+
+
+def test_every_combination_has_a_proof_or_is_refused_by_what_has_none() -> None:
+    """Whatever is asked for together: the refusal names one of the things that have no proof, and nothing else is."""
+    nets = {"": [{"linear": 2}, "relu"], "LayerNorm": [{"linear": 2}, {"residual": ["layer-norm"]}]}
+    models = {why: sorted_json(model_to_json(model_of_list([*net, "linear"], 3, 2))) for why, net in nets.items()}
+    tasks = {"train": ("loss",), "infer": ("predictions",)}
+    accepted = 0
+    for mode, task, why, optimizer, device, workers in itertools.product(
+        ("off", "products", "proofs"), tasks, models, ("sgd", "adam"), ("auto", "cuda"), (1, 2)
+    ):
+        job = replace(JOB, verify=mode, model=models[why], optimizer=optimizer, device=device)  # type: ignore[arg-type]
+        job = replace(job, task=task, reveal=tasks[task])  # type: ignore[arg-type]
+        odd = [word for word in (why, optimizer, device, f"{workers} workers") if word not in ("", "sgd", "auto")]
+        odd = [word for word in odd if word != "1 workers"]
+        if mode == "off" or not odd:
+            if workers == 1:
+                fit_model(job)
+                accepted += 1
+            continue
+        with pytest.raises(ConfigError) as refused:
+            fit_model(job, workers=workers)
+        assert mode in refused.value.what or "workers" in refused.value.what
+        assert any(word in refused.value.what for word in odd)
+    assert accepted == 2 * 2 + 2 * 8
 
 
 def test_a_mode_that_is_not_there_is_refused_with_the_reason() -> None:

@@ -56,6 +56,18 @@ def test_a_proved_training_of_convolutions_learns_what_an_unproved_one_does(veri
     assert plain.accuracy == proved.accuracy
 
 
+@pytest.mark.parametrize("verify", ["products", "proofs"])
+def test_a_proved_training_of_activations_and_residuals_learns_what_an_unproved_one_does(verify: str) -> None:
+    x, y = _data()
+    curved: list[Any] = [{"linear": 4}, "gelu", {"residual": ["silu"]}]
+    net = [{"linear": 4}, "tanh", {"residual": curved}, {"leaky-relu": 0.1}, "sigmoid", "linear"]
+    plain = simulate.fit(net, x, y, steps=1, batch=4, seed=3)
+    proved = simulate.fit(net, x, y, steps=1, batch=4, seed=3, verify=verify)
+    assert np.allclose(plain.losses, proved.losses, atol=2.0**-9)
+    for a, b in zip(plain.weights, proved.weights, strict=True):
+        assert np.allclose(a, b, atol=2.0**-9)
+
+
 @pytest.mark.parametrize("liar", [0, 1, 2])
 def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
     liar: int, monkeypatch: pytest.MonkeyPatch
