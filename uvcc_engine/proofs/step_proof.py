@@ -296,6 +296,7 @@ class _Side:
         powers = algebra.powers(coin, 2 * fold + 1)
         self._shrink(powers[:fold])
         (block,) = self._blocks
+        assert isinstance(block, NumberBlock | FieldBlock)
         end = known(block.before if self.is_before else block.after)[0]
         slope = known(self._drawn.slope_before if self.is_before else self._drawn.slope_after)
         end = algebra.add(end, algebra.mul(slope, powers[fold]))

@@ -418,8 +418,9 @@ class WorkerSession:
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
-        one_worker = isinstance(self._trainer, PrivateTrainer | Predictor | ServedModel)
-        proved = self._trainer.proved_metrics if one_worker and job.proves else None
+        proved = None
+        if job.proves and isinstance(learner := self._trainer, PrivateTrainer | Predictor | ServedModel):
+            proved = learner.proved_metrics
         whole = self._ranks.whole_state(digests_of_all)
         self._finished(self._proof.outcome(values, whole, verdict_of(proved), self.step))
         self._settle_roots()

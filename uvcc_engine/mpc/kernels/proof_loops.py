@@ -138,10 +138,13 @@ def _inner_by_instruction(context: Any, a: Any, b: Any, count: Any) -> Any:
     return pair_of_words(a, b, types.uint64), build
 
 
+_by_four: Any = _inner_by_instruction  # numba's own types know nothing of its arguments
+
+
 @compiled_loop
 def _inner_by_halves(a: Words, b: Words) -> Any:
     """(lower, upper) coefficients of ``sum_i a_i b_i`` before their reduction; arrays without gaps."""
-    low, high = _inner_by_instruction(a, b, np.uint64(a.shape[0]))
+    low, high = _by_four(a, b, np.uint64(a.shape[0]))
     for i in range(a.shape[0] - a.shape[0] % 4, a.shape[0]):
         x, y = _wide(a[i], b[i])
         low ^= x
