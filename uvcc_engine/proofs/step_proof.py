@@ -73,7 +73,7 @@ NOTHING_PROVED: Final = ProvedStep(0, (0, 0, 0), hashlib.sha256(_CLAIMS).digest(
 
 
 @dataclass(slots=True)
-class _Randomness:
+class ProverRandomness:
     """One prover's randomness, as far as this party knows it."""
 
     coins: Tensor | None = None  # words: the verifiers', one per fold
@@ -88,7 +88,7 @@ class _Part:
 
     algebra: Algebra
     folds: list[int]
-    drawn: _Randomness
+    drawn: ProverRandomness
     gathered: Callable[[], ProverStatement]
     joined: Callable[[Tensor | None, Tensor | None], Block]
 
@@ -111,7 +111,7 @@ def prove_protocol(
     words = [words_of(claims, q) for q in range(PARTIES)]
     folds, bit_folds = [schedule(s) for s in sizes], [schedule_of_words(n) for n in words]
     halves = _draw_seeds(rt)
-    drawn, drawn_bits = _draw(rt, at.ring, folds), _draw(rt, field, bit_folds)
+    drawn, drawn_bits = draw_randomness(rt, at.ring, folds), draw_randomness(rt, field, bit_folds)
     seeds, agree = yield from _begin_protocol(rt, notes, halves)
 
     def of_numbers(q: int) -> ProverStatement:
@@ -158,10 +158,11 @@ def _draw_seeds(rt: Runtime) -> list[Tensor | None]:
     return found
 
 
-def _draw(rt: Runtime, algebra: Algebra, folds: list[list[int]]) -> list[_Randomness]:
-    """Every holder of a component draws the same of its stream: coins, summands, slopes, in this order."""
+def draw_randomness(rt: Runtime, algebra: Algebra, folds: list[list[int]]) -> list[ProverRandomness]:
+    """What masks and tests each prover's messages. Every holder of a component draws the same of its stream: coins,
+    summands, slopes, in this order."""
     draws = rt.draws()
-    found = [_Randomness() for _ in range(PARTIES)]
+    found = [ProverRandomness() for _ in range(PARTIES)]
     for c in (rt.party, rt.next):
         other, before = (c + 1) % PARTIES, (c + 2) % PARTIES
         found[other].coins = draws.ring(c, len(folds[other]))

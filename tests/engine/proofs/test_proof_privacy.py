@@ -146,9 +146,9 @@ def test_a_proof_tells_nothing_to_who_checks_it_nor_to_who_lied(
 
 
 def _unmasked(part: str) -> Callable[..., object]:
-    honest = step_proof._draw
+    honest = step_proof.draw_randomness
 
-    def draw(*args: object) -> list[step_proof._Randomness]:
+    def draw(*args: object) -> list[step_proof.ProverRandomness]:
         found = honest(*args)  # type: ignore[arg-type]
         for one in found:
             value = getattr(one, part)
@@ -162,5 +162,5 @@ def _unmasked(part: str) -> Callable[..., object]:
 @pytest.mark.parametrize(("part", "party"), [("summands", 1), ("slope_before", 2)])
 def test_a_proof_without_one_of_its_masks_is_found_out(part: str, party: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test above can fail: coefficients sent as they are, and the last value without its slope."""
-    monkeypatch.setattr(step_proof, "_draw", _unmasked(part))
+    monkeypatch.setattr(step_proof, "draw_randomness", _unmasked(part))
     assert _told(party, _bare, lies=False, patch=monkeypatch)
