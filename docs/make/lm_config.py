@@ -34,7 +34,8 @@ MEANINGS: Final[dict[str, str]] = {
     "model.nsa.n_sel": "selected blocks per query and group, the first and the two local ones included",
     "model.nsa.w": "tokens of the sliding window, the query's own included",
     "data.source": "`local` (files below `path`), `python_docs` (the manual that each Python carries), `fineweb_edu` "
-    "(a stream of the hub), `prepared` (what `uvcc-engine data prepare` wrote to `path`) or `synthetic` (made up)",
+    "(a stream of the hub), `prepared` (what `uvcc-engine data prepare` wrote to `path`), `hidden_letters` (passages "
+    "of the manual or of `path` in which three letters are hidden and asked for) or `synthetic` (made up)",
     "data.path": "of `local` a .txt or .jsonl file or a folder of them; of `fineweb_edu` another dataset or a folder "
     "of its shards; of `prepared` its folder",
     "data.tokenizer": "`byte` (256 symbols, 0 ends a document), `gpt2` (50257, 50256 ends a document) or `file`",
@@ -80,6 +81,9 @@ MEANINGS: Final[dict[str, str]] = {
     "train.save_every": "steps between two checkpoints; 0: at the end and on a halt only",
     "train.keep": "checkpoints that are kept",
     "train.sample_tokens": "the finished model writes so many, at most 4096, for the result screen and sample.txt",
+    "train.sinks": "services that are told of every logged row: `wandb`, `mlflow`, both with a comma between them, or "
+    "what another package plugs in; TensorBoard's curves are in `tb/` in any case",
+    "train.project": "the project (Weights & Biases) or experiment (MLflow) that sinks file the run under",
 }
 
 

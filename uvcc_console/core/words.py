@@ -45,6 +45,14 @@ def _seconds(f: Fields, name: str) -> str:
     return f" for {value:.1f} s" if value is not None else ""
 
 
+def _sink_failed(f: Fields) -> str:
+    name = scalar_text(f.get("sink")) or "a sink"
+    reason = (
+        scalar_text(f.get("error")) or f"{scalar_text(f.get('dropped')) or 'some'} rows came faster than it took them"
+    )
+    return f"{name} has not all figures: {reason}; the training goes on without it"
+
+
 # event -> (the fields that its sentence uses, the sentence)
 _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]] = {
     "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
@@ -65,6 +73,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
         ("folder", "sha256"),
         lambda f: f"begins with the weights {scalar_text(f.get('sha256'))[:12]} of {scalar_text(f.get('folder'))}",
     ),
+    "sink_failed": (("sink", "error", "dropped"), _sink_failed),
     "step_skipped": (("step",), lambda f: f"update skipped, the gradient was not a number{_at(f)}"),
     "watchdog_dump": ((), lambda f: "stalled: the watchdog wrote the stacks"),
     "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({scalar_text(f.get('kind')) or 'direct'})"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.masked import sdpa
 from uvcc_engine.nsa.rope import first_positions, rope_tables, rotate
 from uvcc_engine.nsa.visibility import Layout, layout_of
+
+NO_LABEL: Final = -100
+"""A label that no loss is taken of, as torch's cross-entropy has it."""
 
 
 class OneBranchAttention(nn.Module):
@@ -143,15 +147,18 @@ class LanguageModel(nn.Module):
 def token_loss(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = 0) -> Tensor:
     """Mean cross-entropy in fp32 of ``labels`` [B, S] under the logits hidden [B, S, dim] @ weight [vocab, dim]^T.
 
+    Tokens labelled ``NO_LABEL`` do not count; where none does, the loss is 0.
+
     With ``chunk`` > 0 only so many tokens' logits exist at a time; the backward pass computes them again. Fifty
     thousand symbols are 200 KB of logits a token, which is most of a step's memory otherwise.
     """
     rows, wanted = hidden.flatten(0, 1), labels.flatten()
+    count = (wanted != NO_LABEL).sum().clamp_min(1)
     if not 0 < chunk < len(wanted):
-        return F.cross_entropy(F.linear(rows, weight).float(), wanted)
+        return _summed_loss(rows, weight, wanted) / count
     parts = zip(torch.split(rows, chunk), torch.split(wanted, chunk), strict=True)
     sums = [checkpoint(_summed_loss, r, weight, w, use_reentrant=False, preserve_rng_state=False) for r, w in parts]
-    return torch.stack(sums).sum() / len(wanted)
+    return torch.stack(sums).sum() / count
 
 
 def _summed_loss(rows: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:

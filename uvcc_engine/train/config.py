@@ -27,7 +27,8 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 class DataConfig:
     """Where text comes from. ``source``: local (files below ``path``), python_docs (the manual that each Python
     carries), fineweb_edu (hub stream; ``path`` may name another dataset or a folder of its shards), prepared (the
-    folder ``path`` that ``uvcc-engine data prepare`` wrote) or synthetic."""
+    folder ``path`` that ``uvcc-engine data prepare`` wrote), hidden_letters (of that manual or of files below ``path``,
+    with letters hidden and asked for) or synthetic."""
 
     source: str = "local"
     path: str = ""
@@ -89,6 +90,8 @@ class TrainConfig:
     ``init``: a folder that ``uvcc-engine export`` made, whose weights a new training begins with.
     ``optimizer``: adamw, or muon for the matrices inside the blocks with AdamW for the rest, at one rate.
     ``loss_chunk``: tokens whose logits are held at once; 0: all of a micro-batch.
+    ``sinks``: services that are told of losses and rates: wandb, mlflow, or what other packages plug in; ``project``:
+    the project or experiment that they file the run under.
     """
 
     steps: int = 200
@@ -113,6 +116,8 @@ class TrainConfig:
     save_every: int = 0  # 0 = at the end and on halt only
     keep: int = 3  # verified checkpoints
     sample_tokens: int = 0  # at most 4096
+    sinks: str = ""  # names, comma-separated
+    project: str = "uvcc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,9 @@ class LMConfig:
         if self.data.shuffle and self.data.source != "prepared":
             hint = "prepare the text (uvcc-engine data prepare) and set data.source: prepared, or remove it"
             raise ConfigError(f"data.shuffle has no effect with data.source={self.data.source}", hint)
-        if self.data.path and self.data.source not in ("local", "fineweb_edu", "prepared"):
+        if self.data.source == "hidden_letters" and self.data.tokenizer != "byte":
+            raise ConfigError("data.source=hidden_letters is text of bytes", "data.tokenizer: byte")
+        if self.data.path and self.data.source not in ("local", "fineweb_edu", "prepared", "hidden_letters"):
             raise ConfigError(f"data.path has no effect with data.source={self.data.source}", "remove one of them")
         if self.data.merges and self.data.tokenizer != "gpt2":
             raise ConfigError(f"data.merges has no effect with data.tokenizer={self.data.tokenizer}", "remove it")
@@ -209,7 +216,7 @@ class LMConfig:
             raise ConfigError(f"train.decay_steps={t.decay_steps}", f"it must be 0 to train.steps ({t.steps})")
 
 
-SOURCES: Final = ("local", "python_docs", "fineweb_edu", "prepared", "synthetic")
+SOURCES: Final = ("local", "python_docs", "fineweb_edu", "prepared", "hidden_letters", "synthetic")
 MOST_SAMPLED: Final = 4096
 VOCAB: Final = {"byte": 256, "gpt2": 50257}
 TOKENIZERS: Final = (*VOCAB, "file")

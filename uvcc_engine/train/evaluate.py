@@ -1,8 +1,9 @@
-"""What a trained language model can do: ``uvcc-engine evaluate DIR``. Perplexity of a text, a needle, copying.
+"""What a trained language model can do: ``uvcc-engine evaluate DIR``. Perplexity of a text, a needle, letters, copying.
 
 ``perplexity`` scores every token of a text from those before it in its row. ``needle`` hides a sentence in filler at
 five depths and asks which of eight words it named (Kamradt 2023, as a choice, so that chance is one in eight). ``copy``
-shows random tokens twice and asks for the second half (the induction test of Olsson et al. 2022).
+shows random tokens twice and asks for the second half (the induction test of Olsson et al. 2022). ``letters`` hides
+three capitals in the first half of a passage and asks for them behind it, as ``data.source: hidden_letters`` trains it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import exported
+from uvcc_engine.train.config import VOCAB
+from uvcc_engine.train.text.hidden_letters import ASKED, CHANCE, GROUPS, STRETCHES, Hideout
 from uvcc_engine.train.text.sources import PythonManual
 from uvcc_engine.train.text.tokenizer import Tokenizer
 
@@ -133,7 +136,29 @@ def copying(model: LanguageModel, tokenizer: Tokenizer, length: int, trials: int
     yield Score("copy", "foretold", hits / count, 1 / model.cfg.vocab, count)
 
 
+def letters(
+    model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], length: int, trials: int, seed: int
+) -> Iterator[Score]:
+    """Share of hidden letters that are foretold, in ``trials`` passages of ``texts`` at each of five places.
+
+    ``length`` counts the whole row. Raises ConfigError for a tokenizer that is not of bytes.
+    """
+    if model.cfg.vocab != VOCAB["byte"]:
+        raise ConfigError("the task letters is for models of bytes", "leave --task letters out")
+    draw, hideout = random.Random(seed), Hideout(tuple(texts))
+    made = [hideout.passage(draw, draw.randrange(STRETCHES), length - ASKED - 1, 0.5) for _ in range(trials * 5)]
+    hits = 0
+    for at in range(0, len(made), BATCH):
+        part = made[at : at + BATCH]
+        rows = torch.tensor([[tokenizer.eos, *document] for document, _ in part])
+        foretold = scored(model, rows)[1]
+        hits += sum(int(row[answers].sum()) for row, (_, answers) in zip(foretold, part, strict=True))
+    yield Score("letters", "found", hits / (len(made) * len(GROUPS)), CHANCE, len(made) * len(GROUPS))
+
+
 TASKS: Final = ("perplexity", "needle", "copy")
+ASKED_FOR: Final = ("letters",)
+"""Tasks that only make sense for a model that was trained on their kind of text."""
 
 
 def evaluate(
@@ -147,6 +172,7 @@ def evaluate(
         "perplexity": lambda: perplexity(net, tokenizer, texts, length),
         "needle": lambda: needle(net, tokenizer, length, trials, seed),
         "copy": lambda: copying(net, tokenizer, length, trials, seed),
+        "letters": lambda: letters(net, tokenizer, texts, length, trials, seed),
     }
     return [score for task in tasks for score in do[task]()]
 
@@ -167,10 +193,20 @@ def main(argv: list[str]) -> int:
     """``uvcc-engine evaluate DIR``: a line for each figure, or one JSON array."""
     parser = argparse.ArgumentParser(prog="uvcc-engine evaluate", description="what a trained language model can do")
     parser.add_argument("folder", type=Path, help="what uvcc-engine export made")
-    parser.add_argument("--task", action="append", choices=TASKS, default=[], help="one of them (default: all)")
-    parser.add_argument("--text", action="append", type=Path, default=[], metavar="FILE", help="for the perplexity")
+    parser.add_argument(
+        "--task",
+        action="append",
+        choices=(*TASKS, *ASKED_FOR),
+        default=[],
+        help="one of them (default: all but letters)",
+    )
+    parser.add_argument(
+        "--text", action="append", type=Path, default=[], metavar="FILE", help="for perplexity, letters"
+    )
     parser.add_argument("--length", type=int, default=0, metavar="N", help="tokens of a row (default: as trained)")
-    parser.add_argument("--trials", type=int, default=20, metavar="N", help="rows to copy, needles at each depth (20)")
+    parser.add_argument(
+        "--trials", type=int, default=20, metavar="N", help="rows to copy, needles and passages a depth (20)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same questions for the same seed (0)")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     args = parser.parse_args(argv)
@@ -178,7 +214,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--trials {args.trials}", "at least 1")
     model = exported.load(args.folder)
     tasks = args.task or TASKS
-    texts = _texts(args.text) if "perplexity" in tasks else []
+    texts = _texts(args.text) if {"perplexity", "letters"} & set(tasks) else []
     length = args.length or model.config.origin.seq_len
     scores = evaluate(model, tasks, texts, length=length, trials=args.trials, seed=args.seed)
     if args.json:

@@ -30,7 +30,7 @@ from uvcc_engine.train.marks import check_marks, marked
 from uvcc_engine.train.model_flops import effort_of
 from uvcc_engine.train.sharded import part, shard, whole
 from uvcc_engine.train.telemetry import RankTelemetry
-from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids
+from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids, inputs_and_labels
 from uvcc_engine.train.text.tokenizer import Tokenizer
 
 HOLD_POLL_S = 0.05
@@ -57,7 +57,8 @@ class LmTrainer:
     """One rank. ``packer(val, cursor)`` makes the data; ``clock`` is monotonic seconds; ``stop_asked`` is SIGTERM.
 
     ``on_alive(stepped)`` hears after every step, and without a step while held, evaluating or saving;
-    ``on_wrapped(model)`` once, when the model stands as it is trained; ``on_row(step, row)`` with every logged row.
+    ``on_wrapped(model)`` once, when the model stands as it is trained; ``on_row(step, row)`` with every logged row;
+    ``on_curves(step, values)`` with what the curves get.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class LmTrainer:
         on_alive: Callable[[bool], None] = lambda stepped: None,
         on_wrapped: Callable[[nn.Module], None] = lambda model: None,
         on_row: Callable[[int, Mapping[str, float]], None] = lambda step, row: None,
+        on_curves: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
     ) -> None:
         check_world(cfg, group.world)
         check_marks(cfg.runtime.nvtx, group.device)
@@ -88,7 +90,7 @@ class LmTrainer:
         self.optimizer = make_optimizers(self.model, cfg.train)
         bf16 = cfg.runtime.precision == "bf16"
         effort = effort_of(cfg.model, cfg.train.seq_len, group.device, group.world, bf16=bf16)
-        self.telemetry = RankTelemetry(writer, group.device, clock, effort)
+        self.telemetry = RankTelemetry(writer, group.device, clock, effort, on_curves)
         self.steps_done = 0
         self._eos, self._packer = tokenizer.eos, packer
         self._cursor: Cursor | None = None
@@ -194,7 +196,7 @@ class LmTrainer:
         return loss
 
     def _cross_entropy(self, forward: Callable[..., Tensor], tokens: Tensor, **options: Any) -> Tensor:
-        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        inputs, labels = inputs_and_labels(tokens)
         bf16 = self.cfg.runtime.precision == "bf16"
         starts = doc_starts(doc_ids(inputs, self._eos))
         with torch.autocast(self.group.device.type, dtype=torch.bfloat16, enabled=bf16):

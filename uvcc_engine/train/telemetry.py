@@ -40,9 +40,19 @@ class Window:
 
 
 class RankTelemetry:
-    """The figures of one rank. ``last`` holds those of the last log line, for the heartbeats that end a run."""
+    """The figures of one rank. ``last`` holds those of the last log line, for the heartbeats that end a run.
 
-    def __init__(self, writer: RunWriter, device: torch.device, clock: Callable[[], float], effort: Effort) -> None:
+    ``tell`` hears the lead's figures as they go to the curves: the step, and values by names like ``train/loss``.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        device: torch.device,
+        clock: Callable[[], float],
+        effort: Effort,
+        tell: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
+    ) -> None:
         self.writer, self._device, self._clock, self._effort = writer, device, clock, effort
         self.window = Window(clock())
         self.gates: GateMetrics | None = None
@@ -51,6 +61,7 @@ class RankTelemetry:
         self.peak_mib = 0.0  # of GPU memory, since the process began
         self.rate = 0.0  # tokens a second of all ranks, in the last log line
         self._curves = ScalarFile(writer.directory / files.TENSORBOARD) if writer.lead else None
+        self._tell = tell
 
     def restart(self) -> None:
         """Begin a new window: after a hold, an evaluation or a checkpoint, which are no training time."""
@@ -72,7 +83,7 @@ class RankTelemetry:
         self.writer.metrics(step, mean_loss, lr, rate, more=efficiency)
         if self._curves:
             curves = {"loss": mean_loss, "toks_per_s": rate, "lr": lr, **efficiency}
-            self._curves.add(step, {f"train/{name}": value for name, value in curves.items()})
+            self._show(step, {f"train/{name}": value for name, value in curves.items()})
         extra: dict[str, Any] = {
             "grad_norm": norm,
             "queue_depth": queue_depth,
@@ -92,7 +103,12 @@ class RankTelemetry:
         self.losses["val_loss"] = loss
         self.writer.val(step, loss, ppl)
         if self._curves:
-            self._curves.add(step, {"val/loss": loss, "val/ppl": ppl})
+            self._show(step, {"val/loss": loss, "val/ppl": ppl})
+
+    def _show(self, step: int, values: Mapping[str, float]) -> None:
+        assert self._curves is not None
+        self._curves.add(step, values)
+        self._tell(step, values)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
         """metrics.json: the run in one line."""

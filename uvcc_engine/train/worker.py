@@ -37,6 +37,8 @@ from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.printed_rows import PrintedRows
 from uvcc_engine.train.sharded import assembled
+from uvcc_engine.train.sinks import registry
+from uvcc_engine.train.sinks.feed import Sinks, sinks_of
 from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.text.data import Cursor, Packer
 from uvcc_engine.train.text.sources import make_source
@@ -62,6 +64,7 @@ def train(
     Raises VerificationError naming the file if that checkpoint was altered: an older one is the operator's decision.
     """
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
+    registry.check(registry.names_in(cfg.train.sinks))
     effective.take(os.environ)
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
     if group.device.type == "cpu":
@@ -87,11 +90,11 @@ def train(
             writer.event("watchdog_dump", level="warn", age_s=round(age, 1), threshold_s=round(threshold, 1), dump=dump)
 
         watchdog = Watchdog(directory, group.rank, on_stall)
-        with Ticker(writer, group.trace.waiting_on):
+        with Ticker(writer, group.trace.waiting_on), sinks_of(cfg, writer) as sinks:
             watchdog.start()
             try:
                 rows = PrintedRows(cfg.train.steps) if progress and group.lead else None
-                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [], rows)
+                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [], rows, sinks)
             finally:
                 watchdog.stop()
                 stop_group(group)
@@ -106,6 +109,7 @@ def _train(
     watchdog: Watchdog,
     effects: Sequence[lm_env.Effect],
     rows: PrintedRows | None,
+    sinks: Sinks,
 ) -> int:
     source = make_source(cfg.data, cfg.train.seed)
 
@@ -135,6 +139,7 @@ def _train(
             on_alive=lambda stepped: watchdog.beat(stepped=stepped),
             on_wrapped=lambda model: _prove(writer, effective.read_back(effects, cfg, model)),
             on_row=rows.show if rows else lambda step, row: None,
+            on_curves=sinks.log,
         )
         if manifest:
             trainer.resume_from(manifest)
@@ -165,6 +170,7 @@ def _train(
                 _write_sample(model, tokenizer, cfg.train.sample_tokens, writer)
         writer.event("run_done", step=outcome.step, tensors_sha256=outcome.tensors_sha256)
     writer.exit(outcome.status, step=outcome.step, checkpoint=outcome.checkpoint)
+    sinks.status = outcome.status
     return 0
 
 

@@ -21,6 +21,8 @@ EXTRAS: Final = {
     "pyarrow": "data",
     "PIL": "data",
     "lm_eval": "evaluation",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 
 

@@ -41,6 +41,7 @@ NAMES: Final[dict[str, EventName]] = {
     "open_final_done": EventName(Area.RUN, "the result was opened as the policy allows"),
     "step_skipped": EventName(Area.RUN, "a gradient was not a number and was not applied"),
     "sample_written": EventName(Area.RUN, "the finished language model wrote a text"),
+    "sink_failed": EventName(Area.RUN, "figures did not all reach a service that the training tells of them"),
     "weights_taken": EventName(Area.RUN, "the training begins with another one's weights"),
     "batch_answered": EventName(Area.RUN, "a served model answered a batch of queries"),
     "queries_refused": EventName(Area.RUN, "queries were dropped: by a stranger, repeated, of another form, too many"),

@@ -90,6 +90,11 @@ def log_name(coord: str) -> str:
     return f"worker_{coord}.log"
 
 
+def sink_log(name: str) -> str:
+    """Standard output and error of the process of one of a training's sinks."""
+    return f"sink_{name}.log"
+
+
 def is_worker_log(name: str) -> bool:
     """Whether a file is a worker's log, as :func:`log_name` names it."""
     return name.startswith("worker_") and name.endswith(".log")

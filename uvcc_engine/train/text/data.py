@@ -21,6 +21,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import UnreachableError, UnreadableError
 from uvcc_engine.contract.parsing import strict
+from uvcc_engine.nsa.model import NO_LABEL
 from uvcc_engine.train.text.documents import DocumentSource, DocumentStream, TokenDocument
 from uvcc_engine.train.text.tokenizer import Tokenizer
 
@@ -72,11 +73,21 @@ def for_another_world(before: dict[int, Cursor], world: int, lead: bool) -> Curs
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """tokens [B, S + 1] int64 (inputs and, shifted by one, labels); ``cursor`` is the state after this batch."""
+    """tokens [B, S + 1] int64 (inputs and, shifted by one, labels); ``cursor`` is the state after this batch.
+
+    Tokens below 0 are no labels, see :func:`inputs_and_labels`.
+    """
 
     tokens: Tensor
     cursor: dict[str, Any]
     fetch_s: float
+
+
+def inputs_and_labels(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What a model reads of a batch's tokens [B, S + 1] and what it is asked to foretell, both [B, S]; a label that it
+    is not asked for is ``NO_LABEL``."""
+    labels = tokens[:, 1:]
+    return torch.where(tokens < 0, ~tokens, tokens)[:, :-1], labels.masked_fill(labels < 0, NO_LABEL)
 
 
 MAX_SKIPPED = 100_000

@@ -17,6 +17,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.text.data import bucket_of
 from uvcc_engine.train.text.documents import DocumentSource
+from uvcc_engine.train.text.hidden_letters import HiddenLetters
 from uvcc_engine.train.text.prepared import FORMAT, MANIFEST, RECORD, PreparedManifest, PreparedShard, shard_name
 from uvcc_engine.train.text.sources import FineWeb, LocalText, PythonManual, make_source
 from uvcc_engine.train.text.tokenizer import Tokenizer, tokenizer_id, tokenizer_of
@@ -26,7 +27,11 @@ PARTIAL: Final = ".partial"
 
 
 def one_pass(source: DocumentSource, documents: int) -> Iterator[str]:
-    """The texts of one pass, or the first ``documents`` (0: all). Raises ConfigError for a source that has no end."""
+    """The texts of one pass, or the first ``documents`` (0: all). Raises ConfigError for a source that has no end, and
+    for one whose documents are tokens."""
+    if isinstance(source, HiddenLetters):
+        hint = "train on it as it is; to prepare its text take data.source: local or python_docs"
+        raise ConfigError("data.source=hidden_letters is made while it is read", hint)
     if isinstance(source, LocalText | PythonManual | FineWeb):
         texts = source.one_pass()
     elif documents:

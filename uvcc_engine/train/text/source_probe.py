@@ -16,6 +16,7 @@ from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.lm_job import check_world, overrides, resolve
 from uvcc_engine.train.text.data import Packer
+from uvcc_engine.train.text.documents import unasked
 from uvcc_engine.train.text.prepare import one_pass, prepare
 from uvcc_engine.train.text.sources import make_source
 from uvcc_engine.train.text.tokenizer import tokenizer_of, train_tokenizer
@@ -61,7 +62,7 @@ def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> SourceProbe:
     )
     found = [packer.batch(cfg.train.batch_size // world) for _ in range(batches)]
     rows, width = found[0].tokens.shape
-    first = found[0].tokens[0].tolist()
+    first = [unasked(t) if t < 0 else t for t in found[0].tokens[0].tolist()]
     return SourceProbe(
         [b.fetch_s for b in found],
         rows,

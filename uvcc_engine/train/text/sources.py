@@ -13,25 +13,10 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.train.config import DataConfig
-from uvcc_engine.train.text.documents import DocumentSource, DocumentStream
+from uvcc_engine.train.text.documents import DocumentSource, DocumentStream, Numbered
+from uvcc_engine.train.text.hidden_letters import HiddenLetters, Hideout
 from uvcc_engine.train.text.prepared import PreparedText
 from uvcc_engine.train.text.tokenizer import tokenizer_id
-
-
-class _Numbered:
-    """A stream whose documents are dealt to the ranks in turn."""
-
-    def __init__(self, documents: Iterator[tuple[int, str]]) -> None:
-        self._documents = documents
-
-    def __next__(self) -> tuple[int, str]:
-        return next(self._documents)
-
-    def owner(self, number: int, world: int) -> int:
-        return number % world
-
-    def facts(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +29,7 @@ class LocalText:
     path: Path
 
     def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
-        return _Numbered(_endless(self, first))
+        return Numbered(_endless(self, first))
 
     def one_pass(self) -> Iterator[str]:
         """Every document once."""
@@ -88,7 +73,7 @@ class PythonManual:
     """
 
     def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
-        return _Numbered(_endless(self, first))
+        return Numbered(_endless(self, first))
 
     def one_pass(self) -> Iterator[str]:
         """Every topic once."""
@@ -119,7 +104,7 @@ class Synthetic:
     seed: int
 
     def open(self, first: int, rank: int, world: int, facts: dict[str, Any]) -> DocumentStream:
-        return _Numbered(self.numbered_documents(first))
+        return Numbered(self.numbered_documents(first))
 
     def numbered_documents(self, first: int) -> Iterator[tuple[int, str]]:
         words = [c + v + t for c in "bdfgklmnprst" for v in "aeiou" for t in ("", "n", "s")]
@@ -238,6 +223,8 @@ def make_source(cfg: DataConfig, seed: int) -> DocumentSource:
         return LocalText(Path(cfg.path).expanduser())
     if cfg.source == "python_docs":
         return PythonManual()
+    if cfg.source == "hidden_letters":
+        return HiddenLetters(Hideout(LocalText(Path(cfg.path).expanduser()) if cfg.path else PythonManual()), seed)
     if cfg.source == "prepared":
         return PreparedText(Path(cfg.path).expanduser(), tokenizer_id(cfg), seed if cfg.shuffle else None)
     return Synthetic(seed) if cfg.source == "synthetic" else FineWeb(cfg.path or FINEWEB_EDU)

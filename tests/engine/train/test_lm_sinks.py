@@ -1,0 +1,184 @@
+"""Figures reach the services that a training names, and none of them can hurt it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lm_kit import small
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine import extras
+from uvcc_engine.train import worker
+from uvcc_engine.train.sinks import registry
+from uvcc_engine.train.sinks.feed import PATIENCE_S, Sinks
+
+Told = list[tuple[str, str, int]]
+
+
+def sinks(folder: Path, code: str, told: Told) -> Sinks:
+    opening = registry.Opening("r", "p", folder, {"train.lr": 0.1})
+    command: Sequence[str] = [sys.executable, "-S", "-c", code]
+    return Sinks(["x"], opening, lambda *said: told.append(said), commands={"x": command})
+
+
+def test_a_sink_is_told_the_run_its_figures_and_its_end(tmp_path: Path) -> None:
+    told: Told = []
+    feed = sinks(tmp_path, f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read())", told)
+    feed.log(1, {"train/loss": 2.5})
+    feed.log(2, {"train/loss": 2.0})
+    feed.status = "done"
+    feed.close()
+    lines = [json.loads(x) for x in (tmp_path / "got").read_text().splitlines()]
+    assert lines == [
+        {"run": "r", "project": "p", "folder": str(tmp_path), "config": {"train.lr": 0.1}},
+        {"step": 1, "values": {"train/loss": 2.5}},
+        {"step": 2, "values": {"train/loss": 2.0}},
+        {"status": "done"},
+    ]
+    assert told == []
+
+
+def test_a_sink_that_ends_is_named_once_with_its_last_word(tmp_path: Path) -> None:
+    told: Told = []
+    feed = sinks(tmp_path, "import sys; sys.exit('no such\\x1b[31m project')", told)
+    end = time.monotonic() + 20
+    while not told and time.monotonic() < end:
+        feed.log(1, {"train/loss": 2.5})
+    feed.log(2, {"train/loss": 2.5})
+    feed.close()
+    assert [(name, error) for name, error, _ in told] == [("x", "no such project")]
+
+
+def test_a_sink_that_hangs_costs_rows_and_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Told = []
+    monkeypatch.setitem(PATIENCE_S, "failed", 0.1)
+    feed = sinks(tmp_path, "import time; time.sleep(100)", told)
+    began = time.monotonic()
+    for step in range(5000):
+        feed.log(step, {"train/loss": 2.5, "train/lr": 1e-3})
+    feed.close()
+    assert time.monotonic() - began < 10
+    ((name, error, dropped),) = told
+    assert (name, error) == ("x", "it did not end in time and was killed")
+    assert 1000 < dropped < 5000
+
+
+def test_what_is_unknown_or_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"train.sinks names 'wanbd', which is unknown") as caught:
+        registry.check(["wanbd"])
+    assert caught.value.hint == "did you mean wandb?"
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    for name in registry.BUILT_IN:
+        with pytest.raises(ConfigError, match=f"names {name}, and {name} is not installed") as caught:
+            registry.check([name])
+        assert caught.value.hint == f"pip install 'uvcc[{name}]'"
+
+
+PLUGGED = """
+import json
+class Sink:
+    def __init__(self, opening):
+        self.opening, self.rows = opening, []
+    def log(self, step, values):
+        self.rows.append([step, sorted(values)])
+    def close(self, status):
+        told = [self.opening.run, self.opening.project, self.opening.config["train.steps"], self.rows, status]
+        (self.opening.folder / "told.json").write_text(json.dumps(told))
+"""
+
+
+def test_another_packages_sink_is_found_and_fed_by_a_real_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    facts = package / "shown-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: shown\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[uvcc.sinks]\nshown = shown_sink:Sink\n")
+    (package / "shown_sink.py").write_text(PLUGGED)
+    monkeypatch.syspath_prepend(str(package))
+    out = tmp_path / "run"
+    cfg = small(steps=4, log_every=2, eval_every=4, eval_batches=1, sinks="shown", project="tries")
+    assert worker.train(cfg, out, "lm") == 0
+    assert (out / "sink_shown.log").read_text() == ""
+    run, project, steps, rows, status = json.loads((out / "told.json").read_text())
+    assert (run, project, steps, status) == ("lm", "tries", 4, "done")
+    assert [(step, names[0].partition("/")[0]) for step, names in rows] == [(2, "train"), (4, "train"), (4, "val")]
+    assert "sink_failed" not in (out / "events.jsonl").read_text()
+    with pytest.raises(ConfigError, match="'other', which is unknown"):
+        worker.train(replace(cfg, train=replace(cfg.train, sinks="other")), tmp_path / "none", "lm")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_real_libraries_hold_what_the_training_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's file store and W&B's offline file, each read by its own library; then the training goes on in both."""
+    for name in [n for n in os.environ if n.startswith(("MLFLOW_", "WANDB_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setitem(PATIENCE_S, "done", 200.0)
+    out = tmp_path / "run"
+    for steps in (4, 6):
+        cfg = small(steps=steps, log_every=2, save_every=2, sinks="mlflow, wandb", project="tries")
+        assert worker.train(cfg, out, "run") == 0
+    assert "sink_failed" not in (out / "events.jsonl").read_text(), (out / "sink_mlflow.log").read_text()
+    seen = subprocess.run(
+        [sys.executable, "-c", READ, str(out)], capture_output=True, text=True, timeout=200, check=True
+    )
+    found = json.loads(seen.stdout)
+    rows = [row.split(",") for row in (out / "training.csv").read_text().splitlines()]
+    losses = {row[0]: float(row[rows[0].index("loss")]) for row in rows[1:]}
+    assert sorted(losses, key=int) == ["2", "4", "6"]
+    for library in ("mlflow", "wandb"):
+        assert found[library]["losses"] == pytest.approx(losses, rel=1e-3), library
+    assert found["mlflow"]["params"]["train.lr"] == "0.01"
+    assert found["mlflow"]["experiment"] == "tries"
+    assert found["mlflow"]["status"] == "FINISHED"
+    assert found["wandb"]["runs"] == [["run", "tries"]] * 2
+
+
+READ = """
+import json, os, sys
+from pathlib import Path
+out = Path(sys.argv[1])
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+from mlflow import MlflowClient
+client = MlflowClient((out / "mlruns").as_uri())
+run_id = (out / "mlflow_run.txt").read_text()
+run = client.get_run(run_id)
+losses = {str(m.step): m.value for m in client.get_metric_history(run_id, "train/loss")}
+experiment = client.get_experiment(run.info.experiment_id).name
+ml = {"losses": losses, "params": run.data.params, "experiment": experiment, "status": run.info.status}
+import struct
+from wandb.proto import wandb_internal_pb2 as pb
+BLOCK = 1 << 15
+def records(data):  # the log format of LevelDB behind a header of seven bytes
+    at, whole = 7, b""
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # all of a record, or its last part
+            yield pb.Record.FromString(whole)
+            whole = b""
+rows, runs = {}, []
+for path in sorted((out / "wandb").glob("offline-run-*/*.wandb")):
+    for record in records(path.read_bytes()):
+        if record.HasField("run"):
+            runs.append([record.run.run_id, record.run.project])
+        if record.HasField("history"):
+            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            rows[str(row["step"])] = row["train/loss"]
+print(json.dumps({"mlflow": ml, "wandb": {"losses": rows, "runs": runs}}))
+"""
