@@ -276,12 +276,19 @@ def from_mapping(raw: Mapping[str, Any]) -> LMConfig:
 
     ``nsa`` may stand beside ``model``, as in the older configs.
     """
-    tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
-    if "nsa" in tree:
-        nsa = tree.pop("nsa")
-        tree["model"] = {**tree.get("model", {}), "nsa": nsa}
-    built: LMConfig = _build(LMConfig, tree, "")
+    built: LMConfig = _build(LMConfig, nested(raw), "")
     return built
+
+
+def nested(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with ``nsa`` inside ``model``; of a key that stands in both places, the one beside ``model`` is taken."""
+    tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
+    model = tree.get("model", {})
+    if "nsa" in tree and isinstance(model, Mapping):
+        beside, inside = tree.pop("nsa"), model.get("nsa")
+        both = {**inside, **beside} if isinstance(beside, Mapping) and isinstance(inside, Mapping) else beside
+        tree["model"] = {**model, "nsa": both}
+    return tree
 
 
 def load(name_or_path: str) -> dict[str, Any]:

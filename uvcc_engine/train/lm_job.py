@@ -27,9 +27,10 @@ def resolve(job: Mapping[str, Any], *, vram_mib: int = 0) -> LMConfig:
         if not vram_mib:
             raise ConfigError("config: auto picks by GPU memory, and no GPU is visible", "name a config")
         name = lm_config.pick_for_vram(vram_mib)
-    raw: dict[str, Any] = dict(name) if isinstance(name, Mapping) else lm_config.load(str(name))
-    merge(raw, {k: v for k, v in job.items() if k not in _OWN})
-    merge(raw, job.get("overrides") or {})
+    raw = lm_config.nested(name if isinstance(name, Mapping) else lm_config.load(str(name)))
+    # each layer in the same form, so that nsa.l and model.nsa are the same key in all of them
+    merge(raw, lm_config.nested({k: v for k, v in job.items() if k not in _OWN}))
+    merge(raw, lm_config.nested(job.get("overrides") or {}))
     merge(raw, {"train": {k: job[k] for k in ("steps", "seed") if job.get(k) is not None}})
     return lm_config.from_mapping(raw)
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import memory_plan, worker
+from uvcc_engine.train import lm_job, memory_plan, worker
 from uvcc_engine.train.check import check
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.distributed import RankGroup
@@ -35,6 +36,13 @@ def test_a_row_shorter_than_a_block_is_refused() -> None:
         small(seq_len=7)
     dense = {**SMALL, "model": {**SMALL["model"], "attention": "dense"}, "train": {"seq_len": 7}}
     assert lm_config.from_mapping(dense).train.seq_len == 7
+
+
+@pytest.mark.parametrize("over", [{"nsa": {"l": 4}}, {"model": {"nsa": {"l": 4}}}])
+def test_a_block_is_set_beside_the_model_or_inside_it_wherever_the_others_stand(over: dict[str, Any]) -> None:
+    wanted = replace(small().model.nsa, l=4)
+    for config in (SMALL, lm_config.to_mapping(small())):
+        assert lm_job.resolve({"config": config, "overrides": over}).model.nsa == wanted
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused_before_they_meet(
