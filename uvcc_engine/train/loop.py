@@ -318,6 +318,7 @@ class LmTrainer:
 
     def _leave(self, status: str, cursor: dict[str, object], loss: float) -> LoopOutcome:
         manifest, tensors = self._save(cursor)
+        loss = self.group.total([loss])[0] / self.group.world  # as in the tables, not this rank's alone
         if status == "halted":
             self.writer.event("halted", nonce=self._halt_nonce, step=self.steps_done, checkpoint=manifest)
             last = {**self.telemetry.last, "halt_nonce": self._halt_nonce}

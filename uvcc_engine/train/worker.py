@@ -10,6 +10,7 @@ import platform
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -330,9 +331,27 @@ def cli(argv: list[str]) -> int:
     if "WORLD_SIZE" not in os.environ and ranks > 1:
         check_world(cfg, ranks)
         _under_torchrun(ranks, argv)
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # through an agent, the console's preflight has asked
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    if first:  # before the ranks meet, so before any of them looks
+        _drop_old_halt(args.out)
+        # through an agent, the console's preflight has asked
         memory_plan.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
     return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects, start=start, progress=True)
+
+
+def _drop_old_halt(directory: Path) -> None:
+    """Take back what halted an earlier start: it would halt this one at its first step.
+
+    A request that came after this process began is obeyed. When that was follows from the processor time that imports
+    took, which is no more than what passed.
+    """
+    path = directory / files.HALT
+    try:
+        if path.stat().st_mtime < time.time() - time.process_time():
+            path.unlink()
+            print(f"{path} of an earlier start is taken back")
+    except FileNotFoundError:
+        return
 
 
 def _resumed_at(path: Path) -> tuple[Path, int]:

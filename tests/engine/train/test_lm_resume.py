@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from lm_kit import small
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UvccError, VerificationError
-from uvcc_engine.train.worker import train
+from uvcc_engine.train.worker import cli, train
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,20 @@ def test_a_prune_that_is_killed_leaves_no_checkpoint_that_looks_altered(
     monkeypatch.undo()
     assert ck.steps_present(here / "checkpoints") == [6, 2]
     assert ck.survey(here / "checkpoints").altered == {}
+
+
+def test_by_hand_an_earlier_starts_halt_is_taken_back_and_a_new_one_is_not(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    halt = here / ".HALT"
+    go_on = ["--resume", str(here), "--set", "runtime.device=cpu"]
+    for age_s, steps, status, step in ((10**6, 8, "done", 8), (0, 20, "halted", 9)):
+        halt.touch()
+        os.utime(halt, (time.time() - age_s,) * 2)
+        assert cli([*go_on, "--set", f"train.steps={steps}"]) == 0
+        said = json.loads((here / "exit.json").read_text())
+        assert (said["status"], said["step"], halt.exists()) == (status, step, status == "halted")
+        assert ("is taken back" in capsys.readouterr().out) == (status == "done")
 
 
 def test_setting_aside_twice_keeps_both(here: Path) -> None:

@@ -20,10 +20,10 @@ from uvcc_engine.train.text.documents import DocumentStream, Numbered, TokenDocu
 GROUPS: Final = ("ABCDEFGH", "IJKLMNOP", "QRSTUVWX")
 CHANCE: Final = 1 / 8
 ASKED: Final = 2 * len(GROUPS) + 1  # bytes of the last line, with what divides it from the passage
-SHORTEST, LONGEST = 8, 240  # bytes of a passage in training
+SHORTEST, LONGEST = 8, 248  # bytes of a passage in training
 STRETCHES: Final = 100  # of the text; passages of some are held out, see data.val_percent
-_EASY, _EASY_UP_TO = 6000, 16  # so many documents have passages of at most so many bytes
-_DOCUMENTS_A_BYTE: Final = 16  # behind them; until passages are as long as they may be
+_EASY, _EASY_UP_TO = 5000, 16  # so many documents have passages of at most so many bytes
+_DOCUMENTS_A_BYTE: Final = 6  # behind them; until passages are as long as they may be
 _WHOLE: Final = 5  # stretches, the first to be held out, whose passages are of any length from the beginning
 
 
