@@ -23,7 +23,7 @@ from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, resolve
 from uvcc_engine.train.marks import check_marks
-from uvcc_engine.train.sinks import registry
+from uvcc_engine.train.sinks import sink_registry
 from uvcc_engine.train.text import source_probe
 
 
@@ -34,7 +34,7 @@ def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dic
     check_world(cfg, ranks)
     device = choose_device(cfg.runtime.device, 0)
     check_marks(cfg.runtime.nvtx, device)
-    registry.check(registry.names_in(cfg.train.sinks))
+    sink_registry.check(sink_registry.names_in(cfg.train.sinks))
     if device.type == "cuda":
         check_gpus(ranks)
     if cfg.train.init:

@@ -139,7 +139,7 @@ def copying(model: LanguageModel, tokenizer: Tokenizer, length: int, trials: int
 def letters(
     model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], length: int, trials: int, seed: int
 ) -> Iterator[Score]:
-    """Share of hidden letters that are foretold, in ``trials`` passages of ``texts`` at each of five places.
+    """Share of hidden letters that are predicted, in ``trials`` passages of ``texts`` at each of five places.
 
     ``length`` counts the whole row. Raises ConfigError for a tokenizer that is not of bytes.
     """

@@ -38,8 +38,8 @@ from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
 from uvcc_engine.train.printed_rows import PrintedRows
 from uvcc_engine.train.sharded import assembled
-from uvcc_engine.train.sinks import registry
-from uvcc_engine.train.sinks.feed import Sinks, sinks_of
+from uvcc_engine.train.sinks import sink_registry
+from uvcc_engine.train.sinks.sink_feed import Sinks, sinks_of
 from uvcc_engine.train.telemetry import write_env
 from uvcc_engine.train.text.data import Cursor, Packer
 from uvcc_engine.train.text.sources import make_source
@@ -65,7 +65,7 @@ def train(
     Raises VerificationError naming the file if that checkpoint was altered: an older one is the operator's decision.
     """
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
-    registry.check(registry.names_in(cfg.train.sinks))
+    sink_registry.check(sink_registry.names_in(cfg.train.sinks))
     effective.take(os.environ)
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
     if group.device.type == "cpu":

@@ -17,14 +17,14 @@ from lm_kit import small
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.train import worker
-from uvcc_engine.train.sinks import registry
-from uvcc_engine.train.sinks.feed import PATIENCE_S, Sinks
+from uvcc_engine.train.sinks import sink_registry
+from uvcc_engine.train.sinks.sink_feed import PATIENCE_S, Sinks
 
 Told = list[tuple[str, str, int]]
 
 
 def sinks(folder: Path, code: str, told: Told) -> Sinks:
-    opening = registry.Opening("r", "p", folder, {"train.lr": 0.1})
+    opening = sink_registry.SinkOpening("r", "p", folder, {"train.lr": 0.1})
     command: Sequence[str] = [sys.executable, "-S", "-c", code]
     return Sinks(["x"], opening, lambda *said: told.append(said), commands={"x": command})
 
@@ -73,12 +73,12 @@ def test_a_sink_that_hangs_costs_rows_and_is_killed(tmp_path: Path, monkeypatch:
 
 def test_what_is_unknown_or_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"train.sinks names 'wanbd', which is unknown") as caught:
-        registry.check(["wanbd"])
+        sink_registry.check(["wanbd"])
     assert caught.value.hint == "did you mean wandb?"
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
-    for name in registry.BUILT_IN:
+    for name in sink_registry.BUILT_IN:
         with pytest.raises(ConfigError, match=f"names {name}, and {name} is not installed") as caught:
-            registry.check([name])
+            sink_registry.check([name])
         assert caught.value.hint == f"pip install 'uvcc[{name}]'"
 
 

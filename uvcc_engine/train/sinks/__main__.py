@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from uvcc_engine.train.sinks import registry
+from uvcc_engine.train.sinks import sink_registry
 
 FAILED = "failed"
 
@@ -20,8 +20,8 @@ FAILED = "failed"
 def serve(name: str, lines: TextIO) -> None:
     """Hand every line to the sink until the end. Raises whatever the sink raises."""
     first = json.loads(lines.readline())
-    opening = registry.Opening(first["run"], first["project"], Path(first["folder"]), first["config"])
-    sink = registry.opener(name)(opening)
+    opening = sink_registry.SinkOpening(first["run"], first["project"], Path(first["folder"]), first["config"])
+    sink = sink_registry.opener(name)(opening)
     status = FAILED  # unless the training says otherwise before it goes
     for line in lines:
         told = json.loads(line)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.train.sinks.registry import Opening, Sink
+from uvcc_engine.train.sinks.sink_registry import Sink, SinkOpening
 
 RUN_ID: Final = "mlflow_run.txt"
 _STATUS: Final = {"done": "FINISHED", "halted": "KILLED"}
@@ -32,7 +32,7 @@ class _MlflowSink:
         self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
 
 
-def open_sink(opening: Opening) -> Sink:
+def open_sink(opening: SinkOpening) -> Sink:
     """A run in the experiment ``project``; the one that an earlier start of the same training noted, where it did."""
     own = "MLFLOW_TRACKING_URI" not in os.environ
     if own:  # read when the library is imported; files are the store that needs no database

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uvcc_engine.train.sinks.registry import Opening, Sink
+from uvcc_engine.train.sinks.sink_registry import Sink, SinkOpening
 
 
 class _WandbSink:
@@ -24,7 +24,7 @@ class _WandbSink:
         self._run.finish(exit_code=int(status == "failed"))
 
 
-def open_sink(opening: Opening) -> Sink:
+def open_sink(opening: SinkOpening) -> Sink:
     """A run under the id of ours, so that a resumed training goes on in the same one."""
     import wandb
 

@@ -84,7 +84,7 @@ class Batch:
 
 
 def inputs_and_labels(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """What a model reads of a batch's tokens [B, S + 1] and what it is asked to foretell, both [B, S]; a label that it
+    """What a model reads of a batch's tokens [B, S + 1] and what it is asked to predict, both [B, S]; a label that it
     is not asked for is ``NO_LABEL``."""
     labels = tokens[:, 1:]
     return torch.where(tokens < 0, ~tokens, tokens)[:, :-1], labels.masked_fill(labels < 0, NO_LABEL)

@@ -1,7 +1,7 @@
 """Prose in which three capital letters are hidden, and asked for in the last line: a needle task that is text, too.
 
 A document is a passage in small letters; three of its characters are capitals, one each of A-H, I-P and Q-X. Its last
-line gives them back in some order: ``2K1C3X``, the group's number and then the letter. To foretell a letter a model has
+line gives them back in some order: ``2K1C3X``, the group's number and then the letter. To predict a letter a model has
 to find it in the passage, however far back it stands; whoever only sees the last line has one chance in eight.
 """
 

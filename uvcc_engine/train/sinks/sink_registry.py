@@ -18,7 +18,7 @@ from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class SinkOpening:
     """What a sink is told first. ``folder``: the run directory; ``config``: flat, by dotted keys."""
 
     run: str
@@ -39,7 +39,7 @@ class Sink(Protocol):
         ...
 
 
-Opener = Callable[[Opening], Sink]
+Opener = Callable[[SinkOpening], Sink]
 
 GROUP: Final = "uvcc.sinks"
 BUILT_IN: Final = {"mlflow": "uvcc_engine.train.sinks.mlflow_sink", "wandb": "uvcc_engine.train.sinks.wandb_sink"}

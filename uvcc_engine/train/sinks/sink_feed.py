@@ -20,8 +20,8 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.contract.text import clean
 from uvcc_engine.train.config import LMConfig, to_mapping
-from uvcc_engine.train.sinks import registry
-from uvcc_engine.train.sinks.registry import Opening
+from uvcc_engine.train.sinks import sink_registry
+from uvcc_engine.train.sinks.sink_registry import SinkOpening
 
 PATIENCE_S: Final = {"done": 30.0, "halted": 10.0, "failed": 10.0}
 """So long all sinks together may take to send their last figures once the training has ended, by how it ended."""
@@ -31,7 +31,7 @@ _TAIL: Final = 4096
 class SinkProcess:
     """One sink. ``command`` is for tests."""
 
-    def __init__(self, name: str, opening: Opening, command: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, opening: SinkOpening, command: Sequence[str] = ()) -> None:
         self.name, self.dropped, self.error = name, 0, ""
         self._log = opening.folder / files.sink_log(name)
         self._rest = b""
@@ -111,7 +111,7 @@ class Sinks:
     def __init__(
         self,
         names: Sequence[str],
-        opening: Opening,
+        opening: SinkOpening,
         tell: Callable[[str, str, int], None],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -155,9 +155,9 @@ def sinks_of(cfg: LMConfig, writer: RunWriter) -> Iterator[Sinks]:
 
     They are ended last: nobody waits for them who waits for the training.
     """
-    names = registry.names_in(cfg.train.sinks) if writer.lead else []
+    names = sink_registry.names_in(cfg.train.sinks) if writer.lead else []
     config = flat(to_mapping(cfg))
-    opening = registry.Opening(writer.run, cfg.train.project, writer.directory.resolve(), config)
+    opening = sink_registry.SinkOpening(writer.run, cfg.train.project, writer.directory.resolve(), config)
 
     def tell(name: str, error: str, dropped: int) -> None:
         writer.event("sink_failed", level="warn", sink=name, error=error, dropped=dropped)
