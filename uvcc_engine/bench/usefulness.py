@@ -86,8 +86,8 @@ def measure(folder: Path, sets: Sequence[str], say: Callable[[str], None]) -> li
     loss = row("text_val_loss", "loss", "nats", [text.val_loss], twin.val_loss)
     rows = [held(loss, WORSE * twin.val_loss)]
     for attention in ("nsa", "dense", "window"):
-        one = row(f"letters_{attention}", "found", "", [models[LETTERS, attention].found])
-        rows.append(held(one, GUESSED) if attention == "window" else held(one, FOUND, at_least=True))
+        share = row(f"letters_{attention}", "found", "", [models[LETTERS, attention].found])
+        rows.append(held(share, GUESSED) if attention == "window" else held(share, FOUND, at_least=True))
     rows += [row(f"seconds_{c}_{a}", "seconds", "s", [m.seconds]) for (c, a), m in models.items()]
     asked = ("generate", os.fspath(text.folder), "--prompt", "The ", "--tokens", str(WROTE), "--temperature", "0.5")
     say(f"the text model writes: {command(*asked).strip()}")
