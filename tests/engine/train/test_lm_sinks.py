@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +16,6 @@ import pytest
 from lm_kit import small
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.machine import extras
 from uvcc_engine.train import worker
 from uvcc_engine.train.sinks import sink_registry
 from uvcc_engine.train.sinks.sink_feed import PATIENCE_S, Sinks
@@ -75,7 +75,7 @@ def test_what_is_unknown_or_not_installed_is_refused_by_name(monkeypatch: pytest
     with pytest.raises(ConfigError, match=r"train.sinks names 'wanbd', which is unknown") as caught:
         sink_registry.check(["wanbd"])
     assert caught.value.hint == "did you mean wandb?"
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in sink_registry.BUILT_IN:
         with pytest.raises(ConfigError, match=f"names {name}, and {name} is not installed") as caught:
             sink_registry.check([name])
@@ -83,6 +83,7 @@ def test_what_is_unknown_or_not_installed_is_refused_by_name(monkeypatch: pytest
 
 
 PLUGGED = """
+import importlib.util
 import json
 class Sink:
     def __init__(self, opening):
