@@ -342,6 +342,19 @@ class DomainReported(Event):
     detail: str = ""
 
 
+@event("plan_foretold")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanForetold(Event):
+    """What the plan says of a step of the full run, from a rehearsal: message rounds of a worker (0: not foretold),
+    bytes of all workers without frames, seconds over links with a round trip of ``rtt_s``."""
+
+    steps: int
+    rounds: float
+    bytes: float
+    seconds: float
+    rtt_s: float = 0.0
+
+
 @event("forecast")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(Event):

@@ -195,6 +195,17 @@ class TriageView:
 
 
 @dataclass(frozen=True, slots=True)
+class ForetoldView:
+    """What the plan said of a step of the full run: see ``PlanForetold``."""
+
+    steps: int
+    rounds: float
+    bytes: float
+    seconds: float
+    rtt_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ForecastView:
     """The forecast of the full run with its errors, and, once it has ended, what it really took."""
 
@@ -340,6 +351,7 @@ class Snapshot:
     flight: FlightView | None = None
     waits: Mapping[str, WaitView] = field(default_factory=lambda: EMPTY)
     pairs: Mapping[str, PairView] = field(default_factory=lambda: EMPTY)  # by worker and peer, e.g. p0r0s0t0>1
+    foretold: ForetoldView | None = None
     prediction: ForecastView | None = None
     consents: tuple[tuple[str, str], ...] = ()
     domains: Mapping[int, DomainView] = field(default_factory=lambda: MappingProxyType({}))  # the others', federated

@@ -16,6 +16,7 @@ from uvcc_console.core.snapshot import (
     DomainView,
     FlightView,
     ForecastView,
+    ForetoldView,
     GateView,
     HaltView,
     LogEntry,
@@ -309,6 +310,13 @@ def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
     return logged(s, e, level, f"P{e.party}", f"its domain says: {view.words()}")
 
 
+def _foretold(s: Snapshot, e: ev.PlanForetold) -> Snapshot:
+    view = ForetoldView(e.steps, e.rounds, e.bytes, e.seconds, e.rtt_s)
+    rounds = f"{e.rounds:.0f} rounds, " if e.rounds else ""
+    text = f"the plan foretells {rounds}{e.bytes / 1e6:.2f} MB and {e.seconds:.2f} s a step of the full run"
+    return logged(changed(s, foretold=view), e, "info", "plan", text)
+
+
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
     view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
     took = f"{e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
@@ -371,6 +379,7 @@ _REDUCERS: dict[type[ev.Event], Callable[[Snapshot, Any], Snapshot]] = {
     ev.DomainReported: _domain,
     ev.PodVouched: _vouched,
     ev.CheckpointHome: _home,
+    ev.PlanForetold: _foretold,
     ev.Forecast: _forecast,
     ev.ForecastScored: _scored,
     ev.Followed: _followed,

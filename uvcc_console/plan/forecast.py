@@ -25,7 +25,7 @@ def _steps(s: Snapshot, name: str) -> list[float]:
     return [y for y in found if math.isfinite(y) and y > 0]
 
 
-def _step_times(s: Snapshot) -> list[float]:
+def step_times(s: Snapshot) -> list[float]:
     """Seconds a step, as the workers' heartbeats tell, or of a smoke too short for that, as its rate tells."""
     if found := _steps(s, "step_s"):
         return found
@@ -67,7 +67,7 @@ def moved(s: Snapshot) -> float:
 def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Forecast | None:
     """The forecast for ``steps`` steps of ``workers`` on ``pods`` (0: as many) from the smoke; None if that measured no
     step. Pods that the smoke did not need cost what its own cost on average."""
-    seconds, error = _extrapolate(_step_times(s), steps)
+    seconds, error = _extrapolate(step_times(s), steps)
     if not seconds:
         return None
     volume, volume_error = _extrapolate(volumes(s), steps)

@@ -172,9 +172,9 @@ def create_run(
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
     from uvcc_console.fleet.provider_kinds import runs_here, sections
-    from uvcc_console.plan import code_tree
+    from uvcc_console.plan import code_tree, rehearsal
     from uvcc_console.plan.owndata import keep_base, keep_pin, settle
-    from uvcc_console.plan.plan import make_plan, new_run_id
+    from uvcc_console.plan.plan import FULL, make_plan, new_run_id
     from uvcc_console.plan.profile import load
     from uvcc_console.plan.schema import CommandJobSettings
 
@@ -186,8 +186,14 @@ def create_run(
         tell(f"not uploaded: {left}")
     if any(runs_here(part) for part in sections(profile.fleet.model_dump(mode="json"))):
         extras.require("torch", "local pods compute on this machine")
+    draft = make_plan(new_run_id(name or short), short, profile, seed)
     if part is not None:
-        part(make_plan(new_run_id(name or short), short, profile, seed))  # refused before there is a folder
+        part(draft)  # refused before there is a folder
+    step = rehearsal.rehearsed(draft.phases[FULL].job) if rehearsal.own(draft) else None
+    if step is None and rehearsal.applies(draft):
+        step = rehearsal.kept(draft.phases[FULL].job)
+    for warning in step["warnings"] if step is not None else ():
+        tell(warning)
     folder = claim_folder(name or short)
     run = folder.name
     keep_pin(folder, pin)
@@ -212,6 +218,8 @@ def create_run(
             apart=part is not None,
         )
     )
+    if step is not None:
+        journal.append(rehearsal.promise(plan, step))
     journal.close()
     RunClock(folder)  # it starts here, where the wall clock says when the run was born
     return folder

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -58,7 +58,8 @@ class SimulatedFit:
     ``classes``: the labels in the order of the model's outputs, none where numbers are fitted. ``losses`` and
     ``metrics``: those that the job reveals. ``validated``: the revealed numbers of validation, by steps done.
     ``steps``: how many were done, fewer than the job's where its ``patience`` ended it.
-    ``rounds`` and ``bytes_sent`` (of the three parties together) are those of the whole training.
+    ``rounds`` and ``bytes_sent`` (of the three parties together) are those of the whole training, ``step_costs`` both
+    of each of its steps.
     """
 
     job: PrivateJob
@@ -74,6 +75,7 @@ class SimulatedFit:
     bytes_sent: int
     seconds: float
     layers: tuple[LayerCost, ...]
+    step_costs: tuple[tuple[int, int], ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -287,6 +289,7 @@ def train(
                 rt.range_watch = None
             result = trainer.step(step)
             step += 1
+            taken[rt.party].append((rt.rounds, rt.bytes_sent))
             losses += [] if result.loss is None else [result.loss]
             if rt.party == 0:
                 validated.update({step: result.validated} if result.validated else {})
@@ -298,6 +301,7 @@ def train(
         return losses, trainer.evaluate(), trainer.weights
 
     costs: dict[int, tuple[int, int]] = {}
+    taken: list[list[tuple[int, int]]] = [[(0, 0)] for _ in range(PARTIES)]
     done: dict[int, int] = {}
     validated: dict[int, Mapping[str, float]] = {}
     results = planes.run_three(body)
@@ -317,7 +321,17 @@ def train(
         bytes_sent=sum(sent for _, sent in costs.values()),
         seconds=time.monotonic() - began,
         layers=tuple(metering.costs(done[0], job.frac_bits)),
+        step_costs=_by_step(taken),
     )
+
+
+def _by_step(taken: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[int, int], ...]:
+    """(rounds, bytes of all parties) of each step, from what each party had counted after each."""
+    found = []
+    for done in range(1, min(len(of_party) for of_party in taken)):
+        rounds = taken[0][done][0] - taken[0][done - 1][0]
+        found.append((rounds, sum(of_party[done][1] - of_party[done - 1][1] for of_party in taken)))
+    return tuple(found)
 
 
 def _features(x: ArrayLike) -> torch.Tensor:

@@ -34,7 +34,7 @@ TIGHT_BITS: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class StepRehearsal:
-    """One step of a job with one worker per party.
+    """One step of a job with one worker per party, on average over those that reveal their loss and those that do not.
 
     ``rounds``; ``bytes_sent``: of one party; ``seconds``: of computing, the three parties on this machine's processors;
     ``layers``: their costs and ranges; ``warnings``: where fixed point may hurt, and what to change;
@@ -86,7 +86,8 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     weights = rng.uniform(0.0, 1.0, job.batch) if job.row_weights else None
     data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes, weights=weights)
     times: list[float] = []
-    short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1))
+    often = min(job.loss_every, 2)  # a step that reveals its loss and one that does not, where the job has both
+    short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1, loss_every=often))
     try:
         found = fitting.train(
             short,
@@ -99,14 +100,31 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     except RingRangeError as error:
         what = f"with job.frac_bits {job.frac_bits} numbers overflow in the rehearsal: {error.what}"
         raise ConfigError(what, "fewer frac_bits, smaller inputs, or a smaller learning rate") from error
+    rounds, sent = _mean_costs(job, short, found.step_costs)
     return StepRehearsal(
-        rounds=found.rounds / steps,
-        bytes_sent=found.bytes_sent / PARTIES / steps,
+        rounds=rounds,
+        bytes_sent=sent / PARTIES,
         seconds=min(after - before for before, after in pairwise(times)),
         layers=found.layers,
         warnings=(*_warnings(found.layers, job.frac_bits), *_validated(job)),
         most_frac_bits=_most_frac_bits(found.layers, job.frac_bits),
     )
+
+
+def _mean_costs(job: PrivateJob, short: PrivateJob, costs: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Rounds and bytes of all parties that a step of ``job`` takes on average, from those of ``short``'s steps but the
+    first, which may take statistics of the rows."""
+    of: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for step, cost in enumerate(costs[1:], start=1):
+        of[short.reveals_loss(step)].append(cost)
+    told_steps = -(-job.steps // job.loss_every) + bool((job.steps - 1) % job.loss_every)
+    telling = told_steps / job.steps if "loss" in job.reveal else 0.0
+    found = [0.0, 0.0]
+    for told, share in ((True, telling), (False, 1.0 - telling)):
+        seen = of[told] or of[not told]
+        for at in range(2):
+            found[at] += share * sum(cost[at] for cost in seen) / len(seen)
+    return found[0], found[1]
 
 
 def _unvalidated(job: PrivateJob) -> PrivateJob:

@@ -42,6 +42,7 @@ from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds, verdict_of
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.served_model import ServedModel
+from uvcc_engine.worker.step_costs import StepCosts
 from uvcc_engine.worker.validation_notes import ended_early, remember_validations, validations_so_far
 
 _TERMINATED: Final = "sigterm"
@@ -85,9 +86,10 @@ class WorkerSession:
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
         self.device = device_of(admitted)
+        self._costs = StepCosts()
 
         def runtime(stream: int = 0) -> Runtime:
-            return Runtime(
+            made = Runtime(
                 admitted.party,
                 plane,
                 keys,
@@ -98,6 +100,8 @@ class WorkerSession:
                 prg=admitted.job.random_generator,
                 few_rounds=admitted.job.rounds == "few",
             )
+            self._costs.runtimes.append(made)
+            return made
 
         self._rt = runtime()
         self._trainer = self._learner(runtime)
@@ -320,7 +324,10 @@ class WorkerSession:
         job, began = self._admitted.job, time.monotonic()
         epoch = self._epoch(step)
         mine = self._begin(epoch)
+        self._costs.begin()
         result = self._trainer.step(step)
+        if step > 0 and not job.validates(step):
+            self._costs.end()
         decision = self._settle_votes(epoch, mine)
         revealed = {} if result.loss is None else {"loss": result.loss}
         revealed |= result.validated
@@ -331,7 +338,8 @@ class WorkerSession:
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
         if job.validates(step):
             metric_notes.tell_validated(self._writer, job, step + 1, result.validated)
-        self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), sent_bytes=self._sent())
+        counts = {"sent_bytes": self._sent(), **self._costs.means()}
+        self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), **counts)
         if time.monotonic() - self._counted > COUNT_EVERY_S:
             self._count_now()
         return decision

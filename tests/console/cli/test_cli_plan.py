@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.cli.main import main
-from uvcc_console.cli.start.plan import foretold, lines
+from uvcc_console.cli.start.plan import lines
+from uvcc_console.plan.rehearsal import foretold
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from uvcc_console.cli.main import main
 from uvcc_console.cli.parties.data import settings_for
 from uvcc_console.cli.screen import launch as launching
 from uvcc_console.core import paths
-from uvcc_console.plan import owndata
+from uvcc_console.plan import owndata, rehearsal
 from uvcc_console.plan.plan import engine_job, make_plan
 from uvcc_console.plan.profile import load, parse
 from uvcc_console.plan.schema import PrivateJobSettings
@@ -27,6 +27,23 @@ from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 LAYERS = "job.model=[{linear: 4}, relu, linear]"
+REHEARSED = {"rounds": 20, "bytes": 1e5, "seconds": 0.1, "layers": [], "warnings": ["tight"], "most_frac_bits": 20}
+
+
+@pytest.fixture(autouse=True)
+def rehearsals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A rehearsal takes seconds, and is tried for itself in test_step_rehearsal.py: the jobs that one was asked of."""
+    asked: list[str] = []
+
+    def rehearse(args: Sequence[str], command: str) -> str:
+        assert command == "rehearse"
+        asked.append(Path(args[1]).read_text())
+        if "1.23" in asked[-1]:
+            raise ConfigError("with job.frac_bits 16 numbers overflow in the rehearsal: layer 0")
+        return json.dumps(REHEARSED)
+
+    monkeypatch.setattr(rehearsal, "owners_program", rehearse)
+    return asked
 
 
 @pytest.fixture
@@ -75,6 +92,37 @@ def test_the_schema_says_that_rows_have_weights_and_the_policy_says_so(table: Pa
         create_run("demo", [*settings, "job.row_weights=true"])
     with pytest.raises(UvccError, match="class_weights"):
         create_run("demo", [*settings, "job.class_weights=[1,0]"])
+
+
+def test_a_rollout_of_ones_own_refuses_what_a_rehearsal_refuses_and_rehearses_a_job_once(
+    settings: list[str], rehearsals: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = common.run_dirs()
+    for _ in range(2):  # a refusal is not kept
+        with pytest.raises(ConfigError, match="numbers overflow in the rehearsal: layer 0"):
+            create_run("demo", [*settings, "job.lr=1.23"])
+    assert common.run_dirs() == before
+    assert len(rehearsals) == 2
+    sets = [part for one in settings for part in ("--set", one)]
+    assert main(["plan", "demo", *sets]) == 0
+    told: list[str] = []
+    s = common.load_snapshot(create_run("demo", settings, tell=told.append))
+    assert len(rehearsals) == 3  # the plan's was kept
+    assert "tight" in told
+    assert s.foretold is not None
+    assert (s.foretold.rounds, s.foretold.bytes, s.foretold.seconds) == (20, 3e5, pytest.approx(0.1008))
+    shipped = common.load_snapshot(create_run("demo"))
+    assert (shipped.foretold, len(rehearsals)) == (None, 3)  # shipped data and model: tried already
+    assert main(["plan", "demo"]) == 0
+    assert common.load_snapshot(create_run("demo", ["topology.replicas=2"])).foretold is not None
+    split = common.load_snapshot(create_run("demo", ["topology.stages=2", "topology.microbatches=2"]))
+    assert split.foretold is not None
+    assert split.foretold.rounds == 0  # named as not foretold
+    damaged = next((paths.data_dir() / "rehearsals").iterdir())
+    for file in damaged.parent.iterdir():
+        file.write_text('{"rounds": "many"}')
+    create_run("demo", settings)
+    assert len(rehearsals) == 5
 
 
 def test_a_list_of_layers_needs_no_schema(tmp_path: Path) -> None:

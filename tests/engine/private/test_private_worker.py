@@ -117,6 +117,11 @@ def test_a_simulation_with_the_keys_of_a_run_has_its_numbers_bit_for_bit(whole: 
     assert all(np.array_equal(w, theirs[f"weight.{i}"]) for i, w in enumerate(ours.weights))
     values = whole.result(0)["values"]
     assert (ours.accuracy, ours.losses[-1]) == (values["accuracy"], values["loss"])
+    beats = [whole.dir(p) / "heartbeat_rank0.jsonl" for p in range(3)]  # what a plan is scored by
+    told = [json.loads(path.read_text().splitlines()[-1]) for path in beats]
+    rounds, sent = np.mean(ours.step_costs[1:], axis=0)
+    assert [beat["step_rounds"] for beat in told] == pytest.approx([rounds] * 3, abs=1e-3)
+    assert sum(beat["step_bytes"] for beat in told) == pytest.approx(sent, abs=1)
     other = simulate.train(JOB, data)  # other keys round otherwise, and not far off
     assert not all(np.array_equal(w, theirs[f"weight.{i}"]) for i, w in enumerate(other.weights))
     assert np.allclose(ours.losses, other.losses, atol=1e-3)

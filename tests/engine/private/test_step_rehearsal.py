@@ -24,13 +24,23 @@ JOB = PrivateJob(model="mlp-digits", steps=3, batch=16, test_rows=40)
 def test_rounds_and_bytes_are_those_of_the_training(rounds: str) -> None:
     job = replace(JOB, rounds=rounds)
     found, real = rehearse(job), train(job, load_digits(40))
-    assert found.rounds == real.rounds / 3
-    assert found.bytes_sent == pytest.approx(real.bytes_sent / 9)
+    later = real.step_costs[1:]  # the first step has no momentum to share out yet
+    assert found.rounds == sum(cost[0] for cost in later) / 2
+    assert found.bytes_sent == pytest.approx(sum(cost[1] for cost in later) / 6)
     assert [(one.layer, one.rounds, one.bytes) for one in found.layers] == [
         (one.layer, one.rounds, one.bytes) for one in real.layers
     ]
     assert found.seconds > 0
     assert found.warnings == ()
+
+
+def test_a_loss_that_is_seldom_revealed_is_counted_as_often_as_it_is() -> None:
+    every, seldom = rehearse(JOB), rehearse(replace(JOB, steps=100, loss_every=10))
+    never = rehearse(replace(JOB, reveal=("accuracy",)))
+    share = 11 / 100  # 0, 10, ..., 90 and the last
+    assert seldom.rounds == pytest.approx(share * every.rounds + (1 - share) * never.rounds)
+    assert seldom.bytes_sent == pytest.approx(share * every.bytes_sent + (1 - share) * never.bytes_sent)
+    assert never.bytes_sent < every.bytes_sent
 
 
 @pytest.mark.parametrize(("objective", "reveal"), [("binary", "accuracy"), ("mse", "rmse"), ("poisson", "loss")])

@@ -9,6 +9,7 @@ from typing import Any
 from uvcc_console.core.measures import AT
 from uvcc_console.core.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
 from uvcc_console.core.snapshot import PodView, Snapshot, WorkerView
+from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs.processes import CONDUCTOR, HALTD, running
 
@@ -153,6 +154,7 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
             "gpus": dict(s.halt.gpus),
             "pods_gone": sorted(name for name, pod in s.pods.items() if pod.state == "gone"),
         },
+        "plan_score": [figure.to_json() for figure in plan_score.score(s)],
         "cost": {"hourly": s.hourly, "spent": s.spent, "forecast": s.forecast, "runway_h": s.runway_h},
         "results": {phase: dict(shown(s, phase, changed).values) for phase in phases},
         "result_hashes": {

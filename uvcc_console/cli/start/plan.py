@@ -5,19 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from uvcc_console.cli import common
 from uvcc_engine.contract.text import counted
 
 if TYPE_CHECKING:
     from uvcc_console.plan.plan import Plan
-
-RTT_MS: Final = 20.0
-MBIT: Final = 1000.0
-"""Links between three providers of one continent; pods of this machine have none between them."""
 
 
 def run(argv: list[str]) -> int:
@@ -29,7 +23,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("profile", metavar="PROFILE", help="name or path, see: uvcc profiles")
     parser.add_set()
     parser.add_argument("--rtt", type=float, metavar="MS", help="round trip between the parties (20; local pods 0)")
-    parser.add_argument("--mbit", type=float, default=MBIT, metavar="N", help="what a party's line carries (1000)")
+    parser.add_argument("--mbit", type=float, default=1000.0, metavar="N", help="what a party's line carries (1000)")
     parser.add_argument("--no-rehearsal", action="store_true", help="only what the profile says")
     parser.add_json()
     args = parser.parse_args(argv)
@@ -45,7 +39,7 @@ def run(argv: list[str]) -> int:
 
 def document(args: argparse.Namespace) -> dict[str, Any]:
     """The plan as data. Raises UvccError for a profile, data or a model that does not fit."""
-    from uvcc_console.fleet.provider_kinds import kind_of
+    from uvcc_console.plan import rehearsal
     from uvcc_console.plan.owndata import settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
@@ -57,27 +51,17 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     found = _said(plan)
     found["notes"] = [*told, *filter(None, [found.pop("doubt", "")])]
     full = plan.phases["full"]
-    if full.kind == "private" and full.job.get("task", "train") == "train" and not args.no_rehearsal:
-        found["step"] = step = _rehearsed(dict(full.job))
+    if rehearsal.applies(plan) and not args.no_rehearsal:
+        found["step"] = step = rehearsal.rehearsed(full.job)
         found["frac_bits"] = full.job.get("frac_bits")
-        rtt = args.rtt if args.rtt is not None else 0.0 if kind_of(profile.fleet.kind).here else RTT_MS
-        found["foretold"] = over = foretold(step, full.steps, rtt / 1e3, args.mbit * 1e6 / 8)
+        rtt_s = args.rtt / 1e3 if args.rtt is not None else rehearsal.round_trip_s(plan)
+        found["foretold"] = over = rehearsal.foretold(step, full.steps, rtt_s, args.mbit * 1e6 / 8)
         found["epochs"] = epochs = getattr(profile.job, "epochs", 0)
         over["hours_cap"] = over["full_s"] / 3600 * profile.limits.hourly
         if epochs:
             over |= {"epoch_s": over["full_s"] / epochs, "epoch_cap": over["hours_cap"] / epochs}
         found["notes"] += step.pop("warnings")
     return found
-
-
-def foretold(step: dict[str, Any], steps: int, rtt_s: float, bytes_s: float) -> dict[str, float]:
-    """Seconds of a step and of the full run over such links: rounds, bytes and computing, one after another.
-
-    On processors as fast as these; what the relay and the transcript add is measured by the smoke.
-    """
-    network = float(step["rounds"]) * rtt_s + float(step["bytes"]) / bytes_s
-    one = network + float(step["seconds"])
-    return {"rtt_s": rtt_s, "bytes_s": bytes_s, "network_s": network, "step_s": one, "full_s": one * steps}
 
 
 def _said(plan: Plan) -> dict[str, Any]:
@@ -111,15 +95,6 @@ def _said(plan: Plan) -> dict[str, Any]:
         found["model"] = model if isinstance(model, str) else model.get("name", "a list of layers")
         found["reveal"] = revealed_values(full.job)
     return found
-
-
-def _rehearsed(job: dict[str, Any]) -> dict[str, Any]:
-    from uvcc_console.plan.owndata import owners_program
-
-    with tempfile.TemporaryDirectory(prefix="uvcc-plan-") as folder:
-        path = Path(folder) / "rehearsed.json"
-        path.write_text(json.dumps(job))
-        return dict(json.loads(owners_program(["--job", str(path)], "rehearse")))
 
 
 def lines(found: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from uvcc_console.cli.view import status_line
 from uvcc_console.core.shown import Shown
 from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs.processes import CONDUCTOR, running
 
@@ -57,6 +58,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         lines.append(f"gate     {g.name}: {'ok' if g.ok else 'FAILED'} (wanted {g.wanted}, measured {g.measured})")
     for phase in dict.fromkeys((*s.results, *s.verdicts)):
         lines += _result(result_of(s, phase, changed))
+    lines += [f"plan     {line}" for line in plan_score.lines(s)]
     lines += [f"odd      {where}: malformed lines: {n}" for where, n in sorted(s.malformed.items())]
     lines += [f"operated {sentence}" for sentence in s.operation]
     lines.append(f"cost     {s.spent:.2f} spent, {s.hourly:.2f} an hour")

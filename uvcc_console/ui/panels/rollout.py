@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from uvcc_console.core import pod_states, triage
 from uvcc_console.core.snapshot import StageView
+from uvcc_console.plan import plan_score
 from uvcc_console.ui.drawing.format import clock, duration
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of, wrap
 from uvcc_console.ui.judging.view import View
@@ -69,6 +70,18 @@ def forecast_lines(view: View, width: int) -> list[Line]:
     return [*head, *wrap([*said, (off, "ok" if f.sigmas <= 2 else "warn")], width, "  ")]
 
 
+def score_lines(view: View, width: int) -> list[Line]:
+    """What the plan foretold of a step, beside what is measured."""
+    found = plan_score.score(view.snap)
+    if not found:
+        return []
+    lines: list[Line] = [[("", "")], [("the plan held against the run", "muted bold")]]
+    for one in found:
+        said: list[Span] = [(f"a step's {one.name:<8} ", "muted"), (one.words(), "text" if one.held else "warn")]
+        lines += wrap(said, width, "  ")
+    return lines
+
+
 def checkpoint_lines(view: View, width: int) -> list[Line]:
     """Of which step every pod has a checkpoint, which is what a resume goes back to at most."""
     s = view.snap
@@ -127,7 +140,7 @@ def page_lines(view: View, width: int) -> list[Line]:
     if gates := gate_lines(view, min(width, 90)):
         lines += [[("", "")], *gates]
     lines += [[("", "")], *kept] if (kept := checkpoint_lines(view, width)) else []
-    lines += forecast_lines(view, width)
+    lines += forecast_lines(view, width) + score_lines(view, width)
     if s.triage:
         lines += [[("", "")], [("triage: one change at a time (T proposes the next)", "muted bold")]]
     for told in triage.story(s):

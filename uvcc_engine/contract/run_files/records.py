@@ -47,6 +47,8 @@ _REAL: Final = (
     "ts",
     "step_s",
     "waiting_s",
+    "step_rounds",
+    "step_bytes",
 )
 _MEASURED: Final = ("loss", "toks_per_s", "samples_per_s")  # may be NaN: that is a finding
 _WORDS: Final = ("msg", "halt_nonce", "waiting_on", "coord")

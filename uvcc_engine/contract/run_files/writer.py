@@ -35,7 +35,8 @@ SAME_STEP_EVERY_S: Final = 0.5
 WAIT_TOLD_S: Final = 2.0
 MEMORY_EVERY_S: Final = 1.0
 _CODE: Final = {"tree": "UVCC_CODE_TREE", "commit": "UVCC_CODE_COMMIT", "dirty": "UVCC_CODE_DIRTY"}  # of job.code
-COUNTS: Final = ("sent_bytes",)  # totals: true until the next one, whatever phase says so in between
+# totals and means so far: true until the next one, whatever phase says so in between
+COUNTS: Final = ("sent_bytes", "step_rounds", "step_bytes")
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
 
 

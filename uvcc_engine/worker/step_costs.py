@@ -1,0 +1,44 @@
+"""What a step of a worker takes on average: message rounds, and bytes to its peers without frames. For the score of a
+plan, which foretold both."""
+
+from __future__ import annotations
+
+from uvcc_engine.mpc.foundation.runtime import Runtime
+
+
+class StepCosts:
+    """Counts what this worker's runtimes do between :meth:`begin` and :meth:`end`, which enclose a step.
+
+    A step that is begun and not ended is left out: those that validate, and the first, which may take statistics.
+    """
+
+    def __init__(self) -> None:
+        self.runtimes: list[Runtime] = []
+        self._steps = self._rounds = self._bytes = 0
+        self._before = (0, 0)
+
+    def _so_far(self) -> tuple[int, int]:
+        return sum(rt.rounds for rt in self.runtimes), sum(rt.bytes_sent for rt in self.runtimes)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._before = self._so_far()
+
+    def end(self) -> None:
+        """The step that was begun last counts."""
+        rounds, sent = self._so_far()
+        self._steps += 1
+        self._rounds += rounds - self._before[0]
+        self._bytes += sent - self._before[1]
+
+    def means(self) -> dict[str, float]:
+        """``step_rounds`` and ``step_bytes`` of the steps so far, as a heartbeat tells them; nothing before the first.
+
+        Side by side, rounds of several streams are counted one after another.
+        """
+        if not self._steps:
+            return {}
+        return {
+            "step_rounds": round(self._rounds / self._steps, 3),
+            "step_bytes": round(self._bytes / self._steps, 1),
+        }
