@@ -68,10 +68,13 @@ def set_training(layers: Sequence[Layer], on: bool) -> None:
         layer.training = on
 
 
-def forward_protocol(rt: Runtime, layers: Sequence[Layer], x: Share) -> MpcProtocol[Share]:
+def forward_protocol(
+    rt: Runtime, layers: Sequence[Layer], x: Share, seen: list[Share] | None = None
+) -> MpcProtocol[Share]:
     """Through all layers, first to last: (rows, features) to (rows * positions, classes).
 
-    An activation that fuses takes part in the rounds of the product before it.
+    An activation that fuses takes part in the rounds of the product before it. ``seen`` is given what comes out of each
+    layer, of a block the whole, of a product with its activation the latter's.
     """
     left = list(reversed(layers))
     while left:
@@ -82,6 +85,8 @@ def forward_protocol(rt: Runtime, layers: Sequence[Layer], x: Share) -> MpcProto
             left.pop()
         else:
             x = yield from layer.forward_protocol(rt, x)
+        if seen is not None:
+            seen.append(x)
     return x
 
 

@@ -26,6 +26,8 @@ from uvcc_engine.sharding.partition import place_layers, stage_bounds
 
 QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
+ANYWHERE: Final = ("accuracy", "perplexity", "overflow")
+"""Metrics of models that answer at each position of a row, too."""
 PROVED_LAYERS: Final = (Dense, Relu, Conv2d, Conv1d, Pool, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Residual)
 
 
@@ -136,7 +138,7 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
             "rmse": real,
             "r2": real,
         }.get(measure, True)
-        if not fits or (measure in METRICS and model.positions > 1 and measure not in ("accuracy", "perplexity")):
+        if not fits or (measure in METRICS and model.positions > 1 and measure not in ANYWHERE):
             raise ConfigError(
                 f"job.reveal: {name!r} for objective {job.objective!r} and {model.classes} outputs",
                 "rmse and r2 are of numbers, accuracy and confusion of classes, auc, precision and recall of two"

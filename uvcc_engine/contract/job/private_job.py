@@ -19,9 +19,17 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
-MetricName = Literal["accuracy", "confusion", "auc", "precision", "recall", "perplexity", "rmse", "r2"]
+MetricName = Literal["accuracy", "confusion", "auc", "precision", "recall", "perplexity", "rmse", "r2", "overflow"]
 ValidationName = Literal[
-    "val_loss", "val_accuracy", "val_auc", "val_precision", "val_recall", "val_perplexity", "val_rmse", "val_r2"
+    "val_loss",
+    "val_accuracy",
+    "val_auc",
+    "val_precision",
+    "val_recall",
+    "val_perplexity",
+    "val_rmse",
+    "val_r2",
+    "val_overflow",
 ]
 Reveal = Literal["loss", MetricName, ValidationName, "weights", "statistics", "predictions", "answers", "seeds"]
 Schedule = Literal["linear", "constant", "cosine"]

@@ -4,14 +4,15 @@
 how many rows are of class 1 and one sum over ranks, made of secret counts of scores above public edges.
 ``precision``: opens how many rows the threshold takes for class 1, and how many of these rightly. ``recall``: the
 latter, and how many are of class 1. ``perplexity``: opens the mean loss. ``rmse``: opens the sum of squared errors.
-``r2``: that sum and the one of squared distances from the mean. A metric that comes out as no number (``UNDEFINED``)
-is left out of the answer.
+``r2``: that sum and the one of squared distances from the mean. ``overflow``: opens how many numbers between the
+layers are too large for the ring's products, over all rows (``overflows``). A metric that comes out as no number
+(``UNDEFINED``) is left out of the answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, METRICS, PrivateJob
 from uvcc_engine.model import losses
+from uvcc_engine.model.learning.overflows import overflow_protocol
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.comparisons.bits import at_least_protocol
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
@@ -49,10 +51,12 @@ def evaluate_protocol(
     outputs: Share,
     targets: Share,
     wanted: Collection[str] | None = None,
+    seen: Sequence[Share] = (),
 ) -> MpcProtocol[dict[str, float]]:
     """The metrics that are ``wanted``, by name, or all that the job reveals.
 
-    ``confusion`` gives one number for each (class, answer). Outputs and targets: [rows, classes].
+    ``confusion`` gives one number for each (class, answer). Outputs and targets: [rows, classes]; ``seen``: what came
+    out of each layer on the way, for ``overflow``.
     """
     found: dict[str, float] = {}
     wanted = [name for name in METRICS if name in job.reveal] if wanted is None else wanted
@@ -73,6 +77,8 @@ def evaluate_protocol(
         found["perplexity"] = perplexity((yield from losses.mean_loss_protocol(rt, powers, targets)))
     if "rmse" in wanted or "r2" in wanted:
         found |= yield from _errors_protocol(rt, job, outputs, targets, wanted)
+    if "overflow" in wanted:
+        found["overflow"] = float((yield from overflow_protocol(rt, seen)))
     return _defined(found)
 
 

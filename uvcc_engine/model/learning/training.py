@@ -119,14 +119,18 @@ class PrivateTrainer:
         return [weight.map(torch.clone) for weight in self.weights]
 
     def _validation_protocol(self) -> MpcProtocol[dict[str, float]]:
-        outputs, targets = yield from self._answers_protocol("val")
-        return (yield from validate_protocol(self._rt, self._job, self._model, outputs, targets))
+        seen: list[Share] | None = [] if "val_overflow" in self._job.reveal else None
+        outputs, targets = yield from self._answers_protocol("val", seen)
+        return (yield from validate_protocol(self._rt, self._job, self._model, outputs, targets, seen or ()))
 
-    def _answers_protocol(self, part: str) -> MpcProtocol[tuple[Share, Share]]:
-        """Outputs for all rows of ``part`` and their targets, ``[rows * positions, classes]`` each."""
+    def _answers_protocol(self, part: str, seen: list[Share] | None = None) -> MpcProtocol[tuple[Share, Share]]:
+        """Outputs for all rows of ``part`` and their targets, ``[rows * positions, classes]`` each.
+
+        ``seen``: see ``forward_protocol``.
+        """
         nn.set_training(self._layers, False)
         x = yield from self._rows_protocol(part)
-        outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
+        outputs = yield from nn.forward_protocol(self._rt, self._layers, x, seen)
         return outputs, self._tensors[f"{part}_y"].reshape(-1, self._model.classes)
 
     def _rows_protocol(self, part: str, rows: Tensor | None = None) -> MpcProtocol[Share]:
@@ -246,8 +250,9 @@ class PrivateTrainer:
         return (yield from losses.hits_protocol(self._rt, logits, targets))
 
     def _evaluate_protocol(self) -> MpcProtocol[dict[str, float]]:
-        outputs, targets = yield from self._answers_protocol("test")
-        return (yield from evaluate_protocol(self._rt, self._job, self._model, outputs, targets))
+        seen: list[Share] | None = [] if "overflow" in self._job.reveal else None
+        outputs, targets = yield from self._answers_protocol("test", seen)
+        return (yield from evaluate_protocol(self._rt, self._job, self._model, outputs, targets, seen=seen or ()))
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly; nothing else about them is revealed."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from uvcc_engine.contract.job.early_stop import WATCHED
@@ -23,16 +24,17 @@ PREFIX: Final = "val_"
 
 
 def validate_protocol(
-    rt: Runtime, job: PrivateJob, model: ModelSpec, outputs: Share, targets: Share
+    rt: Runtime, job: PrivateJob, model: ModelSpec, outputs: Share, targets: Share, seen: Sequence[Share] = ()
 ) -> MpcProtocol[dict[str, float]]:
-    """Open the numbers of validation that the job lists, by name. ``outputs``, ``targets``: [rows, classes]."""
+    """Open the numbers of validation that the job lists, by name. ``outputs``, ``targets``: [rows, classes]; ``seen``:
+    see ``evaluate_protocol``."""
     found: dict[str, float] = {}
     if WATCHED in job.reveal:
         found[WATCHED] = yield from mean_loss_protocol(rt, job, outputs, targets)
     wanted = [name.removeprefix(PREFIX) for name in VALIDATIONS if name in job.reveal and name != WATCHED]
     told = WATCHED in found and "perplexity" in wanted
     measured = yield from evaluate_protocol(
-        rt, job, model, outputs, targets, [name for name in wanted if not told or name != "perplexity"]
+        rt, job, model, outputs, targets, [name for name in wanted if not told or name != "perplexity"], seen
     )
     if told and not math.isnan(value := perplexity(found[WATCHED])):  # it says nothing that the loss does not
         measured["perplexity"] = value

@@ -1,0 +1,42 @@
+"""How many numbers between a model's layers have grown so large that a product of two of them leaves the ring.
+
+A training whose numbers overflow goes on with noise, and no party can see it: every share is uniform whatever it is a
+share of. This is what can be told of it: one count over all rows and layers, and nothing of a row, a layer or a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share, stack
+from uvcc_engine.mpc.products.arithmetic import add_public, sub
+
+LIMIT_BITS: Final = 31
+"""A number is outside whose ring element is not below 2^31: two such have a product of 2^62, the last that is truncated
+rightly. With ``frac_bits`` f that are numbers from 2^(31 - f) on, 32,768 with 16."""
+
+
+def overflow_protocol(rt: Runtime, seen: Sequence[Share]) -> MpcProtocol[int]:
+    """Open how many entries of all of ``seen`` lie outside; 7 rounds for each, about two ReLUs of its size, and one."""
+    inside: Share | None = None
+    entries = 0
+    for found in seen:
+        edge = 2.0 ** (LIMIT_BITS - found.f)
+        flat = found.reshape(-1)
+        above = yield from drelu_arithmetic_protocol(
+            rt, stack([add_public(rt, flat, edge), add_public(rt, flat, -edge)])
+        )
+        counts = above.sum(1)
+        within = sub(counts.index(slice(0, 1)), counts.index(slice(1, 2)))  # [x >= -edge] - [x >= edge]
+        inside = (
+            within if inside is None else Share(inside.first + within.first, inside.second + within.second, within.f)
+        )
+        entries += flat.n
+    if inside is None:
+        return 0
+    opened = yield from open_ring_protocol(rt, inside)
+    return entries - int(opened.item())
