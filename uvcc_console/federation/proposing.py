@@ -19,6 +19,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.column_join import ColumnJoin
+from uvcc_engine.contract.job.private_job import SEALED
 from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.suggest import nearest
@@ -27,7 +28,7 @@ from uvcc_engine.transcript.signed.proposals import Standing
 from uvcc_engine.transcript.terms.operation import Operation
 from uvcc_engine.transcript.terms.proposal import EVERYBODY, VERSION, Consents, Proposal, ProposedLimits, Revealed
 
-SEALED_TO_OWNER: Final = ("weights", "statistics", "predictions", "seeds")
+SEALED_TO_OWNER: Final = (*SEALED, "seeds")
 TO_OWNER: Final = "owner"
 
 

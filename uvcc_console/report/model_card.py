@@ -11,6 +11,7 @@ from typing import Any, Final
 from uvcc_console.core.shown import Shown
 from uvcc_console.plan.owndata import model_words
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job.private_job import SEALED
 from uvcc_engine.transcript.terms.policy import EVERYBODY, Policy
 
 _TRAINING: Final = (
@@ -21,6 +22,7 @@ _FILES: Final = {
     owner_files.TENSORS: "the weights, opened for the owner: `weight.N`, inputs (and a last row of biases) by outputs",
     owner_files.WEIGHTS: "the same, for `uvcc owner predict` and for jobs of task infer",
     owner_files.MODEL: "the model's graph: layers and sizes, as the policy binds them",
+    owner_files.COEFFICIENTS: "the coefficients with their standard errors; the intercept is the last",
     owner_files.ADAPTERS: "what was trained in secret beside the public base; merged with it, it is the model here",
     owner_files.PREPROCESSING: "the schema with the statistics of the training rows: keep it as you keep the data",
 }
@@ -57,7 +59,7 @@ def _roots(found: Shown) -> dict[str, str]:
 def _privacy(policy: Policy) -> list[str]:
     told = [value for value, to in policy.reveal if to == EVERYBODY and not value.startswith("confusion.")]
     owners = [value for value, to in policy.reveal if to != EVERYBODY]
-    sealed = [value for value in ("weights", "statistics") if value in told]  # said to all, and still sealed to it
+    sealed = [value for value in SEALED if value in told]  # said to all, and still sealed to it
     told, owners = [value for value in told if value not in sealed], [*owners, *sealed]
     return [
         f"told to all three domains: {', '.join(told) or 'nothing'}; all else stayed shared",

@@ -89,6 +89,17 @@ class SchemaColumn:
         one = {ONE_HOT: len(self.values), DATE: 1 + MONTHS + WEEKDAYS}.get(self.kind, 1)
         return one + (self.missing == "indicator")
 
+    @property
+    def called(self) -> list[str]:
+        """What each of its features is called, in order."""
+        if self.kind == DROP:
+            return []
+        found = [f"{self.name}={value}" for value in self.values] if self.kind == ONE_HOT else [self.name]
+        if self.kind == DATE:
+            found += [f"{self.name} month {i + 1}" for i in range(MONTHS)]
+            found += [f"{self.name} weekday {i + 1}" for i in range(WEEKDAYS)]
+        return [*found, f"{self.name} missing"] if self.missing == "indicator" else found
+
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:

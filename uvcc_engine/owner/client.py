@@ -7,6 +7,7 @@ Runs where the data is. What leaves are three files, each readable by one party 
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import json
 import sys
@@ -17,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from safetensors.numpy import save
 
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
@@ -29,6 +30,7 @@ from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
 from uvcc_engine.model.definition.base_model import attached, merged, read_base
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.information import standard_errors
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import SharedInputs, check_units, dataset_tensors, encode_fixed, share_tensors
@@ -252,6 +254,7 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
         slices[stage, tensor] = open_weights(boxes, owner=owner, parties=parties)
     weights = whole_weights(slices, args.model)
     args.out.mkdir(parents=True, exist_ok=True)
+    information = [weights.pop(name) for name in owner_files.INFORMATION_TENSORS if name in weights]
     names = _put_statistics(weights, args.out)
     if args.base is not None and PREDICTION not in weights:
         weights = _merged(weights, args, names)
@@ -265,7 +268,8 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
         names.append(TENSORS)
         whole = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
         files.write_atomic(args.out / TENSORS, save(whole, {"format": "uvcc"}), mode=0o600)
-    return {"files": names, "shapes": {name: list(w.shape) for name, w in weights.items()}}
+    notes = _put_coefficients(weights, information, args, names) if information else []
+    return {"files": names, "shapes": {name: list(w.shape) for name, w in weights.items()}, "notes": notes}
 
 
 def _merged(trained: dict[str, Floats], args: argparse.Namespace, names: list[str]) -> dict[str, Floats]:
@@ -285,6 +289,35 @@ def _merged(trained: dict[str, Floats], args: argparse.Namespace, names: list[st
     files.write_atomic(args.out / owner_files.MODEL, graph.encode(), mode=0o600)
     names += [owner_files.ADAPTERS, owner_files.MODEL]
     return {f"weight.{i}": weight for i, weight in enumerate(whole)}
+
+
+def _put_coefficients(
+    weights: dict[str, Floats], information: list[Floats], args: argparse.Namespace, names: list[str]
+) -> list[str]:
+    """Write a regression's coefficients with their standard errors, by the schema's names if it is given; ``names``
+    gets the file's. What is to be said of them.
+
+    Raises VerificationError where what was opened is no regression's.
+    """
+    weight = weights["weight.0"].reshape(-1)
+    if len(information) != 2 or information[0].shape != (len(weight), len(weight)) or information[1].size != 3:
+        raise VerificationError("standard errors", "what was opened is not of these weights", "ask for the run's boxes")
+    columns = load_schema(args.schema).used if args.schema else ()
+    called = [name for column in columns for name in column.called]
+    if len(called) != len(weight) - 1:
+        called = [f"feature {i}" for i in range(len(weight) - 1)]
+    errors = standard_errors(information[0], information[1])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("name", "coefficient", "standard_error", "z"))
+    for i, name in enumerate([*called, "(intercept)"]):
+        told = ("", "") if errors is None else (f"{errors[i]:.6g}", f"{weight[i] / errors[i]:.4g}")
+        writer.writerow((name, f"{weight[i]:.6g}", *told))
+    files.write_atomic(args.out / owner_files.COEFFICIENTS, text.getvalue().encode(), mode=0o600)
+    names.append(owner_files.COEFFICIENTS)
+    if errors is not None:
+        return []
+    return ["no standard errors: a column nearly follows from the others; leave it out (one value of a one-hot column)"]
 
 
 def _put_statistics(weights: dict[str, Floats], out: Path) -> list[str]:

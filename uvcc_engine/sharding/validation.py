@@ -11,7 +11,14 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.private_job import METRICS, STANDARDISED_LEAST, STANDARDISED_ROWS, VALIDATIONS, PrivateJob
+from uvcc_engine.contract.job.private_job import (
+    METRICS,
+    STANDARD_ERRORS,
+    STANDARDISED_LEAST,
+    STANDARDISED_ROWS,
+    VALIDATIONS,
+    PrivateJob,
+)
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, Relu, find_model
 from uvcc_engine.model.layer_spec import LayerSpec
@@ -28,6 +35,8 @@ QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
 ANYWHERE: Final = ("accuracy", "perplexity", "overflow")
 """Metrics of models that answer at each position of a row, too."""
+MOST_COLUMNS: Final = 256
+"""Of a regression with standard errors: their matrix has the square of it."""
 PROVED_LAYERS: Final = (Dense, Relu, Conv2d, Conv1d, Pool, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Residual)
 
 
@@ -58,6 +67,7 @@ def fit_model(
         what = f"job.join.columns come to {sum(job.join.columns)} features, {model.name} takes {model.features}"
         raise ConfigError(what, "count the features of each owner's schema")
     check_metrics(job, model)
+    check_regression(job, model)
     check_provable(job, model, workers)
     special = [
         f"{name} {value!r}"
@@ -69,7 +79,7 @@ def fit_model(
         )
         if value != plain
     ]
-    special += [f"reveal: {name!r}" for name in (*METRICS[1:], *VALIDATIONS) if name in job.reveal]
+    special += [f"reveal: {name!r}" for name in (*METRICS[1:], *VALIDATIONS, STANDARD_ERRORS) if name in job.reveal]
     if workers > 1 and special:
         raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
     if workers > 1:
@@ -93,7 +103,8 @@ def check_provable(job: PrivateJob, model: ModelSpec, workers: int) -> None:
         )
         if value != proved
     ]
-    odd += [f"job.reveal {name!r}" for name in (*METRICS, *VALIDATIONS) if name in job.reveal and name != "accuracy"]
+    told = (*METRICS[1:], *VALIDATIONS, STANDARD_ERRORS)
+    odd += [f"job.reveal {name!r}" for name in told if name in job.reveal]
     odd += [f"job.device {job.device!r}"] if job.device == "cuda" else []
     odd += [f"{workers} workers or microbatches per party"] if workers > 1 else []
     odd += [f"layer {type(layer).__name__}" for layer in _all_layers(model.layers) if type(layer) not in PROVED_LAYERS]
@@ -110,6 +121,19 @@ def _all_layers(layers: Sequence[LayerSpec]) -> Iterator[LayerSpec]:
     for layer in layers:
         yield layer
         yield from _all_layers(layer.inner)
+
+
+def check_regression(job: PrivateJob, model: ModelSpec) -> None:
+    """Refuse (ConfigError) standard errors of what is no regression, or of too many columns."""
+    if STANDARD_ERRORS not in job.reveal:
+        return
+    if len(model.layers) != 1 or not isinstance(model.layers[0], Dense) or model.classes != 1:
+        raise ConfigError(
+            f"job.reveal: 'standard_errors' of the model {model.name}",
+            "a regression is one linear layer of one output: model: [linear]",
+        )
+    if model.features > MOST_COLUMNS:
+        raise ConfigError(f"standard errors of {model.features} columns", f"at most {MOST_COLUMNS} columns")
 
 
 def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
@@ -231,6 +255,8 @@ def check_counts(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob) -> None
     Where several owners share files without a schema, each holds out as many as the job says.
     """
     least = {"test": job.min_rows, "val": max(job.val_rows, job.min_rows)} if job.task == "train" else {}
+    if STANDARD_ERRORS in job.reveal and job.task == "train":
+        least["train"] = max(job.min_rows, shapes.get("train_x", (0, 0))[1] + 2)  # more rows than coefficients
     for part, wanted in least.items():
         found = shapes.get(f"{part}_x", (wanted,))[0]
         if found < wanted:

@@ -24,6 +24,7 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import MODELS, ModelSpec, find_model
 from uvcc_engine.model.definition.torch_module import model_of_file, model_of_module
+from uvcc_engine.model.learning.information import standard_errors
 from uvcc_engine.model.learning.plaintext import PlaintextResult, forward, train_plaintext
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
@@ -59,7 +60,7 @@ class SimulatedFit:
     ``metrics``: those that the job reveals. ``validated``: the revealed numbers of validation, by steps done.
     ``steps``: how many were done, fewer than the job's where its ``patience`` ended it.
     ``rounds`` and ``bytes_sent`` (of the three parties together) are those of the whole training, ``step_costs`` both
-    of each of its steps.
+    of each of its steps. ``standard_errors``: those of a regression's coefficients, the intercept's last, if listed.
     """
 
     job: PrivateJob
@@ -76,6 +77,7 @@ class SimulatedFit:
     seconds: float
     layers: tuple[LayerCost, ...]
     step_costs: tuple[tuple[int, int], ...] = ()
+    standard_errors: Floats | None = None
 
     @property
     def accuracy(self) -> float:
@@ -279,7 +281,7 @@ def train(
     metering, tell = Metering(model.layers), _teller(progress)
     began = time.monotonic()
 
-    def body(rt: Runtime) -> tuple[list[float], dict[str, float], list[Share]]:
+    def body(rt: Runtime) -> tuple[list[float], dict[str, float], list[Share], list[Share]]:
         trainer = PrivateTrainer(rt, job, model, inputs[rt.party])
         metering.attach(rt.party, list(nn.flat(trainer.layers)))
         losses, step = [], 0
@@ -298,14 +300,15 @@ def train(
         done[rt.party] = step
         metering.stop(rt.party)
         rt.begin_epoch(step)
-        return losses, trainer.evaluate(), trainer.weights
+        return losses, trainer.evaluate(), trainer.weights, trainer.information
 
     costs: dict[int, tuple[int, int]] = {}
     taken: list[list[tuple[int, int]]] = [[(0, 0)] for _ in range(PARTIES)]
     done: dict[int, int] = {}
     validated: dict[int, Mapping[str, float]] = {}
     results = planes.run_three(body)
-    losses, metrics, _ = results[0]
+    losses, metrics, *_ = results[0]
+    information = [reconstruct([r[3][i] for r in results]).numpy() for i in range(len(results[0][3]))]
     weights = [reconstruct([r[2][i] for r in results]).numpy() for i in range(len(model.weights))]
     return SimulatedFit(
         job=job,
@@ -322,6 +325,7 @@ def train(
         seconds=time.monotonic() - began,
         layers=tuple(metering.costs(done[0], job.frac_bits)),
         step_costs=_by_step(taken),
+        standard_errors=standard_errors(*information) if information else None,
     )
 
 

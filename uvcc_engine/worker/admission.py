@@ -14,7 +14,7 @@ from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.job.owner_files import BASE
-from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.private_job import SEALED, PrivateJob
 from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
@@ -34,7 +34,6 @@ CODE_HASH: Final = "CODE_HASH"
 REGISTRY: Final = "sessions.jsonl"
 OWNER: Final = "owner"
 """To whom a policy reveals what is SEALED; also where it says "all", that is sealed to the owner."""
-SEALED: Final = ("weights", "statistics", "predictions")
 
 
 @dataclass(frozen=True, slots=True)

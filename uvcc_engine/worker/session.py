@@ -15,6 +15,7 @@ from uvcc_engine.checkpoint.migration_target import START, read_migrated
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError, UvccError
 from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.private_job import SEALED
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
 from uvcc_engine.contract.run_files import files
@@ -31,7 +32,7 @@ from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
 from uvcc_engine.worker import metric_notes
-from uvcc_engine.worker.admission import SEALED, Admission
+from uvcc_engine.worker.admission import Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
 from uvcc_engine.worker.compute_setup import device_of, pair_keys

@@ -187,14 +187,32 @@ def _results(args: argparse.Namespace) -> int:
         parties.flush()
         command = ["--open", str(handed), "--owner", str(base), "--parties", parties.name, "--out", str(out)]
         command += ["--base", str(args.base), "--base-sha256", named] if named else []
-        owners_program([*command, "--model", model if isinstance(model, str) else json.dumps(model)], "share")
+        command += _column_names(kept / FITTED)
+        said = owners_program([*command, "--model", model if isinstance(model, str) else json.dumps(model)], "share")
     if not (out / MODEL).exists():  # with a base it is the merged model's
         (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
     _about_statistics(found.policy)
     if (fitted := kept / FITTED).exists():
         shutil.copyfile(fitted, out / FITTED)
     common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    _about_coefficients(out, said)
     return OK
+
+
+def _column_names(fitted: Path) -> list[str]:
+    """The fitted schema, by which a regression's coefficients get the columns' names."""
+    return ["--schema", str(fitted)] if fitted.exists() else []
+
+
+def _about_coefficients(out: Path, said: str) -> None:
+    """Show a regression's coefficients with their standard errors, and what the owner's program says of them."""
+    if (file := out / owner_files.COEFFICIENTS).exists():
+        rows = [line.rsplit(",", 3) for line in file.read_text().splitlines()]
+        wide = max(len(row[0]) for row in rows)
+        for name, *numbers in rows:
+            common.show(f"{name:<{wide}}" + "".join(f"{number:>16}" for number in numbers))
+    for note in json.loads(said).get("notes", []):
+        common.say(note)
 
 
 def _about_statistics(policy: Policy) -> None:
@@ -239,17 +257,19 @@ def _open(args: argparse.Namespace) -> int:
     except OSError as e:
         raise ConfigError(f"cannot create {out}: {e.strerror}", "name another folder with --out") from e
     try:
-        _put_results(run_dir, policy, model, out)
+        said = _put_results(run_dir, policy, model, out)
         if "weights" in revealed:
             (out / CARD).write_text(model_card(policy, result, [path.name for path in out.iterdir()]))
     except UvccError:
         shutil.rmtree(out, ignore_errors=True)
         raise
     common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    _about_coefficients(out, said)
     return OK
 
 
-def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> None:
+def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> str:
+    """Open them into ``out``; what the owner's program said, as JSON."""
     name = model if isinstance(model, str) else json.dumps(model)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as parties:
         json.dump([party.public.to_json() for party in policy.parties], parties)
@@ -257,7 +277,8 @@ def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> None:
         command = ["--open", str(run_dir / "artifacts" / FULL), "--owner", str(run_dir / "owner" / "identity")]
         named = str(policy.job.get("base", ""))
         command += ["--base", str(run_dir / owner_files.BASE), "--base-sha256", named] if named else []
-        owners_program([*command, "--parties", parties.name, "--out", str(out), "--model", name], "share")
+        command += _column_names(fitted_file(run_dir))
+        said = owners_program([*command, "--parties", parties.name, "--out", str(out), "--model", name], "share")
     if not (out / MODEL).exists():  # with a base it is the merged model's
         (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
     _about_statistics(policy)
@@ -265,6 +286,7 @@ def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> None:
     if fitted.exists():
         shutil.copyfile(fitted, out / FITTED)
         (out / FITTED).chmod(0o600)
+    return said
 
 
 def _predict(args: argparse.Namespace) -> int:

@@ -33,6 +33,11 @@ STATISTIC_WORDS: Final = {
     "statistics.lower": ("lower", "width"),
 }
 """What both are called in the owner's file."""
+INFORMATION_TENSORS: Final = ("information.matrix", "information.sizes")
+"""What standard errors follow from, among what is sealed to the owner: the mean information of a row ``[k, k]``, and
+``[1, 3]``: rows, mean squared residual, and 1 where the variance is estimated from it (else 0)."""
+COEFFICIENTS: Final = "coefficients.csv"
+"""A regression's coefficients with their standard errors, one line each, the intercept last."""
 TENSORS: Final = "model.safetensors"
 ADAPTERS: Final = "adapters.safetensors"
 """What was trained in secret beside a public base, as the run sealed it; merged with the base it is the model."""

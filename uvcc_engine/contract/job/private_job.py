@@ -31,7 +31,8 @@ ValidationName = Literal[
     "val_r2",
     "val_overflow",
 ]
-Reveal = Literal["loss", MetricName, ValidationName, "weights", "statistics", "predictions", "answers", "seeds"]
+SealedName = Literal["weights", "statistics", "standard_errors", "predictions"]
+Reveal = Literal["loss", MetricName, ValidationName, SealedName, "answers", "seeds"]
 Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
@@ -51,6 +52,9 @@ UNDEFINED: Final[Mapping[str, str]] = {
 """Metrics that may come out as no number, also of validation, and why: nothing is revealed of them then."""
 MAY_LACK: Final = frozenset(f"val_{name}" for name in UNDEFINED)
 """What a step that validates may leave unsaid, since it came out as no number."""
+SEALED: Final[tuple[str, ...]] = get_args(SealedName)
+"""What goes to the data owner alone, sealed."""
+STANDARD_ERRORS: Final = "standard_errors"
 REVEALABLE: Final[tuple[str, ...]] = get_args(Reveal)
 SCHEDULES: Final[tuple[str, ...]] = get_args(Schedule)
 OPTIMIZERS: Final[tuple[str, ...]] = get_args(OptimizerName)
@@ -148,6 +152,8 @@ class PrivateJob:
     ``verify``: what is proved of the computation (``proof_mode``).
     ``standardise``: every column is brought to mean 0 and deviation 1 over all owners' training rows, by statistics
     that are computed in shares and stay there; ``statistics`` in ``reveal`` seals them to the owner beside the weights.
+    ``standard_errors`` in ``reveal`` seals to the owner what those of a regression's coefficients follow from: the
+    information matrix over all training rows (``model.learning.information``), which the owner inverts.
     ``standardise_by``: ``deviation`` is as above, ``range`` brings each column to 0 to 1 from its least to its greatest
     value, ``quantiles`` to 0 to 1 between those of 0.01 and 0.99, and cuts it there.
     ``val_rows`` rows are neither trained on nor tested: after every ``val_every`` steps and after the last (with 0 only
@@ -230,6 +236,7 @@ class PrivateJob:
                 raise ConfigError(f"job.reveal: {item!r} in task {self.task!r}", trouble)
         check_clients(self.task, self.clients, self.idle)
         self._check_standardising()
+        self._check_standard_errors()
         self._check_validation()
         check_weighting(self.objective, self.task, self.class_weights, self.label_smoothing, self.row_weights)
         self._check_join()
@@ -274,6 +281,29 @@ class PrivateJob:
         if "statistics" in self.reveal and not (self.standardise and "weights" in self.reveal):
             what = "job.reveal: 'statistics' without job.standardise, or without 'weights'"
             raise ConfigError(what, "they are sealed to the owner beside the weights that they are needed for")
+
+    def _check_standard_errors(self) -> None:
+        if STANDARD_ERRORS not in self.reveal:
+            return
+        odd = [
+            what
+            for what, there in (
+                ("without 'weights'", "weights" not in self.reveal),
+                (f"of objective {self.objective!r}", self.objective not in ("mse", "binary", "poisson")),
+                ("with weights of rows or classes", self.row_weights or bool(self.class_weights)),
+                ("with label_smoothing", self.label_smoothing > 0),
+                ("with weight_decay, which draws coefficients to 0", self.weight_decay > 0),
+                ("with job.base", bool(self.base)),
+                ("with job.join, whose owners' columns they would tell of each other", self.join is not None),
+            )
+            if there
+        ]
+        if odd:
+            raise ConfigError(
+                f"job.reveal: 'standard_errors' {odd[0]}",
+                "they are of a linear, logistic or Poisson regression (mse, binary, poisson) whose weights go to the"
+                " owner",
+            )
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PrivateJob:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
-from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
+from uvcc_engine.contract.job.owner_files import INFORMATION_TENSORS
+from uvcc_engine.contract.job.private_job import METRICS, STANDARD_ERRORS, PrivateJob
 from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
@@ -19,6 +20,7 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
+from uvcc_engine.model.learning.information import information_protocol
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.learning.standardising import Standardiser, named
@@ -73,6 +75,7 @@ class PrivateTrainer:
         self._standardiser = (
             Standardiser(rt, model.features, job.frac_bits, job.standardise_by) if job.standardise else None
         )
+        self._information: list[Share] = []  # of a regression, once it has ended
         self.validations = ValidationLog(job.patience)
         self._best = self._copied() if job.keep_best else []
 
@@ -87,6 +90,11 @@ class PrivateTrainer:
         return self._layers
 
     @property
+    def information(self) -> list[Share]:
+        """What a regression's standard errors follow from, once it is evaluated; empty if they are not listed."""
+        return self._information
+
+    @property
     def velocity(self) -> list[Share]:
         """The momentum terms, one per weighted layer."""
         return self._optimizer.moments["velocity"]
@@ -94,6 +102,7 @@ class PrivateTrainer:
     def _kept(self) -> list[tuple[str, list[Share]]]:
         found = [("weight", self.weights), *self._optimizer.moments.items()]
         found += [("best", self._best)] if self._job.keep_best else []
+        found += [("information", self._information)] if self._information else []
         return found if self._standardiser is None else [*found, ("statistics", self._standardiser.statistics)]
 
     def step(self, step: int) -> StepResult:
@@ -229,11 +238,18 @@ class PrivateTrainer:
         """
         if self._job.keep_best:
             self._set_weights(self._best)
+        if STANDARD_ERRORS in self._job.reveal:
+            self._information = self._rt.run(self._information_protocol())
         if not set(METRICS) & set(self._job.reveal):
             return {}
         if self._rt.ledger is not None:
             return self._proved_accuracy()
         return self._rt.run(self._evaluate_protocol())
+
+    def _information_protocol(self) -> MpcProtocol[list[Share]]:
+        x = yield from self._rows_protocol("train")
+        y = self._tensors["train_y"].reshape(-1, 1)
+        return (yield from information_protocol(self._rt, self._job, self.weights[0], x, y))
 
     def _proved_accuracy(self) -> dict[str, float]:
         if set(METRICS) & set(self._job.reveal) != {"accuracy"} or self._model.classes < 2:
@@ -281,8 +297,10 @@ class PrivateTrainer:
         return found
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
-        """Both components of the weights by name, as the owner's box holds them, and of the statistics if listed."""
-        more = named(self._standardiser) if "statistics" in self._job.reveal else []
+        """Both components of the weights by name, as the owner's box holds them, and of the statistics and a
+        regression's information if listed."""
+        more = list(named(self._standardiser)) if "statistics" in self._job.reveal else []
+        more += zip(INFORMATION_TENSORS, self._information, strict=False)
         return rings([*((f"weight.{i}", w) for i, w in enumerate(self.weights)), *more])
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
