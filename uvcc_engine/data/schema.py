@@ -168,6 +168,9 @@ def load_schema(path: Path, *, part: bool = False) -> Schema:
     Raises UnreadableError or ConfigError naming what is wrong and what to write.
     """
     try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            what = f"{path} is {size >> 20} MiB long, a schema at most {_MOST_BYTES >> 20}"
+            raise ConfigError(what, f"a column has at most {MOST_CATEGORIES} categories: put rare ones together")
         text = path.read_text(encoding="utf-8")
         found = yaml_text.load(text)
     except (OSError, UnicodeDecodeError) as error:
@@ -244,6 +247,7 @@ def _check_shares(test: float, validation: float, where: str) -> None:
         )
 
 
+_MOST_BYTES: Final = 4 << 20
 _MOST_LETTERS: Final = 4096
 _MOST_POSITIONS: Final = 8192
 

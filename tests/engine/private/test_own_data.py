@@ -236,6 +236,15 @@ def test_a_file_that_is_no_schema_is_refused(tmp_path: Path, text: str) -> None:
         load_schema(tmp_path / "s.yaml")
 
 
+def test_a_schema_of_a_million_categories_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    with path.open("wb") as file:
+        file.truncate(10 << 20)
+    with pytest.raises(ConfigError, match=r"s\.yaml is 10 MiB long, a schema at most 4") as caught:
+        load_schema(path)
+    assert "64 categories" in caught.value.hint
+
+
 def test_a_column_that_is_described_twice_is_refused_by_line(tmp_path: Path) -> None:
     text = "target: {column: y, values: [0, 1]}\ncolumns:\n  a: {kind: log}\n  a: {kind: drop}\n"
     (tmp_path / "s.yaml").write_text(text)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import Node
 
 from uvcc_engine.contract.errors import ConfigError
@@ -93,6 +93,15 @@ class Graph:
                 self._through[node] = frozenset([node])
             elif fed:
                 self._through[node] = frozenset.intersection(*fed) | {node}
+
+    def check_shapes(self) -> None:
+        """Refuse (ConfigError naming operation and line) shapes and numbers that only the data decide."""
+        for node in self._order:
+            value = node.meta.get("val")
+            sizes = tuple(value.shape) if isinstance(value, Tensor) else (value,)
+            if any(isinstance(size, SymInt | SymFloat | SymBool) for size in sizes):
+                hint = "shapes must follow from a row's: no masks, nonzero, item or slices by what a tensor holds"
+                raise self.refusal(node, "gives a shape or number that depends on secret data", hint)
 
     def secret(self, node: Any) -> bool:
         """Whether it depends on the module's input."""

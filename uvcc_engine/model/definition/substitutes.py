@@ -26,11 +26,13 @@ INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "use linear": ("cumsum", "addmm", "tensordot"),
     _JOIN: ("stack", "hstack", "vstack", "where", "lerp", "maximum", "minimum"),
     _SHAPE: (
+        *("nonzero", "masked_select", "unique"),
         *("roll", "flip", "pad", "constant_pad_nd", "index", "index_select", "gather", "broadcast_to", "scatter"),
     ),
     _PRODUCT: ("mm", "baddbmm", "einsum", "bilinear", "outer", "dot"),
     _SEQUENCE: (*("embedding_bag", "lstm", "gru", "rnn_tanh", "rnn_relu"),),
     "it belongs at the end, where the objective has it already": ("log_softmax", "logsumexp"),
+    "leave the cast out: shares are fixed point, of one type": ("to", "_to_copy", "type_as"),
     "leave dropout out": ("alpha_dropout", "bernoulli", "rand_like", "randn_like"),
 }
 _BY_NAME: Final = {name: hint for hint, names in INSTEAD.items() for name in names}

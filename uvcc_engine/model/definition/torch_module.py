@@ -140,7 +140,9 @@ def layers_of_module(
             hint = "say how many letters there are: vocabulary = 65, beside input_shape = (positions,)"
             raise ConfigError(what, hint) from error
         raise _users_error(error, file, "cannot be exported") from error
-    walk = Walk(Graph(program, file), OPERATIONS, ATTENTION, vocabulary)
+    graph = Graph(program, file)
+    graph.check_shapes()
+    walk = Walk(graph, OPERATIONS, ATTENTION, vocabulary)
     features = example[0].numel() * (vocabulary or 1)
     try:
         layers = walk.whole(lines)
