@@ -60,6 +60,8 @@ MEANINGS: Final[dict[str, str]] = {
     "job.weights": "The owner's trained weights, for the tasks infer and serve.",
     "job.base": "A safetensors file of public weights that the model is made around; uvcc-engine base writes one.",
     "job.base_sha256": "The SHA-256 that the base must have; without it the plan takes that of the file.",
+    "job.tokenizer": "The SHA-256 that the tokenizer of the schema's text must have; without it the plan takes that of "
+    "the file.",
     "job.adapters": "What of the base is trained in secret. rank (of each adapter, 0 for none), scale (LoRA's alpha / "
     "rank), layers (the base's tensors that get one, like weight.3; empty for each dense layer but the last), head "
     "(that last layer: train from the base's weights, new for the data's own classes, adapter, public).",

@@ -62,6 +62,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     changes: dict[str, Any] = {"model": found["model"], "base_sha256": found.get("base", "")}
     if "rows" in found:
         held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
+        changes |= _of_tokenizer(job, found["tokenizer"])
         changes |= held | _of_target(job, found["objective"], tell) | _of_weight(job, found["weight"], tell)
     if job.epochs:
         rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows - job.val_rows)
@@ -135,6 +136,14 @@ def _of_weight(job: PrivateJobSettings, column: str, tell: Callable[[str], None]
     if column:
         tell(f"rows count as {column!r} says: so the schema's weight asks")
     return {"row_weights": bool(column)}
+
+
+def _of_tokenizer(job: PrivateJobSettings, digest: str) -> dict[str, Any]:
+    """The hash of the tokenizer that the schema's text is read by. Raises ConfigError where the job says otherwise."""
+    if job.tokenizer not in ("", digest):
+        what = f"the schema's tokenizer has the hash {digest or 'of none'}, job.tokenizer is {job.tokenizer}"
+        raise ConfigError(what, "give the file that the profile means, or leave job.tokenizer out")
+    return {"tokenizer": digest}
 
 
 _FOR_NUMBERS: Final = {"accuracy": "rmse", "val_accuracy": "val_rmse"}

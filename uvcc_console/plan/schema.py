@@ -160,6 +160,7 @@ class PrivateJobSettings(Strict):
     base: str = ""
     base_sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     adapters: AdapterSettings = AdapterSettings()
+    tokenizer: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     join: JoinSettings | None = None
     clients: list[str] = []
     idle: Seconds = DEFAULTS.idle

@@ -26,6 +26,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS
+from uvcc_engine.data.own_tokenizer import TextTokenizer
 
 NUMERIC: Final = ("standardise", "minmax", "log", "clip")
 DAYS: Final = "days"
@@ -103,10 +104,15 @@ class SchemaColumn:
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """How a text becomes rows: windows of ``positions`` letters, a new one every ``stride`` letters."""
+    """How a text becomes rows: windows of ``positions`` letters, a new one every ``stride`` letters.
+
+    ``tokenizer``: the file by which the text is read as tokens in place of letters, ``sha256`` its hash.
+    """
 
     positions: int
     stride: int
+    tokenizer: str = ""
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +183,20 @@ def load_schema(path: Path, *, part: bool = False) -> Schema:
         raise UnreadableError(f"cannot read {path}: {error}", "uvcc data infer FILE writes one") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}", "mend that place") from error
-    return parse_schema(found, path.name, part=part)
+    return parse_schema(found, path.name, part=part, folder=path.parent)
 
 
-def parse_schema(found: object, where: str = "schema", *, part: bool = False) -> Schema:
+def parse_schema(found: object, where: str = "schema", *, part: bool = False, folder: Path = Path()) -> Schema:
     """A schema from plain values. ``part``: other owners have other columns of the table, so that the target may be
-    another's, or no column a feature. Raises ConfigError naming the place.
+    another's, or no column a feature; ``folder``: in which a text's tokenizer is looked for. Raises ConfigError naming
+    the place.
     """
     if part and isinstance(found, Mapping) and "target" not in found and "text" not in found:
         found = {**found, "target": {"column": UNLABELLED, "kind": UNLABELLED}}
         _mapping(found, where, ("target", "split", "columns"), ("columns",))
         return _of_columns(found, where, part=True, kinds=(UNLABELLED,))
     if isinstance(found, Mapping) and "text" in found:
-        return _text_schema(found, where)
+        return _text_schema(found, where, folder)
     return _of_columns(found, where, part=part)
 
 
@@ -216,25 +223,47 @@ def _of_columns(found: object, where: str, *, part: bool, kinds: Sequence[str] =
     return schema
 
 
-def _text_schema(found: object, where: str) -> Schema:
+def _text_schema(found: object, where: str, folder: Path) -> Schema:
     top = _mapping(found, where, ("text", "split"), ("text",))
-    text = _mapping(top["text"], f"{where}: text", ("positions", "stride", "letters"), ("positions", "letters"))
+    known = ("positions", "stride", "letters", "tokenizer", "sha256")
+    text = _mapping(top["text"], f"{where}: text", known, ("positions",))
     split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "validation", "seed"), ())
-    letters = text["letters"]
+    if ("letters" in text) == ("tokenizer" in text) or ("sha256" in text and "tokenizer" not in text):
+        raise ConfigError(f"{where}: text takes letters, or a tokenizer with its sha256", "write one of both")
+    positions = _count(text["positions"], f"{where}: text.positions")
+    stride = _count(text.get("stride", positions), f"{where}: text.stride")
+    if "tokenizer" in text:
+        values, plan = _tokens(text, positions, stride, where, folder)
+    else:
+        values, plan = _letters(text["letters"], where), TextPlan(positions, stride)
+    test = _number(split.get("test", 0.1), f"{where}: split.test")
+    validation = _number(split.get("validation", 0.0), f"{where}: split.validation")
+    _check_shares(test, validation, where)
+    seed = _seed(split.get("seed", 7), f"{where}: split.seed")
+    return Schema("next letter", values, (), test, seed=seed, kind=NEXT, text=plan, validation=validation)
+
+
+def _tokens(
+    text: Mapping[str, Any], positions: int, stride: int, where: str, folder: Path
+) -> tuple[tuple[str, ...], TextPlan]:
+    """The tokens of the tokenizer that a schema names, beside it or by its whole path, held to its hash if that is
+    given."""
+    path = folder / Path(_word(text["tokenizer"], f"{where}: text.tokenizer")).expanduser()
+    found = TextTokenizer(path, MOST_CLASSES)
+    if "sha256" in text and text["sha256"] != found.sha256:
+        what = f"{path.name} has the hash {found.sha256}, {where}: text.sha256 is {_short(text['sha256'])}"
+        raise ConfigError(what, "put the old file back, or write the new hash")
+    return found.tokens, TextPlan(positions, stride, str(path.absolute()), found.sha256)
+
+
+def _letters(letters: object, where: str) -> tuple[str, ...]:
     if letters == "bytes":
         letters = [chr(value) for value in range(256)]
     if not isinstance(letters, list) or not all(isinstance(one, str) and len(one) == 1 for one in letters):
         raise ConfigError(f"{where}: text.letters is no list of single letters", "put each in quotes, or write bytes")
     if len(set(letters)) != len(letters) or not 2 <= len(letters) <= _MOST_LETTERS:
         raise ConfigError(f"{where}: text.letters has {len(letters)} letters", f"2 to {_MOST_LETTERS}, each once")
-    positions = _count(text["positions"], f"{where}: text.positions")
-    stride = _count(text.get("stride", positions), f"{where}: text.stride")
-    test = _number(split.get("test", 0.1), f"{where}: split.test")
-    validation = _number(split.get("validation", 0.0), f"{where}: split.validation")
-    _check_shares(test, validation, where)
-    seed = _seed(split.get("seed", 7), f"{where}: split.seed")
-    plan = TextPlan(positions, stride)
-    return Schema("next letter", tuple(letters), (), test, seed=seed, kind=NEXT, text=plan, validation=validation)
+    return tuple(letters)
 
 
 def _check_shares(test: float, validation: float, where: str) -> None:
@@ -391,7 +420,9 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
     if schema.text is not None:
         every = [chr(value) for value in range(256)]
         letters = "bytes" if list(schema.values) == every else list(schema.values)
-        text = {"positions": schema.text.positions, "stride": schema.text.stride, "letters": letters}
+        text: dict[str, Any] = {"positions": schema.text.positions, "stride": schema.text.stride}
+        own = {"tokenizer": schema.text.tokenizer, "sha256": schema.text.sha256}
+        text |= own if schema.text.tokenizer else {"letters": letters}
         return "\n".join([*lines, _line("text", text), _line("split", split)]) + "\n"
     lines += [_line("target", _target_to_json(schema))] if schema.kind != UNLABELLED else []
     lines.append(_line("split", split))

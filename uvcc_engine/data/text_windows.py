@@ -3,8 +3,10 @@
     text: {positions: 32, stride: 16, letters: [' ', a, b, c]}
     split: {test: 0.1, seed: 7}
 
-``letters: bytes`` takes the file's bytes for its 256 letters. The text is cut into pieces of ``PIECE`` windows' length,
-and a hash of a piece's number decides on which side it is, so that no letter is in both training and test.
+``letters: bytes`` takes the file's bytes for its 256 letters; ``tokenizer: words.json`` in place of letters reads the
+text by the owner's own tokenizer, and what is said of letters holds for its tokens. The text is cut into pieces of
+``PIECE`` windows' length, and a hash of a piece's number decides on which side it is, so that no letter is in both
+training and test.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.data.features import check_sides, side_counts, side_of
+from uvcc_engine.data.own_tokenizer import TextTokenizer
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.sets import Dataset, Ints, one_hot
 
@@ -47,6 +50,16 @@ def read_text(path: Path, letters: tuple[str, ...]) -> tuple[Ints, str]:
             "add it to text.letters, or write letters: bytes",
         )
     return found, digest
+
+
+def read_tokens(path: Path, schema: Schema) -> tuple[Ints, str]:
+    """The same by the schema's tokenizer. Raises ConfigError if that has another hash than when the schema was read."""
+    assert schema.text is not None
+    raw = _bytes(path)
+    own = TextTokenizer(Path(schema.text.tokenizer), len(schema.values))
+    if own.sha256 != schema.text.sha256:
+        raise ConfigError(f"{schema.text.tokenizer} has changed since the schema was read", "start again")
+    return own.encode(_decoded(path, raw)), hashlib.sha256(raw).hexdigest()
 
 
 BYTES: Final = tuple(chr(value) for value in range(256))
@@ -79,7 +92,7 @@ def text_dataset(path: Path, schema: Schema) -> tuple[Dataset, str]:
     """
     plan = schema.text
     assert plan is not None
-    found, digest = read_text(path, schema.values)
+    found, digest = read_tokens(path, schema) if plan.tokenizer else read_text(path, schema.values)
     piece = PIECE * plan.positions + 1
     starts = [
         np.arange(first, min(first + piece, len(found)) - plan.positions, plan.stride)

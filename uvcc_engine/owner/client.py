@@ -82,6 +82,10 @@ def _by_schema(job: PrivateJob, path: Path | None, schema: Path, pin: Path | Non
         raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
     check_joint(load_schema(schema), job.standardise)
     made = prepared(path, schema, pin)
+    own = made.schema.text.sha256 if made.schema.text is not None else ""
+    if own != job.tokenizer:
+        what = f"the schema's tokenizer has the hash {own or 'of none'}, the job's is {job.tokenizer or 'none'}"
+        raise ConfigError(what, "take the tokenizer that the run was planned with, or plan it anew")
     parts = {name: len(x) for name, (x, _) in made.data.parts.items()}
     check_held_out(job, parts["test"], parts.get("val", 0), some=load_schema(schema).fixed)
     if fitted is not None:

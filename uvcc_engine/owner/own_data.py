@@ -42,7 +42,10 @@ def prepared(data: Path, schema: Path, pin: Path | None = None) -> Prepared:
     made, now = _ready(data, schema)
     if pin is not None:
         then = files.read_json(pin)
-        for what, path in (("data", data), ("schema", schema)):
+        text = made.schema.text
+        held = [("data", data), ("schema", schema)]
+        held += [("tokenizer", Path(text.tokenizer))] if text is not None and text.tokenizer else []
+        for what, path in held:
             if now[what] != then.get(what):
                 raise ConfigError(
                     f"{path.name} has changed since the run was planned", "put the old file back, or start a new run"
@@ -55,7 +58,8 @@ def _ready(data: Path, schema: Path) -> tuple[Prepared, dict[str, str]]:
     plan = load_schema(schema)
     if plan.text is not None:
         rows, digest = text_dataset(data, plan)
-        return Prepared(rows, plan), digests(digest, schema)
+        own = {"tokenizer": plan.text.sha256} if plan.text.sha256 else {}
+        return Prepared(rows, plan), digests(digest, schema) | own
     table = read_table(data)
     return prepare(table, plan), digests(table.digest, schema)
 
@@ -124,6 +128,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         features, classes, positions = ready.schema.features, ready.schema.outputs, ready.schema.positions
         rows = {part: len(x) for part, (x, _) in ready.data.parts.items()}
         found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind], "weight": ready.schema.weight}
+        found["tokenizer"] = pin.get("tokenizer", "")
     elif args.columns:
         features, classes = args.columns, args.outputs
     elif args.data is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from argparse import Namespace
 from datetime import date, timedelta
@@ -17,6 +18,7 @@ from safetensors.numpy import save_file
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import image_folder, text_windows
+from uvcc_engine.data import schema as schemas
 from uvcc_engine.data.data_files import read_rows
 from uvcc_engine.data.dates import date_of, days_of, order_of
 from uvcc_engine.data.features import prepare, transform
@@ -190,6 +192,76 @@ def test_texts_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.M
         text_dataset(path, schema)
     with pytest.raises(UnreadableError):
         infer_text(tmp_path / "nothing.txt")
+
+
+@pytest.fixture
+def own_tokens(tmp_path: Path) -> Path:
+    """A text with a schema whose tokenizer lies beside it: whole words, and one for all others."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = sorted({word.strip(".,") for word in TEXT.split()})[:20]
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate([*words, "?"])}, unk_token="?"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    own.save(str(tmp_path / "words.json"))
+    (tmp_path / "mine.txt").write_text(TEXT)
+    schema = tmp_path / "mine.schema.yaml"
+    schema.write_text("text: {positions: 4, stride: 2, tokenizer: words.json}\nsplit: {test: 0.3, seed: 1}\n")
+    return schema
+
+
+def test_a_text_is_read_by_the_owners_tokenizer_whose_hash_the_policy_names(
+    own_tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema, text = load_schema(own_tokens), own_tokens.with_name("mine.txt")
+    words = own_tokens.with_name("words.json")
+    digest = hashlib.sha256(words.read_bytes()).hexdigest()
+    assert schema.text is not None
+    assert (schema.text.sha256, schema.values[-1], schema.features) == (digest, "?", 4 * len(schema.values))
+    assert parse_schema(_plain(schema_text(schema))) == schema  # the fitted one is held to the hash
+    data, _ = text_dataset(text, schema)
+    assert set(np.unique(data.train_y)) <= set(range(len(schema.values)))
+    line = np.array([schema.values[i] for i in data.train_y[0]])
+    assert all(word in TEXT or word == "?" for word in line)
+    model = '[{"embedding": 8}, {"attention": {"causal": true}}, "linear"]'
+    assert own_data.main(["plan", "--data", str(text), "--schema", str(own_tokens), "--model", model]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokenizer"] == found["pin"]["tokenizer"] == digest
+    asked = {"model": found["model"], "test_rows": found["rows"]["test"], "batch": 4}
+    args = Namespace(data=text, schema=own_tokens, labels=None, pin=None, fitted=None, weights=None)
+    named = PrivateJob.from_json(asked | {"tokenizer": digest})
+    assert rows_of(named, args).shapes["train_y"] == (found["rows"]["train"], 4 * len(schema.values))
+    assert named.to_json()["tokenizer"] == digest
+    for other in ({}, {"tokenizer": "0" * 64}):
+        with pytest.raises(ConfigError, match="the schema's tokenizer has the hash"):
+            rows_of(PrivateJob.from_json(asked | other), args)
+    with pytest.raises(ConfigError, match="SHA-256 in hex"):
+        PrivateJob.from_json(asked | {"tokenizer": "words.json"})
+    pin = own_tokens.with_name("pin.json")
+    pin.write_text(json.dumps(found["pin"]))
+    words.write_text(words.read_text() + " ")
+    with pytest.raises(ConfigError, match=r"words\.json has changed since the run was planned"):
+        own_data.prepared(text, own_tokens, pin)
+    with pytest.raises(ConfigError, match="has changed since the schema was read"):
+        text_dataset(text, schema)
+    with pytest.raises(ConfigError, match=r"words\.json has the hash .*, schema: text\.sha256 is"):
+        parse_schema(_plain(schema_text(schema)))
+
+
+def test_a_tokenizer_that_is_none_is_refused_by_its_file(own_tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = own_tokens.with_name("words.json")
+    own_tokens.write_text(own_tokens.read_text().replace("words.json", "no.json"))
+    with pytest.raises(UnreadableError, match=r"cannot read .*no\.json"):
+        load_schema(own_tokens)
+    own_tokens.write_text(own_tokens.read_text().replace("no.json", "words.json, letters: bytes"))
+    with pytest.raises(ConfigError, match="text takes letters, or a tokenizer"):
+        load_schema(own_tokens)
+    own_tokens.write_text(own_tokens.read_text().replace(", letters: bytes", ""))
+    monkeypatch.setattr(schemas, "MOST_CLASSES", 7)
+    with pytest.raises(ConfigError, match=r"words\.json has \d+ tokens") as caught:
+        load_schema(own_tokens)
+    assert "2 to 7" in caught.value.hint
+    words.write_text("{}")
+    with pytest.raises(UnreadableError, match=r"words\.json is no tokenizer"):
+        load_schema(own_tokens)
 
 
 def test_a_model_of_a_list_is_planned_and_shared_on_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,6 +167,7 @@ class PrivateJob:
     loss. ``label_smoothing`` e: targets of K classes are e / K, and 1 - e + e / K at the row's class. Both are of the
     rows that are trained on alone, not of what is tested or validated.
     ``threshold``: ``precision`` and ``recall`` count a row for the second class from this probability on.
+    ``tokenizer``: the SHA-256 of the owner's tokenizer file, where a text is learned by one; only the owner has it.
     ``join``: several owners hold different columns of the same rows (``ColumnJoin``); without it they hold rows.
     ``start``: the committed checkpoint of another policy that the job goes on from; the beginning without it.
     """
@@ -211,6 +212,7 @@ class PrivateJob:
     threshold: float = 0.5
     join: ColumnJoin | None = None
     standardise_by: StandardiseBy = "deviation"
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         if self.kind != "private":
@@ -240,6 +242,9 @@ class PrivateJob:
         self._check_validation()
         check_weighting(self.objective, self.task, self.class_weights, self.label_smoothing, self.row_weights)
         self._check_join()
+        if self.tokenizer and (self.task != "train" or not re.fullmatch(r"[0-9a-f]{64}", self.tokenizer)):
+            what = f"job.tokenizer is {self.tokenizer[:80]!r} in task {self.task!r}"
+            raise ConfigError(what, "a training's policy names a tokenizer by its file's SHA-256 in hex")
         if self.base and not re.fullmatch(r"[0-9a-f]{64}", self.base):
             raise ConfigError(f"job.base is {self.base[:80]!r}", "the policy names a base by its file's SHA-256 in hex")
 
@@ -385,7 +390,7 @@ LATER: Final = (
     *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
     *("clients", "idle", "standardise", "base", "join", "standardise_by"),
     *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
-    *("class_weights", "label_smoothing", "row_weights", "threshold"),
+    *("class_weights", "label_smoothing", "row_weights", "threshold", "tokenizer"),
 )
 """Keys that a policy names only where they say something."""
 DEFAULTS: Final = PrivateJob()
