@@ -113,6 +113,19 @@ def transform(table: CsvTable, schema: Schema) -> Floats:
     return np.stack(parts, axis=1)
 
 
+def feature_names(schema: Schema) -> list[str]:
+    """What each feature is called, in the order of :func:`transform`'s: as many as ``schema.features``."""
+    found: list[str] = []
+    for column in schema.used:
+        name = column.name
+        found += [f"{name}={value}" for value in column.values] if column.kind == ONE_HOT else [name]
+        if column.kind == DATE:
+            found += [f"{name} month {i + 1}" for i in range(MONTHS)]
+            found += [f"{name} weekday {i + 1}" for i in range(WEEKDAYS)]
+        found += [f"{name} missing"] if column.missing == "indicator" else []
+    return found
+
+
 def target_numbers(table: CsvTable, schema: Schema) -> Floats:
     """The number of every row. Raises ConfigError naming a row whose target is missing, or no number or count."""
     found = np.zeros(len(table))

@@ -54,3 +54,15 @@ class TextTokenizer:
         """The text as numbers of its tokens, ``[length]``; no special token is added."""
         found = self._own.encode(text, add_special_tokens=False).ids
         return np.asarray(found, dtype=np.int64)
+
+
+def tokenizer_of_hash(path: Path, most: int, digest: object, where: str) -> TextTokenizer:
+    """The tokenizer in a file, held to the hash that the schema ``where`` gives, if it gives one (None: none).
+
+    Raises ConfigError for another hash, and as ``TextTokenizer``.
+    """
+    found = TextTokenizer(path, most)
+    if digest is not None and digest != found.sha256:
+        what = f"{path.name} has the hash {found.sha256}, {where}: text.sha256 is {str(digest)[:80]!r}"
+        raise ConfigError(what, "put the old file back, or write the new hash")
+    return found

@@ -26,7 +26,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS
-from uvcc_engine.data.own_tokenizer import TextTokenizer
+from uvcc_engine.data.own_tokenizer import tokenizer_of_hash
 
 NUMERIC: Final = ("standardise", "minmax", "log", "clip")
 DAYS: Final = "days"
@@ -89,17 +89,6 @@ class SchemaColumn:
             return 0
         one = {ONE_HOT: len(self.values), DATE: 1 + MONTHS + WEEKDAYS}.get(self.kind, 1)
         return one + (self.missing == "indicator")
-
-    @property
-    def called(self) -> list[str]:
-        """What each of its features is called, in order."""
-        if self.kind == DROP:
-            return []
-        found = [f"{self.name}={value}" for value in self.values] if self.kind == ONE_HOT else [self.name]
-        if self.kind == DATE:
-            found += [f"{self.name} month {i + 1}" for i in range(MONTHS)]
-            found += [f"{self.name} weekday {i + 1}" for i in range(WEEKDAYS)]
-        return [*found, f"{self.name} missing"] if self.missing == "indicator" else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,34 +215,23 @@ def _of_columns(found: object, where: str, *, part: bool, kinds: Sequence[str] =
 def _text_schema(found: object, where: str, folder: Path) -> Schema:
     top = _mapping(found, where, ("text", "split"), ("text",))
     known = ("positions", "stride", "letters", "tokenizer", "sha256")
-    text = _mapping(top["text"], f"{where}: text", known, ("positions",))
+    asked = _mapping(top["text"], f"{where}: text", known, ("positions",))
     split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "validation", "seed"), ())
-    if ("letters" in text) == ("tokenizer" in text) or ("sha256" in text and "tokenizer" not in text):
+    if ("letters" in asked) == ("tokenizer" in asked) or ("sha256" in asked and "tokenizer" not in asked):
         raise ConfigError(f"{where}: text takes letters, or a tokenizer with its sha256", "write one of both")
-    positions = _count(text["positions"], f"{where}: text.positions")
-    stride = _count(text.get("stride", positions), f"{where}: text.stride")
-    if "tokenizer" in text:
-        values, plan = _tokens(text, positions, stride, where, folder)
+    positions = _count(asked["positions"], f"{where}: text.positions")
+    stride = _count(asked.get("stride", positions), f"{where}: text.stride")
+    if "tokenizer" in asked:
+        path = folder / Path(_word(asked["tokenizer"], f"{where}: text.tokenizer")).expanduser()
+        own = tokenizer_of_hash(path, MOST_CLASSES, asked.get("sha256"), where)
+        values, plan = own.tokens, TextPlan(positions, stride, str(path.absolute()), own.sha256)
     else:
-        values, plan = _letters(text["letters"], where), TextPlan(positions, stride)
+        values, plan = _letters(asked["letters"], where), TextPlan(positions, stride)
     test = _number(split.get("test", 0.1), f"{where}: split.test")
     validation = _number(split.get("validation", 0.0), f"{where}: split.validation")
     _check_shares(test, validation, where)
     seed = _seed(split.get("seed", 7), f"{where}: split.seed")
     return Schema("next letter", values, (), test, seed=seed, kind=NEXT, text=plan, validation=validation)
-
-
-def _tokens(
-    text: Mapping[str, Any], positions: int, stride: int, where: str, folder: Path
-) -> tuple[tuple[str, ...], TextPlan]:
-    """The tokens of the tokenizer that a schema names, beside it or by its whole path, held to its hash if that is
-    given."""
-    path = folder / Path(_word(text["tokenizer"], f"{where}: text.tokenizer")).expanduser()
-    found = TextTokenizer(path, MOST_CLASSES)
-    if "sha256" in text and text["sha256"] != found.sha256:
-        what = f"{path.name} has the hash {found.sha256}, {where}: text.sha256 is {_short(text['sha256'])}"
-        raise ConfigError(what, "put the old file back, or write the new hash")
-    return found.tokens, TextPlan(positions, stride, str(path.absolute()), found.sha256)
 
 
 def _letters(letters: object, where: str) -> tuple[str, ...]:

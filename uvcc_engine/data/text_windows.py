@@ -53,7 +53,9 @@ def read_text(path: Path, letters: tuple[str, ...]) -> tuple[Ints, str]:
 
 
 def read_tokens(path: Path, schema: Schema) -> tuple[Ints, str]:
-    """The same by the schema's tokenizer. Raises ConfigError if that has another hash than when the schema was read."""
+    """The same by the schema's tokenizer: numbers of its tokens, ``[length]``, and the text's digest.
+
+    Raises ConfigError if that has another hash than when the schema was read."""
     assert schema.text is not None
     raw = _bytes(path)
     own = TextTokenizer(Path(schema.text.tokenizer), len(schema.values))

@@ -24,6 +24,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
+from uvcc_engine.data.features import feature_names
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import check_joint, load_schema, schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
@@ -272,7 +273,7 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
         names.append(TENSORS)
         whole = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
         files.write_atomic(args.out / TENSORS, save(whole, {"format": "uvcc"}), mode=0o600)
-    notes = _put_coefficients(weights, information, args, names) if information else []
+    notes = put_coefficients(weights, information, args, names) if information else []
     return {"files": names, "shapes": {name: list(w.shape) for name, w in weights.items()}, "notes": notes}
 
 
@@ -295,7 +296,7 @@ def _merged(trained: dict[str, Floats], args: argparse.Namespace, names: list[st
     return {f"weight.{i}": weight for i, weight in enumerate(whole)}
 
 
-def _put_coefficients(
+def put_coefficients(
     weights: dict[str, Floats], information: list[Floats], args: argparse.Namespace, names: list[str]
 ) -> list[str]:
     """Write a regression's coefficients with their standard errors, by the schema's names if it is given; ``names``
@@ -306,8 +307,7 @@ def _put_coefficients(
     weight = weights["weight.0"].reshape(-1)
     if len(information) != 2 or information[0].shape != (len(weight), len(weight)) or information[1].size != 3:
         raise VerificationError("standard errors", "what was opened is not of these weights", "ask for the run's boxes")
-    columns = load_schema(args.schema).used if args.schema else ()
-    called = [name for column in columns for name in column.called]
+    called = feature_names(load_schema(args.schema)) if args.schema else []
     if len(called) != len(weight) - 1:
         called = [f"feature {i}" for i in range(len(weight) - 1)]
     errors = standard_errors(information[0], information[1])

@@ -6,7 +6,10 @@ import torch
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.prg import PairKeys
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.kernels.choose import device_for
+from uvcc_engine.plane.api import Plane
+from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.worker.admission import Admission
 
 
@@ -18,6 +21,21 @@ def pair_keys(admitted: Admission) -> PairKeys:
         prev=admitted.identity.pair_secret(peers[(party + 2) % 3], sid, label),
         next=admitted.identity.pair_secret(peers[(party + 1) % 3], sid, label),
         own=admitted.identity.own_secret(sid, label),
+    )
+
+
+def runtime_of(admitted: Admission, plane: Plane, attempt: int, device: torch.device, stream: int) -> Runtime:
+    """What a worker's protocols run on, in one stream of its messages."""
+    return Runtime(
+        admitted.party,
+        plane,
+        pair_keys(admitted),
+        sid_of(admitted.policy.sid_job, admitted.coord),
+        attempt,
+        stream=stream,
+        device=device,
+        prg=admitted.job.random_generator,
+        few_rounds=admitted.job.rounds == "few",
     )
 
 

@@ -30,12 +30,12 @@ from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.exchange.own_history import check_history
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
-from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
+from uvcc_engine.transcript.leaves.roots import EpochRoot
 from uvcc_engine.worker import metric_notes
 from uvcc_engine.worker.admission import Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
-from uvcc_engine.worker.compute_setup import device_of, pair_keys
+from uvcc_engine.worker.compute_setup import device_of, runtime_of
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
@@ -85,24 +85,11 @@ class WorkerSession:
         self._recorder, self._table, self._ranks, self._terminated = recorder, table, ranks, terminated
         self._sent, self._count, self._counted = sent, count, time.monotonic()
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
-        keys, sid = pair_keys(admitted), sid_of(admitted.policy.sid_job, admitted.coord)
         self.device = device_of(admitted)
         self._costs = StepCosts()
 
         def runtime(stream: int = 0) -> Runtime:
-            made = Runtime(
-                admitted.party,
-                plane,
-                keys,
-                sid,
-                spec.attempt,
-                stream=stream,
-                device=self.device,
-                prg=admitted.job.random_generator,
-                few_rounds=admitted.job.rounds == "few",
-            )
-            self._costs.runtimes.append(made)
-            return made
+            return self._costs.of(runtime_of(admitted, plane, spec.attempt, self.device, stream))
 
         self._rt = runtime()
         self._trainer = self._learner(runtime)
@@ -339,7 +326,7 @@ class WorkerSession:
             self._writer.metrics(step + 1, result.loss, job.lr_at(step), 0.0, rate)
         if job.validates(step):
             metric_notes.tell_validated(self._writer, job, step + 1, result.validated)
-        counts = {"sent_bytes": self._sent(), **self._costs.means()}
+        counts: dict[str, Any] = {"sent_bytes": self._sent(), **self._costs.means()}
         self._writer.heartbeat(step + 1, self.PHASE, samples_per_s=round(rate, 1), **counts)
         if time.monotonic() - self._counted > COUNT_EVERY_S:
             self._count_now()

@@ -17,6 +17,11 @@ class StepCosts:
         self._steps = self._rounds = self._bytes = 0
         self._before = (0, 0)
 
+    def of(self, runtime: Runtime) -> Runtime:
+        """Count what this runtime does as well; returns it."""
+        self.runtimes.append(runtime)
+        return runtime
+
     def _so_far(self) -> tuple[int, int]:
         return sum(rt.rounds for rt in self.runtimes), sum(rt.bytes_sent for rt in self.runtimes)
 

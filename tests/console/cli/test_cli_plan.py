@@ -9,7 +9,7 @@ import pytest
 
 from uvcc_console.cli.main import main
 from uvcc_console.cli.start.plan import lines
-from uvcc_console.plan.rehearsal import foretold
+from uvcc_console.plan.plan_rehearsal import foretold
 
 
 @pytest.fixture(autouse=True)

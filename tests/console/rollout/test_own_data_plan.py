@@ -18,7 +18,7 @@ from uvcc_console.cli.main import main
 from uvcc_console.cli.parties.data import settings_for
 from uvcc_console.cli.screen import launch as launching
 from uvcc_console.core import paths
-from uvcc_console.plan import owndata, rehearsal
+from uvcc_console.plan import owndata, plan_rehearsal
 from uvcc_console.plan.plan import engine_job, make_plan
 from uvcc_console.plan.profile import load, parse
 from uvcc_console.plan.schema import PrivateJobSettings
@@ -42,7 +42,7 @@ def rehearsals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConfigError("with job.frac_bits 16 numbers overflow in the rehearsal: layer 0")
         return json.dumps(REHEARSED)
 
-    monkeypatch.setattr(rehearsal, "owners_program", rehearse)
+    monkeypatch.setattr(plan_rehearsal, "owners_program", rehearse)
     return asked
 
 

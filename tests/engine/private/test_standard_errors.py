@@ -14,7 +14,8 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.data.schema import SchemaColumn
+from uvcc_engine.data.features import feature_names
+from uvcc_engine.data.schema import Schema, SchemaColumn
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.learning.information import LEAST_EIGENVALUE, standard_errors
@@ -70,17 +71,18 @@ def test_the_owner_gets_a_table_with_the_columns_names(tmp_path: Path) -> None:
     args = client.argparse.Namespace(out=tmp_path, schema=None)
     names: list[str] = []
     information = [np.eye(3), np.array([[103.0, 4.0, 1.0]])]
-    assert client._put_coefficients(weights, information, args, names) == []
+    assert client.put_coefficients(weights, information, args, names) == []
     assert names == [owner_files.COEFFICIENTS]
     rows = list(csv.DictReader((tmp_path / owner_files.COEFFICIENTS).open()))
     assert [row["name"] for row in rows] == ["feature 0", "feature 1", "(intercept)"]
     assert [float(row["standard_error"]) for row in rows] == [0.2] * 3  # sqrt(4 / (103 - 3))
     assert [float(row["z"]) for row in rows] == [2.5, -5.0, 10.0]
-    column = SchemaColumn("sex", "one-hot", "indicator", ("f", "m"))
-    assert column.called == ["sex=f", "sex=m", "sex missing"]
-    assert len(SchemaColumn("born", "date").called) == SchemaColumn("born", "date").width
+    columns = (SchemaColumn("sex", "one-hot", "indicator", ("f", "m")), SchemaColumn("born", "date"))
+    schema = Schema("y", (), (*columns, SchemaColumn("note", "drop")))
+    assert feature_names(schema)[:5] == ["sex=f", "sex=m", "sex missing", "born", "born month 1"]
+    assert len(feature_names(schema)) == schema.features
     singular = [np.zeros((3, 3)), information[1]]
-    assert "leave it out" in client._put_coefficients(weights, singular, args, names)[0]
+    assert "leave it out" in client.put_coefficients(weights, singular, args, names)[0]
     assert next(csv.DictReader((tmp_path / owner_files.COEFFICIENTS).open()))["standard_error"] == ""
 
 

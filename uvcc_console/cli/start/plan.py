@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
 
 def document(args: argparse.Namespace) -> dict[str, Any]:
     """The plan as data. Raises UvccError for a profile, data or a model that does not fit."""
-    from uvcc_console.plan import rehearsal
+    from uvcc_console.plan import plan_rehearsal
     from uvcc_console.plan.owndata import settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
@@ -51,11 +51,11 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     found = _said(plan)
     found["notes"] = [*told, *filter(None, [found.pop("doubt", "")])]
     full = plan.phases["full"]
-    if rehearsal.applies(plan) and not args.no_rehearsal:
-        found["step"] = step = rehearsal.rehearsed(full.job)
+    if plan_rehearsal.applies(plan) and not args.no_rehearsal:
+        found["step"] = step = plan_rehearsal.rehearsed(full.job)
         found["frac_bits"] = full.job.get("frac_bits")
-        rtt_s = args.rtt / 1e3 if args.rtt is not None else rehearsal.round_trip_s(plan)
-        found["foretold"] = over = rehearsal.foretold(step, full.steps, rtt_s, args.mbit * 1e6 / 8)
+        rtt_s = args.rtt / 1e3 if args.rtt is not None else plan_rehearsal.round_trip_s(plan)
+        found["foretold"] = over = plan_rehearsal.foretold(step, full.steps, rtt_s, args.mbit * 1e6 / 8)
         found["epochs"] = epochs = getattr(profile.job, "epochs", 0)
         over["hours_cap"] = over["full_s"] / 3600 * profile.limits.hourly
         if epochs:

@@ -66,12 +66,15 @@ def information_protocol(rt: Runtime, job: PrivateJob, weight: Share, x: Share, 
 
 def _tables(a: Tensor, b: Tensor) -> Tensor:
     """``[parts, k, k]``: the sums of the rows' outer products."""
-    pairs = zip(a.split(PART), b.split(PART), strict=True)
-    return torch.stack([(x.unsqueeze(2) * y.unsqueeze(1)).sum(0) for x, y in pairs])
+    return torch.stack([(x.unsqueeze(2) * y.unsqueeze(1)).sum(0) for x, y in _parts(a, b)])
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    return torch.stack([(x * y).sum() for x, y in zip(a.split(PART), b.split(PART), strict=True)])
+    return torch.stack([(x * y).sum() for x, y in _parts(a, b)])
+
+
+def _parts(a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(a[i : i + PART], b[i : i + PART]) for i in range(0, len(a), PART)]
 
 
 def standard_errors(matrix: Floats, sizes: Floats) -> Floats | None:

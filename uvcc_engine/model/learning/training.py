@@ -91,7 +91,7 @@ class PrivateTrainer:
 
     @property
     def information(self) -> list[Share]:
-        """What a regression's standard errors follow from, once it is evaluated; empty if they are not listed."""
+        """What a regression's standard errors follow from, ``[k, k]`` and ``[1, 3]``; empty before it is evaluated."""
         return self._information
 
     @property
