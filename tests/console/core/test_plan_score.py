@@ -13,6 +13,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
 from uvcc_console.plan.plan_score import lines, score
+from uvcc_console.ui.drawing.paint import width_of
+from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.panels import rollout
 
 TOLD = ev.PlanForetold(steps=9, rounds=22.0, bytes=3e6, seconds=0.5)
 
@@ -62,3 +65,14 @@ def test_what_was_not_foretold_or_not_measured_is_no_figure() -> None:
     assert [one.name for one in score(split)] == ["bytes", "seconds"]
     assert "not foretold" in lines(split)[-1]
     assert [one.name for one in score(run(counted=2))] == ["rounds", "seconds"]  # a part of the bytes is no sum
+
+
+def test_the_page_of_the_rollout_shows_the_same_words_at_every_width() -> None:
+    s = run()
+    for width in (60, 160):
+        drawn = rollout.page_lines(View(snap=s, now=200.0), width)
+        told = " ".join(" ".join(text for text, _ in line) for line in drawn)
+        for one in score(s):
+            assert one.words() in " ".join(told.split())
+        assert max(width_of(line) for line in drawn) <= width
+    assert rollout.score_lines(View(snap=fold([TOLD]), now=0.0), 80) == []

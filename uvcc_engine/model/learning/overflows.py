@@ -21,7 +21,8 @@ rightly. With ``frac_bits`` f that are numbers from 2^(31 - f) on, 32,768 with 1
 
 
 def overflow_protocol(rt: Runtime, seen: Sequence[Share]) -> MpcProtocol[int]:
-    """Open how many entries of all of ``seen``, of any shape, lie outside; 7 rounds for each, about two ReLUs of its size, and one."""
+    """Open how many entries of all of ``seen``, of any shape, lie outside. Reveals that one number; 7 rounds for each,
+    with the bytes of about two ReLUs of its size, and one round."""
     inside: Share | None = None
     entries = 0
     for found in seen:
