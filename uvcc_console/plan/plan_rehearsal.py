@@ -46,33 +46,47 @@ def own(plan: Plan) -> bool:
     return applies(plan) and isinstance(job, PrivateJobSettings) and bool(job.data or not isinstance(job.model, str))
 
 
-def rehearsed(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The rehearsal as ``uvcc-engine rehearse`` tells it. Raises UvccError with its words where numbers overflow."""
-    if (known := kept(job)) is not None:
+def rehearsed(plan: Plan) -> dict[str, Any]:
+    """The rehearsal as ``uvcc-engine rehearse`` tells it.
+
+    Raises UvccError with its words where numbers overflow, or the job does not fit its workers.
+    """
+    if (known := kept(plan)) is not None:
         return known
+    job, workers = _of(plan)
     with tempfile.TemporaryDirectory(prefix="uvcc-plan-") as folder:
         path = Path(folder) / "rehearsed.json"
         path.write_text(json.dumps(dict(job)))
-        said = owners_program(["--job", str(path)], "rehearse")
+        said = owners_program(["--job", str(path), *workers], "rehearse")
     found = dict(json.loads(said))
     with contextlib.suppress(OSError, UvccError):  # it costs a few seconds the next time
-        _file(job).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.write_atomic(_file(job), json.dumps(found).encode())
+        _file(plan).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write_atomic(_file(plan), json.dumps(found).encode())
     return found
 
 
-def kept(job: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An earlier rehearsal of the same job, if it can be read."""
+def kept(plan: Plan) -> dict[str, Any] | None:
+    """An earlier rehearsal of the same job on as many workers, if it can be read."""
     try:
-        found = json.loads(_file(job).read_bytes())
+        found = json.loads(_file(plan).read_bytes())
     except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and all((as_float(found.get(name)) or 0) > 0 for name in _FIGURES)
     return found if whole and {"layers", "warnings", "most_frac_bits"} <= found.keys() else None
 
 
-def _file(job: Mapping[str, Any]) -> Path:
-    said = f"{__version__}\n{sorted_json(dict(job))}"
+def _of(plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
+    """The full run's job, and its workers as the engine's command takes them."""
+    full = plan.phases[FULL]
+    t = full.topology
+    sizes = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
+    workers = {"workers": t.workers_per_party * t.microbatches} | sizes
+    return full.job, [part for name, size in workers.items() for part in (f"--{name}", str(size))]
+
+
+def _file(plan: Plan) -> Path:
+    job, workers = _of(plan)
+    said = f"{__version__}\n{' '.join(workers)}\n{sorted_json(dict(job))}"
     return paths.data_dir() / "rehearsals" / f"{hashlib.sha256(said.encode()).hexdigest()}.json"
 
 

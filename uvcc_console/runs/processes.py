@@ -174,7 +174,7 @@ def create_run(
     from uvcc_console.fleet.provider_kinds import runs_here, sections
     from uvcc_console.plan import code_tree, plan_rehearsal
     from uvcc_console.plan.owndata import keep_base, keep_pin, settle
-    from uvcc_console.plan.plan import FULL, make_plan, new_run_id
+    from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
     from uvcc_console.plan.schema import CommandJobSettings
 
@@ -189,9 +189,9 @@ def create_run(
     draft = make_plan(new_run_id(name or short), short, profile, seed)
     if part is not None:
         part(draft)  # refused before there is a folder
-    step = plan_rehearsal.rehearsed(draft.phases[FULL].job) if plan_rehearsal.own(draft) else None
+    step = plan_rehearsal.rehearsed(draft) if plan_rehearsal.own(draft) else None
     if step is None and plan_rehearsal.applies(draft):
-        step = plan_rehearsal.kept(draft.phases[FULL].job)
+        step = plan_rehearsal.kept(draft)
     for warning in step["warnings"] if step is not None else ():
         tell(warning)
     folder = claim_folder(name or short)

@@ -28,6 +28,8 @@ from uvcc_engine.simulate.metering import LayerCost
 STEPS: Final = 3
 """The first of them pays for compiling and is not timed; of the others the quickest counts. All but the last are
 watched for numbers that pass the end of the ring, which takes time."""
+_WORKERS: Final = ("workers", "replicas", "stages", "tensor", "microbatches")
+"""Of a party, as ``fit_model`` takes them; ``workers``: all of them, times the microbatches."""
 TIGHT_BITS: Final = 4.0
 """Headroom below which a layer's numbers come near the end of the ring."""
 
@@ -166,9 +168,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="uvcc-engine rehearse", description=(__doc__ or "").strip())
     parser.add_argument("--job", type=Path, required=True, help="a private job (JSON, as in a policy)")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps to train; at least 2")
+    for name in _WORKERS:
+        parser.add_argument(f"--{name}", type=int, default=1, help="of the run: whether the job fits them")
     args = parser.parse_args(argv)
     try:
-        found = rehearse(PrivateJob.from_json(files.read_json(args.job)), max(2, args.steps))
+        job = PrivateJob.from_json(files.read_json(args.job))
+        fit_model(job, **{name: getattr(args, name) for name in _WORKERS})
+        found = rehearse(job, max(2, args.steps))
     except UvccError as error:
         print(f"uvcc-engine rehearse: {error}", file=sys.stderr)
         return error.exit_code

@@ -27,6 +27,7 @@ from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 LAYERS = "job.model=[{linear: 4}, relu, linear]"
+WORKERS = ["--workers", "--replicas", "--stages", "--tensor", "--microbatches"]
 REHEARSED = {"rounds": 20, "bytes": 1e5, "seconds": 0.1, "layers": [], "warnings": ["tight"], "most_frac_bits": 20}
 
 
@@ -37,6 +38,7 @@ def rehearsals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def rehearse(args: Sequence[str], command: str) -> str:
         assert command == "rehearse"
+        assert [flag for flag in args if flag.startswith("--")][1:] == WORKERS
         asked.append(Path(args[1]).read_text())
         if "1.23" in asked[-1]:
             raise ConfigError("with job.frac_bits 16 numbers overflow in the rehearsal: layer 0")
@@ -113,16 +115,19 @@ def test_a_rollout_of_ones_own_refuses_what_a_rehearsal_refuses_and_rehearses_a_
     assert (s.foretold.rounds, s.foretold.bytes, s.foretold.seconds) == (20, 3e5, pytest.approx(0.1008))
     shipped = common.load_snapshot(create_run("demo"))
     assert (shipped.foretold, len(rehearsals)) == (None, 3)  # shipped data and model: tried already
-    assert main(["plan", "demo"]) == 0
+    assert main(["plan", "demo", "--set", "topology.replicas=2"]) == 0
+    assert common.load_snapshot(create_run("demo")).foretold is None  # other workers: not what was planned
     assert common.load_snapshot(create_run("demo", ["topology.replicas=2"])).foretold is not None
-    split = common.load_snapshot(create_run("demo", ["topology.stages=2", "topology.microbatches=2"]))
+    cut = ["topology.stages=2", "topology.microbatches=2"]
+    assert main(["plan", "demo", "--set", cut[0], "--set", cut[1]]) == 0
+    split = common.load_snapshot(create_run("demo", cut))
     assert split.foretold is not None
     assert split.foretold.rounds == 0  # named as not foretold
     damaged = next((paths.data_dir() / "rehearsals").iterdir())
     for file in damaged.parent.iterdir():
         file.write_text('{"rounds": "many"}')
     create_run("demo", settings)
-    assert len(rehearsals) == 5
+    assert len(rehearsals) == 6
 
 
 def test_a_list_of_layers_needs_no_schema(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ def test_numbers_that_overflow_are_refused_before_anything_is_rented(
     (tmp_path / "job.json").write_text(json.dumps(job.to_json()))
     assert step_rehearsal.main(["--job", str(tmp_path / "job.json")]) == ConfigError.exit_code
     said = capsys.readouterr().err
+    (tmp_path / "told.json").write_text(json.dumps(replace(JOB, reveal=("loss", "overflow")).to_json()))
+    asked = ["--job", str(tmp_path / "told.json"), "--workers", "2", "--replicas", "2"]
+    assert step_rehearsal.main(asked) == ConfigError.exit_code  # what does not fit the run's workers, too
+    assert "job.reveal: 'overflow' on 2 workers" in capsys.readouterr().err
     assert "with job.frac_bits 24 numbers overflow in the rehearsal: " in said
     assert "pass 2^62 before a truncation" in said
 

@@ -52,7 +52,7 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     found["notes"] = [*told, *filter(None, [found.pop("doubt", "")])]
     full = plan.phases["full"]
     if plan_rehearsal.applies(plan) and not args.no_rehearsal:
-        found["step"] = step = plan_rehearsal.rehearsed(full.job)
+        found["step"] = step = plan_rehearsal.rehearsed(plan)
         found["frac_bits"] = full.job.get("frac_bits")
         rtt_s = args.rtt / 1e3 if args.rtt is not None else plan_rehearsal.round_trip_s(plan)
         found["foretold"] = over = plan_rehearsal.foretold(step, full.steps, rtt_s, args.mbit * 1e6 / 8)
