@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,6 @@ from typing import Final, TypeGuard
 
 ROOT: Final = Path(__file__).parents[1]
 ALONE: Final = "standalone_verify.py"  # read as a whole, so it is short
-SOURCES: Final = {
-    p: ast.parse(p.read_text())
-    for package in ("uvcc_engine", "uvcc_console")
-    for p in sorted((ROOT / package).rglob("*.py"))
-    if p.name != ALONE
-}
 COMPUTING: Final = ("mpc", "model", "nsa", "proofs", "sharding")
 ARRAYS: Final = (("uvcc_engine", "parallel"), ("uvcc_engine", "plane"), ("uvcc_engine", "data"))
 """Rooms that compute little, but take and give tensors."""
@@ -36,6 +31,17 @@ SAME: Final = re.compile(r"^See ``")
 """A method that does what the docstring of another one says, which names the errors."""
 WITHIN: Final = {"health": "ValueError of a reply that is none: caught there, and told as UnreachableError"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@functools.cache
+def _sources() -> dict[Path, ast.Module]:
+    """Read by the first test that asks, not by every process that collects."""
+    return {
+        p: ast.parse(p.read_text())
+        for package in ("uvcc_engine", "uvcc_console")
+        for p in sorted((ROOT / package).rglob("*.py"))
+        if p.name != ALONE
+    }
 
 
 def _name(path: Path) -> str:
@@ -73,22 +79,24 @@ def _raised(node: ast.AST) -> set[str]:
 
 
 def test_every_module_says_what_it_is() -> None:
-    assert [_name(p) for p, tree in SOURCES.items() if not ast.get_docstring(tree)] == []
+    assert [_name(p) for p, tree in _sources().items() if not ast.get_docstring(tree)] == []
 
 
 def test_every_public_class_says_what_it_is_or_is_an_error() -> None:
-    rooms = [p for p in SOURCES if _computing(p) or _name(p).startswith(("uvcc_engine/contract", "uvcc_console/core"))]
+    rooms = [
+        p for p in _sources() if _computing(p) or _name(p).startswith(("uvcc_engine/contract", "uvcc_console/core"))
+    ]
     bare = [
         f"{_name(p)}:{n}"
         for p in rooms
-        for n, node in _public(SOURCES[p])
+        for n, node in _public(_sources()[p])
         if isinstance(node, ast.ClassDef) and not ast.get_docstring(node)
     ]
     assert bare == []
 
 
 def test_every_public_function_that_computes_has_a_docstring() -> None:
-    trees = {p: t for p, t in SOURCES.items() if _computing(p) or p in INTERFACES}
+    trees = {p: t for p, t in _sources().items() if _computing(p) or p in INTERFACES}
     said = {q.rpartition(".")[2] for t in trees.values() for q, n in _public(t) if "." in q and ast.get_docstring(n)}
     bare = [
         f"{_name(p)}:{q}"
@@ -102,7 +110,7 @@ def test_every_public_function_that_computes_has_a_docstring() -> None:
 def test_what_computes_names_the_errors_that_it_raises() -> None:
     silent = [
         f"{_name(p)}:{q} {error}"
-        for p, tree in SOURCES.items()
+        for p, tree in _sources().items()
         if _computing(p) or p.relative_to(ROOT).parts[:2] in ARRAYS
         for q, node in _public(tree)
         if isinstance(node, Function)
@@ -114,7 +122,7 @@ def test_what_computes_names_the_errors_that_it_raises() -> None:
 
 def test_docstrings_are_sentences() -> None:
     odd = []
-    for path, tree in SOURCES.items():
+    for path, tree in _sources().items():
         for name, text in _documented(tree):
             first = text.split("\n\n")[0].strip()
             if not first.endswith(ENDS) or not text.rstrip().endswith((*ENDS, "``", "`")):
@@ -125,7 +133,7 @@ def test_docstrings_are_sentences() -> None:
 def test_docstrings_refer_to_nothing_that_is_not_here() -> None:
     found = [
         f"{_name(path)}:{name}: {match[0]}"
-        for path, tree in SOURCES.items()
+        for path, tree in _sources().items()
         for name, text in _documented(tree)
         if AWAY.search(text)  # most have nothing of the kind, quoted or not
         if (match := AWAY.search(re.sub("``[^`]*``", "", text)))
@@ -150,7 +158,7 @@ def test_every_public_function_that_computes_on_tensors_says_their_shape() -> No
     """A method may leave it to its class, or to the interface that it carries out."""
     said: set[str] = set()
     silent: list[tuple[str, str]] = []
-    for path, tree in SOURCES.items():
+    for path, tree in _sources().items():
         if not (_computing(path) or path.relative_to(ROOT).parts[:2] in ARRAYS):
             continue
         classes = {n.name: ast.get_docstring(n) or "" for n in tree.body if isinstance(n, ast.ClassDef)}
@@ -209,7 +217,7 @@ def test_what_counts_time_or_size_says_in_what() -> None:
     """In its name, its docstring, its class's, or the docstring of the method that it carries out."""
     said: set[tuple[str, str]] = set()
     silent: list[tuple[str, str, str]] = []
-    for path, tree in SOURCES.items():
+    for path, tree in _sources().items():
         classes = {n.name: ast.get_docstring(n) or "" for n in tree.body if isinstance(n, ast.ClassDef)}
         for q, node in _public(tree):
             if not isinstance(node, Function):

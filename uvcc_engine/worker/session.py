@@ -400,23 +400,20 @@ class WorkerSession:
         The result is signed last, over the peers' roots of this epoch: a worker that is killed before has signed none,
         and whoever resumes repeats the epoch, word for word.
         """
-        job, epoch = self._admitted.job, self._epoch(self.step)
+        a, job, epoch = self._admitted, self._admitted.job, self._epoch(self.step)
         if self.step < job.steps:
             self._writer.event("training_ended_early", step=self.step, of=job.steps, patience=job.patience)
         self._writer.heartbeat(self.step, "evaluate")
         mine = self._begin(epoch)
-        values: dict[str, float] = {}
-        values |= self._trainer.evaluate()
+        values = dict(self._trainer.evaluate())
         metric_notes.tell_undefined(self._writer, self.step, metric_notes.metrics_of(job), values)
         if "loss" in job.reveal and self._loss is not None:
             values["loss"] = self._loss
-        a = self._admitted
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
-        proved = None
-        if job.proves and isinstance(learner := self._trainer, PrivateTrainer | Predictor | ServedModel):
-            proved = learner.proved_metrics
+        learner = self._trainer if job.proves else None
+        proved = learner.proved_metrics if isinstance(learner, PrivateTrainer | Predictor | ServedModel) else None
         whole = self._ranks.whole_state(digests_of_all)
         self._finished(self._proof.outcome(values, whole, verdict_of(proved), self.step))
         self._settle_roots()
