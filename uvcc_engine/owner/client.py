@@ -23,6 +23,7 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.features import feature_names
 from uvcc_engine.data.sample_text import load_text
@@ -31,7 +32,6 @@ from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
 from uvcc_engine.model.definition.base_model import attached, merged, read_base
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import find_model
-from uvcc_engine.model.learning.information import standard_errors
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import SharedInputs, check_units, dataset_tensors, encode_fixed, share_tensors

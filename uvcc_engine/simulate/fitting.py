@@ -19,12 +19,12 @@ from numpy.typing import ArrayLike
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, one_hot, split
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import MODELS, ModelSpec, find_model
 from uvcc_engine.model.definition.torch_module import model_of_file, model_of_module
-from uvcc_engine.model.learning.information import standard_errors
 from uvcc_engine.model.learning.plaintext import PlaintextResult, forward, train_plaintext
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes

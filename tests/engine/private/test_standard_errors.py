@@ -14,11 +14,11 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.data.coefficient_errors import LEAST_EIGENVALUE, standard_errors
 from uvcc_engine.data.features import feature_names
 from uvcc_engine.data.schema import Schema, SchemaColumn
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
-from uvcc_engine.model.learning.information import LEAST_EIGENVALUE, standard_errors
 from uvcc_engine.owner import client
 from uvcc_engine.sharding.validation import check_counts, fit_model
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.data.sets import Floats
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.parts import with_ones
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
@@ -33,9 +31,6 @@ from uvcc_engine.mpc.products.arithmetic import (
 
 PART: Final = 256
 """Rows whose products are added up before a truncation: those below 2^(54 - 2 frac_bits) each stay in the ring."""
-LEAST_EIGENVALUE: Final = 1e-3
-"""Of the mean information, as far as fixed point tells it: below, a column follows from the others, and a standard
-error would be made of rounding."""
 
 
 def information_protocol(rt: Runtime, job: PrivateJob, weight: Share, x: Share, y: Share) -> MpcProtocol[list[Share]]:
@@ -75,19 +70,3 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 
 def _parts(a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(a[i : i + PART], b[i : i + PART]) for i in range(0, len(a), PART)]
-
-
-def standard_errors(matrix: Floats, sizes: Floats) -> Floats | None:
-    """Those of each coefficient ``[k]``, the intercept last, from what :func:`information_protocol` gave, in clear.
-
-    None where a column nearly follows from the others.
-    """
-    rows, squares, linear = (float(value) for value in sizes.reshape(-1))
-    both = (matrix + matrix.T) / 2.0
-    values, vectors = np.linalg.eigh(both)
-    k = len(both)
-    if values.min() < LEAST_EIGENVALUE or rows <= k:
-        return None
-    variances = np.square(vectors) @ (1.0 / values)
-    found: Floats = np.sqrt(variances * (squares / (rows - k) if linear else 1.0 / rows))
-    return found
