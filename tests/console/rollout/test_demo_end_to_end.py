@@ -62,6 +62,7 @@ def two_demos(uvcc: Uvcc, dated: Authority, public: Log) -> tuple[dict[str, Any]
     seen["halt"] = uvcc.run("halt", rough.run, "--json")
     seen["halted"] = uvcc.json("status", rough.run)
     seen["resume"] = uvcc.run("resume", rough.run)
+    assert seen["halt"].returncode == 0, (seen["halt"].stdout, seen["halt"].stderr, seen["live"]["stage"])
     rough.reach(json.loads(seen["halt"].stdout)["step"] + 2)
     victim = next(w for w in uvcc.json("status", rough.run)["workers"] if w["coord"] == "p1r0s0t0")
     os.kill(victim["pid"], signal.SIGKILL)
