@@ -71,6 +71,35 @@ def test_a_sink_that_hangs_costs_rows_and_is_killed(tmp_path: Path, monkeypatch:
     assert 1000 < dropped < 5000
 
 
+def test_a_slow_sink_hears_the_end_behind_what_it_has_not_read_yet(tmp_path: Path) -> None:
+    told: Told = []
+    opened, got = tmp_path / "opened", tmp_path / "got"
+    wait = f"import os, sys, time\nwhile not os.path.exists({str(opened)!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
+    feed = sinks(tmp_path, f"{wait}open({str(got)!r}, 'w').write(sys.stdin.read())", told)
+    rows = [{"train/loss": 2.5, "train/lr": 1e-3}] * 2000 + [{"v" * n: 1.0} for n in range(60, 0, -1)] + [{}]
+    for row in rows:  # until the pipe has hardly a byte left
+        feed.log(1, row)
+    feed.status = "halted"
+    opened.touch()
+    feed.close()
+    lines = [json.loads(x) for x in got.read_text().splitlines()]
+    assert lines[-1] == {"status": "halted"}
+    ((_, error, dropped),) = told
+    assert (error, len(lines)) == ("", len(rows) + 2 - dropped)
+
+
+def test_a_sink_that_reads_no_more_and_stays_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Told = []
+    monkeypatch.setitem(PATIENCE_S, "failed", 0.5)
+    closed = tmp_path / "closed"
+    feed = sinks(tmp_path, f"import os, time\nos.close(0)\nopen({str(closed)!r}, 'w')\ntime.sleep(100)", told)
+    end = time.monotonic() + 20
+    while not closed.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    feed.close()
+    assert [error for _, error, _ in told] == ["it did not end in time and was killed"]
+
+
 def test_what_is_unknown_or_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"train.sinks names 'wanbd', which is unknown") as caught:
         sink_registry.check(["wanbd"])

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from uvcc_engine.contract.run_files import files
@@ -56,14 +57,18 @@ class SinkProcess:
         self._send(_line({"step": step, "values": dict(values)}))
 
     def finish(self, status: str, deadline: float, clock: Callable[[], float]) -> None:
-        """Say how the training ended, and wait for the process until ``deadline`` (monotonic seconds); kill it then."""
-        self._send(_line({"status": status}))
+        """Say how the training ended, and wait for the process until ``deadline`` (monotonic seconds); kill it then.
+
+        What it has not read yet is waited for as well: without its last line it would take the training for failed.
+        """
         assert self._process.stdin is not None
+        left = self._rest + _line({"status": status})
+        with suppress(OSError):  # it has ended, or reads no more
+            while left and not self.error and select.select([], [self._pipe], [], max(0.0, deadline - clock()))[1]:
+                left = left[os.write(self._pipe, left[: select.PIPE_BUF]) :]
+        self._process.stdin.close()
         try:
-            self._process.stdin.close()
             self._process.wait(max(0.0, deadline - clock()))
-        except OSError:
-            pass  # it has ended already
         except subprocess.TimeoutExpired:
             self._process.kill()
             self.error = self.error or "it did not end in time and was killed"
