@@ -256,7 +256,7 @@ def test_a_proved_row_s_work_is_proved() -> None:
 
     for rounds, proved in LocalPlanes().run_three(body):
         assert rounds > 4
-        assert proved == 2  # the product with its truncation, and the bits of the dealer's mask
+        assert proved == 5  # the product; the mask's carries and its two top bits; the part of each online party
 
 
 def test_the_split_counts_what_dealers_send_and_what_is_drawn() -> None:
