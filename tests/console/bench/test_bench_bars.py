@@ -15,7 +15,8 @@ WITHOUT = {
 }
 COMMANDS = {(name, "seconds") for name in ("status", "runs", "pods")}  # named by their words
 
-LINKED = {(f"federation_step{name}", "ratio") for name in federation.LINKS}  # a row for each kind of link
+FEDERATION = (("federation_step", "ratio"), ("federation_work", "ratio"), ("federation_taken", "share"))
+LINKED = {(f"{row}{link}", unit) for row, unit in FEDERATION for link in federation.LINKS}  # for each kind of link
 
 
 def test_every_row_has_its_bar() -> None:
