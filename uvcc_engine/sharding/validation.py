@@ -127,7 +127,7 @@ def check_regression(job: PrivateJob, model: ModelSpec) -> None:
     """Refuse (ConfigError) standard errors of what is no regression, or of too many columns."""
     if STANDARD_ERRORS not in job.reveal:
         return
-    if len(model.layers) != 1 or not isinstance(model.layers[0], Dense) or model.classes != 1:
+    if [layer.adaptable for layer in model.layers] != [(model.features, 1)]:
         raise ConfigError(
             f"job.reveal: 'standard_errors' of the model {model.name}",
             "a regression is one linear layer of one output: model: [linear]",
