@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -65,6 +66,8 @@ def from_json(kind: str, ts: object, data: object, *, harmless: bool = False) ->
     if cls is None:
         return None
     at = ts if type(ts) is float and 0.0 <= ts <= LATEST else as_timestamp(ts)
+    if harmless and at is not None and type(data) is dict and (form := _form(kind)) is not None and form.fits(data):
+        return cls(ts=at, **data)
     if isinstance(data, Mapping) and (former := _FORMER.get(kind)):
         data = {former.get(str(name), name): value for name, value in data.items()}
     if at is None or not isinstance(data, Mapping):
@@ -218,7 +221,22 @@ def _plain_object(inner: FieldCheck) -> FieldCheck:
     def check(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise TypeError(f"object wanted, got {type(value).__name__}")
-        return {k: inner(v) for k, v in value.items()}
+        for one in value.values():
+            if inner(one) is not one:
+                return {k: inner(v) for k, v in value.items()}
+        return value
+
+    return check
+
+
+def _plain_list(inner: FieldCheck) -> FieldCheck:
+    def check(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise TypeError(f"list wanted, got {type(value).__name__}")
+        for one in value:
+            if inner(one) is not one:
+                return [inner(v) for v in value]
+        return value
 
     return check
 
@@ -240,7 +258,8 @@ def _check_of(wanted: Any, harmless: bool) -> FieldCheck:
     if origin is list and args[0] is str:
         return _texts
     if origin is list:
-        return _list(_check_of(args[0], harmless))
+        inner = _check_of(args[0], harmless)
+        return _plain_list(inner) if harmless else _list(inner)
     if origin is dict and args[0] is str:
         inner = _check_of(args[1], harmless)
         return _plain_object_of(args[1], inner) if harmless else _object(inner)
@@ -259,3 +278,45 @@ def checks(kind: str, harmless: bool = False) -> dict[str, FieldCheck]:
         if name in found:
             found[name] = _own_object
     return found
+
+
+# ---- a whole record at once, where it is as this version writes it
+
+_TYPE_IS_ALL: Final = (_plain_text, _number, _truth, _own_object)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A record that has every field, each of exactly its type: what nearly every row of a journal is.
+
+    It is told by its types in one comparison, and by ``deeper``: the checks that say more than the type does. Any other
+    record, also one that an older version wrote with fewer fields, is read field by field.
+    """
+
+    values: Callable[[dict[str, Any]], tuple[Any, ...]]
+    types: tuple[type, ...]
+    deeper: tuple[tuple[str, FieldCheck], ...]
+
+    def fits(self, data: dict[str, Any]) -> bool:
+        """Whether the fields may be taken as they are."""
+        try:
+            if len(data) != len(self.types) or tuple(map(type, self.values(data))) != self.types:
+                return False
+            for name, check in self.deeper:
+                value = data[name]
+                if check(value) is not value:
+                    return False
+            return True
+        except (KeyError, TypeError, RecursionError):
+            return False
+
+
+@cache
+def _form(kind: str) -> _Form | None:
+    """None for a kind with fewer than two fields, or with one that may be of several types."""
+    wanted, hints = checks(kind, harmless=True), get_type_hints(_REGISTRY[kind])
+    types = tuple(get_origin(hints[name]) or hints[name] for name in wanted)
+    if len(types) < 2 or any(found not in (str, int, float, bool, list, dict) for found in types):
+        return None
+    deeper = tuple((name, check) for name, check in wanted.items() if check not in _TYPE_IS_ALL)
+    return _Form(itemgetter(*wanted), types, deeper)

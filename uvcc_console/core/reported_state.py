@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -30,29 +30,38 @@ def _worker_of(s: Snapshot, coord: str) -> WorkerView:
     return s.workers.get(coord) or WorkerView(coord)
 
 
-def _heartbeat(s: Snapshot, e: ev.HeartbeatRead) -> Snapshot:
-    r, old = e.record, _worker_of(s, e.coord)
-    step = bad_records.step_of(r)
-    w = changed(
+def beaten(old: WorkerView, e: ev.HeartbeatRead) -> WorkerView:
+    """The worker after a heartbeat. Raises BadRecordError where its step is none."""
+    r = e.record
+    step, phase = bad_records.step_of(r), r.get("phase", "")
+    return changed(
         old,
         pod=e.pod,
-        phase=str(r.get("phase", "")),
+        phase=str(phase),
         step=step,
         beat_ts=e.ts,
         step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
         beat=MappingProxyType(dict(r)),
     )
+
+
+def _heartbeat(s: Snapshot, e: ev.HeartbeatRead) -> Snapshot:
+    old = _worker_of(s, e.coord)
+    w = beaten(old, e)
     workers = put(s.workers, e.coord, w)
-    if not step > old.step >= 0:
+    if not w.step > old.step >= 0:
         return changed(s, workers=workers)
-    series = extended(s.series, e.coord, step, measured(old, r, step) | {AT: e.ts})
+    series = extended(s.series, e.coord, w.step, measured(old, e.record, w.step) | {AT: e.ts})
     return changed(s, workers=workers, series=series)
 
 
+def named_values(e: ev.Metric) -> Mapping[str, float]:
+    """The figures by the names of their curves: those of another split than training's carry its name."""
+    return e.values if e.split == "train" else {f"{e.split}_{name}": value for name, value in e.values.items()}
+
+
 def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
-    prefix = "" if e.split == "train" else f"{e.split}_"
-    values = {prefix + name: value for name, value in e.values.items()}
-    return changed(s, series=extended(s.series, e.coord, e.step, values))
+    return changed(s, series=extended(s.series, e.coord, e.step, named_values(e)))
 
 
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
@@ -97,12 +106,16 @@ def _line(e: ev.LogLines, source: str, line: str) -> LogEntry:
     return LogEntry(e.ts, level, e.pod, text, str(area_of(name) or ""), detail)
 
 
-def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
-    newest, source = e.lines[-LOG_KEEP:], f"{e.pod}/{e.src}"
+def entries_of(e: ev.LogLines, lines: Sequence[str]) -> tuple[LogEntry, ...]:
+    """Lines of a file on a pod as entries of the log."""
+    source = f"{e.pod}/{e.src}"
     if files.is_worker_log(e.src):
-        new = tuple(_line(e, source, line) for line in newest)
-    else:
-        new = tuple(LogEntry(e.ts, "debug", source, line) for line in newest)
+        return tuple(_line(e, source, line) for line in lines)
+    return tuple(LogEntry(e.ts, "debug", source, line) for line in lines)
+
+
+def _lines(s: Snapshot, e: ev.LogLines) -> Snapshot:
+    new = entries_of(e, e.lines[-LOG_KEEP:])
     kept = s.log[max(0, len(s.log) + len(new) - LOG_KEEP) :]
     return changed(s, log=kept + new)
 
@@ -134,9 +147,14 @@ def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
     a = EpochAgreement(e.epoch, put(a.roots, e.coord, e.root), pairs)
     kept = (known[:at] + (a,) + known[at + found :])[-AGREEMENT_KEEP:]  # noqa: RUF005 - joined at once, not one by one
     agreed = s.agreed_epoch
-    if len(a.roots) == 3 * _replicas(s) * s.pipeline_stages * s.tensor and not disagreement(a):
+    if all_agree(s, a):
         agreed = max(agreed, e.epoch)
     return changed(s, workers=put(s.workers, e.coord, w), agreement=kept, agreed_epoch=agreed)
+
+
+def all_agree(s: Snapshot, a: EpochAgreement) -> bool:
+    """Whether every worker of the phase has told its root of an epoch, and no two differ in what both know."""
+    return len(a.roots) == 3 * _replicas(s) * s.pipeline_stages * s.tensor and not disagreement(a)
 
 
 def _replicas(s: Snapshot) -> int:

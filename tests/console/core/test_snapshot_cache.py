@@ -16,6 +16,7 @@ from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import journal as journals
 from uvcc_console.core import snapshot_cache
+from uvcc_console.core.folding import Folding
 from uvcc_console.core.journal import Journal, read_all, read_newest, read_summary
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.haltd import halt_snapshot as glances
@@ -184,8 +185,8 @@ def test_a_summary_says_of_a_run_what_the_whole_says(tmp_path: Path) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sequence number of every event that is folded from now on."""
     folded: list[int] = []
-    fold = journals.reduce
-    monkeypatch.setattr(journals, "reduce", lambda s, e, seq: folded.append(seq) or fold(s, e, seq))
+    add = Folding.add
+    monkeypatch.setattr(Folding, "add", lambda self, e, seq: folded.append(seq) or add(self, e, seq))
     return folded
 
 

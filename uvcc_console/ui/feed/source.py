@@ -16,11 +16,10 @@ from typing import Protocol
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
+from uvcc_console.core.folding import Folding
 from uvcc_console.core.journal import KEEP_AFTER, Journal, iter_events
 from uvcc_console.core.paths import JOURNAL
-from uvcc_console.core.reducing import LOG_KEEP
 from uvcc_console.core.snapshot import LogEntry, Snapshot
-from uvcc_console.core.state import reduce
 from uvcc_console.haltd import order_socket
 from uvcc_console.ui.feed.moments import moment
 from uvcc_console.ui.feed.tape import Tape
@@ -45,18 +44,6 @@ class SnapshotSource(Protocol):
 
     def close(self) -> None:
         """Close the files that are read."""
-
-
-def _entries(before: Snapshot, after: Snapshot, event: ev.Event) -> list[LogEntry]:
-    """The log lines one event added, all of them even where the snapshot keeps only the newest."""
-    if isinstance(event, ev.LogLines) and len(event.lines) <= LOG_KEEP:
-        return list(after.log[len(after.log) - len(event.lines) :])
-    if isinstance(event, ev.LogLines):
-        source = f"{event.pod}/{event.src}"
-        return [LogEntry(event.ts, "debug", source, line) for line in event.lines]
-    if after.log is not before.log and after.log:
-        return [after.log[-1]]
-    return []
 
 
 class JournalSource:
@@ -93,16 +80,16 @@ class JournalSource:
         limit = self._used() + self.budget_s
         lines: list[LogEntry] = []
         self.behind, found = False, True
+        folding = Folding(self.snapshot)
         while found and not self.behind:
             found = False
             for seq, event in self._journal.since(self._seq, BATCH):
                 found, self._seq = True, seq
-                before = self.snapshot
-                self.snapshot = reduce(before, event, seq)
-                lines.extend(_entries(before, self.snapshot, event))
+                lines.extend(folding.add(event, seq))
                 if self._used() > limit:
                     self.behind = True
                     break
+        self.snapshot = folding.snapshot
         self.behind_s = self._left() if self.behind else 0.0
         fresh, self._fresh = self._fresh, True
         return lines if fresh else None
@@ -196,17 +183,17 @@ class ReplaySource:
         upto = bisect_right(self._times, self._position)
         deadline = time.perf_counter() + self.budget_s
         self.behind = False
+        folding = Folding(self.snapshot)
         while self._index < upto:
             seq, event = self._events[self._index]
-            before = self.snapshot
-            self.snapshot = reduce(before, event, seq)
-            lines.extend(_entries(before, self.snapshot, event))
+            lines.extend(folding.add(event, seq))
             self._index += 1
             if self._index == len(self._frames) * self.KEYFRAME:
-                self._frames.append(self.snapshot)
+                self._frames.append(folding.snapshot)
             if time.perf_counter() > deadline:
                 self.behind = self._index < upto
                 break
+        self.snapshot = folding.snapshot
         if self._position >= self.end and not self.behind:
             self.playing = False
         return None if jumped else lines
