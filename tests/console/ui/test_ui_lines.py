@@ -97,3 +97,27 @@ async def test_a_replay_goes_to_moments_and_marks_and_gives_no_past_advice(folde
         assert before < source.now() <= here
         await d.press("colon", *typed("goto nowhere"), "enter")
         assert "no moment" in d.toasts
+
+
+async def test_neither_log_nor_notices_nor_pages_of_a_replay_advise_what_could_have_been_done(folder: Path) -> None:
+    advice = "F9; then uvcc resume RUN goes back", "raise the limit (uvcc plan)", "a stack dump may show it"
+    story = Story().failed()
+    for k, hint in enumerate(advice):
+        alert = ev.Alert(level="error", name=f"alert{k}", text=f"trouble {k}", hint=hint, subject="p0r0")
+        story.add(alert, 4.0)
+    story.add(ev.StageChanged(name="full", status="failed", detail="it broke (retry with: uvcc resume r)"), 8.0)
+    async with desk(story, folder, replay=True) as d:
+        source = d.app.source
+        assert isinstance(source, ReplaySource)
+        seen = toasts = ""
+        for back in (15.0, 11.0, 7.0, 0.0):
+            source.seek(source.end - back)
+            await d.settle()
+            seen, toasts = seen + d.text + d.toasts, toasts + d.toasts
+        for page in ("3", "6"):
+            await d.press(page)
+            seen += d.text
+        assert all(f"trouble {k}" in toasts for k in range(3))
+        assert "trouble 2" in seen
+        assert "it broke" in seen
+        assert not any(word in seen for word in ("goes back", "raise the limit", "stack dump", "uvcc resume"))

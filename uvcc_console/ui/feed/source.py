@@ -23,6 +23,7 @@ from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.haltd import order_socket
 from uvcc_console.ui.feed.moments import moment
 from uvcc_console.ui.feed.tape import Tape
+from uvcc_console.ui.judging.past import without_advice
 
 WallTime = Callable[[], float]
 BATCH = 256
@@ -117,7 +118,7 @@ class ReplaySource:
     KEYFRAME = 500
 
     def __init__(self, path: Path, *, clock: WallTime = time.time, speed: float = 1.0, budget_s: float = 0.03) -> None:
-        self._events = list(iter_events(path))
+        self._events = [(seq, without_advice(event)) for seq, event in iter_events(path)]
         self._times = [event.ts for _, event in self._events]
         for i in range(1, len(self._times)):  # several writers may be a few ms apart; replay needs one order
             self._times[i] = max(self._times[i], self._times[i - 1])
