@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from uvcc_engine.contract.parsing.untrusted import as_float, scalar_text
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int, scalar_text
 from uvcc_engine.contract.run_files.event_names import NAMES
+from uvcc_engine.contract.text import counted
 
 _DIGEST: Final = 12
 _OWN: Final = frozenset(
@@ -53,6 +54,18 @@ def _sink_failed(f: Fields) -> str:
     return f"{name} has not all figures: {reason}; the training goes on without it"
 
 
+def _repeated(f: Fields) -> str:
+    first, last, rows = (as_int(f.get(name), 0) or 0 for name in ("first", "last", "rows"))
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    differs = as_int(f.get("differs"), 0)
+    if differs is not None:
+        return f"the resume is not exact: step {differs} came out differently when {steps} were repeated"
+    losses = f"the same {counted(rows, 'loss', 'losses')}" if rows else ""
+    at = as_int(f.get("checkpoint"), 0)
+    tensors = f"the same tensors at step {at}" if at is not None else ""
+    return f"the resume is exact: {steps} again, with {' and '.join(filter(None, (losses, tensors)))}"
+
+
 # event -> (the fields that its sentence uses, the sentence)
 _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]] = {
     "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
@@ -74,6 +87,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
         lambda f: f"begins with the weights {scalar_text(f.get('sha256'))[:12]} of {scalar_text(f.get('folder'))}",
     ),
     "sink_failed": (("sink", "error", "dropped"), _sink_failed),
+    "steps_repeated": (("first", "last", "rows", "checkpoint", "differs"), _repeated),
     "step_skipped": (("step",), lambda f: f"update skipped, the gradient was not a number{_at(f)}"),
     "watchdog_dump": ((), lambda f: "stalled: the watchdog wrote the stacks"),
     "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({scalar_text(f.get('kind')) or 'direct'})"),

@@ -28,6 +28,7 @@ from uvcc_engine.train.lm_job import check_world
 from uvcc_engine.train.lm_optimizers import make_optimizers
 from uvcc_engine.train.marks import check_marks, marked
 from uvcc_engine.train.model_flops import effort_of
+from uvcc_engine.train.repeated import Repeated
 from uvcc_engine.train.sharded import part, shard, whole
 from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids, inputs_and_labels
@@ -58,7 +59,7 @@ class LmTrainer:
 
     ``on_alive(stepped)`` hears after every step, and without a step while held, evaluating or saving;
     ``on_wrapped(model)`` once, when the model stands as it is trained; ``on_row(step, row)`` with every logged row;
-    ``on_curves(step, values)`` with what the curves get.
+    ``on_curves(step, values)`` with what the curves get. ``again``: steps that are done a second time.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class LmTrainer:
         on_wrapped: Callable[[nn.Module], None] = lambda model: None,
         on_row: Callable[[int, Mapping[str, float]], None] = lambda step, row: None,
         on_curves: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
+        again: Repeated | None = None,
     ) -> None:
         check_world(cfg, group.world)
         check_marks(cfg.runtime.nvtx, group.device)
@@ -96,6 +98,7 @@ class LmTrainer:
         self._cursor: Cursor | None = None
         self._clock, self._pause, self._stop_asked, self._on_alive = clock, pause, stop_asked, on_alive
         self._on_wrapped, self._on_row = on_wrapped, on_row
+        self._again = again or Repeated()
         self._halt_nonce = ""
         self._skipped = 0
         self._saved = (-1, "", "")  # step, SHA-256 of the manifest, of the tensors
@@ -135,9 +138,11 @@ class LmTrainer:
                 self._finish_step(loss, data)
                 if halt is not None and self._hold_or_halt(halt):
                     return self._leave("halted", cursor, loss)
-                if self._due(self.cfg.train.save_every):
+                if self._due(self.cfg.train.save_every) or self.steps_done == self._again.checkpoint:
                     self._save(cursor)
                     self.telemetry.restart()
+                if self._again.over(self.steps_done):
+                    self._again.tell(self.writer)
             return self._leave("done", cursor, loss)
         finally:
             data.stop()
@@ -239,6 +244,7 @@ class LmTrainer:
             lr = lr_at(self.cfg.train, self.steps_done - 1)
             extra = self.telemetry.log(self.steps_done, mean, lr, float(norm), data.depth)
             extra |= self._route
+            self._again.row(self.steps_done, mean)
             self._on_row(self.steps_done, {"loss": mean, "lr": lr, "toks_per_s": self.telemetry.rate})
         self.writer.heartbeat(
             self.steps_done, "train", "progress", last_collective=self.group.trace.last, loss=loss, **extra
@@ -314,10 +320,12 @@ class LmTrainer:
         self._on_alive(False)
         self.writer.event("checkpoint_written", step=self.steps_done, sha256=manifest)
         self._saved = self.steps_done, manifest, tensors
+        self._again.saved(self.steps_done, tensors)
         return manifest, tensors
 
     def _leave(self, status: str, cursor: dict[str, object], loss: float) -> LoopOutcome:
         manifest, tensors = self._save(cursor)
+        self._again.tell(self.writer)
         loss = self.group.total([loss])[0] / self.group.world  # as in the tables, not this rank's alone
         if status == "halted":
             self.writer.event("halted", nonce=self._halt_nonce, step=self.steps_done, checkpoint=manifest)

@@ -29,7 +29,7 @@ from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.contract.text import clean
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train import effective, exported, generate, lm_state, memory_plan
+from uvcc_engine.train import effective, exported, generate, lm_state, memory_plan, repeated
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
@@ -76,6 +76,7 @@ def train(
     aside = _set_aside(group, root, start) if start >= 0 else ""
     where = coord or f"p0r{group.rank}s0t0"
     leads = group.lead if lead is None else lead
+    again = repeated.recorded(directory, group, cfg, resume_step, aside, leads=leads)
     with RunWriter.open(directory, run, group.rank, where, lead=leads, resume_step=resume_step) as writer:
         writer.told = Narrator().tell
         writer.told("worker_start", "info", {"coord": where, "run": run, "pid": os.getpid(), "world": group.world})
@@ -95,7 +96,7 @@ def train(
             watchdog.start()
             try:
                 rows = PrintedRows(cfg.train.steps) if progress and group.lead else None
-                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [], rows, sinks)
+                return _train(cfg, group, writer, manifest, asked, watchdog, effects or [], rows, sinks, again)
             finally:
                 watchdog.stop()
                 stop_group(group)
@@ -111,6 +112,7 @@ def _train(
     effects: Sequence[lm_env.Effect],
     rows: PrintedRows | None,
     sinks: Sinks,
+    again: repeated.Repeated,
 ) -> int:
     source = make_source(cfg.data, cfg.train.seed)
 
@@ -141,6 +143,7 @@ def _train(
             on_wrapped=lambda model: _prove(writer, effective.read_back(effects, cfg, model)),
             on_row=rows.show if rows else lambda step, row: None,
             on_curves=sinks.log,
+            again=again,
         )
         if manifest:
             trainer.resume_from(manifest)

@@ -143,3 +143,26 @@ def test_setting_aside_twice_keeps_both(here: Path) -> None:
     assert ck.steps_present(root) == [2]
     with pytest.raises(VerificationError):
         ck.verify_step(root, 4)
+
+
+def test_a_resume_says_whether_what_it_repeats_came_out_the_same(here: Path) -> None:
+    """Steps that were done before are done again: the same losses and tensors, or the first step that is another."""
+
+    def again(start: int, **settings: object) -> list[dict[str, int]]:
+        known = len((here / "events.jsonl").read_text().splitlines())
+        assert train(small(**{"steps": 6, "save_every": 2, "keep": 3, **settings}), here, "lm", start=start) == 0
+        lines = [json.loads(x) for x in (here / "events.jsonl").read_text().splitlines()[known:]]
+        return [e["fields"] for e in lines if e["event"] == "steps_repeated"]
+
+    exact = {"first": 3, "last": 6, "rows": 4, "checkpoint": 6, "differs": -1}
+    assert again(2) == [exact]
+    shutil.rmtree(here / "checkpoints" / "step-6")  # as after a kill: rows of steps that no checkpoint holds
+    with (here / "training.csv").open("a") as f:
+        f.write("7,1.2")
+    assert again(-1) == [exact | {"first": 5, "rows": 2, "checkpoint": -1}]
+    table = here / "training.csv"
+    rows = [x.split(",") for x in table.read_text().splitlines()]
+    rows[5][1] = f"{float(rows[5][1]) + 1e-7:.9g}"
+    table.write_text("\n".join(",".join(r) for r in rows) + "\n")
+    assert again(4) == [exact | {"first": 5, "rows": 2, "differs": 5}]
+    assert again(4, lr=0.02) == []  # with other settings nothing is to be the same

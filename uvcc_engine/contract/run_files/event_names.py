@@ -39,6 +39,7 @@ NAMES: Final[dict[str, EventName]] = {
     "run_done": EventName(Area.RUN, "a worker finished the last step"),
     "run_failed": EventName(Area.RUN, "a worker ends in an error"),
     "open_final_done": EventName(Area.RUN, "the result was opened as the policy allows"),
+    "steps_repeated": EventName(Area.RUN, "a resumed training came to where it had been, the same or not"),
     "step_skipped": EventName(Area.RUN, "a gradient was not a number and was not applied"),
     "sample_written": EventName(Area.RUN, "the finished language model wrote a text"),
     "sink_failed": EventName(Area.RUN, "figures did not all reach a service that the training tells of them"),
