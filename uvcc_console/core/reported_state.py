@@ -77,6 +77,8 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
         return counted(s, e)  # every few seconds from each worker: for the panel, not for the log
     elif e.event == "sample_written":
         s = changed(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
+    elif e.event == files.STEPS_REPEATED:
+        s = changed(s, repeated=MappingProxyType(dict(e.fields)))
     elif e.event == "watchdog_dump":
         s = changed(s, watchdog_dumps=s.watchdog_dumps + 1)
     elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:

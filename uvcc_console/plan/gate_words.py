@@ -41,3 +41,5 @@ def _each(g: GatesPart, kind: str) -> Iterator[str]:
     if g.at:
         steps = ", ".join(str(step) for step in g.at)
         yield f"measured again at step{'s' if len(g.at) > 1 else ''} {steps}"
+    if g.resume_at:
+        yield f"halted and exactly resumed at step {g.resume_at}"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from uvcc_console.plan.schema import GatesPart, LmJobSettings
+from uvcc_console.plan.schema import CommandJobSettings, GatesPart, LmJobSettings, PrivateJobSettings
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing import yaml_text
 
@@ -61,14 +61,36 @@ def check_windows(steps: int, gates: GatesPart, every: int = 1) -> None:
                 raise ConfigError(what, f"steps further apart, or a row more often than every {every} steps")
 
 
+def check_resume(job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int, gates: GatesPart) -> None:
+    """Hold ``gates.resume_at`` against a full run of ``steps`` steps. Raises ConfigError where nothing could be
+    repeated: no checkpoint before that step, or no step after it."""
+    at = gates.resume_at
+    if not at:
+        return
+    if not isinstance(job, LmJobSettings):
+        raise ConfigError(f"gates.resume_at is of language models, this job is of kind {job.kind}", "take it out")
+    if at >= steps:
+        raise ConfigError(f"gates.resume_at is step {at}, the full run ends with step {steps}", "name an earlier step")
+    every = _of_train(job, "save_every", -1)
+    if every < 0 or job.overrides.get("train", {}).get("save_every") == 0:
+        raise ConfigError("gates.resume_at needs a checkpoint before its step", "job.overrides.train.save_every")
+    if 0 < at <= every:
+        what = f"gates.resume_at is step {at}, the first checkpoint is that of step {every}"
+        raise ConfigError(what, f"a step after {every}, or a lower job.overrides.train.save_every")
+
+
 def log_every(job: LmJobSettings) -> int:
     """Steps between two rows of the job's config; 0 where only the pod can tell."""
-    own = job.overrides.get("train", {}).get("log_every")
+    return _of_train(job, "log_every", 1)
+
+
+def _of_train(job: LmJobSettings, key: str, usual: int) -> int:
+    """A number of the job's section ``train``, the largest of what ``auto`` may pick; 0 where only the pod can tell."""
+    own = job.overrides.get("train", {}).get(key)
     if isinstance(own, int):
         return own
     names = _packaged() if job.config == "auto" else [job.config]
-    found = [_of(name) for name in names]
-    return max(found, default=0)
+    return max((_of(name, key, usual) for name in names), default=0)
 
 
 def _packaged() -> list[str]:
@@ -77,7 +99,7 @@ def _packaged() -> list[str]:
     return [p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.startswith("m7c_125m_") and "g." in p.name]
 
 
-def _of(name: str) -> int:
+def _of(name: str, key: str, usual: int) -> int:
     packaged = resources.files("uvcc_engine") / "train" / "configs" / f"{name}.yaml"
     path = Path(name).expanduser()
     if packaged.is_file():
@@ -90,5 +112,5 @@ def _of(name: str) -> int:
     else:
         return 0
     train = raw.get("train") if isinstance(raw, dict) else None
-    value = train.get("log_every", 1) if isinstance(train, dict) else 1
+    value = train.get(key, usual) if isinstance(train, dict) else usual
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -264,7 +264,9 @@ class GatesPart(Strict):
     """What must be measured before the full run starts. ``toks_per_s`` and ``gate_entropy`` are floors, 0 = no gate;
     ``gate_collapse`` (share of collapsed gates, 1 = no gate), ``gpu_mem_mib`` (reserved, 0 = no gate) and
     ``watchdog_dumps`` (stalls, -1 = no gate) and ``fetch_s`` (seconds a step waits for data, 0 = no gate) ceilings.
-    ``at``: steps of the full run at which what its rows show is measured again. ``attention``: how thoroughly a
+    ``at``: steps of the full run at which what its rows show is measured again. ``resume_at``: a step of a language
+    model's full run (0 = no gate) at which it is halted and resumed from the checkpoint before; the steps that it does
+    again must come out the same. ``attention``: how thoroughly a
     language model's attention is tried on the pods before training; auto is full on GPUs, nothing on processors."""
 
     loss_falls: bool = True
@@ -280,6 +282,7 @@ class GatesPart(Strict):
     watchdog_dumps: int = Field(default=-1, ge=-1)
     fetch_s: float = Field(default=0.0, ge=0)
     at: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list, max_length=16)
+    resume_at: int = Field(default=0, ge=0)
     attention: Literal["auto", "off", "quick", "full"] = "auto"
 
 

@@ -21,7 +21,6 @@ from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.distributed import RankGroup
 
-EVENT: Final = "steps_repeated"
 MOST_BYTES: Final = 64 << 20  # of a table that is read
 
 
@@ -63,7 +62,7 @@ class Repeated:
         self._told = True
         compared = [*self._steps, *([self.checkpoint] if self._held else [])]
         writer.event(
-            EVENT,
+            files.STEPS_REPEATED,
             level="warn" if self._differs else "info",
             first=min(compared),
             last=max(compared),

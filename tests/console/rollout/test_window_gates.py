@@ -13,10 +13,10 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 from uvcc_console.plan import measurable
 from uvcc_console.plan.profile import load
-from uvcc_console.plan.schema import GatesPart, Profile
+from uvcc_console.plan.schema import GatesPart, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.fleet.preflight import attention_check
-from uvcc_console.rollout.stages.training import lm
+from uvcc_console.rollout.stages.training import lm, resume_rehearsal
 from uvcc_console.rollout.stages.verify import window_gates
 from uvcc_engine.contract.errors import ConfigError
 
@@ -68,6 +68,9 @@ class Conducted:
 
     def look(self, judged: set[int]) -> None:
         window_gates.look(cast(Rollout, self), judged)
+
+    def rehearse(self) -> None:
+        resume_rehearsal.look(cast(Rollout, self))
 
     def names(self, kind: type[ev.Event]) -> list[Any]:
         return [e for e in self.said if isinstance(e, kind)]
@@ -178,6 +181,78 @@ def test_windows_that_cannot_be_measured_are_refused_by_the_plan(at: list[int], 
         measurable.check_windows(600, GatesPart(at=at), every)
     assert said in str(caught.value)
     measurable.check_windows(600, GatesPart(at=[100, 500]), every)
+
+
+REPEATED = {"first": 5, "last": 8, "rows": 4, "checkpoint": 8, "differs": -1}
+
+
+@pytest.mark.parametrize(
+    ("repeated", "ok", "told"),
+    [
+        (REPEATED, True, "steps 5 to 8 again, with the same 4 losses and the same tensors at step 8"),
+        (REPEATED | {"differs": 6}, False, "step 6 came out differently when steps 5 to 8 were repeated"),
+        (REPEATED | {"checkpoint": -1}, False, "steps 5 to 8 again, with the same 4 losses"),
+        ({"first": "x", "differs": None}, False, ""),
+    ],
+)
+def test_a_halt_and_its_exact_resume_are_rehearsed_once(repeated: dict[str, object], ok: bool, told: str) -> None:
+    run = Conducted(*beats(range(0, 6)), gates=GatesPart(resume_at=6))
+    run.rehearse()
+    assert run.said == []
+    run.add(*beats(range(6, 8)))
+    run.rehearse()
+    run.rehearse()
+    (halt,) = run.names(ev.HaltRequested)
+    assert (halt.mode, halt.by, halt.drill) == ("halt", "conductor", False)
+    assert halt.nonce == resume_rehearsal.nonce_of(run.snapshot, 6)
+    run.add(ev.PhaseStarted(phase="full", engine_run="r.full", steps=20, sid_job="", attempt=1, start=4))
+    run.add(*beats(range(4, 8)))
+    run.rehearse()  # at step 7 again, before it says anything: it is not halted another time
+    run.add(ev.EngineEvent(pod="p0r0", level="info", event="steps_repeated", fields=repeated))
+    run.rehearse()
+    run.rehearse()
+    (gate,) = run.names(ev.GateMeasured)
+    assert (gate.name, gate.ok) == ("exact_resume@6", ok)
+    assert told in gate.measured
+    assert [h.mode for h in run.names(ev.HaltRequested)] == ["halt"] + ["hold"] * (not ok)
+
+
+def test_a_rehearsal_that_never_came_is_said_at_the_end() -> None:
+    run = Conducted(*beats(range(0, 20)), gates=GatesPart(resume_at=6))
+    resume_rehearsal.close(cast(Rollout, run))
+    resume_rehearsal.close(cast(Rollout, run))
+    assert [(g.ok, g.measured) for g in run.names(ev.GateMeasured)] == [(False, "no step was repeated")]
+
+
+def test_somebodys_halt_is_not_taken_for_the_rehearsal() -> None:
+    run = Conducted(
+        *beats(range(0, 8)), ev.HaltRequested(nonce="n", mode="halt", by="F9"), gates=GatesPart(resume_at=6)
+    )
+    run.rehearse()
+    assert run.said == []
+
+
+@pytest.mark.parametrize(
+    ("at", "train", "said"),
+    [
+        (60, {"save_every": 40}, ""),
+        (40, {"save_every": 40}, "the first checkpoint is that of step 40"),
+        (120, {"save_every": 40}, "the full run ends with step 120"),
+        (60, {"save_every": 0}, "needs a checkpoint before its step"),
+    ],
+)
+def test_a_rehearsal_that_could_repeat_nothing_is_refused_by_the_plan(
+    at: int, train: dict[str, int], said: str
+) -> None:
+    job = LmJobSettings(kind="lm", steps=120, overrides={"train": train})
+    try:
+        measurable.check_resume(job, 120, GatesPart(resume_at=at))
+        told = ""
+    except ConfigError as e:
+        told = str(e)
+    assert (said in told) if said else not told
+    with pytest.raises(ConfigError, match="of language models"):
+        measurable.check_resume(PrivateJobSettings(kind="private", steps=9), 9, GatesPart(resume_at=2))
 
 
 def test_steps_of_gates_are_numbers_above_zero() -> None:

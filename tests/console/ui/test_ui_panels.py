@@ -219,6 +219,13 @@ def test_what_a_language_model_wrote_is_shown_and_harmless() -> None:
     assert len(fold(story.events).sample) <= 400
 
 
+def test_the_result_says_whether_a_resume_was_exact() -> None:
+    fields = {"first": 5, "last": 6, "rows": 2, "checkpoint": 6, "differs": -1}
+    for more, said in (({}, "the resume is exact: steps 5 to 6 again"), ({"differs": 6}, "the resume is not exact")):
+        event = ev.EngineEvent(pod="p0r0", level="info", event="steps_repeated", fields=fields | more)
+        assert said in text_of(result.result_lines(view_of(_with(Story(steps=4).finished(), event)), 80))
+
+
 def _with(story: Story, event: ev.Event) -> Story:
     story.events.append(event)
     return story

@@ -20,9 +20,11 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.shown import CHANGED, UNCHECKED, shown
 from uvcc_console.core.snapshot import Snapshot, StageView
+from uvcc_console.core.words import engine_words
 from uvcc_console.plan.plan import FULL, RESUMABLE, SMOKE
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs import processes
+from uvcc_engine.contract.run_files.files import STEPS_REPEATED
 from uvcc_engine.contract.text import clean
 
 POLL_S = 0.1
@@ -247,6 +249,8 @@ def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:
         "seconds": (s.ended or s.updated) - s.created,
         "first_step_s": first - s.created if first else None,
         "artifacts": str(run_dir / "artifacts"),
+        "exact_resume": engine_words(STEPS_REPEATED, s.repeated)[0] if s.repeated else "",
+        "sample": s.sample,
         "leaks": list(s.leaks),
         "operation": list(s.operation),
     }
@@ -274,9 +278,11 @@ def render(o: dict[str, Any]) -> str:
     lines += [f"  operated     {sentence}" for sentence in o["operation"]]
     if o["drill_s"] is not None:
         lines.append(f"  halt drill   {o['drill_s']:.1f} s")
+    lines += [f"  resume       {o['exact_resume']}"] if o["exact_resume"] else []
     first = f" (first training step after {o['first_step_s']:.1f} s)" if o["first_step_s"] is not None else ""
     lines.append(f"  time         {o['seconds']:.1f} s{first}")
     lines.append(f"  artifacts    {o['artifacts']}")
+    lines += [f"  it writes    {o['sample']}"] if o["sample"] else []
     lines += [f"  LEFT BEHIND  {leak}" for leak in o["leaks"]]
     return "\n".join(lines)
 

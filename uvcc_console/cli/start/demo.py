@@ -8,6 +8,7 @@ from typing import Final
 from uvcc_console.cli import common
 
 LM_PROFILE: Final = "local-lm-smoke"
+LM_HALTED_AT: Final = 50  # of its 120 steps, with a checkpoint every 40: a few are done twice
 _NOT_OF_LM: Final = ("replicas", "link", "profile", "data", "target", "schema", "model")
 
 
@@ -29,7 +30,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities, shares and roots")
     parser.add_argument("--link", choices=["auto", "direct", "relay", "stream"], help="how parties reach each other")
     parser.add_argument("--profile", default="demo", metavar="NAME", help="another profile than `demo`")
-    parser.add_argument("--lm", action="store_true", help="the language model's story: two ranks, and what it writes")
+    parser.add_argument("--lm", action="store_true", help="the language model's story: halt, exact resume, a text")
     parser.add_argument("--data", metavar="FILE", help="the same story on your own CSV file, instead of on digits")
     parser.add_argument("--target", default="", metavar="COLUMN", help="of FILE: the column to learn")
     parser.add_argument("--schema", default="", metavar="FILE", help="what the columns are; else read from the data")
@@ -59,6 +60,8 @@ def run(argv: list[str]) -> int:
         settings.append(f"job.model={args.model}")
     if args.replicas is not None:
         settings.append(f"topology.replicas={args.replicas}")
+    if args.lm and (args.steps is None or args.steps > 2 * LM_HALTED_AT):
+        settings.append(f"gates.resume_at={LM_HALTED_AT}")
     if args.steps is not None:
         settings.append(f"job.steps={args.steps}")
     if args.link:

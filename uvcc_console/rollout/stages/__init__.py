@@ -39,6 +39,7 @@ async def _plan(ctx: Rollout) -> str:
     if (full := ctx.plan.phases.get(FULL)) is not None:
         every = measurable.log_every(job) if isinstance(job, LmJobSettings) else 1
         measurable.check_windows(full.steps, ctx.plan.profile.gates, every)
+        measurable.check_resume(job, full.steps, ctx.plan.profile.gates)
     await agree.check_job(ctx)
     names = ", ".join(
         f"{p.name} {counted(p.steps, 'step')} on {counted(len(p.pods()), 'pod')}" for p in ctx.plan.phases.values()

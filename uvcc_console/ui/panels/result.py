@@ -6,11 +6,13 @@ import os
 from collections.abc import Sequence
 
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, Shown, final
+from uvcc_console.core.words import engine_words
 from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, wrap
 from uvcc_console.ui.judging.view import View, result_word
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_engine.contract.run_files.files import STEPS_REPEATED
 from uvcc_engine.contract.text import counted
 
 SAMPLE_LINES = 3
@@ -70,6 +72,10 @@ def result_lines(view: View, width: int) -> list[Line]:
         line: list[Span] = [(f"{name:<12}", "muted"), (clean(text), role)]
         whole = name.endswith(("root", "hash"))  # nobody can compare a part of it
         lines += _whole(line, width) if whole else [cut(line, width)]
+    if s.repeated:
+        text, _ = engine_words(STEPS_REPEATED, s.repeated)
+        exact = s.repeated.get("differs") == -1
+        lines += wrap([(f"{g.ok if exact else g.warn} ", "ok" if exact else "warn"), (clean(text), "text")], width)
     if s.sample:
         lines += wrap([("the model writes  ", "muted"), (clean(s.sample), "text")], width)[:SAMPLE_LINES]
     return lines

@@ -15,7 +15,7 @@ from uvcc_console.core.snapshot import HaltView, Snapshot, WorkerView
 from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import certificate
 from uvcc_console.plan import changed_settings, code_tree
-from uvcc_console.plan.plan import SIGTERM, SMOKE, Phase
+from uvcc_console.plan.plan import FULL, SIGTERM, SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
@@ -23,7 +23,7 @@ from uvcc_console.rollout.stages.fleet import code, volume
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
-from uvcc_console.rollout.stages.training import agree, signal_drill
+from uvcc_console.rollout.stages.training import agree, resume_rehearsal, signal_drill
 from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
@@ -285,11 +285,22 @@ async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
     phase = ctx.plan.phases[name]
     s = ctx.bus.snapshot
     drilled = by_signal(phase) and name == SMOKE and not resumed and _all_ended(s, phase)
+    await resume_rehearsal.goes_on(ctx, phase)  # a conductor before this one may not have come to it
     if drilled or not _started(s, phase) or (resumed and (not _finished(s, phase) or ctx.start_from is not None)):
         await _shown(ctx, await launch(ctx, phase))
-    found = await _outcome(ctx, phase)
-    if found is not None:
-        await _give_up(ctx, phase, found)
+    while True:
+        try:
+            found = await _outcome(ctx, phase)
+        except Halted:
+            if not await resume_rehearsal.goes_on(ctx, phase):
+                raise
+            await _shown(ctx, await launch(ctx, phase))
+            continue
+        if found is not None:
+            await _give_up(ctx, phase, found)
+        break
+    if name == FULL:
+        resume_rehearsal.close(ctx)
     figures = shown(ctx.bus.snapshot, phase.name).figures()
     return counted(phase.steps, "step") + (f", {figures}" if figures else "")
 

@@ -19,6 +19,7 @@ from uvcc_console.plan.measurable import STEP_MARK, windows
 from uvcc_console.plan.plan import FULL
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.rollout.context import Rollout
+from uvcc_console.rollout.stages.training import resume_rehearsal
 
 log = logger(__name__)
 LOOK_EVERY_S: Final = 1.0
@@ -83,6 +84,7 @@ def judged_before(s: Snapshot) -> set[int]:
 
 async def hold_at_gates(ctx: Rollout, sleep: Callable[[float], asyncio.Future[None]] | None = None) -> None:
     """Measure the full run's gates as it comes to them, and hold it where one is missed. ``sleep``: for tests.
+    A halt that is to be rehearsed is asked for.
 
     What is gone back before by ``uvcc resume --from`` is measured again; anything else is measured once.
     """
@@ -94,9 +96,10 @@ async def hold_at_gates(ctx: Rollout, sleep: Callable[[float], asyncio.Future[No
             judged.difference_update([step for step in judged if step > event.start])
 
     ctx.bus.listen(heard)
-    while gates.at:
+    while gates.at or gates.resume_at:
         await (sleep or asyncio.sleep)(LOOK_EVERY_S)
         look(ctx, judged)
+        resume_rehearsal.look(ctx)
 
 
 def look(ctx: Rollout, judged: set[int]) -> None:
