@@ -189,7 +189,7 @@ def _result(s: Snapshot, e: ev.ResultReported) -> Snapshot:
         ),
     )
     values = " ".join(f"{k}={v:.4f}" for k, v in e.values.items())
-    return logged(s, e, "info", e.coord, f"reports result {e.result_hash[:12]} {values}".rstrip())
+    return logged(s, e, "info", e.coord, f"result reported: {e.result_hash[:12]} {values}".rstrip())
 
 
 REDUCERS: Final[Mapping[type[ev.Event], Callable[[Snapshot, Any], Snapshot]]] = {

@@ -22,7 +22,15 @@ from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.judging.filters import parse
 from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.screens.viewer import ViewerScreen
-from uvcc_console.ui.widgets.log_lines import entry_line, histogram, indent_of, row_count, stamp_text, wrapped
+from uvcc_console.ui.widgets.log_lines import (
+    entry_line,
+    histogram,
+    indent_of,
+    row_count,
+    source_word,
+    stamp_text,
+    wrapped,
+)
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.run_files.event_names import NAMES
 
@@ -232,3 +240,13 @@ async def test_v_reads_the_newest_stack_dump_and_a_command_an_artifact(folder: P
         assert "1840" in d.text
         await d.press("q", "colon", *typed("view nothing"), "enter")
         assert "nothing to read called nothing; there are rank0.json" in d.toasts
+
+
+def test_many_speakers_are_counted_as_what_they_are() -> None:
+    counted = {
+        "p0r0s0t0 p0r1s0t0": "2 workers",
+        "p0r0 p1r0 p2r0 p0r1 p1r1": "5 pods",
+        "p0r0 p1r0": "p0r0 p1r0",
+    }
+    for sources, shown in counted.items():
+        assert source_word(LogEntry(0.0, "info", sources, "x"), 12) == shown

@@ -19,6 +19,7 @@ from uvcc_console.ui.widgets.ring import PARTY, RingLog, sources_of
 
 LEVELS = {"error": ("ERROR", "bad"), "warn": ("WARN", "warn"), "info": ("info", "muted"), "debug": ("debug", "faint")}
 WORKER_LOG: Final = re.compile(r"[^/]+/worker_([^/]+)\.log")
+COORD: Final = re.compile(r"p\d+r\d+s\d+t\d+")
 STAMPS: Final = ("clock", "ago", "date", "none")
 
 
@@ -33,7 +34,10 @@ def source_word(entry: LogEntry, width: int) -> str:
     sources = sources_of(entry)
     worker = WORKER_LOG.fullmatch(entry.source)
     said = clean(worker[1] if worker else entry.source or "rollout")
-    return said if len(sources) == 1 or cell_len(said) <= width else f"{len(sources)} pods"
+    if len(sources) == 1 or cell_len(said) <= width:
+        return said
+    workers = all(COORD.fullmatch(source) for source in sources)
+    return f"{len(sources)} {'workers' if workers else 'pods'}"
 
 
 def stamp_text(ts: float, kind: str, now: float, *, wide: bool, utc: bool) -> str:
