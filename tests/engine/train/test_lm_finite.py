@@ -48,6 +48,17 @@ def test_a_gradient_that_is_no_number_is_never_applied(tmp_path: Path, monkeypat
     assert found.step == 5
 
 
+def test_the_oldest_torch_computes_norm_and_clipping_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.5 has neither function: the same weights to the bit without them, and the same gradient is named."""
+    wanted = run_here(small(steps=4, grad_clip=0.1), tmp_path / "new")
+    for missing in ("get_total_norm", "clip_grads_with_norm_"):
+        monkeypatch.delattr(torch.nn.utils, missing)
+    assert run_here(small(steps=4, grad_clip=0.1), tmp_path / "old").tensors_sha256 == wanted.tensors_sha256
+    spoilt(monkeypatch, 2)
+    with pytest.raises(NotFiniteError, match=r"the gradient of norm\.weight is not finite at step 2"):
+        run_here(small(), tmp_path / "spoilt")
+
+
 def test_bad_steps_are_skipped_where_the_profile_says_so_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
