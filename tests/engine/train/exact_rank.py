@@ -2,8 +2,9 @@
 
     RANK=0 WORLD_SIZE=2 ... python exact_rank.py FOLDER ACCUMULATE,... LAYERS [MORE]
 
-``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks; ``compress``: the
-ways of sending gradients, if not both.
+``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks; ``compress`` and
+``static``: the ways of sending gradients and of keeping the graph, if not both; ``killed``: [rank, step] that ends
+there by SIGKILL, in a first start that leaves nothing else, which a second one with ``"killed": []`` goes on from.
 
 Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
 has, as after a kill.
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,21 @@ from uvcc_engine.train.text.tokenizer import ByteTokenizer
 STEPS, SAVED = 4, 2
 
 
-def trained(cfg: lm_config.LMConfig, group: RankGroup, folder: Path, manifest: ck.CheckpointManifest | None) -> str:
+def trained(
+    cfg: lm_config.LMConfig,
+    group: RankGroup,
+    folder: Path,
+    manifest: ck.CheckpointManifest | None,
+    killed: Sequence[int] = (),
+) -> str:
+    done = manifest.step if manifest else 0
+
+    def on_alive(stepped: bool) -> None:
+        nonlocal done
+        done += stepped
+        if stepped and [group.rank, done] == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def packer(val: bool, cursor: Cursor | None) -> Packer:
         return Packer(
             Synthetic(cfg.train.seed),
@@ -48,7 +65,7 @@ def trained(cfg: lm_config.LMConfig, group: RankGroup, folder: Path, manifest: c
 
     step = manifest.step if manifest else None
     with RunWriter.open(folder, "lm", group.rank, f"p0r{group.rank}s0t0", lead=group.lead, resume_step=step) as writer:
-        trainer = LmTrainer(cfg, group, writer, ByteTokenizer(), packer)
+        trainer = LmTrainer(cfg, group, writer, ByteTokenizer(), packer, on_alive=on_alive)
         if manifest:
             trainer.resume_from(manifest)
         return trainer.run().tensors_sha256
@@ -57,7 +74,8 @@ def trained(cfg: lm_config.LMConfig, group: RankGroup, folder: Path, manifest: c
 def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str, Any]) -> None:
     group = start_group("cpu", 2.0)
     found: dict[str, list[str]] = {}
-    graphs = (False,) if more.get("ddp") else (False, True)
+    graphs = (False,) if more.get("ddp") else more.get("static", (False, True))
+    killed = more.get("killed")
     ways = more.get("compress", ("bf16", "off"))
     for accumulate, compress, static in itertools.product(accumulations, ways, graphs):
         ddp = more.get("ddp") or {"static_graph": static, "bucket_mb": 1}
@@ -72,7 +90,17 @@ def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str,
         )
         name = f"accumulate {accumulate}, compress {compress}, static graph {static}"
         there = folder / name.replace(" ", "_").replace(",", "")
-        straight = trained(cfg, group, there, None)
+        if killed:
+            trained(cfg, group, there, None, killed)
+        straight = trained(cfg, group, there if killed is None else folder / "straight", None)
+        if killed is not None:
+            last = max(
+                set.intersection(*(set(found) for found in group.gather(ck.steps_present(there / "checkpoints")))),
+                default=0,
+            )
+            manifest = ck.verify_step(there / "checkpoints", last, run="lm") if last else None
+            found[name] = [straight, trained(replace(cfg), group, there, manifest)]
+            continue
         manifest = ck.verify_step(there / "checkpoints", SAVED, run="lm")
         group.barrier()
         again = trained(replace(cfg), group, there, manifest)

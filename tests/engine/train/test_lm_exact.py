@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ pytestmark = pytest.mark.timeout(400)  # a busy machine
 HERE = Path(__file__).parent
 
 
-def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str, list[str]]:
+def started(folder: Path, world: int, accumulate: str, **more: object) -> list[int]:
+    """Every rank's exit code."""
     folder.mkdir(exist_ok=True)
     main = Module(HERE / "exact_rank.py", [str(folder), accumulate, "2", json.dumps(more)])
     env = {
@@ -25,8 +28,14 @@ def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str
         "OMP_NUM_THREADS": "1",
     }
     ranks = [ForkedRank({**env, "RANK": str(r)}, folder / f"stderr{r}.txt", main) for r in range(world)]
-    said = [p.communicate(timeout=350)[1] for p in ranks]
-    assert [p.returncode for p in ranks] == [0] * world, said
+    for p in ranks:
+        p.communicate(timeout=350)
+    return [p.returncode for p in ranks]
+
+
+def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str, list[str]]:
+    codes = started(folder, world, accumulate, **more)
+    assert codes == [0] * world, [(folder / f"stderr{r}.txt").read_text() for r in range(world)]
     found: dict[str, list[str]] = json.loads((folder / "exact.json").read_text())
     return found
 
@@ -36,6 +45,7 @@ def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str
     [
         (1, "2"),
         (2, "2"),
+        pytest.param(1, "1,4", marks=pytest.mark.slow),
         pytest.param(2, "1,4", marks=pytest.mark.slow),
         pytest.param(4, "1,2,4", marks=pytest.mark.slow),
     ],
@@ -43,6 +53,26 @@ def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str
 def test_a_resume_is_exact_for_every_way_of_reducing(tmp_path: Path, world: int, accumulate: str) -> None:
     found = exact(tmp_path / "run", world, accumulate)
     assert len(found) == 4 * len(accumulate.split(","))
+    assert {name for name, (straight, again) in found.items() if straight != again} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("accumulate", ["1", "2", "4"])
+@pytest.mark.parametrize("compress", ["bf16", "off"])
+@pytest.mark.parametrize("static", [False, True])
+def test_a_kill_at_any_step_changes_nothing(
+    tmp_path: Path, world: int, accumulate: str, compress: str, static: bool
+) -> None:
+    """SIGKILL to one rank after a step; the others lose it; what all go on from ends as if nothing had been."""
+    rng = random.Random(f"{world} {accumulate} {compress} {static}")
+    killed = [rng.randrange(world), rng.randrange(1, 4)]
+    ways = {"compress": [compress], "static": [static]}
+    codes = started(tmp_path / "run", world, accumulate, killed=killed, **ways)
+    assert codes[killed[0]] == -signal.SIGKILL
+    assert 0 not in codes
+    found = exact(tmp_path / "run", world, accumulate, killed=[], **ways)
+    assert len(found) == 1
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 

@@ -16,19 +16,22 @@ from safetensors.torch import load_file, save
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train import lm_state
 from uvcc_engine.train.loop import LmTrainer, NotFiniteError
 
 
 class Spoilt(LmTrainer):
-    """Its gradient stops being a number at the steps named."""
+    """Its gradient, or a weight, stops being a number at the steps named."""
 
     at: ClassVar[set[int]] = set()
+    weight_at: ClassVar[int] = -1
 
     def _finish_step(self, loss: float, data: Any) -> None:
         if self.steps_done + 1 in self.at:
             dict(self.model.named_parameters())["norm.weight"].grad.fill_(torch.nan)  # type: ignore[union-attr]
         super()._finish_step(loss, data)
+        if self.steps_done == self.weight_at:
+            with torch.no_grad():
+                self.model.embed.weight[3, 1] = torch.nan
 
 
 def spoilt(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
@@ -76,12 +79,13 @@ def test_a_weight_that_is_no_number_is_neither_saved_nor_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_here(small(steps=4, save_every=2), tmp_path)
-    monkeypatch.setattr(lm_state, "not_finite", lambda *_: "model.embed.weight")
+    spoilt(monkeypatch)
+    monkeypatch.setattr(Spoilt, "weight_at", 4)
     with pytest.raises(
-        NotFiniteError, match=r"model.embed.weight of rank 0 is not finite at step 2; nothing was saved"
+        NotFiniteError, match=r"model.embed.weight of rank 0 is not finite at step 4; nothing was saved"
     ):
-        run_here(small(steps=4, save_every=2), tmp_path / "none")
-    assert ck.steps_present(tmp_path / "none" / "checkpoints") == []
+        run_here(small(steps=6, save_every=2), tmp_path / "none")
+    assert ck.steps_present(tmp_path / "none" / "checkpoints") == [2]  # the last good one stays
     monkeypatch.undo()
 
     root = tmp_path / "checkpoints"

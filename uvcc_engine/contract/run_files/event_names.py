@@ -73,7 +73,7 @@ NAMES: Final[dict[str, EventName]] = {
     "checkpoint_written": EventName(Area.CHECKPOINT, "a worker's checkpoint is on its disk"),
     "checkpoint_committed": EventName(Area.CHECKPOINT, "all three parties signed a checkpoint"),
     "checkpoint_refused": EventName(Area.CHECKPOINT, "a checkpoint does not verify and is not used"),
-    "checkpoints_set_aside": EventName(Area.CHECKPOINT, "later checkpoints were moved aside, as the operator decided"),
+    "checkpoints_set_aside": EventName(Area.CHECKPOINT, "later checkpoints were moved aside: an earlier one counts"),
     # halts
     "held": EventName(Area.HALT, "a worker holds between two steps"),
     "released": EventName(Area.HALT, "a worker goes on after a hold"),

@@ -20,6 +20,7 @@ from uvcc_console.plan.measurable import STEP_MARK
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.rollout.context import Rollout, each
 from uvcc_console.rollout.stages.migration import earlier_checkpoint
+from uvcc_engine.contract.parsing.untrusted import as_int
 from uvcc_engine.contract.run_files.files import STEPS_REPEATED
 
 log = logger(__name__)
@@ -40,7 +41,10 @@ def nonce_of(s: Snapshot, at: int) -> str:
 def measured(repeated: Mapping[str, Any], at: int) -> ev.GateMeasured:
     """The gate by what the workers said of the steps that they repeated. Pure."""
     text, _ = engine_words(STEPS_REPEATED, repeated)
-    ok = repeated.get("differs") == -1 and repeated.get("checkpoint", -1) != -1
+    first, last, at_step = (as_int(repeated.get(name), 0) for name in ("first", "last", "checkpoint"))
+    ok = repeated.get("differs") == -1 and None not in (first, last, at_step)
+    if ok:
+        text = f"steps {first} to {last} again"
     return ev.GateMeasured(name=gate_name(at), ok=ok, wanted=WANTED, measured=text)
 
 
