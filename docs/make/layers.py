@@ -70,6 +70,7 @@ EXAMPLES: Final[dict[str, Example]] = {
     "sum": _table({"sum": [[{"linear": 4}], [{"linear": 4}, "relu"]]}),
     "product": _table({"product": [[{"linear": 4}, "silu"], [{"linear": 4}]]}),
     "concat": _table({"concat": [[], [{"linear": 4}, "relu"]]}),
+    "trees": Example([{"trees": {"count": 2, "depth": 1}}], 6, 1),
 }
 """By word; every word of a list has one."""
 AROUND_A_BASE: Final = ("adapted", "public", "started")
@@ -90,6 +91,7 @@ _ABOUT: Final[dict[str, str]] = {
     "rearrange": "reshape, transpose, slice, windows: no message",
     "reduce": "mean or maximum of a line",
     "residual": "x + layers(x)",
+    "trees": "boosted trees over bits, grown one a step; they stand alone, and have no backward pass",
 }
 
 

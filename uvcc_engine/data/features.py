@@ -12,9 +12,21 @@ from numpy.typing import NDArray
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.loss_weights import MOST_WEIGHT
+from uvcc_engine.data.bins import bits_of, edges_of
 from uvcc_engine.data.csv_table import CsvTable, is_missing
 from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS, date_of, days_of
-from uvcc_engine.data.schema import COUNT, DATE, DATES, ONE_HOT, REAL, Schema, SchemaColumn, Statistics, class_word
+from uvcc_engine.data.schema import (
+    BINNED,
+    COUNT,
+    DATE,
+    DATES,
+    ONE_HOT,
+    REAL,
+    Schema,
+    SchemaColumn,
+    Statistics,
+    class_word,
+)
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Dataset, Floats, Ints, Labels
 
 RowMask = NDArray[np.bool_]
@@ -118,12 +130,20 @@ def feature_names(schema: Schema) -> list[str]:
     found: list[str] = []
     for column in schema.used:
         name = column.name
-        found += [f"{name}={value}" for value in column.values] if column.kind == ONE_HOT else [name]
+        found += _own_names(column)
         if column.kind == DATE:
             found += [f"{name} month {i + 1}" for i in range(MONTHS)]
             found += [f"{name} weekday {i + 1}" for i in range(WEEKDAYS)]
         found += [f"{name} missing"] if column.missing == "indicator" else []
     return found
+
+
+def _own_names(column: SchemaColumn) -> list[str]:
+    if column.kind == ONE_HOT:
+        return [f"{column.name}={value}" for value in column.values]
+    if column.kind == BINNED and column.statistics is not None:
+        return [f"{column.name} <= {edge:g}" for edge in column.statistics.edges]
+    return [f"{column.name} bit {k + 1}" for k in range(column.bins - 1)] if column.kind == BINNED else [column.name]
 
 
 def target_numbers(table: CsvTable, schema: Schema) -> Floats:
@@ -319,6 +339,8 @@ def _fit(table: CsvTable, column: SchemaColumn, train: RowMask) -> Statistics:
     if not known.size:
         raise ConfigError(f"{table.name}: column {column.name!r} has no value in a training row", "give it kind: drop")
     low, high = -np.inf, np.inf
+    if column.kind == BINNED:
+        return Statistics(float(known.mean()), edges=edges_of(known, column.bins))
     if column.kind == "clip":
         low, high = (float(q) for q in np.quantile(known, CLIP_AT))
     x = np.clip(known, low, high)
@@ -336,10 +358,13 @@ def _scaled(table: CsvTable, column: SchemaColumn) -> list[Floats]:
     assert s is not None
     x = numbers(table, column)
     lacking = np.isnan(x)
+    told = [lacking.astype(np.float64)] if column.missing == "indicator" else []
+    if column.kind == BINNED:
+        return [*bits_of(np.where(lacking, s.fill, x), s.edges), *told]
     x = np.clip(np.where(lacking, s.fill, x), s.low, s.high)
     x = ((np.log1p(x) if column.kind == "log" else x) - s.shift) * s.scale
     parts = _date_parts(table, column) if column.kind == DATE else []
-    return [x, *parts, *([lacking.astype(np.float64)] if column.missing == "indicator" else [])]
+    return [x, *parts, *told]
 
 
 def _one_hot(table: CsvTable, column: SchemaColumn) -> list[Floats]:

@@ -1,7 +1,8 @@
 """The statistics of a table's training rows in one pass over its parts, as ``features.prepare`` finds them of a whole.
 
-Means and deviations are merged part by part (Chan, Golub and LeVeque, 1983). Of a column of kind clip, quantiles and
-what follows from them are of all its values while they are at most ``SAMPLE``, else of that many, evenly spread.
+Means and deviations are merged part by part (Chan, Golub and LeVeque, 1983). Of a column of kind clip or bins,
+quantiles and what follows from them are of all its values while they are at most ``SAMPLE``, else of that many, evenly
+spread.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.data.bins import edges_of
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import (
     CLIP_AT,
@@ -26,7 +28,7 @@ from uvcc_engine.data.features import (
     sides,
     target_numbers,
 )
-from uvcc_engine.data.schema import ONE_HOT, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.schema import BINNED, ONE_HOT, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels
 
 SAMPLE: Final = 1 << 20
@@ -98,7 +100,7 @@ class _Column:
         x = numbers(table, self.column)[train]
         x = x[~np.isnan(x)]
         self.plain.add(x)
-        if self.column.kind == "clip":
+        if self.column.kind in ("clip", BINNED):
             self.sample.add(x)
         elif self.column.kind == "log":
             self.changed.add(np.log1p(x))
@@ -117,6 +119,8 @@ class _Column:
             of.add(np.clip(values, low, high))
         if of.constant:
             raise ConfigError(f"{file}: column {c.name!r} is constant in the training rows", "give it kind: drop")
+        if c.kind == BINNED:
+            return Statistics(self.plain.mean, edges=edges_of(self.sample.values(), c.bins))
         shift, spread = (of.least, of.greatest - of.least) if c.kind == "minmax" else (of.mean, of.deviation)
         return Statistics(self.plain.mean, low, high, shift, 1.0 / spread)
 

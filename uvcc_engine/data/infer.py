@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -13,10 +13,13 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, as_number, is_missing
 from uvcc_engine.data.dates import looks_like_date, order_of
 from uvcc_engine.data.schema import (
+    BINARY,
+    BINNED,
     CLASSES,
     DAYS,
     DROP,
     MOST_CATEGORIES,
+    NUMERIC,
     ONE_HOT,
     REAL,
     Schema,
@@ -39,10 +42,11 @@ class Suggestion:
     notes: dict[str, str]
 
 
-def infer(table: CsvTable, target: str = "") -> Suggestion:
+def infer(table: CsvTable, target: str = "", bins: int = 0) -> Suggestion:
     """Suggest a schema. Raises ConfigError for a table without a target of classes or without a column to learn from.
 
-    Without ``target`` the column called so, or label, class, y, diagnosis or outcome, is; else the last one.
+    Without ``target`` the column called so, or label, class, y, diagnosis or outcome, is; else the last one. With
+    ``bins`` every feature is a bit, as trees take them, and a target of two classes is binary.
     """
     target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
     kind, values = _target(table, target)
@@ -53,13 +57,28 @@ def infer(table: CsvTable, target: str = "") -> Suggestion:
         if name == target:
             continue
         column, note, identifies = _column(table, name)
+        if bins:
+            column, note = _in_bits(column, note, bins)
         columns.append(column)
         if note:
             notes[name] = note
         by = by or (name if identifies else "")
     if all(column.kind == DROP for column in columns):
         raise ConfigError(f"{table.name} has no column to learn from beside {target!r}", "see what its columns hold")
+    kind = BINARY if bins and len(values) == 2 else kind
     return Suggestion(Schema(target, values, tuple(columns), by=by, kind=kind), notes)
+
+
+def _in_bits(column: SchemaColumn, note: str, bins: int) -> tuple[SchemaColumn, str]:
+    """The column as bits: numbers in bins; a category that lacks is no bit, so its row is left out."""
+    if column.kind in NUMERIC:
+        few = 2 if column.kind == "minmax" else bins  # the column holds nothing but 0 and 1 then
+        return replace(column, kind=BINNED, bins=few), note
+    if column.kind == DAYS:
+        return SchemaColumn(column.name, DROP), "dates are not brought into bins"
+    if column.kind == ONE_HOT and column.missing == "indicator":
+        return replace(column, missing="drop"), f"{note}; these rows are left out"
+    return column, note
 
 
 def _target(table: CsvTable, target: str) -> tuple[str, tuple[str, ...]]:

@@ -25,6 +25,7 @@ import yaml
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing import yaml_text
 from uvcc_engine.contract.parsing.suggest import did_you_mean
+from uvcc_engine.data.bins import BINS, MOST_BINS
 from uvcc_engine.data.dates import MONTHS, ORDERS, WEEKDAYS
 from uvcc_engine.data.own_tokenizer import tokenizer_of_hash
 
@@ -33,8 +34,9 @@ DAYS: Final = "days"
 DATE: Final = "date"
 DATES: Final = (DAYS, DATE)
 ONE_HOT: Final = "one-hot"
+BINNED: Final = "bins"
 DROP: Final = "drop"
-KINDS: Final = (*NUMERIC, ONE_HOT, *DATES, DROP)
+KINDS: Final = (*NUMERIC, BINNED, ONE_HOT, *DATES, DROP)
 CLASSES, BINARY, REAL, COUNT = "classes", "binary", "real", "count"
 NEXT: Final = "next-token"
 UNLABELLED: Final = "none"
@@ -53,7 +55,8 @@ MOST_CATEGORIES: Final = 64
 class Statistics:
     """What the training rows say of one column. A number x, or ``fill`` where it is missing, is brought into
     [``low``, ``high``], through the logarithm if the kind is log, and becomes (x - shift) * scale. ``shares``: how
-    often each category occurs, which stands in for one that is missing."""
+    often each category occurs, which stands in for one that is missing. ``edges``: of bins, at which each bit changes.
+    """
 
     fill: float = 0.0
     low: float = -math.inf
@@ -61,6 +64,7 @@ class Statistics:
     shift: float = 0.0
     scale: float = 1.0
     shares: tuple[float, ...] = ()
+    edges: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class SchemaColumn:
     """One column: ``kind`` says how it becomes features, ``missing`` what stands for a value that there is not.
 
     Numbers: ``standardise`` to mean 0 and deviation 1, ``minmax`` to 0..1, ``log`` (of 1 + x) and ``clip`` (at the
-    quantiles 0.01 and 0.99), both standardised afterwards. ``one-hot``: a feature for each of ``values``. Dates, whose
+    quantiles 0.01 and 0.99), both standardised afterwards; ``bins`` becomes a bit for each of ``bins`` - 1 quantiles,
+    whether the number is at most that, for trees. ``one-hot``: a feature for each of ``values``. Dates, whose
     parts stand in ``order``: ``days`` since 1970, standardised, and ``date``, the same with a feature for each month
     and each day of the week.
     ``mean`` puts in the training rows' mean, ``indicator`` that and a feature that says so, ``drop`` leaves the row
@@ -81,13 +86,14 @@ class SchemaColumn:
     values: tuple[str, ...] = ()
     statistics: Statistics | None = None
     order: str = ORDERS[0]
+    bins: int = 0
 
     @property
     def width(self) -> int:
         """How many features it becomes."""
         if self.kind == DROP:
             return 0
-        one = {ONE_HOT: len(self.values), DATE: 1 + MONTHS + WEEKDAYS}.get(self.kind, 1)
+        one = {ONE_HOT: len(self.values), DATE: 1 + MONTHS + WEEKDAYS, BINNED: self.bins - 1}.get(self.kind, 1)
         return one + (self.missing == "indicator")
 
 
@@ -294,7 +300,7 @@ def _check(schema: Schema, where: str, part: bool) -> None:
 def _column(name: str, found: object, where: str) -> SchemaColumn:
     if isinstance(found, str):
         found = {"kind": found}
-    part = _mapping(found, where, ("kind", "missing", "values", "order", "statistics"), ("kind",))
+    part = _mapping(found, where, ("kind", "missing", "values", "order", "bins", "statistics"), ("kind",))
     kind, missing = _one_of(part["kind"], KINDS, f"{where}.kind"), part.get("missing", "error")
     values = _words(part["values"], f"{where}.values") if "values" in part else ()
     if (kind == ONE_HOT) != bool(values):
@@ -307,20 +313,34 @@ def _column(name: str, found: object, where: str) -> SchemaColumn:
     if "order" in part and kind not in DATES:
         raise ConfigError(f"{where} is of kind {kind} and has an order", "leave it out; days and date have one")
     order = _one_of(part.get("order", ORDERS[0]), ORDERS, f"{where}.order")
-    column = SchemaColumn(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values, order=order)
+    bins = _bins(part, kind, where)
+    column = SchemaColumn(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values, order=order, bins=bins)
     if "statistics" not in part:
         return column
-    return replace(column, statistics=_statistics(part["statistics"], column.values, f"{where}.statistics"))
+    return replace(column, statistics=_statistics(part["statistics"], column.values, f"{where}.statistics", bins))
 
 
-def _statistics(found: object, values: Sequence[str], where: str) -> Statistics:
+def _bins(part: Mapping[str, Any], kind: str, where: str) -> int:
+    if kind != BINNED and "bins" in part:
+        raise ConfigError(f"{where} is of kind {kind} and says bins", "leave them out, or give it kind: bins")
+    found = part.get("bins", BINS) if kind == BINNED else 0
+    if type(found) is not int or (kind == BINNED and not 2 <= found <= MOST_BINS):
+        raise ConfigError(f"{where}.bins is {_short(found)}", f"it is a whole number of 2 to {MOST_BINS}")
+    return found
+
+
+def _statistics(found: object, values: Sequence[str], where: str, bins: int = 0) -> Statistics:
     names = [f.name for f in fields(Statistics)]
     part = dict(_mapping(found, where, names, ()))
     shares = part.pop("shares", [])
     if not isinstance(shares, list) or len(shares) != len(values):
         raise ConfigError(f"{where}.shares does not fit {len(values)} values", "take the fitted schema as it is")
+    edges = part.pop("edges", [])
+    if not isinstance(edges, list) or len(edges) != max(0, bins - 1):
+        raise ConfigError(f"{where}.edges does not fit {bins} bins", "give one edge less than bins, or no statistics")
     numbers = {key: _number(value, f"{where}.{key}") for key, value in part.items()}
-    return Statistics(**numbers, shares=tuple(_number(s, f"{where}.shares") for s in shares))
+    told = {"shares": shares, "edges": edges}
+    return Statistics(**numbers, **{k: tuple(_number(s, f"{where}.{k}") for s in v) for k, v in told.items()})
 
 
 def _mapping(found: object, where: str, known: Sequence[str], needed: Sequence[str]) -> Mapping[str, Any]:
@@ -438,6 +458,8 @@ def _column_to_json(column: SchemaColumn) -> dict[str, Any]:
         found["values"] = list(column.values)
     if column.order != ORDERS[0]:
         found["order"] = column.order
+    if column.kind == BINNED:
+        found["bins"] = column.bins
     if column.missing != "error":
         found["missing"] = column.missing
     if column.statistics is not None:

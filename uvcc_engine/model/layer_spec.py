@@ -30,6 +30,11 @@ class LayerSpec:
         return bool(self.inner)
 
     @property
+    def grown(self) -> bool:
+        """Whether its weight grows from the slopes of the loss, and is not moved by gradients: it stands alone then."""
+        return False
+
+    @property
     def adaptable(self) -> tuple[int, int] | None:
         """(inputs, outputs) of a layer beside which an adapter of low rank may stand; None where none may."""
         return None

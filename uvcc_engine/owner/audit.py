@@ -23,7 +23,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.model.definition.base_model import attached, read_base
-from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.foundation.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.foundation.prg import PairKeys
@@ -171,7 +171,7 @@ def program(
         local.runtimes[p] = Runtime(
             p, notes[p], s.prg, sid, s.attempt, prg=job.random_generator, few_rounds=job.rounds == "few"
         )
-    trainers = [PrivateTrainer(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
+    trainers = [trainer_of(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
     for epoch in range(job.steps + 1):
         last = epoch == job.steps or (trainers[0].validations.ended if steps is None else epoch == steps)
 

@@ -34,12 +34,20 @@ from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
-from uvcc_engine.sealing.inputs import SharedInputs, check_units, dataset_tensors, encode_fixed, share_tensors
+from uvcc_engine.sealing.inputs import SharedInputs, dataset_tensors, encode_fixed, share_tensors
 from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import box_name, open_weights
 from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
-from uvcc_engine.sharding.validation import PREDICTION, QUERY, check_held_out, check_tensors, fit_model, shapes_of
+from uvcc_engine.sharding.validation import (
+    PREDICTION,
+    QUERY,
+    check_held_out,
+    check_inputs,
+    check_tensors,
+    fit_model,
+    shapes_of,
+)
 from uvcc_engine.transcript.signing.identity import PUBLIC, Identity, PublicIdentity
 
 TENSORS: Final = owner_files.TENSORS
@@ -169,7 +177,7 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
     if job.task == "train":
         data = dataset_for(job, args.data, args.labels, args.schema, args.pin, args.fitted)
         for part, (x, _) in data.parts.items():
-            check_units(job, f"{part} features", x)
+            check_inputs(job, f"{part} features", x)
         tensors = dataset_tensors(data, job.frac_bits, job)
         check_tensors(shapes_of(tensors), job, model)
         return tensors

@@ -27,8 +27,8 @@ from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Ints, Labels, check_s
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.owner.key_tags import TAG_BYTES, order_digest, positions, tags_of
 from uvcc_engine.owner.rows import AT_ONCE, Blocks, OwnerRows, public_sides
-from uvcc_engine.sealing.inputs import check_units, encode_fixed
-from uvcc_engine.sharding.validation import fit_model
+from uvcc_engine.sealing.inputs import encode_fixed
+from uvcc_engine.sharding.validation import check_inputs, fit_model
 
 KEY: Final = "key"
 ORDER: Final = "order"
@@ -177,7 +177,7 @@ def _put(job: PrivateJob, part: CsvTable, fitted: Schema, at: Ints, x: Ints, y: 
     """A part's features and labels, in fixed point, into their places."""
     if fitted.used:
         values = transform(part, fitted)
-        check_units(job, "features", values)
+        check_inputs(job, "features", values)
         x[at] = encode_fixed("features", values, job.frac_bits)
     if not y.shape[1]:
         return

@@ -22,8 +22,9 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.data.bins import MOST_BINS, check_bits
 from uvcc_engine.data.data_files import read_arrays, read_rows
-from uvcc_engine.data.features import Prepared, prepare, transform
+from uvcc_engine.data.features import Prepared, feature_names, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema, schema_text
 from uvcc_engine.data.sets import Floats, load_digits
@@ -32,6 +33,7 @@ from uvcc_engine.data.text_windows import infer_text, text_dataset
 from uvcc_engine.model.definition.base_model import Adapters, adapted, read_base
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
+from uvcc_engine.model.layer_types.trees import trees_of
 
 WEIGHTS, MODEL, FITTED = owner_files.WEIGHTS, owner_files.MODEL, owner_files.PREPROCESSING
 """What an owner holds after a training: opened weights, the model, and the fitted schema."""
@@ -75,12 +77,14 @@ def digests(data: str, schema: Path) -> dict[str, str]:
 def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
     """Write a first schema beside the table; never over one that is there already, unless that is asked for."""
     out: Path = args.out or owner_files.schema_beside(args.file)
+    if args.bins and not 2 <= args.bins <= MOST_BINS:
+        raise ConfigError(f"--bins {args.bins}", f"2 to {MOST_BINS}")
     if out.exists() and not args.force:
         raise ConfigError(f"{out} exists already", "edit it, give --out another name, or --force to write a new one")
     if args.file.suffix.lower() == ".txt":
         return _infer_text(args.file, out)
     table = read_table(args.file)
-    found = infer(table, args.target)
+    found = infer(table, args.target, args.bins)
     prepare(table, found.schema)  # what is written can be trained on, or is refused here
     about = f"{table.name}: {len(table)} rows. Read by `uvcc data infer`; change what it took wrongly.\n" + _HOW
     files.write_atomic(out, schema_text(found.schema, about, found.notes).encode(), mode=0o600)
@@ -108,7 +112,8 @@ def _infer_text(file: Path, out: Path) -> dict[str, Any]:
     return found | {"kind": schema.kind, "classes": [], "columns": {}, "notes": told}
 
 
-_HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), one-hot (with values), days, date (with order), drop.
+_HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), bins (numbers as bits, for trees), one-hot (with
+values), days, date (with order), drop.
 missing: error (the default), mean, indicator.
 target.kind: classes (the default), binary, real, count; target.values are the classes 0, 1, ...
 weight: the column of what each row counts in the loss, 0 to 16; it stands in no other place then.
@@ -120,7 +125,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     asked = _asked(args.model)
     args.schema = owner_files.named_schema(args.data, args.schema)
     found: dict[str, Any] = {}
-    positions = 1
+    positions, names = 1, list[str]()
+    bits: Floats | None = None
     if args.schema is not None:
         if args.data is None:
             raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
@@ -129,12 +135,13 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         rows = {part: len(x) for part, (x, _) in ready.data.parts.items()}
         found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind], "weight": ready.schema.weight}
         found["tokenizer"] = pin.get("tokenizer", "")
+        bits, names = ready.data.train_x, feature_names(ready.schema) if ready.schema.text is None else []
     elif args.columns:
         features, classes = args.columns, args.outputs
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
         found["total"] = len(x)
-        features, classes = x.shape[1], int(y.max()) + 1
+        features, classes, bits = x.shape[1], int(y.max()) + 1, x
     else:
         digits = load_digits(0)
         found["total"] = len(digits.train_x) + len(digits.test_x)
@@ -157,6 +164,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
             f" {model.classes}",
             "give a model whose shapes follow the data, like job.model: [{linear: 16}, relu, linear]",
         )
+    if bits is not None and trees_of(model) is not None:
+        check_bits(bits, names, args.data.name)
     return found | {"model": asked if isinstance(asked, str) else model_to_json(model)}
 
 
@@ -292,6 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first.add_argument("file", type=Path)
     first.add_argument("--target", default="", help="the column to learn; else target, label, ... or the last one")
     first.add_argument("--out", type=Path, help="the schema's file; FILE.schema.yaml without it")
+    first.add_argument("--bins", type=int, default=0, help="numbers become bits of so many quantile bins, for trees")
     first.add_argument("--force", action="store_true", help="write over a schema that is there")
     fits = verbs.add_parser("plan", help="the model's shapes and the rows, as the data gives them")
     fits.add_argument("--model", required=True, help="a name, a list of layers or a model, both as JSON")

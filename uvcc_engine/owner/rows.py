@@ -29,8 +29,8 @@ from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights, ch
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.owner.client import input_tensors
 from uvcc_engine.sealing.components import Ring
-from uvcc_engine.sealing.inputs import check_units, encode_fixed
-from uvcc_engine.sharding.validation import check_held_out, check_tensors, fit_model
+from uvcc_engine.sealing.inputs import encode_fixed
+from uvcc_engine.sharding.validation import check_held_out, check_inputs, check_tensors, fit_model
 
 Blocks = Iterator[tuple[str, Ring]]
 AT_ONCE: Final = 1 << 17
@@ -263,7 +263,7 @@ def _encoded(job: PrivateJob, x: Floats, y: Labels, side: Ints, outputs: int, ow
     """What is shared of these rows, part by part. ``own``: their weights, where the schema names some."""
     for part, one in (("train", TRAIN), ("test", TEST), ("val", VALIDATION)):
         if (chosen := side == one).any():
-            check_units(job, f"{part} features", x[chosen])
+            check_inputs(job, f"{part} features", x[chosen])
             yield f"{part}_x", encode_fixed(f"{part} features", x[chosen], job.frac_bits)
             weights = None if own is None or one != TRAIN else own[chosen]
             for name, values in part_targets(job, part, y[chosen], outputs, weights).items():

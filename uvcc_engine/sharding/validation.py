@@ -19,6 +19,8 @@ from uvcc_engine.contract.job.private_job import (
     VALIDATIONS,
     PrivateJob,
 )
+from uvcc_engine.data.bins import check_bits
+from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, Relu, find_model
 from uvcc_engine.model.layer_spec import LayerSpec
@@ -27,8 +29,10 @@ from uvcc_engine.model.layer_types.gelu import Gelu
 from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
 from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
+from uvcc_engine.model.layer_types.trees import MOST_ROWS, trees_of
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.inputs import check_units
 from uvcc_engine.sharding.partition import place_layers, stage_bounds
 
 QUERY: Final = "query_x"
@@ -68,6 +72,7 @@ def fit_model(
         raise ConfigError(what, "count the features of each owner's schema")
     check_metrics(job, model)
     check_regression(job, model)
+    check_trees(job, model)
     check_provable(job, model, workers)
     special = [
         f"{name} {value!r}"
@@ -134,6 +139,51 @@ def check_regression(job: PrivateJob, model: ModelSpec) -> None:
         )
     if model.features > MOST_COLUMNS:
         raise ConfigError(f"standard errors of {model.features} columns", f"at most {MOST_COLUMNS} columns")
+
+
+def check_trees(job: PrivateJob, model: ModelSpec) -> None:
+    """Refuse (ConfigError) trees beside other layers, and what a job asks of them that they have not."""
+    trees = trees_of(model)
+    if trees is None:
+        if any(layer.grown for layer in _all_layers(model.layers)):
+            raise ConfigError(f"{model.name} has trees and other layers", "trees stand alone: job.model: [{trees: 20}]")
+        return
+    if job.task != "train":
+        return
+    odd = [
+        f"job.{name} {value!r}"
+        for name, value, plain in (
+            ("optimizer", job.optimizer, "sgd"),
+            ("momentum", job.momentum, 0.0),
+            ("weight_decay", job.weight_decay, 0.0),
+            ("clip_norm", job.clip_norm, 0.0),
+            ("standardise", job.standardise, False),
+            ("row_weights", job.row_weights, False),
+            ("class_weights", job.class_weights, ()),
+        )
+        if value != plain
+    ]
+    odd += [] if job.objective in ("binary", "mse") else [f"objective {job.objective!r}"]
+    if odd:
+        raise ConfigError(
+            f"{odd[0]} with trees",
+            "trees grow one by one: momentum: 0, optimizer: sgd, objective binary or mse, and no decay, clipping or"
+            " weights; lr is what their answers are multiplied by",
+        )
+    if job.steps > trees.count:
+        raise ConfigError(f"job.steps is {job.steps}, one for each of {trees.count} trees", "make them as many")
+    if job.batch > MOST_ROWS:
+        raise ConfigError(f"trees grown from {job.batch} rows each", f"job.batch of at most {MOST_ROWS}")
+
+
+def check_inputs(job: PrivateJob, name: str, features: Floats) -> None:
+    """Refuse (ConfigError) features ``[rows, features]`` that the parties cannot compute with, before they are shared.
+
+    They are too large for the statistics that the parties take, or no bits where trees ask bits.
+    """
+    check_units(job, name, features)
+    if trees_of(find_model(job.model)) is not None:
+        check_bits(features, what=name)
 
 
 def check_metrics(job: PrivateJob, model: ModelSpec) -> None:

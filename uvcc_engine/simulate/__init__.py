@@ -12,6 +12,7 @@ With the keys of a run (``SessionKeys``) it computes that run's numbers, bit for
 """
 
 from uvcc_engine.simulate.arrays import Parties, SecretArray, matmul, mul, open, relu, share
+from uvcc_engine.simulate.boosted import PrivateTrees
 from uvcc_engine.simulate.clustering import PrivateKMeans
 from uvcc_engine.simulate.estimators import PrivateClassifier, PrivateRegressor
 from uvcc_engine.simulate.fitting import SessionKeys, SimulatedFit, fit, train
@@ -23,6 +24,7 @@ __all__ = [
     "PrivateClassifier",
     "PrivateKMeans",
     "PrivateRegressor",
+    "PrivateTrees",
     "SecretArray",
     "SessionKeys",
     "SimulatedFit",

@@ -25,14 +25,21 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import MODELS, ModelSpec, find_model
 from uvcc_engine.model.definition.torch_module import model_of_file, model_of_module
+from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.plaintext import PlaintextResult, forward, train_plaintext
-from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, random_ring, reconstruct
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
-from uvcc_engine.sharding.validation import check_counts, check_statistics, check_tensors, fit_model, shapes_of
+from uvcc_engine.sharding.validation import (
+    check_counts,
+    check_inputs,
+    check_statistics,
+    check_tensors,
+    fit_model,
+    shapes_of,
+)
 from uvcc_engine.simulate.metering import LayerCost, Metering
 
 _TEST: Final = 0.2
@@ -256,6 +263,8 @@ def train(
     """
     checked = fit_model(job)
     model = checked if model is None or not checked.public_layers else model
+    for part, (x, _) in data.parts.items():
+        check_inputs(job, f"{part} features", x)
     tensors = dataset_tensors(data, job.frac_bits, job)
     check_tensors(shapes_of(tensors), job, model)
     check_counts(shapes_of(tensors), job)
@@ -282,7 +291,7 @@ def train(
     began = time.monotonic()
 
     def body(rt: Runtime) -> tuple[list[float], dict[str, float], list[Share], list[Share]]:
-        trainer = PrivateTrainer(rt, job, model, inputs[rt.party])
+        trainer = trainer_of(rt, job, model, inputs[rt.party])
         metering.attach(rt.party, list(nn.flat(trainer.layers)))
         losses, step = [], 0
         while step < job.steps and not trainer.validations.ended:

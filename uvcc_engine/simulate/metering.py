@@ -28,6 +28,7 @@ _METHODS: Final = {
     "input_gradient_protocol": BACKWARD,
     "before_protocol": BACKWARD,
     "weight_gradient_protocol": UPDATE,
+    "grown_protocol": UPDATE,
 }
 _RING_BITS: Final = 62  # what a product before its truncation may take, sign included
 

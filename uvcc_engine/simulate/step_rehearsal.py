@@ -21,6 +21,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
 from uvcc_engine.model.definition.base_model import made_up
+from uvcc_engine.model.layer_types.trees import trees_of
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.simulate import fitting
 from uvcc_engine.simulate.metering import LayerCost
@@ -83,6 +84,7 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
         x = one_hot(numbers, kinds)
     else:
         x = rng.standard_normal((job.batch + rows, model.features))
+        x = (x > 0.0).astype(np.float64) if trees_of(model) is not None else x
         numbers = numbers if model.positions > 1 else numbers[:, 0]
     y = numbers if model.classes > 1 else numbers.astype(np.float64)
     weights = rng.uniform(0.0, 1.0, job.batch) if job.row_weights else None

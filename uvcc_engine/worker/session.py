@@ -20,6 +20,7 @@ from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
+from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Plane
@@ -109,7 +110,7 @@ class WorkerSession:
         if a.job.task == "infer":
             return Predictor(self._rt, a.job, a.model, a.inputs)
         if groups.alone and a.policy.topology.microbatches == 1:  # the one kind that proves: see check_provable
-            return PrivateTrainer(self._rt, a.job, a.model, a.inputs)
+            return trainer_of(self._rt, a.job, a.model, a.inputs)
 
         def tell(name: str, fields: dict[str, Any]) -> None:
             self._writer.event(name, **fields)

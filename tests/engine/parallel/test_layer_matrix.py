@@ -22,8 +22,9 @@ from uvcc_engine.model.definition.module_operations import ATTENTION, OPERATIONS
 from uvcc_engine.model.definition.module_walk import JOINS
 from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights, register_model
 from uvcc_engine.model.layer_spec import weighted_specs
+from uvcc_engine.model.layer_types.trees import trees_of
+from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.plaintext import train_plaintext
-from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.model.registry import layer_types
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -38,6 +39,10 @@ UNIT = 2.0**-16
 
 def data_of(model: ModelSpec) -> Dataset:
     rng = np.random.default_rng(4)
+    if trees_of(model) is not None:  # which ask bits, and answer with a number
+        bits = rng.integers(0, 2, (24, model.features)).astype(np.float64)
+        numbers = rng.normal(size=24)
+        return Dataset(bits[8:], numbers[8:], bits[:8], numbers[:8], 1)
     if model.positions > 1:
         x = one_hot(rng.integers(0, model.classes, (24, model.positions)), model.classes)
         y = rng.integers(0, model.classes, (24, model.positions))
@@ -49,6 +54,7 @@ def data_of(model: ModelSpec) -> Dataset:
 def job_of(model: ModelSpec) -> PrivateJob:
     named = model.name if model.name in ("gpt-tiny", "split") else model_to_json(model)
     values = {"model": named, "steps": 2, "batch": 8, "lr": 0.25, "test_rows": 8}
+    values |= {"objective": "mse", "momentum": 0.0, "reveal": ["loss"]} if trees_of(model) is not None else {}
     return PrivateJob.from_json(json.loads(json.dumps(values)))
 
 
@@ -79,7 +85,7 @@ def test_two_steps_end_where_the_twin_does_and_a_kept_state_goes_on_bit_for_bit(
     inputs = shares(job, data)
 
     def through(rt: Runtime, first: int, state: Any) -> list[dict[str, torch.Tensor]]:
-        trainer = PrivateTrainer(rt, job, model, inputs[rt.party])
+        trainer = trainer_of(rt, job, model, inputs[rt.party])
         if state:
             trainer.load_state(state[rt.party][0])
         kept = []

@@ -28,10 +28,11 @@ def run(argv: list[str]) -> int:
     infer.add_argument("file", type=Path)
     infer.add_argument("--target", default="", metavar="COLUMN", help="else target, label, ... or the last column")
     infer.add_argument("--out", type=Path, metavar="FILE", help="the schema's file; NAME.schema.yaml without it")
+    infer.add_argument("--bins", type=int, default=0, metavar="N", help="numbers as bits of N quantile bins, for trees")
     infer.add_argument("--force", action="store_true", help="write over a schema that is there")
     infer.add_argument("--json", action="store_true", help="print JSON on standard output")
     args = parser.parse_args(argv)
-    found = infer_schema(args.file, args.target, args.out, force=args.force)
+    found = infer_schema(args.file, args.target, args.out, force=args.force, bins=args.bins)
     if args.json:
         common.emit(found)
     else:
@@ -39,11 +40,14 @@ def run(argv: list[str]) -> int:
     return OK
 
 
-def infer_schema(file: Path, target: str = "", out: Path | None = None, *, force: bool = False) -> dict[str, Any]:
+def infer_schema(
+    file: Path, target: str = "", out: Path | None = None, *, force: bool = False, bins: int = 0
+) -> dict[str, Any]:
     """Have the owner's program write a schema; what it says of it. Raises UvccError."""
     command = ["infer", str(file), "--target", target]
     command += ["--out", str(out)] if out is not None else []
     command += ["--force"] if force else []
+    command += ["--bins", str(bins)] if bins else []
     found: dict[str, Any] = json.loads(owners_program(command))
     return found
 

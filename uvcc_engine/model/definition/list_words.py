@@ -26,6 +26,7 @@ from uvcc_engine.model.layer_types.relu import Relu
 from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.model.layer_types.rms_norm import RmsNorm
 from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
+from uvcc_engine.model.layer_types.trees import Trees
 from uvcc_engine.model.registry import layer_types, type_of
 from uvcc_engine.model.shapes import Image
 
@@ -326,6 +327,24 @@ def _dropout(value: object, at: At) -> _Made:
     return (), at.image
 
 
+def _trees(value: object, at: At) -> _Made:
+    found = _options(value, "count", ("count", "depth", "l2", "min_gain"), at.where)
+    if at.classes != 1 or not at.last or at.depth:
+        raise ConfigError(
+            f"{at.where}: trees for {at.classes} outputs, or beside other layers",
+            "they stand alone, and answer with one number: give the target kind: binary or kind: real",
+        )
+    count = _size(found.get("count"), f"{at.where}: the number of trees")
+    depth = _size(found.get("depth"), f"{at.where}: the depth", 3)
+    numbers = {"l2": 1.0, "min_gain": 0.0}
+    for name in numbers:
+        given = found.get(name, numbers[name])
+        if not isinstance(given, int | float) or isinstance(given, bool):
+            raise ConfigError(f"{at.where}: {name} is {_short(given)}", "give a number")
+        numbers[name] = float(given)
+    return (Trees(at.features, count, depth, **numbers),), None
+
+
 WORDS: Final[dict[str, _Word]] = {
     "linear": _linear,
     "relu": _same(Relu),
@@ -353,6 +372,7 @@ WORDS: Final[dict[str, _Word]] = {
     "embedding": _embedding,
     "places": _places,
     "attention": _attention,
+    "trees": _trees,
     "mean": _over_lines("avg"),
     "max": _over_lines("max"),
     "conv1d": _conv1d,

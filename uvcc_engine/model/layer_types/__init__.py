@@ -21,6 +21,7 @@ from uvcc_engine.model.layer_types import (
     residual,
     rms_norm,
     smooth,
+    trees,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "residual",
     "rms_norm",
     "smooth",
+    "trees",
 ]

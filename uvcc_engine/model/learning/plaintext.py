@@ -18,13 +18,15 @@ from torch.nn import functional as fn
 
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import VALIDATIONS, PrivateJob
-from uvcc_engine.data.sets import Dataset, Floats, Labels, batch_rows
+from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, batch_rows
 from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
+from uvcc_engine.model.layer_types.trees import trees_of
 from uvcc_engine.model.learning.answer_metrics import plaintext_metrics
 from uvcc_engine.model.learning.clipping import clipped
 from uvcc_engine.model.learning.objectives import plaintext_loss
 from uvcc_engine.model.learning.optimizers import adam_rate, gradient_gain, smallest
+from uvcc_engine.model.learning.plaintext_trees import ClearTrees
 from uvcc_engine.model.learning.standardising import in_clear
 from uvcc_engine.model.learning.validating import PREFIX
 from uvcc_engine.model.registry import PlaintextContext, type_of
@@ -81,18 +83,14 @@ def train_plaintext(
     losses: list[float] = []
     log, best = ValidationLog(job.patience), [w.detach().clone() for w in weights]
     validated: dict[int, Mapping[str, float]] = {}
+    trees = trees_of(model)
+    grown = None if trees is None else ClearTrees(job, trees, data, weights[0].detach().numpy())
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
-        logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
-        own = None if data.weights is None else data.weights[rows]
-        loss = training_loss(job, logits, targets_of(model, data.train_y[rows]), own)
-        losses.append(loss.item())
-        grads = torch.autograd.grad(loss, weights)
-        with torch.no_grad():
-            for spec, w, v, s, g in zip(model.weights, weights, velocity, second, grads, strict=True):
-                decay = job.lr_at(step) * job.weight_decay * w if spec.decays else 0.0
-                _update(job, step, w, v, s, clipped(g, job.clip_norm) if job.clip_norm else g, model.positions)
-                w.sub_(decay)
+        if grown is not None:
+            losses.append(grown.step(step, rows))
+        else:
+            losses.append(_descend(job, model, weights, (velocity, second), step, data, rows))
         if job.validates(step):
             validated[step + 1] = now = _validated(job, model, weights, data)
             if WATCHED in now and log.add(step + 1, now[WATCHED]) and job.keep_best:
@@ -107,6 +105,28 @@ def train_plaintext(
     return PlaintextResult(
         tuple(found), tuple(losses), correct, correct / data.test_y.size, shown, validated, len(losses)
     )
+
+
+def _descend(
+    job: PrivateJob,
+    model: ModelSpec,
+    weights: list[Tensor],
+    moments: tuple[list[Tensor], list[Tensor]],
+    step: int,
+    data: Dataset,
+    rows: Ints,
+) -> float:
+    """One step of the optimiser on these rows, in place; their mean loss before it."""
+    logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
+    own = None if data.weights is None else data.weights[rows]
+    loss = training_loss(job, logits, targets_of(model, data.train_y[rows]), own)
+    grads = torch.autograd.grad(loss, weights)
+    with torch.no_grad():
+        for spec, w, v, s, g in zip(model.weights, weights, *moments, grads, strict=True):
+            decay = job.lr_at(step) * job.weight_decay * w if spec.decays else 0.0
+            _update(job, step, w, v, s, clipped(g, job.clip_norm) if job.clip_norm else g, model.positions)
+            w.sub_(decay)
+    return loss.item()
 
 
 def _validated(job: PrivateJob, model: ModelSpec, weights: list[Tensor], data: Dataset) -> dict[str, float]:

@@ -1,0 +1,107 @@
+"""Gradient-boosted trees in secret: each step grows one tree from the slopes of the loss and adds its answers."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.model.definition.specs import ModelSpec
+from uvcc_engine.model.layer_types.trees import TreesLayer, trees_of
+from uvcc_engine.model.learning.objectives import binary_protocol
+from uvcc_engine.model.learning.training import PrivateTrainer, StepResult
+from uvcc_engine.model.learning.tree_growth import GrownTree, TreeGrower
+from uvcc_engine.model.losses import mean_square_protocol
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share, stack
+from uvcc_engine.mpc.products.arithmetic import add, add_public, mul_protocol, neg, public, scale_int, sub
+from uvcc_engine.sealing.inputs import PartyInputs
+
+LEAST_CURVATURE: Final = 2.0**-12
+"""What a row's second derivative of the logistic loss is raised by, so that what a chance near 0 or 1 is off by in
+fixed point never makes a sum of them negative."""
+STEEPEST: Final = {"binary": 0.25 + LEAST_CURVATURE + 2.0**-10, "mse": 1.0}
+"""Above this no second derivative lies."""
+
+
+def trainer_of(rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> PrivateTrainer:
+    """What trains a model on one worker per party: by gradients, or tree by tree."""
+    kind = PrivateTrainer if trees_of(model) is None else TreeTrainer
+    return kind(rt, job, model, inputs)
+
+
+class TreeTrainer(PrivateTrainer):
+    """The trees so far, and what they answer to every training row: ``margins`` [rows, 1], which a checkpoint holds.
+
+    A step draws ``job.batch`` rows, grows a tree from them, and adds to the margins of all. Nothing is opened but what
+    the job lists: which columns are asked, the leaves, and which rows reach them stay secret.
+    """
+
+    def __init__(self, rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> None:
+        """Start without trees. Raises ConfigError as ``PrivateTrainer``."""
+        super().__init__(rt, job, model, inputs)
+        self._optimizer.moments.clear()  # trees have no momentum
+        spec = trees_of(model)
+        assert spec is not None
+        self._spec = spec
+        rows = self._tensors["train_x"].shape[0]
+        self._margins = [public(rt, torch.zeros(rows, 1), f=job.frac_bits)]
+
+    def _kept(self) -> list[tuple[str, list[Share]]]:
+        return [*super()._kept(), ("margins", self._margins)]
+
+    def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[StepResult]:
+        rt, step, x = self._rt, self._optimizer.step, self._tensors["train_x"]
+        drawn = None if len(rows) == x.shape[0] else rows
+        y, margins = self._tensors["train_y"], self._margins[0]
+        y, margins = (y, margins) if drawn is None else (y.index(drawn), margins.index(drawn))
+        slopes, loss = yield from self._slopes_protocol(margins, y, reveal=reveal)
+        grower = TreeGrower(rt, self._spec, self._job.lr_at(step), STEEPEST[self._job.objective], len(rows))
+        tree = yield from self._grown_protocol(grower, x, slopes, drawn)
+        self._margins[0] = add(self._margins[0], tree.answers)
+        self._put(step, tree)
+        return StepResult(loss)
+
+    def _slopes_protocol(self, margins: Share, y: Share, *, reveal: bool) -> MpcProtocol[tuple[Share, float | None]]:
+        """First and second derivatives of each row's loss, [2, rows], and the opened mean loss if wanted."""
+        rt, count = self._rt, margins.shape[0]
+        if self._job.objective == "mse":
+            slope, loss = sub(margins, y), None
+            if reveal:
+                loss = yield from mean_square_protocol(rt, slope)
+            return stack([slope, public(rt, 1.0, slope)]).reshape(2, count), loss
+        slope, total = yield from binary_protocol(rt, margins, y, loss=reveal)
+        chance = add(slope, y)
+        steps: list[MpcProtocol[Any]] = [mul_protocol(rt, chance, add_public(rt, neg(chance), 1.0))]
+        steps += [] if total is None else [open_ring_protocol(rt, total)]
+        curvature, *opened = yield from par(*steps)
+        loss = None if total is None else float(opened[0].item()) / 2.0**total.f / count
+        return stack([slope, add_public(rt, curvature, LEAST_CURVATURE)]).reshape(2, count), loss
+
+    def _grown_protocol(
+        self, grower: TreeGrower, x: Share, slopes: Share, drawn: Tensor | None
+    ) -> MpcProtocol[GrownTree]:
+        layer = cast(TreesLayer, self._layers[0])
+        return (yield from layer.grown_protocol(grower.grow_protocol(x, slopes, drawn)))
+
+    def _put(self, step: int, tree: GrownTree) -> None:
+        """Write the tree into its rows of the weight. Local."""
+        layer, spec = self._layers[0], self._spec
+        assert layer.weight is not None
+        one = 1 << layer.weight.f
+        asked = scale_int(tree.asked, one)
+        first, last = step * spec.nodes, (step + 1) * spec.nodes
+
+        def written(weight: Tensor, asked: Tensor, leaves: Tensor) -> Tensor:
+            found = weight.clone()
+            found[first:last, : spec.inputs] = asked
+            found[last - spec.leaves // 2 : last, spec.inputs :] = leaves.reshape(-1, 2)
+            return found
+
+        w = layer.weight
+        layer.weight = Share(
+            written(w.first, asked.first, tree.leaves.first), written(w.second, asked.second, tree.leaves.second), w.f
+        )
