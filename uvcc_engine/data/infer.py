@@ -30,6 +30,7 @@ from uvcc_engine.data.schema import (
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
 _IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
 _FAR: Final = 10.0  # deviations from the mean: a column with values beyond is clipped
+_CLIPPED: Final = f"values beyond {_FAR:g} deviations are clipped"
 _FEW_MISSING: Final = 0.1
 _FEW_ROWS: Final = 20  # below this, texts that all differ may still be categories
 
@@ -73,7 +74,7 @@ def _in_bits(column: SchemaColumn, note: str, bins: int) -> tuple[SchemaColumn, 
     """The column as bits: numbers in bins; a category that lacks is no bit, so its row is left out."""
     if column.kind in NUMERIC:
         few = 2 if column.kind == "minmax" else bins  # the column holds nothing but 0 and 1 then
-        return replace(column, kind=BINNED, bins=few), note
+        return replace(column, kind=BINNED, bins=few), note.rpartition(_CLIPPED)[2].removeprefix("; ")
     if column.kind == DAYS:
         return SchemaColumn(column.name, DROP), "dates are not brought into bins"
     if column.kind == ONE_HOT and column.missing == "indicator":
@@ -171,7 +172,7 @@ def _numbers(
         return SchemaColumn(name, "minmax", missing), _told(lacking), False
     spread = float(x.std())
     if spread and float(np.abs(x - x.mean()).max()) > _FAR * spread:
-        note = f"values beyond {_FAR:g} deviations are clipped"
+        note = _CLIPPED
         return SchemaColumn(name, "clip", missing), "; ".join(filter(None, [note, _told(lacking)])), False
     return SchemaColumn(name, "standardise", missing), _told(lacking), False
 

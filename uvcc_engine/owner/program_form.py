@@ -23,6 +23,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.base_model import made_up
+from uvcc_engine.model.layer_types.trees import trees_of
 from uvcc_engine.mpc.foundation.local import rehearsal_keys
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.owner.audit import check_replays, program, recorded
@@ -73,6 +74,9 @@ def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[byt
         what = f"how long messages of job.standardise_by {job.standardise_by!r} are follows from the number of rows"
         raise ConfigError(what, "the policy does not tell it: uvcc verify holds the run against what it can know")
     model = made_up(fit_model(job))
+    if trees_of(model) is not None:
+        what = "how long messages of trees are follows from the number of training rows"
+        raise ConfigError(what, "the policy does not tell it: uvcc verify holds the run against what it can know")
     rows = {"train": job.batch, "test": job.test_rows} | ({"val": job.val_rows} if job.val_rows else {})
     sizes = {
         f"{part}_{what}": (rows[part], n) for part in rows for what, n in (("x", model.features), ("y", model.targets))

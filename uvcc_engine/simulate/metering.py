@@ -29,6 +29,7 @@ _METHODS: Final = {
     "before_protocol": BACKWARD,
     "weight_gradient_protocol": UPDATE,
     "grown_protocol": UPDATE,
+    "gains_protocol": FORWARD,
 }
 _RING_BITS: Final = 62  # what a product before its truncation may take, sign included
 

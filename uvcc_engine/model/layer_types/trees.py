@@ -95,11 +95,11 @@ class TreesLayer(Layer):
 
     def __init__(self, spec: Trees, weight: Share) -> None:
         self.weight = weight
-        self._spec = spec
+        self.spec = spec
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        spec, rows = self._spec, x.shape[0]
+        spec, rows = self.spec, x.shape[0]
         asked = self.weight.index((slice(None), slice(0, spec.inputs)))
         bits = yield from ops.matmul_protocol(rt, x.with_f(0), asked.T.with_f(x.f + asked.f))
         bits = bits.reshape(rows, spec.count, spec.nodes)
@@ -117,6 +117,10 @@ class TreesLayer(Layer):
 
     def grown_protocol(self, steps: MpcProtocol[T]) -> MpcProtocol[T]:
         """``steps``, which grow one of these trees, passed through: who counts a layer's messages sees them here."""
+        return (yield from steps)
+
+    def gains_protocol(self, steps: MpcProtocol[Share]) -> MpcProtocol[Share]:
+        """``steps``, which find what questions gain, passed through: the largest numbers of these trees."""
         return (yield from steps)
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:

@@ -59,8 +59,9 @@ class TreeTrainer(PrivateTrainer):
         y, margins = self._tensors["train_y"], self._margins[0]
         y, margins = (y, margins) if drawn is None else (y.index(drawn), margins.index(drawn))
         slopes, loss = yield from self._slopes_protocol(margins, y, reveal=reveal)
-        grower = TreeGrower(rt, self._spec, self._job.lr_at(step), STEEPEST[self._job.objective], len(rows))
-        tree = yield from self._grown_protocol(grower, x, slopes, drawn)
+        layer = cast(TreesLayer, self._layers[0])
+        grower = TreeGrower(rt, layer, self._job.lr_at(step), STEEPEST[self._job.objective], len(rows))
+        tree: GrownTree = yield from layer.grown_protocol(grower.grow_protocol(x, slopes, drawn))
         self._margins[0] = add(self._margins[0], tree.answers)
         self._put(step, tree)
         return StepResult(loss)
@@ -80,12 +81,6 @@ class TreeTrainer(PrivateTrainer):
         curvature, *opened = yield from par(*steps)
         loss = None if total is None else float(opened[0].item()) / 2.0**total.f / count
         return stack([slope, add_public(rt, curvature, LEAST_CURVATURE)]).reshape(2, count), loss
-
-    def _grown_protocol(
-        self, grower: TreeGrower, x: Share, slopes: Share, drawn: Tensor | None
-    ) -> MpcProtocol[GrownTree]:
-        layer = cast(TreesLayer, self._layers[0])
-        return (yield from layer.grown_protocol(grower.grow_protocol(x, slopes, drawn)))
 
     def _put(self, step: int, tree: GrownTree) -> None:
         """Write the tree into its rows of the weight. Local."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.model.functions import rsqrt_protocol
-from uvcc_engine.model.layer_types.trees import Trees, descend_protocol
+from uvcc_engine.model.layer_types.trees import TreesLayer, descend_protocol
 from uvcc_engine.mpc.comparisons.tournament import greatest_place_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, cat, stack
@@ -53,11 +53,11 @@ class GrownTree:
 
 @dataclass(frozen=True, slots=True)
 class TreeGrower:
-    """What the growth of a tree depends on and is public: ``rate``, by which its answers are multiplied, ``steepest``,
-    above which no second derivative lies, and the number of ``rows`` that it is grown from."""
+    """What the growth of a tree of ``layer`` depends on and is public: ``rate``, by which its answers are multiplied,
+    ``steepest``, above which no second derivative lies, and the number of ``rows`` that it is grown from."""
 
     rt: Runtime
-    spec: Trees
+    layer: TreesLayer
     rate: float
     steepest: float
     rows: int
@@ -75,7 +75,7 @@ class TreeGrower:
         rt, sample = self.rt, x if drawn is None else x.index(drawn)
         here: Share | None = None
         asked: list[Share] = []
-        for _ in range(self.spec.depth):
+        for _ in range(self.layer.spec.depth):
             at = here if here is None or drawn is None else here.index(drawn)
             question = yield from self._question_protocol(sample, (yield from self._parted_protocol(slopes, at)))
             asked.append(question)
@@ -103,7 +103,7 @@ class TreeGrower:
         ones, whole = yield from sums
         ones = ones.reshape(2, nodes, -1)
         left = cat([scale_int(whole, 0), ones], -1)  # the first question is none: no row goes left
-        gains = yield from self._gains_protocol(stack([left, sub(whole, left)], 1))
+        gains = yield from self.layer.gains_protocol(self._gains_protocol(stack([left, sub(whole, left)], 1)))
         place = yield from greatest_place_protocol(rt, gains)
         return place.index((slice(None), slice(1, None)))
 
@@ -113,15 +113,15 @@ class TreeGrower:
         slope, inverse = sums.index(0), (yield from self._inverse_root_protocol(sums.index(1)))
         roots = yield from mul_protocol(rt, slope, inverse)
         gains = yield from product_with_protocol(rt, roots, roots, _squares)
-        if not self.spec.min_gain:
+        if not self.layer.spec.min_gain:
             return gains
         least = torch.zeros(gains.shape[1], dtype=torch.int64, device=rt.device)
-        least[0] = round(2.0 * self.spec.min_gain * self._scale * 2.0**gains.f)
+        least[0] = round(2.0 * self.layer.spec.min_gain * self._scale * 2.0**gains.f)
         return add_ring(rt, gains, least)
 
     def _inverse_root_protocol(self, curvature: Share) -> MpcProtocol[Share]:
         """1 / sqrt(second + l2) of halved sums, element by element: 16 rounds."""
-        least = self.spec.l2 * self._scale
+        least = self.layer.spec.l2 * self._scale
         most = least + self.steepest * self.rows * self._scale
         low = math.floor(math.log(least, 4) - 2.0**-10)
         high = max(1, low + 1, math.ceil(math.log(most, 4)))
