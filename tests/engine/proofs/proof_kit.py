@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from uvcc_engine.mpc.comparisons import gated, maximum, proved_bits, selection
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
-from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolTask, Runtime
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, ProtocolTask, Runtime
 from uvcc_engine.mpc.foundation.share import Share, share_of, split
 from uvcc_engine.mpc.functions import exponential
 from uvcc_engine.mpc.products import arithmetic
@@ -28,6 +28,7 @@ from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
 from uvcc_engine.transcript.formats import kinds
 
+T = TypeVar("T")
 Build = Callable[..., MpcProtocol[Share]]
 Message = tuple[int, int, int, int, int]  # from, to, number on its link, kind, bytes
 
@@ -202,6 +203,50 @@ class Ending:
     received: list[list[bytes]]
 
 
+Turns = Generator[ProtocolProgress[Any], None, T]
+"""A party's course, which gives way wherever it waits for a round's messages."""
+
+
+def _in_turns(rt: Runtime, steps: MpcProtocol[T]) -> Turns[T]:
+    """``rt.run``, but giving way in every round."""
+    progress = rt.start(steps)
+    while not progress.done:
+        yield progress
+        progress.advance()
+    return progress.result
+
+
+def take_turns(planes: LocalPlanes, course: Callable[[Runtime], Turns[T]]) -> list[T]:
+    """What ``course`` returns at the three parties, which take turns in this thread: each goes on once its round's
+    messages are there. Threads spend most of a small protocol's time on waking each other."""
+    courses = [course(rt) for rt in planes.runtimes]
+    results: dict[int, T] = {}
+    waiting: dict[int, ProtocolProgress[Any] | None] = dict.fromkeys(range(len(courses)))
+    while waiting:
+        moved = False
+        for party, progress in list(waiting.items()):
+            try:
+                if progress is None:
+                    waiting[party] = next(courses[party])
+                    moved = True
+                    continue
+                try:
+                    there = planes.planes[party].arrived(progress.wants())
+                except (ProtocolError, PeerLostError) as why:
+                    waiting[party] = courses[party].throw(why)
+                    moved = True
+                    continue
+                if there:
+                    waiting[party] = next(courses[party])
+                    moved = True
+            except StopIteration as end:
+                results[party] = end.value
+                del waiting[party]
+                moved = True
+        assert moved, f"parties {sorted(waiting)} wait for messages that nobody will send"
+    return [results[party] for party in range(len(courses))]
+
+
 def run_proved(
     build: Build,
     inputs: Sequence[Tensor],
@@ -240,21 +285,21 @@ def run_proved(
     source = random.Random(seed).randbytes
     parts = [split(x, 16, source) for x in inputs]
 
-    def body(rt: Runtime) -> tuple[ProtocolError | None, Tensor | None, ProvedStep | None]:
+    def body(rt: Runtime) -> Turns[tuple[ProtocolError | None, Tensor | None, ProvedStep | None]]:
         try:
-            found = rt.run(build(rt, *[share_of(p, rt.party, 16) for p in parts]))
+            found = yield from _in_turns(rt, build(rt, *[share_of(p, rt.party, 16) for p in parts]))
             if prove:
-                proved = rt.run(prove_protocol(rt, ring, bit_degree=bit_degree))
+                proved = yield from _in_turns(rt, prove_protocol(rt, ring, bit_degree=bit_degree))
             else:
                 proved, rt.ledger = None, None
-            return None, rt.run(open_ring_protocol(rt, found)), proved
+            return None, (yield from _in_turns(rt, open_ring_protocol(rt, found))), proved
         except ProtocolError as why:
             planes.wire.abort()
             return why, None, None
         except PeerLostError:
             return None, None, None
 
-    ends = planes.run_three(body)
+    ends = take_turns(planes, body)
     received = [
         [b for _, tag, b in planes.wire.received[p] if tag.kind == kinds.PROOF and len(b) % 8 == 0 and len(b) > 64]
         for p in range(3)
