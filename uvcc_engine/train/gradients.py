@@ -20,7 +20,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     if own is not None:
         found: Tensor = own(gradients)
         return found
-    return torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(gradients)))))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(gradients)))))
+    return whole
 
 
 @torch.no_grad()
