@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import time
 from pathlib import Path
@@ -174,6 +175,11 @@ def test_a_long_run_is_shown_from_the_snapshot_beside_its_journal_and_its_newest
     assert source.snapshot.log == whole.log
     assert (source.snapshot.step, source.snapshot.workers) == (whole.step, whole.workers)
     assert source.poll() == []
+    source.close()
+    clock = itertools.count()
+    source = JournalSource(run_dir / "journal.sqlite", used=lambda: next(clock) / 1000)  # a millisecond an event
+    source.poll()
+    assert (source.behind, source.snapshot.step) == (False, whole.step)  # the first picture is of now
     source.close()
     for odd in ("{", "[]", '{"version": 1}'):  # a damaged one is left alone
         (run_dir / snapshot_cache.NAME).write_text(odd)

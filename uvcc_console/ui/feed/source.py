@@ -27,6 +27,7 @@ from uvcc_console.ui.judging.past import without_advice
 
 WallTime = Callable[[], float]
 BATCH = 256
+OPENING_S = 0.3  # of processor time for what came after a kept snapshot, before anything is shown
 BEHIND_S = 2.0  # from here on it is said, and ages are those of the picture
 
 
@@ -76,9 +77,10 @@ class JournalSource:
     def poll(self) -> list[LogEntry] | None:
         """Fold what is new until the budget is used; ``behind`` tells whether something is left.
 
-        The first time None where a kept snapshot has the log's newest lines already.
+        The first time None where a kept snapshot has the log's newest lines already. That time takes longer: what came
+        after the snapshot is a few thousand events, and the first picture is then of now.
         """
-        limit = self._used() + self.budget_s
+        limit = self._used() + (self.budget_s if self._fresh else max(self.budget_s, OPENING_S))
         lines: list[LogEntry] = []
         self.behind, found = False, True
         folding = Folding(self.snapshot)
