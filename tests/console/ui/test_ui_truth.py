@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +14,11 @@ from ui_desk import FakeProcesses, desk
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
 from uvcc_console.core.state import fold
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.drawing.paint import plain
+from uvcc_console.ui.feed.source import BEHIND_S, JournalSource
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, START_LOOKS, STARTING, Lamp, Watchman
 from uvcc_console.ui.judging.view import View, fleet_rows
@@ -70,6 +74,38 @@ async def test_a_fresh_attach_to_a_long_run_is_catching_up_and_never_shows_death
                 assert " behind" in first
                 assert "RUNNING" not in first
         assert seen > 10
+
+
+def test_a_starved_console_of_24_pods_shows_nobody_lost_who_was_heard_within_five_seconds(tmp_path: Path) -> None:
+    """A crowded machine, by counts: looks come seldom, and each folds only so many events. One worker does die."""
+    story = Story(replicas=8).full(3, seconds=1.0)
+    run_dir = story.write(tmp_path / "run")
+    dead, born, written = story.coords[5], story.now, len(story.events)
+    heard, spent, dice = dict.fromkeys(story.coords, born), itertools.count(), random.Random(7)
+    source = JournalSource(run_dir / "journal.sqlite", clock=lambda: story.now, used=lambda: next(spent) / 1000)
+    journal = Journal(run_dir / "journal.sqlite", source="test", clock=lambda: story.now)
+    behind = lost = 0
+    for _ in range(60):
+        for _ in range(dice.choice((1, 1, 1, 2, 5))):
+            story.now += 1.0
+            for coord in (c for c in story.coords if c != dead or story.now < born + 60):
+                record = {"step": int(story.now - born) + 3, "phase": "train"}
+                story.add(ev.HeartbeatRead(pod=story.pod(coord), coord=coord, record=record))
+                heard[coord] = story.now
+        journal.append(*story.events[written:])
+        written = len(story.events)
+        source.budget_s = dice.choice((0.01, 0.04, 0.06, 0.4))
+        source.poll()
+        view = View(snap=source.snapshot, now=source.now(), utc=True, behind_s=source.behind_s, run_dir=str(run_dir))
+        behind += source.behind_s > BEHIND_S
+        for row in (found for found in fleet_rows(view) if found.coord):
+            amiss = row.health.role in ("bad", "warn")
+            assert not amiss or story.now - heard[row.coord] > 5.0, (row.coord, row.health.word)
+            lost += amiss
+    assert behind > 5
+    assert lost > 5
+    journal.close()
+    source.close()
 
 
 async def test_while_it_is_behind_it_paints_twice_a_second_at_most() -> None:
