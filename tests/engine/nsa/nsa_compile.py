@@ -1,7 +1,16 @@
-"""Compiles every kernel for an H100 (sm_90) with M7C's shapes; needs Triton, no GPU. Run as a script."""
+"""Compiles every kernel for an A100 (sm_80) and an H100 (sm_90) with M7C's shapes; needs Triton, no GPU.
+
+Run as a script: a line of JSON for each, with what its machine code takes (registers of a thread, bytes of its stack:
+spills) and its PTX does (asynchronous copies, tensor core products of a warp, of a warp group). As in a launch,
+pointers and strides are known to be multiples of 16: M7C's heads are 64 wide.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import tempfile
 from typing import Any
 
 import triton
@@ -40,13 +49,40 @@ def type_of(name: str) -> str:
     return "i32"
 
 
+def attributes(names: list[str], signature: dict[str, str]) -> dict[tuple[int], list[list[Any]]]:
+    """What a launch with M7C's tensors tells the compiler of pointers and strides."""
+    wide = re.compile(r"\w+_[bsghn]")
+    known = [a for a in names if signature[a].startswith("*") or (signature[a] == "i32" and wide.fullmatch(a))]
+    return {(names.index(a),): [["tt.divisibility", 16]] for a in known}
+
+
+def usage_of(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(cubin)
+        f.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", f.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found is not None, said
+    return {"registers": int(found[1]), "spills": int(found[2])}
+
+
 def main() -> None:
-    for name, (kernel, special) in KERNELS.items():
-        constants = {a: CONSTANTS[a] for a in kernel.arg_names if a in CONSTANTS}
-        signature = {a: "constexpr" if a in constants else special.get(a) or type_of(a) for a in kernel.arg_names}
-        source = ASTSource(kernel, signature, constants)
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-        print(f"{name}: {len(made.asm['cubin'])} bytes, {made.metadata.shared} bytes of shared memory")
+    for capability in (80, 90):
+        for name, (kernel, special) in KERNELS.items():
+            constants = {a: CONSTANTS[a] for a in kernel.arg_names if a in CONSTANTS}
+            signature = {a: "constexpr" if a in constants else special.get(a) or type_of(a) for a in kernel.arg_names}
+            source = ASTSource(kernel, signature, constants, attributes(kernel.arg_names, signature))
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+            ptx = made.asm["ptx"]
+            seen = {
+                "copies": len(re.findall(r"cp\.async\.c[ag]", ptx)),
+                "mma": ptx.count("mma.sync"),
+                "wgmma": ptx.count("wgmma.mma_async"),
+                "shared": made.metadata.shared,
+            }
+            told = {"kernel": name, "sm": capability, "bytes": len(made.asm["cubin"])}
+            print(json.dumps(told | usage_of(made.asm["cubin"]) | seen))
 
 
 if __name__ == "__main__":
