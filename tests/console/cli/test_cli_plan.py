@@ -71,3 +71,20 @@ def test_seconds_are_rounds_bytes_and_computing_one_after_the_other() -> None:
     assert found["network_s"] == pytest.approx(0.3)
     assert found["step_s"] == pytest.approx(0.8)
     assert found["full_s"] == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize(
+    ("profile", "change", "said"),
+    [
+        ("m7c-1gpu", "smoke.steps=5", "gates.loss_falls needs 2 rows, a smoke of 5 steps"),
+        ("m7c-1gpu", "gates.at=[100, 90000]", "gates.at names step 90000"),
+        ("m7c-2xa100", "fleet.image=cuda_12_4_pytorch_2_4", "torch 2.4 is too old"),
+        ("local-lm-smoke", "gates.resume_at=30", "the first checkpoint is that of step 40"),
+        ("demo", "gates.resume_at=3", "gates.resume_at is of language models"),
+    ],
+)
+def test_what_a_rollout_would_refuse_before_it_rents_the_plan_refuses_as_well(
+    profile: str, change: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", profile, "--no-rehearsal", "--set", change]) == 2
+    assert said in capsys.readouterr().err

@@ -7,9 +7,8 @@ from functools import partial
 
 from uvcc_console.core import events as ev
 from uvcc_console.fleet import wheel_cache
-from uvcc_console.fleet.prime.offers import IMAGES
 from uvcc_console.fleet.provider import TellsEnds
-from uvcc_console.plan import code_tree, images, measurable
+from uvcc_console.plan import code_tree, refusals
 from uvcc_console.plan.command_halt import doubt
 from uvcc_console.plan.plan import FULL, SIGTERM, SMOKE, Phase, operation_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings
@@ -29,17 +28,9 @@ RolloutStep = Callable[[Rollout], Awaitable[str]]
 async def _plan(ctx: Rollout) -> str:
     """The plan was made with the run; here its job is held against its image, its gates, the engine's models and the
     data."""
-    job, smoke = ctx.plan.profile.job, ctx.plan.phases.get(SMOKE)
-    fleet = ctx.plan.profile.fleet
-    await wheel_cache.read_in_thread(fleet.wheels)
-    if isinstance(job, LmJobSettings | PrivateJobSettings):
-        images.check_all(fleet.model_dump(mode="json"), {"prime": IMAGES})
-    if isinstance(job, LmJobSettings) and smoke is not None:
-        measurable.check(job, smoke.steps, ctx.plan.profile.gates)
-    if (full := ctx.plan.phases.get(FULL)) is not None:
-        every = measurable.log_every(job) if isinstance(job, LmJobSettings) else 1
-        measurable.check_windows(full.steps, ctx.plan.profile.gates, every)
-        measurable.check_resume(job, full.steps, ctx.plan.profile.gates)
+    job = ctx.plan.profile.job
+    await wheel_cache.read_in_thread(ctx.plan.profile.fleet.wheels)
+    refusals.check(ctx.plan)
     await agree.check_job(ctx)
     names = ", ".join(
         f"{p.name} {counted(p.steps, 'step')} on {counted(len(p.pods()), 'pod')}" for p in ctx.plan.phases.values()
