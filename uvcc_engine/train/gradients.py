@@ -17,11 +17,12 @@ _EPS = 1e-6  # torch's
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all of them together, a scalar; of parts a scalar in parts."""
     own = getattr(torch.nn.utils, "get_total_norm", None)
+    norm: Tensor
     if own is not None:
-        found: Tensor = own(gradients)
-        return found
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(gradients)))))
-    return whole
+        norm = own(gradients)
+    else:
+        norm = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(gradients)))))
+    return norm
 
 
 @torch.no_grad()
