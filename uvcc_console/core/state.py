@@ -156,6 +156,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         agreed_epoch=-1 if over else s.agreed_epoch,
         checkpoints=MappingProxyType({}) if over else s.checkpoints,
         home=MappingProxyType({}) if fresh else s.home,
+        repeated=MappingProxyType({}) if fresh else s.repeated,
         refused_checkpoints=MappingProxyType({}),
         watchdog_dumps=0,
         facts=MappingProxyType({}),

@@ -217,6 +217,14 @@ def test_a_halt_and_its_exact_resume_are_rehearsed_once(repeated: dict[str, obje
     assert [h.mode for h in run.names(ev.HaltRequested)] == ["halt"] + ["hold"] * (not ok)
 
 
+def test_what_a_smoke_repeated_is_no_word_of_the_full_run() -> None:
+    smoke = ev.PhaseStarted(phase="smoke", engine_run="r.smoke", steps=20, sid_job="")
+    said = ev.EngineEvent(pod="p0r0", level="info", event="steps_repeated", fields=REPEATED)
+    run = Conducted(smoke, said, *STARTED, *beats(range(0, 3)), gates=GatesPart(resume_at=6))
+    run.rehearse()
+    assert run.said == []
+
+
 def test_a_rehearsal_that_never_came_is_said_at_the_end() -> None:
     run = Conducted(*beats(range(0, 20)), gates=GatesPart(resume_at=6))
     resume_rehearsal.close(cast(Rollout, run))
