@@ -64,6 +64,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
         held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
         changes |= _of_tokenizer(job, found["tokenizer"])
         changes |= held | _of_target(job, found["objective"], tell) | _of_weight(job, found["weight"], tell)
+    changes |= _of_trees(job, found["model"], tell)
     if job.epochs:
         rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows - job.val_rows)
         batch = job.batch * profile.topology.replicas
@@ -126,6 +127,18 @@ def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], No
     if objective in ("mse", "poisson") and "accuracy" in job.reveal:
         tell("rmse is revealed in place of accuracy: the target is a number" + _UNITS[objective])
         changes["reveal"] = [_FOR_NUMBERS.get(item, item) for item in job.reveal]
+    return changes
+
+
+def _of_trees(job: PrivateJobSettings, model: Any, tell: Callable[[str], None]) -> dict[str, Any]:
+    """What trees ask of a job that says nothing else: no momentum, and one rate for all."""
+    layers = model["layers"] if isinstance(model, dict) else []
+    if [layer["type"] for layer in layers] != ["trees"]:
+        return {}
+    wanted = {"momentum": 0.0, "schedule": "constant"}
+    changes = {key: value for key, value in wanted.items() if key not in job.model_fields_set}
+    if changes:
+        tell("trees ask for " + ", ".join(f"{key} {value}" for key, value in changes.items()))
     return changes
 
 

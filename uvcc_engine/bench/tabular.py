@@ -19,19 +19,21 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.data.bins import bits_of, edges_of
 from uvcc_engine.data.sets import Dataset, Floats, split
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.simulate import SimulatedFit, train
 
 _MLP: Final = [{"linear": 16}, "relu", "linear"]
 _CONV: Final = [{"image": [1, 8, 8]}, {"conv": {"channels": 8, "padding": 1}}, "relu", "avg-pool", "flatten", "linear"]
+_TREES: Final = [{"trees": {"count": 20, "depth": 3}}]
 BARS: Final = {"auc": 0.005, "accuracy": 0.01, "rmse": 0.01}
 """How far the private number may be on the worse side: as it is, of RMSE relative to the clear one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TabularCase:
-    """One line of the table. ``objective`` "": cross-entropy."""
+    """One line of the table. ``bins``: of trees, which grow from all rows, one an epoch; 0: a network."""
 
     data: str
     layers: list[Any]
@@ -40,14 +42,17 @@ class TabularCase:
     objective: str = "cross-entropy"
     batch: int = 64
     lr: float = 0.1
+    bins: int = 0
 
 
 CASES: Final = {
     "breast_logistic": TabularCase("breast_cancer", ["linear"], "auc", 6, "binary"),
     "breast_mlp": TabularCase("breast_cancer", _MLP, "auc", 6),
+    "breast_trees": TabularCase("breast_cancer", _TREES, "auc", 20, "binary", lr=0.3, bins=16),
     "wine_mlp": TabularCase("wine", _MLP, "accuracy", 10, batch=32),
     "diabetes_linear": TabularCase("diabetes", ["linear"], "rmse", 8, "mse", lr=0.05),
     "diabetes_mlp": TabularCase("diabetes", _MLP, "rmse", 8, "mse", lr=0.02),
+    "diabetes_trees": TabularCase("diabetes", _TREES, "rmse", 20, "mse", lr=0.2, bins=16),
     "digits_mlp": TabularCase("digits", [{"linear": 32}, "relu", "linear"], "accuracy", 6, batch=128),
     "digits_conv": TabularCase("digits", _CONV, "accuracy", 3, batch=128),
 }
@@ -84,20 +89,35 @@ def _scaler(rows: Floats) -> Callable[[Floats], Floats]:
 def fitted(case: TabularCase, seed: int) -> SimulatedFit:
     """The case trained on shares."""
     data = dataset(case.data, seed, case.objective == "mse", case.objective == "binary")
+    grown: dict[str, Any] = {}
+    if case.bins:
+        data, grown = in_bins(data, case.bins), {"momentum": 0.0, "schedule": "constant"}
+    batch = len(data.train_x) if case.bins else case.batch
     model = model_of_list(case.layers, data.train_x.shape[1], data.classes)
     job = PrivateJob.from_json(
         {
             "model": model_to_json(model),
-            "steps": -(-case.epochs * len(data.train_x) // case.batch),
-            "batch": case.batch,
+            "steps": -(-case.epochs * len(data.train_x) // batch),
+            "batch": batch,
             "lr": case.lr,
             "objective": case.objective,
             "reveal": [case.metric],
             "test_rows": len(data.test_x),
             "seed": seed,
+            **grown,
         }
     )
     return train(job, data)
+
+
+def in_bins(data: Dataset, bins: int) -> Dataset:
+    """The same rows as bits, by quantiles of the training rows."""
+    edges = [edges_of(column, bins) for column in data.train_x.T]
+
+    def bits(x: Floats) -> Floats:
+        return np.stack([one for column, e in zip(x.T, edges, strict=True) for one in bits_of(column, e)], 1)
+
+    return replace(data, train_x=bits(data.train_x), test_x=bits(data.test_x))
 
 
 def case_rows(name: str, seeds: Sequence[int]) -> list[Row]:

@@ -183,7 +183,9 @@ def input_tensors(job: PrivateJob, args: argparse.Namespace) -> dict[str, Ring]:
         return tensors
     found: dict[str, Ring] = {}
     if args.data is not None:
-        found[QUERY] = encode_fixed("queries", read_queries(args.data), job.frac_bits)
+        queries = read_queries(args.data)
+        check_inputs(job, "queries", queries)
+        found[QUERY] = encode_fixed("queries", queries, job.frac_bits)
     if args.weights is not None:
         for name, weight in read_arrays(args.weights).items():
             found[name] = encode_fixed(name, weight, job.frac_bits)

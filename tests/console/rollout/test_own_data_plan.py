@@ -15,7 +15,7 @@ import pytest
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import main
-from uvcc_console.cli.parties.data import settings_for
+from uvcc_console.cli.parties.data import infer_schema, settings_for
 from uvcc_console.cli.screen import launch as launching
 from uvcc_console.core import paths
 from uvcc_console.plan import owndata, plan_rehearsal
@@ -208,6 +208,33 @@ def test_the_objective_follows_the_schemas_target(tmp_path: Path) -> None:
     profile, _ = owndata.settle(load("demo", [*sets, "job.objective=huber"])[1], told.append)
     assert isinstance(profile.job, PrivateJobSettings)
     assert profile.job.objective == "huber"
+
+
+def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
+    table: Path, settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trees = "job.model=[{trees: {count: 5, depth: 2}}]"
+    asked = [*settings[:2], trees, "job.batch=20", "job.reveal=[loss, auc]"]
+    with pytest.raises(UvccError, match="trees for 2 outputs, or beside other layers"):
+        create_run("demo", asked)
+    assert main(["data", "infer", str(table), "--force", "--bins", "4"]) == 0
+    assert "6 features (2 bins)" in capsys.readouterr().out
+    told: list[str] = []
+    plain = table.with_name("plain.yaml")
+    plain.write_text("job: {kind: private, steps: 5}\ntopology: {}\nfleet: {provider: local}\n")
+    job = job_of(create_run(str(plain), asked, tell=told.append))
+    assert (job["objective"], job["momentum"], job["schedule"], job["steps"]) == ("binary", 0, "constant", 5)
+    assert "trees ask for momentum 0.0, schedule constant" in told
+    schema = table.with_name("patients.schema.yaml")
+    schema.write_text(schema.read_text().replace("{kind: bins, bins: 4}", "minmax", 1))
+    with pytest.raises(UvccError, match=r"feature 'a' holds .*, and trees ask bits"):
+        create_run("demo", asked)
+    with pytest.raises(UvccError, match="--bins 1"):
+        infer_schema(table, force=True, bins=1)
+    schema.unlink()
+    demo = settings_for(str(table), model=trees)
+    assert {"job.momentum=0", "job.schedule=constant", "job.lr=0.3"} <= set(demo)
+    assert "kind: bins, bins: 16" in schema.read_text()
 
 
 def test_a_plan_names_the_schema_that_lies_beside_the_table_and_nobody_named(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from uvcc_engine.contract.job import owner_files
 
 # what suits a table of a few hundred rows: the profile's own values are for the digits
 _FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
+_FOR_TREES = ("job.momentum=0", "job.schedule=constant", "job.lr=0.3")
+_BINS = 16
 _LAYERS = "[{linear: 16}, relu, linear]"
 _OF_TEXT = (
     "[{embedding: 16}, {residual: [layer-norm, {attention: {heads: 2, causal: true}}]},"
@@ -63,8 +65,12 @@ def summary(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def settings_for(data: str, schema: str = "", target: str = "") -> list[str]:
-    """Settings that make the demo's profile one of this table; its schema is written beside it if there is none."""
+def settings_for(data: str, schema: str = "", target: str = "", model: str = "") -> list[str]:
+    """Settings that make the demo's profile one of this table; its schema is written beside it if there is none.
+
+    ``model``: what was asked for; trees ask for a schema of bits and for another rate.
+    """
+    trees = "trees" in model
     file = Path(data).expanduser().resolve()
     known = Path(schema).expanduser().resolve() if schema else owner_files.schema_beside(file)
     if target and known.exists():
@@ -72,6 +78,11 @@ def settings_for(data: str, schema: str = "", target: str = "") -> list[str]:
     if known.exists():
         common.say(f"schema: {known}")
     else:
-        common.say(summary(infer_schema(file, target, known)))
+        common.say(summary(infer_schema(file, target, known, bins=_BINS if trees else 0)))
     named = [f"job.data={json.dumps(str(file))}", f"job.schema={json.dumps(str(known))}"]
-    return [*named, f"job.model={_OF_TEXT if file.suffix.lower() == '.txt' else _LAYERS}", *_FOR_TABLES]
+    return [
+        *named,
+        f"job.model={_OF_TEXT if file.suffix.lower() == '.txt' else _LAYERS}",
+        *_FOR_TABLES,
+        *(_FOR_TREES if trees else ()),
+    ]

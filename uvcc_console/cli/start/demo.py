@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     if args.data:
         from uvcc_console.cli.parties.data import settings_for
 
-        settings = [*settings_for(args.data, args.schema, args.target), *settings]
+        settings = [*settings_for(args.data, args.schema, args.target, args.model or ""), *settings]
     elif args.schema or args.target:
         parser.error("--schema and --target describe the file of --data")
     if args.model:
