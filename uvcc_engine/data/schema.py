@@ -339,11 +339,8 @@ def _statistics(found: object, values: Sequence[str], where: str, bins: int = 0)
     if not isinstance(edges, list) or len(edges) != max(0, bins - 1):
         raise ConfigError(f"{where}.edges does not fit {bins} bins", "give one edge less than bins, or no statistics")
     numbers = {key: _number(value, f"{where}.{key}") for key, value in part.items()}
-    return Statistics(
-        **numbers,
-        shares=tuple(_number(s, f"{where}.shares") for s in shares),
-        edges=tuple(_number(s, f"{where}.edges") for s in edges),
-    )
+    both = [tuple(_number(s, f"{where}.{k}") for s in v) for k, v in (("shares", shares), ("edges", edges))]
+    return Statistics(**numbers, shares=both[0], edges=both[1])
 
 
 def _mapping(found: object, where: str, known: Sequence[str], needed: Sequence[str]) -> Mapping[str, Any]:

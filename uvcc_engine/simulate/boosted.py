@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.bins import MOST_BINS, bits_of, edges_of
 from uvcc_engine.data.sets import Floats
-from uvcc_engine.simulate.fitting import SimulatedFit, fit
+from uvcc_engine.simulate.fitting import SimulatedFit, fit, plain_numbers
 
 
 class PrivateTrees:
@@ -46,8 +46,8 @@ class PrivateTrees:
 
     def fit(self, x: ArrayLike, y: ArrayLike) -> Self:
         """Grow the trees from rows (rows, columns). Raises ConfigError for what does not fit."""
-        rows, labels = np.array(x, dtype=np.float64), np.asarray(y)
-        if rows.ndim != 2 or not 0.0 < self.subsample <= 1.0 or not 2 <= self.n_bins <= MOST_BINS:
+        rows, labels = plain_numbers(x), np.asarray(y)
+        if rows.ndim != 2 or not rows.size or not 0.0 < self.subsample <= 1.0 or not 2 <= self.n_bins <= MOST_BINS:
             what = f"rows of shape {rows.shape}, {self.n_bins} bins, a subsample of {self.subsample:g}"
             raise ConfigError(what, f"(rows, columns), 2 to {MOST_BINS} bins, a share of 0 to 1")
         self.edges_ = [edges_of(column, self.n_bins) for column in rows.T]
@@ -74,15 +74,22 @@ class PrivateTrees:
         return self
 
     def _bits(self, rows: Floats) -> Floats:
+        if not hasattr(self, "edges_"):
+            raise ConfigError("these trees were not grown", "call fit first")
+        if rows.ndim != 2 or rows.shape[1] != len(self.edges_) or not np.isfinite(rows).all():
+            what = f"rows of shape {rows.shape}, or one of their numbers is not finite"
+            raise ConfigError(what, f"give {len(self.edges_)} numbers a row, none of them missing")
         return np.stack([b for x, edges in zip(rows.T, self.edges_, strict=True) for b in bits_of(x, edges)], 1)
 
     def predict_proba(self, x: ArrayLike) -> Floats:
         """Both classes' probabilities, in clear with the opened trees. Raises ConfigError where numbers are fitted."""
-        return self.result_.predict_proba(self._bits(np.array(x, dtype=np.float64)))
+        bits = self._bits(plain_numbers(x))
+        return self.result_.predict_proba(bits)
 
     def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
         """The likelier class of every row, or the number that is expected, in clear with the opened trees."""
-        found = self.result_.predict(self._bits(np.array(x, dtype=np.float64)))
+        bits = self._bits(plain_numbers(x))
+        found = self.result_.predict(bits)
         return found if len(self.classes_) else found * self.scale_ + self.shift_
 
     def score(self, x: ArrayLike, y: ArrayLike) -> float:

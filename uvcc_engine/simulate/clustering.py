@@ -15,6 +15,7 @@ from uvcc_engine.model.learning.kmeans import Clusters, kmeans_protocol
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import share_of, split
+from uvcc_engine.simulate.fitting import plain_numbers
 
 
 class PrivateKMeans:
@@ -44,7 +45,7 @@ class PrivateKMeans:
 
     def fit(self, x: ArrayLike, y: object = None) -> Self:
         """Find the centroids of rows (rows, columns). Raises ConfigError for what does not fit."""
-        rows = np.array(x, dtype=np.float64)
+        rows = plain_numbers(x, "rows")
         if rows.ndim != 2 or self.n_clusters < 2 or self.n_init < 1 or self.max_iter < 1:
             raise ConfigError(
                 f"rows of shape {rows.shape} in {self.n_clusters} clusters", "(rows, columns), 2 clusters or more"
@@ -72,6 +73,6 @@ class PrivateKMeans:
 
     def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
         """The nearest centroid of every row, in clear."""
-        rows = np.array(x, dtype=np.float64)
+        rows = plain_numbers(x, "rows")
         found: np.ndarray[Any, Any] = np.square(rows[:, None] - self.cluster_centers_).sum(2).argmin(1)
         return found

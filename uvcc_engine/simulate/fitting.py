@@ -226,7 +226,7 @@ def _rows(x: ArrayLike, letters: int) -> Floats:
 def _weights(given: ArrayLike | None, rows: int) -> Floats | None:
     if given is None:
         return None
-    found = np.array(given, dtype=np.float64)
+    found = plain_numbers(given, "row_weights")
     if found.shape != (rows,):
         raise ConfigError(f"row_weights of shape {found.shape} for {rows} rows", "give one number per row")
     return found
@@ -239,6 +239,8 @@ def _targets(objective: str, labels: np.ndarray[Any, Any], letters: int) -> tupl
     if objective in ("huber", "poisson") or (objective == "mse" and labels.dtype.kind == "f"):
         return (), labels.astype(np.float64)
     classes, numbers = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise ConfigError(f"all {labels.size} labels are {classes[0]}", "give rows of two classes or more")
     if objective == "binary":
         if len(classes) != 2:
             raise ConfigError(f"objective 'binary' for {len(classes)} classes", "use cross-entropy, or two classes")
@@ -347,8 +349,20 @@ def _by_step(taken: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[int, int
     return tuple(found)
 
 
+def plain_numbers(x: ArrayLike, what: str = "features") -> Floats:
+    """Numbers of any shape as float64. Raises ConfigError for text, lines of unequal length and complex numbers."""
+    try:
+        given = np.asarray(x)
+        if given.dtype.kind == "c":
+            raise ConfigError(f"{what} are complex numbers", "give their real and imaginary parts as columns")
+        return np.array(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        what = f"{what} are no table of numbers: {str(error)[:80]}"
+        raise ConfigError(what, "give categories as one-hot columns, and each row as many numbers") from error
+
+
 def _features(x: ArrayLike) -> torch.Tensor:
-    found = np.array(x, dtype=np.float64)
+    found = plain_numbers(x)
     if found.ndim < 2 or not len(found):
         raise ConfigError(f"features of shape {found.shape}", "give one row of numbers per line: (rows, features)")
     return torch.from_numpy(found.reshape(len(found), -1))

@@ -236,3 +236,41 @@ def test_a_schema_turns_numbers_into_bits() -> None:
 def test_bins_that_make_no_sense_are_refused(column: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         parse_schema({"target": {"column": "y", "values": [0, 1]}, "columns": {"x": column}})
+
+
+def test_an_estimator_of_trees_learns_numbers_and_classes() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(80, 2))
+    y = np.where(x[:, 0] > 0, 3.0, -1.0)
+    real = simulate.PrivateTrees(3, max_depth=1, n_bins=4, learning_rate=0.7).fit(x, y)
+    assert real.score(x, y) > 0.9
+    words = np.where(y > 0, "yes", "no")
+    told = simulate.PrivateTrees(2, max_depth=1, n_bins=4, subsample=0.5).fit(x, words)
+    assert told.score(x, words) > 0.9
+    assert told.predict_proba(x).shape == (80, 2)
+    assert told.classes_.tolist() == ["no", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("x", "what"),
+    [
+        ([["a", "b"]] * 4, "features are no table of numbers"),
+        ([[1.0], [1.0, 2.0], [1.0], [1.0]], "features are no table of numbers"),
+        (np.array([[1.0 + 1j]] * 4), "features are complex numbers"),
+        (np.array([[1.0], [np.nan], [1.0], [2.0]]), "not finite"),
+        (np.zeros((0, 2)), r"rows of shape \(0, 2\)"),
+    ],
+)
+def test_rows_that_are_no_numbers_are_refused(x: Any, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        simulate.PrivateTrees(1).fit(x, [0, 1, 0, 1])
+    if "no table" in what or "complex" in what:
+        with pytest.raises(ConfigError, match=what):
+            simulate.fit(["linear"], x, [0, 1, 0, 1], steps=1)
+
+
+def test_labels_of_one_class_and_trees_that_were_not_grown_are_refused() -> None:
+    with pytest.raises(ConfigError, match="all 4 labels are 1"):
+        simulate.fit(["linear"], np.eye(4), [1, 1, 1, 1], steps=1)
+    with pytest.raises(ConfigError, match="not grown"):
+        simulate.PrivateTrees(1).predict(np.eye(2))
