@@ -34,6 +34,8 @@ _EPOCH_LEAVES: Final = 65_536  # of one worker
 _KEYS: Final = {"own_key": bytes(32), "pair_keys": {1: b"1" * 32, 2: b"2" * 32}}
 BARS: Final[calibration.BenchBars] = {
     ("transcript.verify", "rate"): BenchBar(100_000, "python", at_least=True),
+    ("transcript.step.demo.slowdown", "ratio"): BenchBar(transcript_share.SLOWDOWN_BAR),
+    ("transcript.step.demo.slowdown_cpu", "ratio"): BenchBar(transcript_share.SLOWDOWN_BAR),
     **{(f"transcript.step.{job}.recording", "share"): BenchBar(transcript_share.BAR) for job in transcript_share.JOBS},
     **{(f"transcript.step.{job}.agreeing", "share"): BenchBar(transcript_share.BAR) for job in transcript_share.JOBS},
 }

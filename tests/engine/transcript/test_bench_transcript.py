@@ -21,7 +21,7 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
         "transcript.demo_step",
         *(
             f"transcript.step.demo_direct.{part}"
-            for part in ("slowdown", "recording", "recording_cpu", "beside", "agreeing", "leaves")
+            for part in ("slowdown", "slowdown_cpu", "recording", "recording_cpu", "beside", "agreeing", "leaves")
         ),
         "transcript.epoch.memory",
         "transcript.verify",

@@ -10,7 +10,7 @@ from uvcc_engine.contract import ids
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import roots
-from uvcc_engine.transcript.leaves.leaf import Leaf, blind_state, blinded_digest, epoch_prefix, leaf_hash, position
+from uvcc_engine.transcript.leaves.leaf import Leaf, blind_at, blind_state, blinded_digest, epoch_prefix, leaf_hash
 
 JOB = hashlib.sha256(b"a job").digest()
 
@@ -52,8 +52,7 @@ def test_leaf_layout_hash_and_blind() -> None:
         hashlib.sha256,
     ).digest()
     state = blind_state(key, sub, 6)
-    state.update(position(kinds.OPEN, 1, 2, 10, 0, 3))
-    assert state.digest() == blind
+    assert [blind_at(state, (3, 10, 0, way, 1, 2, kinds.OPEN)) for way in (0, 1)] == [blind, blind]
     digest = blinded_digest(blind, payload)
     assert digest == H(blind, payload)
     record = Leaf(0, kinds.OPEN, 1, 2, 10, 0, 3, len(payload), digest).pack()

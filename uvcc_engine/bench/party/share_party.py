@@ -168,7 +168,8 @@ def training(config: dict[str, Any], party: int, folder: Path, rounds: int) -> I
         state_dir=folder / f"plane{party}",
         on_event=lambda name, fields: None,
     )
-    rt = Runtime(party, plane, rehearsal_keys(7)[party], sid_of(policy.sid_job, Coord(0, party, 0, 0)), attempt=0)
+    keys, sid = rehearsal_keys(7)[party], sid_of(policy.sid_job, Coord(0, party, 0, 0))
+    rt = Runtime(party, plane, keys, sid, attempt=0, few_rounds=config["few_rounds"])
     model = find_model(job.model)
     body = Party(plane, rt, PrivateTrainer(rt, job, model, rows(job, model, party)), switch)
     gc.collect()

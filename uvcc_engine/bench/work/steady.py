@@ -26,7 +26,7 @@ def main() -> int:
         at = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(PARTIES))}
         faults: dict[str, Any] = {"faults": {"latency_s": latency_s}} if latency_s else {}
         links = [{"kind": "direct", "listen": at[str(p)], "peers": at, **faults} for p in range(PARTIES)]
-        config = {"model": "mlp-digits", "batch": 128, "links": links, "seconds": seconds}
+        config = {"model": "mlp-digits", "batch": 128, "links": links, "seconds": seconds, "few_rounds": latency_s > 0}
         print(json.dumps(said_by("steady_party", config)), flush=True)
     return 0
 

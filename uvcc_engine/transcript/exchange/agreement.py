@@ -113,7 +113,7 @@ class RootExchange:
                 raise ConfigError(
                     f"epoch {epoch} was not agreed with P{peer}", "check its agreement before the next finish"
                 )
-            seen[peer] = RootStatement.from_json(held.statement).root.root
+            seen[peer] = held.root.root.root
             digests[peer] = held.digest
         if self._history.size == epoch:
             self._history.add(digests)
@@ -175,10 +175,10 @@ class RootExchange:
 
     def _compare_history(self, peer: int, signed: Signed, theirs: RootStatement) -> None:
         """The peer must countersign what was shown here, and its head must extend the one it signed before."""
-        ours, before = RootStatement.from_json(self._last()[1].statement), theirs.root.epoch - 1
+        ours, before = self._last()[1].root, theirs.root.epoch - 1
         for party, root in theirs.seen.items():
             shown = self._own.get(before) if party == self._coord.party else self._held.get((party, before))
-            if shown is not None and RootStatement.from_json(shown.statement).root.root != root:
+            if shown is not None and shown.root.root.root != root:
                 raise self._convicted(
                     peer,
                     f"countersigned another root of P{party} for epoch {before} than P{party} signed",
@@ -194,7 +194,7 @@ class RootExchange:
     def _compare_values(self, peer: int, signed: Signed, theirs: RootStatement) -> None:
         """What a step reveals is the same number everywhere; both have signed theirs."""
         mine = self._last()[1]
-        ours = RootStatement.from_json(mine.statement)
+        ours = mine.root
         if dict(theirs.values) != dict(ours.values):
             shown = f"{dict(theirs.values)} for epoch {theirs.root.epoch}, this party {dict(ours.values)}"
             raise self._convicted(peer, f"signed that the step revealed {shown}", signed, mine)
@@ -202,7 +202,7 @@ class RootExchange:
     def _root_of(self, sender: int, signer: int, signed: Signed) -> RootStatement:
         """A signed root statement of ``signer`` that ``sender`` sent; anything wrong is the sender's doing."""
         try:
-            statement = RootStatement.from_json(signed.statement)
+            statement = signed.root
         except UnreadableError as e:
             raise self._wrong(sender, f"sent an unreadable root of P{signer}: {e.what}") from e
         wanted = Coord(self._coord.replica, signer, self._coord.stage, self._coord.tensor)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from uvcc_engine.contract.errors import UnreadableError
-from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.transcript.signed.statements import Signed, exact
 
@@ -27,8 +26,8 @@ class AgreementMessage:
 
     def encode(self) -> bytes:
         """The message as it travels: canonical JSON."""
-        third = self.third.to_json() if self.third is not None else None
-        return canonical({self.about: self.signed.to_json(), "third": third})
+        third = self.third.spelled if self.third is not None else b"null"  # its name is the last in canonical order
+        return b'{"%s":%s,"third":%s}' % (self.about.encode(), self.signed.spelled, third)
 
     @classmethod
     def parse(cls, about: About, body: bytes) -> AgreementMessage | Malformed:

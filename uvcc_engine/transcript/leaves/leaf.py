@@ -8,9 +8,11 @@ can be moved neither between epochs nor between subsessions. All after the direc
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 from typing import Final, NamedTuple
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.transcript.formats import kinds
@@ -18,7 +20,7 @@ from uvcc_engine.transcript.formats import kinds
 SENT: Final = 0
 RECEIVED: Final = 1
 RECORD: Final = struct.Struct("<BBBBIIQQ32s")
-_POSITION: Final = struct.Struct("<BBBIIQ")
+_POSITION: Final = struct.Struct("<BBBIIQ")  # what names a message at both of its ends: the key without the direction
 _PREFIX: Final = b"UVCC_LEAF_V1"
 WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.PROOF, kinds.COIN))
 LOCAL_KINDS: Final = frozenset((kinds.INPUT, kinds.RESULT, kinds.CHECKPOINT, kinds.POLICY, kinds.PIPELINE, kinds.START))
@@ -80,24 +82,34 @@ def leaf_hash(prefix: bytes, record: bytes) -> bytes:
     return hashlib.sha256(prefix + record).digest()
 
 
-def position(kind: int, src: int, dst: int, op: int, chunk: int, stream: int) -> bytes:
-    """What names a message at both of its ends: the key without the direction."""
-    return _POSITION.pack(kind, src, dst, op, chunk, stream)
+def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> HMAC:
+    """HMAC-SHA256 under a pair's (or a party's own) blinding key, fed with session and epoch.
+
+    :func:`blind_at` goes on from it for each leaf. A copy of it takes a quarter of the time of one of the standard
+    library's.
+    """
+    state = HMAC(key, SHA256())
+    state.update(b"UVCC_BLIND_V1" + sid_sub + struct.pack("<I", epoch))
+    return state
 
 
-def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> hmac.HMAC:
-    """HMAC-SHA256 under a pair's (or a party's own) blinding key, fed with session and epoch; copy it per leaf."""
-    return hmac.new(key, b"UVCC_BLIND_V1" + sid_sub + struct.pack("<I", epoch), "sha256")
+def blind_at(state: HMAC, key: Key) -> bytes:
+    """The blind of one message; ``state`` from :func:`blind_state`. Raises ConfigError for what is no leaf."""
+    stream, op, chunk, _, src, dst, kind = key
+    one = state.copy()
+    try:
+        one.update(_POSITION.pack(kind, src, dst, op, chunk, stream))
+    except struct.error as e:
+        raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e
+    return one.finalize()
 
 
-def make_record(state: hmac.HMAC, key: Key, payload: Buffer) -> tuple[bytes, bytes]:
+def make_record(state: HMAC, key: Key, payload: Buffer) -> tuple[bytes, bytes]:
     """(record, blind) of one message; ``state`` from :func:`blind_state`. Raises ConfigError for what is no leaf."""
     stream, op, chunk, direction, src, dst, kind = key
     size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-    state = state.copy()
+    blind = blind_at(state, key)
     try:
-        state.update(position(kind, src, dst, op, chunk, stream))
-        blind = state.digest()
         return RECORD.pack(direction, kind, src, dst, op, chunk, stream, size, blinded_digest(blind, payload)), blind
     except struct.error as e:
         raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e

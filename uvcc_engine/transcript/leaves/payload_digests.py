@@ -6,16 +6,14 @@ nothing.
 
 from __future__ import annotations
 
-import hmac
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.transcript.leaves.leaf import RECORD, Buffer, Key, blinded_digest, name_of, position
+from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.transcript.leaves.leaf import RECORD, Buffer, Key, blinded_digest
 
 LARGE: Final = 1 << 17  # bytes: below, to copy and hand over costs as much as hashing
 AHEAD: Final = 1 << 16  # the same for what needs no copy
@@ -32,17 +30,6 @@ def chunks(payload: Buffer) -> Iterator[tuple[int, Buffer]]:
     whole = memoryview(view)
     for chunk, at in enumerate(range(0, len(whole), CHUNK)):
         yield chunk, whole[at : at + CHUNK]
-
-
-def blind_of(state: hmac.HMAC, key: Key) -> bytes:
-    """The blind of a message that is hashed later; ``state`` from ``leaf.blind_state``. Raises ConfigError."""
-    stream, op, chunk, _, src, dst, kind = key
-    state = state.copy()
-    try:
-        state.update(position(kind, src, dst, op, chunk, stream))
-    except struct.error as e:
-        raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e
-    return state.digest()
 
 
 def packed(key: Key, size: int, digest: bytes) -> bytes:

@@ -25,7 +25,7 @@ from uvcc_engine.transcript.leaves.leaf import (
 from uvcc_engine.transcript.leaves.merkle import TreeHasher
 from uvcc_engine.transcript.leaves.roots import EpochRoot, flow_state, pair_digest
 
-_Role = tuple[Callable[[bytes], None] | None, frozenset[int]]
+_Role = tuple[Callable[[bytes], None] | None, frozenset[int]]  # takes what the flow hashes; the allowed kinds
 
 
 def peers_of(party: int) -> tuple[int, ...]:
@@ -38,12 +38,13 @@ def summarise(chunks: Iterable[bytes], sid_sub: bytes, epoch: int, party: int) -
 
     Raises VerificationError for a leaf out of order, repeated, of an unknown kind, or not of this party.
     """
-    flows: dict[tuple[int, int], hashlib._Hash] = {}
+    flows: dict[tuple[int, int], tuple[hashlib._Hash, list[bytes]]] = {}
     roles: dict[tuple[int, int, int], _Role] = {(SENT, party, party): (None, LOCAL_KINDS)}
     for peer in peers_of(party):
         for direction, src, dst in ((SENT, party, peer), (RECEIVED, peer, party)):
-            flow = flows[(src, dst)] = flow_state(sid_sub, epoch)
-            roles[(direction, src, dst)] = (flow.update, WIRE_KINDS)
+            held: list[bytes] = []
+            flows[(src, dst)] = flow_state(sid_sub, epoch), held
+            roles[(direction, src, dst)] = (held.append, WIRE_KINDS)
     prefix, width, sha256 = epoch_prefix(sid_sub, epoch), RECORD.size, hashlib.sha256
     tree = TreeHasher()
     append, unpack = tree.append, RECORD.iter_unpack
@@ -64,10 +65,13 @@ def summarise(chunks: Iterable[bytes], sid_sub: bytes, epoch: int, party: int) -
                 role[0](record[1:])
             elif kind in OPENED_KINDS:
                 opened += 1
+        for state, held in flows.values():  # hashed together: a call takes longer than a record
+            state.update(b"".join(held))
+            held.clear()
     pairs = {}
     for peer in peers_of(party):
         low, high = min(party, peer), max(party, peer)
-        pairs[peer] = pair_digest(flows[(low, high)].digest(), flows[(high, low)].digest())
+        pairs[peer] = pair_digest(flows[(low, high)][0].digest(), flows[(high, low)][0].digest())
     return EpochRoot(epoch, tree.root(), tree.size, opened, pairs)
 
 

@@ -29,6 +29,7 @@ from uvcc_engine.transcript.leaves.leaf import (
     Buffer,
     Key,
     Leaf,
+    blind_at,
     blind_state,
     epoch_prefix,
     leaf_hash,
@@ -294,7 +295,7 @@ class TranscriptStore:
         elif epoch == open_epoch and new and peer in blinds and kind in WIRE_KINDS:
             for chunk, piece in payload_digests.chunks(payload):
                 key = (stream, op, chunk, RECEIVED, peer, self.party, kind)
-                self._ahead[key] = self._hasher.submit(payload_digests.blind_of(blinds[peer], key), piece)
+                self._ahead[key] = self._hasher.submit(blind_at(blinds[peer], key), piece)
 
     def _foresee_early(self) -> None:
         """What arrived before its epoch was open."""
@@ -328,7 +329,7 @@ class TranscriptStore:
         if self._hasher is None or not self._new or self._recorded.get(key) is not None:
             self._note(key, state, piece)
             return
-        blind, held = payload_digests.blind_of(state, key), bytes(piece)
+        blind, held = blind_at(state, key), bytes(piece)
         self._later[key] = (len(held), self._hasher.submit(blind, held))
         self._later_bytes += len(held)
         if self._later_bytes > payload_digests.MOST:

@@ -24,11 +24,11 @@ from uvcc_engine.transcript.leaves.json_lines import read_lines
 from uvcc_engine.transcript.leaves.leaf import (
     RECORD,
     Leaf,
+    blind_at,
     blind_state,
     blinded_digest,
     epoch_prefix,
     leaf_hash,
-    position,
 )
 from uvcc_engine.transcript.leaves.merkle import inclusion_proofs, root_from_inclusion
 from uvcc_engine.transcript.leaves.roots import sid_of
@@ -90,8 +90,7 @@ def open_leaf(found: dict[str, Any], policy: Policy, identity: Identity, payload
     state = blind_state(
         blinding_keys(identity, policy, coord)[other], sid_of(policy.sid_job, coord), statement.root.epoch
     )
-    state.update(position(leaf.kind, leaf.src, leaf.dst, leaf.op, leaf.chunk, leaf.stream))
-    blind = state.digest()
+    blind = blind_at(state, leaf.key)
     if (blinded_digest(blind, payload), len(payload)) != (leaf.digest, leaf.size):
         raise ConfigError(f"these {len(payload)} bytes are not the payload of {leaf.name} ({leaf.size} bytes)")
     return {**found, "blind": blind.hex(), "payload": payload.hex()}

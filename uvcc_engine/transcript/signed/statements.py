@@ -240,7 +240,17 @@ class Signed:
 
     @cached_property
     def line(self) -> bytes:
-        return b'{"signature":' + canonical(self.signature) + b',"statement":' + self.text + b"}\n"
+        return self.spelled + b"\n"
+
+    @cached_property
+    def spelled(self) -> bytes:
+        """Canonical JSON of statement and signature."""
+        return b'{"signature":' + canonical(self.signature) + b',"statement":' + self.text + b"}"
+
+    @cached_property
+    def root(self) -> RootStatement:
+        """The root statement that it is, read once. Raises UnreadableError."""
+        return RootStatement.from_json(self.statement)
 
     def holds(self, public: PublicIdentity, namespace: str) -> bool:
         """True if ``public`` signed exactly this statement."""
@@ -251,13 +261,18 @@ class Signed:
 
 
 def sign_root(identity: Identity, statement: RootStatement) -> Signed:
-    data = statement.to_json()
-    return Signed(data, identity.sign(ROOT_NAMESPACE, canonical(data)))
+    return _signed(identity, ROOT_NAMESPACE, statement.to_json())
 
 
 def sign_result(identity: Identity, statement: ResultStatement) -> Signed:
-    data = statement.to_json()
-    return Signed(data, identity.sign(RESULT_NAMESPACE, canonical(data)))
+    return _signed(identity, RESULT_NAMESPACE, statement.to_json())
+
+
+def _signed(identity: Identity, namespace: str, data: dict[str, Any]) -> Signed:
+    text = canonical(data)
+    made = Signed(data, identity.sign(namespace, text))
+    made.__dict__["text"] = text  # what its property would compute again
+    return made
 
 
 # ---- strict reading ------------------------------------------------------------------------------------------------
