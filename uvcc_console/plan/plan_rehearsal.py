@@ -24,6 +24,7 @@ from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_engine import __version__
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.link_time import link_time
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.untrusted import as_float
 from uvcc_engine.contract.run_files import files
@@ -98,9 +99,10 @@ def round_trip_s(plan: Plan) -> float:
 def foretold(step: Mapping[str, Any], steps: int, rtt_s: float, bytes_s: float) -> dict[str, float]:
     """Seconds of a step and of the full run over such links: rounds, bytes and computing, one after another.
 
+    ``rtt_s``: there and back between two parties, of which a round takes one way. ``bytes_s``: of a party's link.
     On processors as fast as these; what the relay and the transcript add is measured by the smoke.
     """
-    network = float(step["rounds"]) * rtt_s + float(step["bytes"]) / bytes_s
+    network = link_time(float(step["rounds"]), float(step["bytes"]), rtt_s / 2, bytes_s).total_s
     one = network + float(step["seconds"])
     return {"rtt_s": rtt_s, "bytes_s": bytes_s, "network_s": network, "step_s": one, "full_s": one * steps}
 

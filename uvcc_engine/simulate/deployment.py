@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.machine.link_time import link_time
 from uvcc_engine.simulate.gpt_forecast import GptForecast
 
 DAY_S: Final = 86_400.0
@@ -74,15 +75,14 @@ def needs(found: GptForecast, place: Deployment) -> Needs:
     """What a step of each replica, of the size and the batch that was foretold, needs on all of them at once."""
     stages_and_ranks = place.size.stages * place.size.tensor
     sent = found.bytes_per_party / stages_and_ranks
-    delay = found.rounds * place.one_way_s
-    transfer = sent * 8 / place.link_bits
+    links = link_time(found.rounds, sent, place.one_way_s, place.link_bits / 8)
     compute = MACS_OF_SHARES * found.size.macs / stages_and_ranks / place.ring_macs
-    step = delay + transfer + compute
+    step = links.total_s + compute
     leaves = LEAVES_A_ROUND * found.rounds / place.size.stages + 2 * sent / CHUNK_B
     steps = DAY_S / step
     return Needs(
-        delay_s=delay,
-        transfer_s=transfer,
+        delay_s=links.delay_s,
+        transfer_s=links.transfer_s,
         compute_s=compute,
         worker_bytes=sent,
         transcript_a_day=LEAF_B * leaves * place.devices * steps,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ import pytest
 from uvcc_console.cli.main import main
 from uvcc_console.cli.start.plan import lines
 from uvcc_console.plan.plan_rehearsal import foretold
+from uvcc_engine.simulate.deployment import needs
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from docs.make import growth
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +74,22 @@ def test_what_does_not_fit_is_said_before_anything_is_rehearsed(
 
 def test_seconds_are_rounds_bytes_and_computing_one_after_the_other() -> None:
     found = foretold({"rounds": 10, "bytes": 1e6, "seconds": 0.5}, 100, 0.02, 1e7)
-    assert found["network_s"] == pytest.approx(0.3)
-    assert found["step_s"] == pytest.approx(0.8)
-    assert found["full_s"] == pytest.approx(80.0)
+    assert found["network_s"] == pytest.approx(0.2)  # a round takes one way: both messages travel at once
+    assert found["step_s"] == pytest.approx(0.7)
+    assert found["full_s"] == pytest.approx(70.0)
+
+
+def test_the_plan_counts_a_step_as_the_page_about_a_billion_weights_does() -> None:
+    step, place, _ = growth.forecast()
+    page = growth.page()
+    told = next(line for line in page.splitlines() if line.startswith("| **a step, at least**"))
+    for cell, (_, one_way_s, bits) in zip(told.split("|")[2:-1], growth.PLACES, strict=True):
+        found = needs(step, replace(place, one_way_s=one_way_s, link_bits=bits))
+        worker = {"rounds": step.rounds, "bytes": found.worker_bytes, "seconds": found.compute_s}
+        over = foretold(worker, 1, 2 * one_way_s, bits / 8)
+        assert over["step_s"] == pytest.approx(found.step_s)
+        assert cell.strip() == f"**{over['step_s']:,.0f} s**"
+    assert page == (growth.DOCS / "growth.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import math
 import re
 from typing import Final
 
+from uvcc_engine.contract.machine.link_time import link_time
+
 _LINK: Final = re.compile(r"(?:_(\d+)ms)?(?:_(\d+)([mg])bit)?$")
 
 
@@ -25,4 +27,4 @@ def work_of(name: str) -> str:
 def passive_floor_s(name: str, rounds: int, bytes_per_party: float) -> float:
     """What the link alone takes: rounds times the delay, and a party's bytes at its rate."""
     delay, rate = link_of(name)
-    return rounds * delay + bytes_per_party / rate
+    return link_time(rounds, bytes_per_party, delay, rate).total_s

@@ -46,7 +46,7 @@ def _is_plain(value: Any) -> bool:
     if kind is str or kind is bool or value is None:
         return True
     if kind is int:
-        return -_LONG < value < _LONG
+        return bool(-_LONG < value < _LONG)
     if kind is float:
         spelled = repr(value)
         return "e" not in spelled and "n" not in spelled and not spelled.endswith(".0")
