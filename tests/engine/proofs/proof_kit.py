@@ -207,6 +207,12 @@ Turns = Generator[ProtocolProgress[Any], None, T]
 """A party's course, which gives way wherever it waits for a round's messages."""
 
 
+class Turn:
+    """Whose turn it is, for what is patched in all parties at once and means one of them."""
+
+    party = -1
+
+
 def _in_turns(rt: Runtime, steps: MpcProtocol[T]) -> Turns[T]:
     """``rt.run``, but giving way in every round."""
     progress = rt.start(steps)
@@ -225,6 +231,7 @@ def take_turns(planes: LocalPlanes, course: Callable[[Runtime], Turns[T]]) -> li
     while waiting:
         moved = False
         for party, progress in list(waiting.items()):
+            Turn.party = party
             try:
                 if progress is None:
                     waiting[party] = next(courses[party])

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import random
-import threading
 from typing import Any
 
 import pytest
 import torch
-from proof_kit import PROTOCOLS, normal, run_proved
+from proof_kit import PROTOCOLS, Turn, normal, run_proved
 from torch import Tensor
 
 from uvcc_engine.proofs.folding import Sizes, schedule, soundness_bits
@@ -67,7 +66,7 @@ def test_the_best_lie_passes_as_often_as_the_bound_allows_and_no_oftener(monkeyp
 
     def gram(block: EquationBlock, arithmetic: Arithmetic, fold: int) -> Tensor:
         found = honest(block, arithmetic, fold)
-        if threading.current_thread().name != f"party{LIAR}":
+        if Turn.party != LIAR:
             return found
         weight = RING.mul(RING.challenges(block.rows[:1])[0], block.places[0])
         made, roots = _covering(weight, fold, at)
