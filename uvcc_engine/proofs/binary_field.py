@@ -80,6 +80,12 @@ class BinaryField:
         pairs = self.mul(u.unsqueeze(2), v.unsqueeze(1))  # [b, k, k, n]
         return torch.stack([binary_words.diagonals(self.total(one.permute(2, 0, 1))) for one in pairs])
 
+    def product(self, u: Tensor, v: Tensor) -> Tensor:
+        """``[2 k - 1]``: ``diagonals`` of one block ``[k, n]``, for many rows and columns."""
+        if self.degree == 64:
+            return self.kernels.binary_product(u.contiguous(), v.contiguous())
+        return self.diagonals(u.unsqueeze(0), v.unsqueeze(0))[0]
+
     def places(self, blocks: Tensor) -> Tensor:
         """Weights ``[64]`` of the places of a word such that no word but zero weighs nothing for all ``blocks``.
 

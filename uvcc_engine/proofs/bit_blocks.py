@@ -21,7 +21,7 @@ from uvcc_engine.proofs.vectors import Arithmetic, convolved, spread
 WORD: Final = 64
 _LEAF: Final = 16  # rows that are multiplied with each other, each with each
 _LONG_LEAF: Final = 512  # where a row is one word
-_SLAB: Final = 1 << 17  # words of a side that are multiplied at a time
+_COLUMNS: Final = 16  # from which a row is worth its way through the compiled product
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,12 +59,10 @@ class FieldBlock:
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         """See ``vectors.Block``."""
         u, v = spread(known(self.before), fold)[..., 0], spread(known(self.after), fold)[..., 0]
-        slab, leaf = max(1, _SLAB // fold), _LEAF if u.shape[1] > 1 else _LONG_LEAF
-        parts = [
-            convolved(self._pairs, u[:, k : k + slab], v[:, k : k + slab].flip(0), leaf, torch.bitwise_xor)
-            for k in range(0, u.shape[1], slab)
-        ]
-        return self.field.total(torch.stack(parts)).unsqueeze(-1)
+        if u.shape[1] >= _COLUMNS:
+            return self.field.product(u, v).unsqueeze(-1)
+        leaf = _LEAF if u.shape[1] > 1 else _LONG_LEAF
+        return convolved(self._pairs, u, v.flip(0), leaf, torch.bitwise_xor).unsqueeze(-1)
 
     def _pairs(self, u: Tensor, v: Tensor) -> Tensor:
         return self.field.diagonals(u, v.flip(1))

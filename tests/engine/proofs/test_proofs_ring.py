@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import proof_loops
+from uvcc_engine.mpc.kernels import polynomial_loops, proof_loops
 from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels
@@ -166,6 +166,18 @@ def test_every_binary_field_is_one(degree: int) -> None:
     assert frobenius(degree) == 2
     for p in (p for p in range(2, degree + 1) if degree % p == 0 and all(p % q for q in range(2, p))):
         assert _binary_gcd(h, frobenius(degree // p) ^ 2) == 1
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(96, 70), (32, 129), (17, 3)])
+def test_products_by_halves_are_those_of_each_row_with_each(rows: int, columns: int) -> None:
+    """Rows that can be halved often, once or never, and columns that fill no tile."""
+    gen = torch.Generator().manual_seed(5)
+    u, v = _random(gen, rows, columns), _random(gen, rows, columns)
+    found, kernels = torch.empty(2 * rows - 1, dtype=torch.int64), CpuKernels()
+    words = [t.numpy().view(np.uint64) for t in (u, v, found)]
+    polynomial_loops.binary_product(*words)
+    assert torch.equal(found, kernels.binary_diagonals(u.unsqueeze(0), v.unsqueeze(0))[0])
+    assert torch.equal(found, PlainKernels().binary_product(u, v))
 
 
 @pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])

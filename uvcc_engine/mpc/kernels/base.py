@@ -65,6 +65,9 @@ class Kernels(Protocol):
         """``[b, 2 k - 1]``: entry ``k - 1 + i - j`` has the ``sum_n u_in v_jn`` of ``[b, k, n]`` each; in that
         field."""
 
+    def binary_product(self, u: Tensor, v: Tensor) -> Tensor:
+        """``[2 k - 1]``: as ``binary_diagonals``, for one block ``[k, n]`` of many rows and columns."""
+
     def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
         """``[127]``: entry ``63 + i - j`` is the sum over words ``n``, bits ``i``, ``j`` and terms ``t`` of ``weights_n
         X^j`` where bit ``i`` of ``u_tn`` and bit ``j`` of ``v_tn`` are set. ``[terms, n]``, ``[n]``; in that field."""

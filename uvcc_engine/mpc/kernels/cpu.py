@@ -143,6 +143,13 @@ class CpuKernels(PlainKernels):
         self._jit.binary_diagonals(u.numpy().view(np.uint64), v.numpy().view(np.uint64), _rows(out))
         return out
 
+    def binary_product(self, u: Tensor, v: Tensor) -> Tensor:
+        if not self._field(u.numel(), u, v):
+            return super().binary_product(u, v)
+        out = torch.empty(2 * len(u) - 1, dtype=torch.int64)
+        self._jit.binary_product(_rows(u), _rows(v), _flat(out))
+        return out
+
     def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
         if not self._field(64 * u.numel(), u, v, weights):
             return super().bit_diagonals(u, v, weights)

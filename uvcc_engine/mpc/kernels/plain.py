@@ -125,6 +125,13 @@ class PlainKernels:
         pairs = binary_words.multiply(u.unsqueeze(2), v.unsqueeze(1))  # [b, k, k, n]
         return torch.stack([binary_words.diagonals(binary_words.total(one.permute(2, 0, 1))) for one in pairs])
 
+    def binary_product(self, u: Tensor, v: Tensor) -> Tensor:
+        k = len(u)
+        found = torch.zeros(2 * k - 1, dtype=torch.int64)
+        for j, row in enumerate(v):
+            found[k - 1 - j : 2 * k - 1 - j] ^= binary_words.total(binary_words.multiply(u, row).T)
+        return found
+
     def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
         return binary_words.bit_diagonals(u, v, weights)
 

@@ -163,11 +163,11 @@ def inner_by_words(a: Words, b: Words) -> Any:
     return low, high
 
 
-_inner: Any = _inner_by_halves if _processor_has("vpclmulqdq") and _processor_has("pclmul") else inner_by_words
+inner_words: Any = _inner_by_halves if _processor_has("vpclmulqdq") and _processor_has("pclmul") else inner_by_words
 
 
 @compiled_loop
-def _reduced(low: Any, high: Any) -> Any:
+def reduced_product(low: Any, high: Any) -> Any:
     """A product modulo X^64 + X^4 + X^3 + X + 1."""
     s1, s3, s4 = np.uint64(1), np.uint64(3), np.uint64(4)
     over = (high >> np.uint64(63)) ^ (high >> np.uint64(61)) ^ (high >> np.uint64(60))
@@ -180,7 +180,7 @@ def binary_multiply(a: Words, b: Words, out: Words) -> None:
     """See ``Kernels.binary_multiply``."""
     for i in range(out.shape[0]):
         low, high = _wide(a[i], b[i])
-        out[i] = _reduced(low, high)
+        out[i] = reduced_product(low, high)
 
 
 @compiled_loop
@@ -189,14 +189,14 @@ def binary_powers(of: Words, out: Words) -> None:
     out[0] = np.uint64(1)
     for i in range(1, out.shape[0]):
         low, high = _wide(out[i - 1], of[0])
-        out[i] = _reduced(low, high)
+        out[i] = reduced_product(low, high)
 
 
 @compiled_loop
 def binary_inner(a: Words, b: Words) -> Any:
     """``sum_i a_i b_i`` in GF(2^64)."""
-    low, high = _inner(a, b)
-    return _reduced(low, high)
+    low, high = inner_words(a, b)
+    return reduced_product(low, high)
 
 
 @compiled_loop
@@ -214,7 +214,7 @@ def binary_columns(x: Words, factors: Words, out: Words) -> None:
                 lows[i] ^= low
                 highs[i] ^= high
         for i in range(size):
-            out[first + i] = _reduced(lows[i], highs[i])
+            out[first + i] = reduced_product(lows[i], highs[i])
 
 
 @compiled_loop
@@ -226,13 +226,13 @@ def binary_diagonals(u: Words, v: Words, out: Words) -> None:
             low, high = np.uint64(0), np.uint64(0)
             first, last = max(0, -d), min(k, k - d)
             if n == 1:
-                low, high = _inner(u[b, first + d : last + d, 0], v[b, first:last, 0])
+                low, high = inner_words(u[b, first + d : last + d, 0], v[b, first:last, 0])
             else:
                 for j in range(first, last):
-                    x, y = _inner(u[b, j + d], v[b, j])
+                    x, y = inner_words(u[b, j + d], v[b, j])
                     low ^= x
                     high ^= y
-            out[b, k - 1 + d] = _reduced(low, high)
+            out[b, k - 1 + d] = reduced_product(low, high)
 
 
 @compiled_loop
@@ -255,11 +255,11 @@ def bit_diagonals(u: Words, v: Words, weights: Words, out: Words) -> None:
                 else:
                     for i in range(size):
                         both[i] ^= (a[i] >> down) & b[i]
-            low, high = _inner(both[:size], here)
+            low, high = inner_words(both[:size], here)
             lows[k] ^= low
             highs[k] ^= high
     for k in range(127):
-        out[k] = _reduced(lows[k], highs[k])
+        out[k] = reduced_product(lows[k], highs[k])
 
 
 @compiled_loop

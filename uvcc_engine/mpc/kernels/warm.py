@@ -47,6 +47,7 @@ def warm(kernels: CpuKernels) -> None:
     rows = zeros(_WORDS, 64)
     kernels.binary_columns(rows, zeros(_WORDS))
     kernels.binary_diagonals(rows.unsqueeze(0), rows.unsqueeze(0))
+    kernels.binary_product(rows, rows)
     kernels.weigh(rows, words, 52)
     kernels.weigh_pairs(rows.unsqueeze(0), rows.unsqueeze(0), words, 52)
     kernels.weigh_elements(zeros(_WORDS, 52), words, 3)
