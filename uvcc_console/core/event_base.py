@@ -66,7 +66,7 @@ def from_json(kind: str, ts: object, data: object, *, harmless: bool = False) ->
     if cls is None:
         return None
     at = ts if type(ts) is float and 0.0 <= ts <= LATEST else as_timestamp(ts)
-    if harmless and at is not None and type(data) is dict and (form := _form(kind)) is not None and form.fits(data):
+    if harmless and at is not None and type(data) is dict and (form := form_of(kind)) is not None and form.fits(data):
         return cls(ts=at, **data)
     if isinstance(data, Mapping) and (former := _FORMER.get(kind)):
         data = {former.get(str(name), name): value for name, value in data.items()}
@@ -312,7 +312,7 @@ class _Form:
 
 
 @cache
-def _form(kind: str) -> _Form | None:
+def form_of(kind: str) -> _Form | None:
     """None for a kind with fewer than two fields, or with one that may be of several types."""
     wanted, hints = checks(kind, harmless=True), get_type_hints(_REGISTRY[kind])
     types = tuple(get_origin(hints[name]) or hints[name] for name in wanted)

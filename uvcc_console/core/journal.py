@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
+from uvcc_console.core.bulk_folding import Folding
 from uvcc_console.core.event_base import is_harmless
-from uvcc_console.core.folding import Folding
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import as_timestamp
@@ -91,7 +91,7 @@ class Journal:
         only = f"AND kind IN ({','.join('?' * len(kinds))}) " if kinds else ""
         given, rows = False, self._page(only, seq, kinds, limit)
         while rows:
-            read = _event if len(rows) < MANY else _quick_reader()
+            read = event_of if len(rows) < MANY else quick_reader()
             for number, ts, kind, data in rows:
                 event = read(kind, ts, data)
                 if event is not None:
@@ -140,7 +140,7 @@ class Journal:
         self._db.close()
 
 
-def _event(kind: Any, ts: Any, data: Any) -> ev.Event | None:
+def event_of(kind: Any, ts: Any, data: Any) -> ev.Event | None:
     """One row as an event. Columns may hold anything: SQLite does not keep to its types, nor do damaged disks."""
     name = _NAMES.get(kind) or (kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind))
     harmless = False
@@ -155,8 +155,8 @@ def _event(kind: Any, ts: Any, data: Any) -> ev.Event | None:
 
 
 @cache
-def _quick_reader() -> Callable[[Any, Any, Any], ev.Event | None]:
-    """:func:`_event` by a parser three times as fast. It takes the time of a glance to load, so only long reads do.
+def quick_reader() -> Callable[[Any, Any, Any], ev.Event | None]:
+    """:func:`event_of` by a parser three times as fast. It takes the time of a glance to load, so only long reads do.
 
     It is asked of text alone that needs no cleaning and no escapes; whatever else there is, or it refuses, is read as
     every row is.
@@ -168,13 +168,13 @@ def _quick_reader() -> Callable[[Any, Any, Any], ev.Event | None]:
     def read(kind: Any, ts: Any, data: Any) -> ev.Event | None:
         name = names.get(kind)
         if name is None or type(data) is not bytes or not data.startswith(b'{"'):
-            return _event(kind, ts, data)
+            return event_of(kind, ts, data)
         try:
             if not is_harmless(data.decode()):
-                return _event(kind, ts, data)
+                return event_of(kind, ts, data)
             fields = from_json(data)
         except ValueError:
-            return _event(kind, ts, data)
+            return event_of(kind, ts, data)
         return ev.from_json(name, ts, fields, harmless=True)
 
     return read

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from uvcc_console.core import (
     bad_records,
+    bulk_folding,
     event_base,
     events,
-    folding,
     measures,
     paged,
     pairs,
@@ -53,7 +53,7 @@ _FOLDING: Final = (
     reducing,
     reported_state,
     state,
-    folding,
+    bulk_folding,
     measures,
     paged,
     pairs,

@@ -150,6 +150,7 @@ MEANINGS: Final[dict[str, str]] = {
     "gates.watchdog_dumps": "Stalls at most; -1: no gate.",
     "gates.fetch_s": "Seconds at most that a step waits for its data; 0: no gate.",
     "gates.at": "Steps of the full run at which its rows are measured against the gates again; a miss halts.",
+    "gates.resume_at": "A step of a language model's full run at which halt and exact resume are rehearsed; 0: never.",
     "gates.attention": "A language model's attention is tried on the pods before training; auto: full on GPUs only.",
     "limits": "Caps in US dollars, and lifetimes.",
     "limits.hourly": "US dollars an hour at most; 0: nothing may be spent.",

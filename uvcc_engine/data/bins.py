@@ -16,9 +16,10 @@ MOST_BINS: Final = 256
 
 
 def edges_of(known: Floats, bins: int) -> tuple[float, ...]:
-    """The ``bins - 1`` values that divide these into ``bins`` parts of as many each; equal ones where values repeat.
+    """The ``bins - 1`` values that divide these, ``[rows]``, into ``bins`` parts of as many each.
 
-    An edge is a value that occurs, the greatest of its part, so that no two parts fall together which need not.
+    They are equal where values repeat. An edge is a value that occurs, the greatest of its part, so that no two parts
+    fall together which need not.
     """
     found = np.quantile(known, np.arange(1, bins) / bins, method="inverted_cdf")
     return tuple(float(edge) for edge in found)

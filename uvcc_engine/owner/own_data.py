@@ -26,7 +26,8 @@ from uvcc_engine.data.bins import MOST_BINS, check_bits
 from uvcc_engine.data.data_files import read_arrays, read_rows
 from uvcc_engine.data.features import Prepared, feature_names, prepare, transform
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema, schema_text
+from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Floats, load_digits
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset

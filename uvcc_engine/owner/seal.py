@@ -22,7 +22,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.data.schema import schema_text
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.owner.client import sealed_name
 from uvcc_engine.owner.joined_rows import FoundRows, joined_rows
 from uvcc_engine.owner.rows import OwnerRows, rows_of

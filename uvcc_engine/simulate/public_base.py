@@ -20,7 +20,8 @@ import torch
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.owner_files import schema_beside
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.data.schema import NEXT, Schema, TextPlan, schema_text
+from uvcc_engine.data.schema import NEXT, Schema, TextPlan
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Floats, Ints, one_hot
 from uvcc_engine.data.text_windows import infer_text, read_text
 from uvcc_engine.model.definition.base_model import write_base

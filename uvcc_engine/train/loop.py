@@ -20,7 +20,7 @@ from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.nsa.blocks import doc_starts
 from uvcc_engine.nsa.model import LanguageModel, route_of
-from uvcc_engine.train import gradients, lm_state
+from uvcc_engine.train import gradient_norm, lm_state
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import RankGroup, without_sync, wrap
 from uvcc_engine.train.learning_rate import lr_at
@@ -230,9 +230,9 @@ class LmTrainer:
     def _finish_step(self, loss: float, data: Prefetcher) -> None:
         with marked("optimizer", self.cfg.runtime.nvtx):
             parameters = list(self.model.parameters())
-            norm = whole(gradients.total_norm([p.grad for p in parameters if p.grad is not None]))
+            norm = whole(gradient_norm.total_norm([p.grad for p in parameters if p.grad is not None]))
             if self._sound(norm):  # before it is clipped, which would spread what is not a number to every tensor
-                gradients.clip(parameters, self.cfg.train.grad_clip, norm)
+                gradient_norm.clip(parameters, self.cfg.train.grad_clip, norm)
                 self.optimizer.step()
         self.steps_done += 1
         self._on_alive(True)

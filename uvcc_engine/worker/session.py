@@ -408,8 +408,7 @@ class WorkerSession:
         mine = self._begin(epoch)
         values = dict(self._trainer.evaluate())
         metric_notes.tell_undefined(self._writer, self.step, metric_notes.metrics_of(job), values)
-        if "loss" in job.reveal and self._loss is not None:
-            values["loss"] = self._loss
+        values |= {"loss": self._loss} if "loss" in job.reveal and self._loss is not None else {}
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))

@@ -24,7 +24,8 @@ from uvcc_engine.data.dates import date_of, days_of, order_of
 from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.fitting_pass import FittingPass
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema, schema_text
+from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset

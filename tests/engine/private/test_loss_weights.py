@@ -15,7 +15,8 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.features import prepare
-from uvcc_engine.data.schema import parse_schema, schema_text
+from uvcc_engine.data.schema import parse_schema
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.weighted_targets import training_targets
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json

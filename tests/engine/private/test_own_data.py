@@ -14,7 +14,8 @@ import pytest
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.data.features import prepare, sides, transform
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema, schema_text
+from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import TEST, TRAIN
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.owner import client, own_data, seal

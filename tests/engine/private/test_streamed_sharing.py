@@ -19,7 +19,8 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, Verificati
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import array_files, table_batches
 from uvcc_engine.data.features import prepare
-from uvcc_engine.data.schema import load_schema, schema_text
+from uvcc_engine.data.schema import load_schema
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import TEST
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json

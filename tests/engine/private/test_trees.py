@@ -16,7 +16,8 @@ from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import feature_names, prepare
 from uvcc_engine.data.fitting_pass import FittingPass
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import parse_schema, schema_text
+from uvcc_engine.data.schema import parse_schema
+from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Floats, Ints
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.layer_types.trees import Trees

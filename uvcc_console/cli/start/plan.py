@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
 
 def document(args: argparse.Namespace) -> dict[str, Any]:
     """The plan as data. Raises UvccError for a profile, data or a model that does not fit."""
-    from uvcc_console.plan import plan_rehearsal, refusals
+    from uvcc_console.plan import plan_refusals, plan_rehearsal
     from uvcc_console.plan.owndata import settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
@@ -48,7 +48,7 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     short, profile = load(args.profile, args.set)
     profile, _ = settle(profile, told.append)
     plan = make_plan(new_run_id(short), short, profile)
-    refusals.check(plan)
+    plan_refusals.check(plan)
     found = _said(plan)
     found["notes"] = [*told, *filter(None, [found.pop("doubt", "")])]
     full = plan.phases["full"]

@@ -8,7 +8,7 @@ from functools import partial
 from uvcc_console.core import events as ev
 from uvcc_console.fleet import wheel_cache
 from uvcc_console.fleet.provider import TellsEnds
-from uvcc_console.plan import code_tree, refusals
+from uvcc_console.plan import code_tree, plan_refusals
 from uvcc_console.plan.command_halt import doubt
 from uvcc_console.plan.plan import FULL, SIGTERM, SMOKE, Phase, operation_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings
@@ -30,7 +30,7 @@ async def _plan(ctx: Rollout) -> str:
     data."""
     job = ctx.plan.profile.job
     await wheel_cache.read_in_thread(ctx.plan.profile.fleet.wheels)
-    refusals.check(ctx.plan)
+    plan_refusals.check(ctx.plan)
     await agree.check_job(ctx)
     names = ", ".join(
         f"{p.name} {counted(p.steps, 'step')} on {counted(len(p.pods()), 'pod')}" for p in ctx.plan.phases.values()

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
-from uvcc_console.core.folding import Folding
+from uvcc_console.core.bulk_folding import Folding
 from uvcc_console.core.journal import KEEP_AFTER, Journal, iter_events
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import LogEntry, Snapshot

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import journal
-from uvcc_console.core.folding import Folding
+from uvcc_console.core.bulk_folding import Folding
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.reported_state import AGREEMENT_KEEP
 from uvcc_console.core.snapshot import Snapshot
@@ -130,20 +130,20 @@ TEXTS = [json.dumps(data) for _, data in ROWS] + [
 
 
 def test_a_row_is_read_quickly_as_it_is_read_otherwise() -> None:
-    quick = journal._quick_reader()
+    quick = journal.quick_reader()
     for kind in {name for name, _ in ROWS}:
         for text in TEXTS:
             for data in (text.encode(), text.encode() + b"\xff"):
-                slow = journal._event(kind.encode(), 1.0, data)
+                slow = journal.event_of(kind.encode(), 1.0, data)
                 assert repr(quick(kind.encode(), 1.0, data)) == repr(slow), (kind, data)
-    assert quick(None, "x", 7) == journal._event(None, "x", 7)
+    assert quick(None, "x", 7) == journal.event_of(None, "x", 7)
 
 
 def test_a_long_reading_loads_the_quick_parser_and_a_glance_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(journal, "_quick_reader", lambda: asked.append(1) or journal._event)
+    monkeypatch.setattr(journal, "quick_reader", lambda: asked.append(1) or journal.event_of)
     monkeypatch.setattr(journal, "MANY", 8)
     written = Journal(tmp_path / "j", source="t")
     for count, wanted in ((5, 0), (5, 1)):
@@ -155,7 +155,7 @@ def test_a_long_reading_loads_the_quick_parser_and_a_glance_does_not(
 
 def test_most_rows_of_a_run_are_taken_whole() -> None:
     """Else a field of a new type would slow every long reading down, and nobody would see why."""
-    from uvcc_console.core.event_base import _form
+    from uvcc_console.core.event_base import form_of
 
     for event in (
         ev.HeartbeatRead(pod="p", coord="c", record={"step": 1, "loss": 0.5}),
@@ -165,6 +165,6 @@ def test_most_rows_of_a_run_are_taken_whole() -> None:
         ev.CursorMoved(pod="p", cursors={"f": [1, 2]}),
         ev.EngineEvent(pod="p", level="info", event="e", fields={"a": 1}, at=1.5),
     ):
-        form = _form(event.kind)
+        form = form_of(event.kind)
         assert form is not None
         assert form.fits(ev.to_json(event)), event

@@ -1,0 +1,70 @@
+"""A schema as the YAML that :func:`uvcc_engine.data.schema.parse_schema` reads back unchanged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import yaml
+
+from uvcc_engine.data.dates import ORDERS
+from uvcc_engine.data.schema import BINNED, CLASSES, UNLABELLED, Schema, SchemaColumn, Statistics
+
+
+def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None = None) -> str:
+    """The schema as YAML that ``parse_schema`` reads back unchanged; ``notes`` stand behind their columns."""
+    split: dict[str, Any] = {"test": schema.test, "seed": schema.seed} | ({"by": schema.by} if schema.by else {})
+    split |= {"validation": schema.validation} if schema.validation else {}
+    lines = [f"# {line}" for line in about.splitlines()]
+    if schema.text is not None:
+        every = [chr(value) for value in range(256)]
+        letters = "bytes" if list(schema.values) == every else list(schema.values)
+        text: dict[str, Any] = {"positions": schema.text.positions, "stride": schema.text.stride}
+        own = {"tokenizer": schema.text.tokenizer, "sha256": schema.text.sha256}
+        text |= own if schema.text.tokenizer else {"letters": letters}
+        return "\n".join([*lines, _line("text", text), _line("split", split)]) + "\n"
+    lines += [_line("target", _target_to_json(schema))] if schema.kind != UNLABELLED else []
+    lines.append(_line("split", split))
+    lines += [yaml.safe_dump({"weight": schema.weight}, width=math.inf).strip()] if schema.weight else []
+    lines.append("columns:")
+    for column in schema.columns:
+        note = (notes or {}).get(column.name, "")
+        if note:
+            lines.append(f"  # {' '.join(note.split())}")
+        lines.append(f"  {_line(column.name, _column_to_json(column))}")
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, value: Mapping[str, Any]) -> str:
+    whole = yaml.safe_dump({name: dict(value)}, default_flow_style=True, width=math.inf, sort_keys=False)
+    return whole.strip()[1:-1]  # without the braces around the only key
+
+
+def _target_to_json(schema: Schema) -> dict[str, Any]:
+    found: dict[str, Any] = {"column": schema.target}
+    found |= {"kind": schema.kind} if schema.kind != CLASSES else {}
+    found |= {"values": list(schema.values)} if schema.values else {}
+    return found | ({"scaling": _statistics_to_json(schema.scaling)} if schema.scaling is not None else {})
+
+
+def _statistics_to_json(statistics: Statistics) -> dict[str, Any]:
+    default = Statistics()
+    told = {f.name: getattr(statistics, f.name) for f in fields(Statistics)}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in told.items() if v != getattr(default, k)}
+
+
+def _column_to_json(column: SchemaColumn) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": column.kind}
+    if column.values:
+        found["values"] = list(column.values)
+    if column.order != ORDERS[0]:
+        found["order"] = column.order
+    if column.kind == BINNED:
+        found["bins"] = column.bins
+    if column.missing != "error":
+        found["missing"] = column.missing
+    if column.statistics is not None:
+        found["statistics"] = _statistics_to_json(column.statistics)
+    return found
