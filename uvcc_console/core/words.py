@@ -67,6 +67,13 @@ def _repeated(f: Fields) -> str:
 
 
 # event -> (the fields that its sentence uses, the sentence)
+def _relay_started(f: Fields) -> str:
+    """Where the workers of a replica meet, with the scheme that tells whether TLS is on."""
+    at = scalar_text(f.get("relay_url_public") or f.get("relay_url_local"))
+    replica = f" replica {scalar_text(f.get('replica'))}" if f.get("replica") else ""
+    return f"relay started for {scalar_text(f.get('phase')) or 'the run'}{replica}" + (f" at {at}" if at else "")
+
+
 _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]] = {
     "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
     "policy_accepted": ((), lambda f: "the signed policy is accepted"),
@@ -113,7 +120,10 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "evidence_replayed": ((), lambda f: "its transcript was replayed before it goes on"),
     # the console's own
     "quote": (("hourly", "at_most", "pods"), _quoted),  # what each constraint removed stands beside it
-    "privacy_relay_started": (("phase",), lambda f: f"relay started for {scalar_text(f.get('phase')) or 'the run'}"),
+    "privacy_relay_started": (
+        ("phase", "replica", "kind", "relay_host", "address_kind", "tls", "relay_url_local", "relay_url_public"),
+        _relay_started,
+    ),
     "run_facts": ((), lambda f: "its worker says what it runs"),
     "dp_master_port_selected": (("port",), lambda f: f"the ranks meet at port {scalar_text(f.get('port'))}".rstrip()),
     "succession": ((), lambda f: "goes on under another policy"),

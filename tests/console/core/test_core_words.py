@@ -161,3 +161,26 @@ def test_what_only_a_workers_log_says_is_told_in_words_too() -> None:
     assert accepted.detail.startswith("policy_hash=abababababab")
     assert [(e.level, e.source, e.text) for e in plain] == [("debug", f"p1r0/{log}", line) for line in lines[2:]]
     assert fold([ev.LogLines(pod="p1r0", src="stdout.log", lines=lines[:1])]).log[0].text == lines[0]
+
+
+def test_a_relay_is_told_by_its_address_and_not_by_the_fields_of_its_record() -> None:
+    fields = {"phase": "full", "replica": 0, "kind": "relay", "relay_host": "127.0.0.1", "address_kind": "loopback"}
+    shown = {**fields, "tls": False, "relay_url_local": "http://127.0.0.1:40079"}
+    assert engine_words("privacy_relay_started", shown) == ("relay started for full at http://127.0.0.1:40079", "")
+    public = {**fields, "replica": 1, "tls": True, "relay_url_public": "https://relay.example"}
+    said = "relay started for full replica 1 at https://relay.example"
+    assert engine_words("privacy_relay_started", public) == (said, "")
+
+
+def test_a_path_that_ends_with_its_pod_is_no_warning() -> None:
+    def level(state: str) -> str:
+        pod = ev.PodChanged(pod="p0r0", party=0, replica=0, provider="x", state=state)
+        down = ev.LinkChanged(pod="p0r0", path="ssh", up=False, detail="closed by the console")
+        return fold([pod, down]).log[-1].level
+
+    assert {state: level(state) for state in ("agent", "lost", "deleting", "gone")} == {
+        "agent": "warn",
+        "lost": "warn",
+        "deleting": "info",
+        "gone": "info",
+    }

@@ -15,6 +15,7 @@ from textual.widgets import Input
 from ui_desk import Keyboard, typed
 from ui_journals import RUN, T0, Story
 
+from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.fleet.procs import identify
 from uvcc_console.plan.plan import make_plan
@@ -23,7 +24,7 @@ from uvcc_console.ui.drawing.glyphs import UNICODE
 from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.feed.home_model import Draft, draft_lines
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
-from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel
+from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel, fields_of
 from uvcc_console.ui.panels.plan_fields import FieldsPanel, flat
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.wizard import WizardFooter, WizardScreen
@@ -292,3 +293,22 @@ def test_the_plan_says_what_happens_without_stock() -> None:
 def _plan_text(raw: dict[str, object]) -> str:
     lines = draft_lines(Draft("x", plan=make_plan("x-1", "x", parse(raw))), 76, UNICODE)
     return " ".join(" ".join("".join(text for text, _ in line) for line in lines).split())
+
+
+def test_the_loss_of_a_run_in_the_list_is_that_of_the_phase_that_trains(tmp_path: Path) -> None:
+    """Not what the smoke ended with, fifty steps ago."""
+    story = Story().full(30)
+    smoke = ev.ResultReported(coord=story.coords[0], phase="smoke", result_hash="ab", values={"loss": 2.17})
+    beats = [e for e in story.events if isinstance(e, ev.HeartbeatRead)]
+    at = next(i for i, e in enumerate(story.events) if isinstance(e, ev.PhaseStarted) and e.phase == "full")
+    story.events.insert(at, smoke)
+    found = home_model.summarise(story.write(tmp_path / "run"))
+    assert found is not None
+    assert found.snap.results["smoke"]["loss"] == 2.17
+    now = {e.record["loss"] for e in beats[-3:]}
+    assert fields_of(found)["loss"] in now
+    assert 2.17 not in now
+    story.events = [e for e in story.events if not isinstance(e, ev.HeartbeatRead)]
+    started = home_model.summarise(story.write(tmp_path / "started"))
+    assert started is not None
+    assert "loss" not in fields_of(started)  # its first step is not done

@@ -73,6 +73,9 @@ def fields_of(summary: RunSummary) -> dict[str, str | float]:
     for phase in reversed(PHASES):
         values = summary_values(summary, phase)
         found.update({name: value for name, value in values.items() if name not in found})
+    trains = s.phase in PHASES and "loss" not in summary_values(summary, s.phase)
+    if trains:  # the loss of the phase before is not that of this one
+        found.pop("loss", None)
     if reported and "loss" not in found:
         found["loss"] = reported[0]
     return found
