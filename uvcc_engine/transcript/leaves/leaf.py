@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Final, NamedTuple
-
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.hmac import HMAC
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.transcript.formats import kinds
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.hmac import HMAC
 
 SENT: Final = 0
 RECEIVED: Final = 1
@@ -88,6 +88,9 @@ def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> HMAC:
     :func:`blind_at` goes on from it for each leaf. A copy of it takes a quarter of the time of one of the standard
     library's.
     """
+    from cryptography.hazmat.primitives.hashes import SHA256  # a verb that only reads has no use for it
+    from cryptography.hazmat.primitives.hmac import HMAC
+
     state = HMAC(key, SHA256())
     state.update(b"UVCC_BLIND_V1" + sid_sub + struct.pack("<I", epoch))
     return state
