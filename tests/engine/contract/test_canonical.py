@@ -32,7 +32,7 @@ def library(value: Any) -> bytes | None:
 @given(VALUES)
 def test_both_ways_write_the_same_bytes_or_refuse(value: Any) -> None:
     expected = library(value)
-    quick = module._quick(value)
+    quick = module.quick_canonical(value)
     assert quick is None or quick == expected
     if expected is not None:
         assert canonical(value) == expected
@@ -50,4 +50,4 @@ def test_what_json_cannot_carry_is_refused(value: Any) -> None:
 
 
 def test_statements_take_the_quick_way() -> None:
-    assert module._quick({"values": {"loss": 2.301953125}, "epoch": 3, "seen": {}, "text": "é\x00\x1f\x7f\u2028"})
+    assert module.quick_canonical({"values": {"loss": 2.301953125}, "epoch": 3, "seen": {}, "text": "é\x00\x1f\x7f\u2028"})

@@ -16,7 +16,7 @@ _LONG: Final = 2**53
 
 def canonical(value: Any) -> bytes:
     """The canonical bytes. Raises ConfigError for what JSON cannot carry (NaN, integers of 2^53 and above, bytes)."""
-    if (quick := _quick(value)) is not None:
+    if (quick := quick_canonical(value)) is not None:
         return quick
     import rfc8785
 
@@ -26,7 +26,7 @@ def canonical(value: Any) -> bytes:
         raise ConfigError(f"not representable in canonical JSON: {e}", "use strings for large or odd values") from e
 
 
-def _quick(value: Any) -> bytes | None:
+def quick_canonical(value: Any) -> bytes | None:
     """The canonical bytes by the standard library's encoder, which is written in C; None where it might spell a value
     in another way: floats that need an exponent or end in ``.0``, long integers, keys beyond ASCII, other types."""
     try:
