@@ -50,4 +50,6 @@ def test_what_json_cannot_carry_is_refused(value: Any) -> None:
 
 
 def test_statements_take_the_quick_way() -> None:
-    assert module.quick_canonical({"values": {"loss": 2.301953125}, "epoch": 3, "seen": {}, "text": "é\x00\x1f\x7f\u2028"})
+    assert module.quick_canonical(
+        {"values": {"loss": 2.301953125}, "epoch": 3, "seen": {}, "text": "é\x00\x1f\x7f\u2028"}
+    )
