@@ -123,9 +123,8 @@ def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
     trouble = ("" if e.up else e.detail) if e.path in AGENT_PATHS else pod.trouble
     paths = put(pod.paths, e.path, (e.up, since if was == e.up else e.ts))
     s = changed(s, pods=put(s.pods, e.pod, replace(pod, paths=paths, trouble=trouble)))
-    level = (
-        "info" if e.up or pod.state in pod_states.LEAVING else "warn"
-    )  # of a pod that is deleted it ends as it is to
+    expected = e.up or pod.state in pod_states.LEAVING  # the path of a pod that is deleted ends as it should
+    level = "info" if expected else "warn"
     return logged(s, e, level, e.pod, f"path {e.path} {'up' if e.up else 'down'} {e.detail}".rstrip())
 
 

@@ -54,19 +54,25 @@ def _sink_failed(f: Fields) -> str:
     return f"{name} has not all figures: {reason}; the training goes on without it"
 
 
+def repeats_exactly(f: Fields) -> bool:
+    """Whether ``steps_repeated`` says that losses or tensors were compared, and that none differs."""
+    compared = as_int(f.get("rows"), 1) is not None or as_int(f.get("checkpoint"), 0) is not None
+    return compared and f.get("differs") == -1
+
+
 def _repeated(f: Fields) -> str:
     first, last, rows = (as_int(f.get(name), 0) or 0 for name in ("first", "last", "rows"))
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    differs = as_int(f.get("differs"), 0)
-    if differs is not None:
-        return f"the resume is not exact: step {differs} came out differently when {steps} were repeated"
+    if not repeats_exactly(f):
+        differs = as_int(f.get("differs"), 0)
+        found = f"step {differs} came out differently" if differs is not None else "nothing shows that it is the same"
+        return f"the resume is not exact: {found} when {steps} were repeated"
     losses = f"the same {counted(rows, 'loss', 'losses')}" if rows else ""
     at = as_int(f.get("checkpoint"), 0)
     tensors = f"the same tensors at step {at}" if at is not None else ""
     return f"the resume is exact: {steps} again, with {' and '.join(filter(None, (losses, tensors)))}"
 
 
-# event -> (the fields that its sentence uses, the sentence)
 def _relay_started(f: Fields) -> str:
     """Where the workers of a replica meet, with the scheme that tells whether TLS is on."""
     at = scalar_text(f.get("relay_url_public") or f.get("relay_url_local"))
@@ -74,6 +80,7 @@ def _relay_started(f: Fields) -> str:
     return f"relay started for {scalar_text(f.get('phase')) or 'the run'}{replica}" + (f" at {at}" if at else "")
 
 
+# event -> (the fields that its sentence uses, the sentence)
 _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]] = {
     "party_start": (("step", "attempt"), lambda f: f"training starts{_at(f)}"),
     "policy_accepted": ((), lambda f: "the signed policy is accepted"),

@@ -29,7 +29,7 @@ from uvcc_engine.data.features import feature_names
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import check_joint, load_schema
 from uvcc_engine.data.schema_text import schema_text
-from uvcc_engine.data.sets import Dataset, Floats, load_digits, split
+from uvcc_engine.data.sets import Dataset, Floats, Labels, load_digits, split
 from uvcc_engine.model.definition.base_model import attached, merged, read_base
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import find_model
@@ -261,7 +261,8 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
     """Open the three parties' sealed results anywhere below a folder; write them (0600).
 
     ``weights.npz`` and ``model.safetensors`` by name (with a ``base`` those of the merged model, and what was trained
-    as ``adapters.safetensors``), or ``predictions.npz`` with one label per query.
+    as ``adapters.safetensors``), or ``predictions.npz`` with one label per query; of one output the number itself, 1 or
+    0 where two classes are learnt.
     """
     owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
     slices: dict[tuple[int, int], dict[str, Floats]] = {}
@@ -277,7 +278,7 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
     answers = weights.get(PREDICTION)
     name = owner_files.WEIGHTS if answers is None else "predictions.npz"
     content = io.BytesIO()
-    np.savez(content, **(weights if answers is None else {"labels": answers.argmax(1)}))
+    np.savez(content, **(weights if answers is None else _predicted(answers)))
     files.write_atomic(args.out / name, content.getvalue(), mode=0o600)
     names.append(name)
     if answers is None:
@@ -286,6 +287,10 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
         files.write_atomic(args.out / TENSORS, save(whole, {"format": "uvcc"}), mode=0o600)
     notes = put_coefficients(weights, information, args, names) if information else []
     return {"files": names, "shapes": {name: list(w.shape) for name, w in weights.items()}, "notes": notes}
+
+
+def _predicted(answers: Floats) -> dict[str, Labels]:
+    return {"labels": answers.argmax(1)} if answers.shape[1] > 1 else {"values": answers[:, 0]}
 
 
 def _merged(trained: dict[str, Floats], args: argparse.Namespace, names: list[str]) -> dict[str, Floats]:

@@ -1,12 +1,12 @@
 """Private inference: secret queries through a model whose weights are secret, too.
 
-A step answers one batch of queries. Nothing is opened: what comes out, the one-hot of the largest logit, goes in shares
-to the owner of the queries, who alone can put them together. Logits stay secret, since they say more about the weights.
+A step answers one batch of queries. Nothing is opened: what comes out (:func:`answers_protocol`) goes in shares to the
+owner of the queries, who alone can put them together. Logits stay secret, since they say more about the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
+from uvcc_engine.model.secret_layer import Layer
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
+from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
@@ -27,6 +29,21 @@ from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.validation import PREDICTION, QUERY
+
+
+def answers_protocol(
+    rt: Runtime, job: PrivateJob, model: ModelSpec, layers: Sequence[Layer], x: Share
+) -> MpcProtocol[Share]:
+    """What queries ``[rows, features]`` are answered, ``[rows * positions, classes]``: the one-hot of the largest
+    logit; of one output 1 or 0 by its sign where two classes are learnt, else the number."""
+    outputs = yield from nn.forward_protocol(rt, layers, x)
+    if model.classes > 1:
+        bits = yield from argmax_one_hot_protocol(rt, outputs)
+    elif job.objective == "binary":
+        bits = yield from drelu_arithmetic_protocol(rt, outputs)
+    else:
+        return outputs
+    return scale_int(bits, 1 << job.frac_bits).with_f(job.frac_bits)
 
 
 class Predictor:
@@ -54,7 +71,8 @@ class Predictor:
         """
         size = self._job.batch
         rows = slice(step * size, (step + 1) * size)
-        found = self._rt.run(self._answer_protocol(self._queries.index(rows)))
+        batch = self._queries.index(rows)
+        found = self._rt.run(answers_protocol(self._rt, self._job, self._model, self._layers, batch))
         proved = None if self._rt.ledger is None else self._rt.run(prove_protocol(self._rt))
         place = slice(rows.start * self._model.positions, rows.start * self._model.positions + found.shape[0])
         self._answers = self._with(place, found)
@@ -64,12 +82,6 @@ class Predictor:
         first, second = self._answers.first.clone(), self._answers.second.clone()
         first[place], second[place] = found.first, found.second
         return Share(first, second, self._answers.f)
-
-    def _answer_protocol(self, x: Share) -> MpcProtocol[Share]:
-        logits = yield from nn.forward_protocol(self._rt, self._layers, x)
-        bits = yield from argmax_one_hot_protocol(self._rt, logits)
-        f = self._job.frac_bits
-        return scale_int(bits, 1 << f).with_f(f)
 
     def evaluate(self) -> dict[str, float]:
         """No metric, since queries have no labels."""
@@ -86,7 +98,7 @@ class Predictor:
         self._answers = loaded(state, PREDICTION, self._answers.f).to(self._rt.device)
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
-        """Both components of what goes to the owner of the queries: the answers, (queries, classes) one-hot."""
+        """Both components of what goes to the owner of the queries: the answers, (queries, classes)."""
         return rings([(PREDICTION, self._answers)])
 
     def component_digest(self, half: Half, blind: bytes) -> str:

@@ -19,16 +19,15 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
-from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
-from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
-from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
-from uvcc_engine.mpc.products.arithmetic import add_public, public, scale_int
+from uvcc_engine.mpc.products.arithmetic import add_public, public
 from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.queries import OpenedQuery
+from uvcc_engine.worker.inference import answers_protocol
 
 COUNT: Final = "rows_answered"
 
@@ -62,7 +61,8 @@ class ServedModel:
         f = self._job.frac_bits
         parts = [Share(torch.from_numpy(q.first), torch.from_numpy(q.second), f) for q in self.batch]
         x = cat(parts) if parts else public(self._rt, torch.zeros(1, self._model.features), f=f)
-        found = self._rt.run(self._answer_protocol(x.to(self._rt.device)))
+        answering = answers_protocol(self._rt, self._job, self._model, self._layers, x.to(self._rt.device))
+        found = self._rt.run(answering)
         proved = None if self._rt.ledger is None else self._rt.run(prove_protocol(self._rt))
         whole = found.reshape(x.shape[0], -1)
         first, second = whole.first.cpu().numpy(), whole.second.cpu().numpy()
@@ -72,18 +72,6 @@ class ServedModel:
             at += query.rows
         self._count = add_public(self._rt, self._count, float(at))
         return StepResult(None, proved)
-
-    def _answer_protocol(self, x: Share) -> MpcProtocol[Share]:
-        """The one-hot of the largest logit; of one output its sign where classes are learnt, else the number."""
-        outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
-        f = self._job.frac_bits
-        if self._model.classes > 1:
-            bits = yield from argmax_one_hot_protocol(self._rt, outputs)
-        elif self._job.objective == "binary":
-            bits = yield from drelu_arithmetic_protocol(self._rt, outputs)
-        else:
-            return outputs
-        return scale_int(bits, 1 << f).with_f(f)
 
     def evaluate(self) -> dict[str, float]:
         """No metric, since queries have no labels."""

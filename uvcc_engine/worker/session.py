@@ -129,13 +129,12 @@ class WorkerSession:
 
     def run(self) -> RunOutcome:
         """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
-        a, folder, attempt = self._admitted, Path(self._spec.dir), self._spec.attempt
+        a, job, folder, attempt = self._admitted, self._admitted.job, Path(self._spec.dir), self._spec.attempt
         begin_attempt(folder, a.coord, attempt)
         sid = a.policy.sid_job.hex()
         self._mark = HighWaterMark.claim(Path(self._spec.identity_dir), sid, a.coord, attempt, folder)
         self.step = self._agree_where_to_start()
         self.running = True
-        job = self._admitted.job
         self._open_evidence(self._epoch(self.step))
         self._mark.admit(self._proof.recorder.epochs, self._proof.recorder.left_open)
         if self.step > job.first_step:
@@ -408,7 +407,8 @@ class WorkerSession:
         mine = self._begin(epoch)
         values = dict(self._trainer.evaluate())
         metric_notes.tell_undefined(self._writer, self.step, metric_notes.metrics_of(job), values)
-        values |= {"loss": self._loss} if "loss" in job.reveal and self._loss is not None else {}
+        if "loss" in job.reveal and self._loss is not None:
+            values["loss"] = self._loss
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))

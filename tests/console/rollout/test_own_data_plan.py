@@ -232,9 +232,12 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
     with pytest.raises(UvccError, match="--bins 1"):
         infer_schema(table, force=True, bins=1)
     schema.unlink()
-    demo = settings_for(str(table), model=trees)
+    demo = settings_for(str(table), model=trees.partition("=")[2])
     assert {"job.momentum=0", "job.schedule=constant", "job.lr=0.3"} <= set(demo)
     assert "kind: bins, bins: 16" in schema.read_text()
+    schema.unlink()
+    assert "job.momentum=0" not in settings_for(str(table), model="streets.py:Model")
+    assert "kind: bins" not in schema.read_text()
 
 
 def test_a_plan_names_the_schema_that_lies_beside_the_table_and_nobody_named(tmp_path: Path) -> None:

@@ -221,7 +221,15 @@ def test_what_a_language_model_wrote_is_shown_and_harmless() -> None:
 
 def test_the_result_says_whether_a_resume_was_exact() -> None:
     fields = {"first": 5, "last": 6, "rows": 2, "checkpoint": 6, "differs": -1}
-    for more, said in (({}, "the resume is exact: steps 5 to 6 again"), ({"differs": 6}, "the resume is not exact")):
+    exact, unproven = "the resume is exact: steps 5 to 6 again", "the resume is not exact: nothing shows that"
+    for more, said in (
+        ({}, exact),
+        ({"differs": 6}, "the resume is not exact: step 6 came out differently"),
+        ({"differs": None}, unproven),
+        ({"differs": -2}, unproven),
+        ({"rows": 0, "checkpoint": -1}, unproven),
+        ({"rows": "2", "checkpoint": []}, unproven),
+    ):
         event = ev.EngineEvent(pod="p0r0", level="info", event="steps_repeated", fields=fields | more)
         assert said in text_of(result.result_lines(view_of(_with(Story(steps=4).finished(), event)), 80))
 

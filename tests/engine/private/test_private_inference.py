@@ -13,12 +13,14 @@ import pytest
 import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
+from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.plaintext import forward, train_plaintext
-from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.owner import client
@@ -34,6 +36,7 @@ torch.set_num_threads(1)
 MODEL_OWNER = Identity(b"m" * 32, b"v" * 32)
 PUBLIC = tuple(p.public for p in PARTIES)
 QUERIES = 20
+TREES = {"trees": {"count": 2, "depth": 2}}
 JOB = PrivateJob(model="mlp-digits", task="infer", steps=3, batch=8, reveal=("predictions",))
 
 
@@ -42,10 +45,11 @@ def weights() -> tuple[Floats, ...]:
     return train_plaintext(PrivateJob(steps=40), load_digits(7)).weights
 
 
-def two_owners(weights: tuple[Floats, ...]) -> SharedInputs:
-    queries = {QUERY: encode_fixed("queries", load_digits(7).test_x[:QUERIES], 16)}
+def two_owners(weights: tuple[Floats, ...], job: PrivateJob = JOB, asked_for: Floats | None = None) -> SharedInputs:
+    rows = load_digits(7).test_x[:QUERIES] if asked_for is None else asked_for
+    queries = {QUERY: encode_fixed("queries", rows, 16)}
     model = {f"weight.{i}": encode_fixed(f"weight.{i}", w, 16) for i, w in enumerate(weights)}
-    purpose = Purpose.of(JOB, [OWNER.public.x25519, MODEL_OWNER.public.x25519])
+    purpose = Purpose.of(job, [OWNER.public.x25519, MODEL_OWNER.public.x25519])
     asked = share_tensors(queries, 16, PUBLIC, OWNER, seed=1, purpose=purpose)
     return combine([asked, share_tensors(model, 16, PUBLIC, MODEL_OWNER, seed=1, purpose=purpose)])
 
@@ -137,15 +141,56 @@ def halves(data: Dataset) -> list[Dataset]:
     ]
 
 
-def test_rows_of_two_owners_train_one_model() -> None:
-    job = PrivateJob(steps=3, batch=16, test_rows=100)
-    parts = halves(load_digits(7, 100))
-    made = combine([share_dataset(d, 16, PUBLIC, o, seed=1) for d, o in zip(parts, (OWNER, MODEL_OWNER), strict=True)])
+@pytest.mark.parametrize(("objective", "layers"), [("binary", ["linear"]), ("mse", [TREES]), ("binary", [TREES])])
+def test_a_model_of_one_output_answers_with_a_class_or_a_number(objective: str, layers: list[Any]) -> None:
+    bits = np.random.default_rng(3).integers(0, 2, (QUERIES, 6)).astype(float)
+    truth = bits[:, 0] if objective == "binary" else bits @ np.arange(1.0, 7.0) - 10.5
+    fit = simulate.fit(
+        layers,
+        bits,
+        truth.astype(int) if objective == "binary" else truth,
+        objective=objective,
+        steps=2,
+        batch=QUERIES,
+        momentum=0.0,
+        schedule="constant",
+        test=(bits, truth),
+        reveal=["loss"],
+    )
+    job = replace(JOB, model=fit.job.model, objective=objective)
+    wanted = fit.outputs(bits)[:, 0]
+    made = two_owners(fit.weights, job, bits)
+
+    def body(rt: Runtime) -> Predictor:
+        predictor = Predictor(rt, job, fit_model(job), opened(made, rt.party))
+        for step in range(job.steps):
+            rt.begin_epoch(step)
+            predictor.step(step)
+        return predictor
+
+    rings = [p.weight_halves()[0]["prediction"] for p in LocalPlanes(3).run_three(body)]
+    answers = (rings[0] + rings[1] + rings[2])[:, 0] / 2.0**16
+    assert np.abs(answers - (wanted > 0.0 if objective == "binary" else wanted)).max() < 1e-3
+    assert len(np.unique(answers)) > 1
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_rows_of_two_owners_train_one_model(trees: bool) -> None:
+    job, data = PrivateJob(steps=3, batch=16, test_rows=100), load_digits(7, 100)
+    if trees:
+        model = model_to_json(model_of_list([TREES], 64, 1))
+        bits = {name: (getattr(data, name) > 0.5).astype(float) for name in ("train_x", "test_x")}
+        data = replace(data, **bits, train_y=data.train_y % 2, test_y=data.test_y % 2, classes=1)
+        told: dict[str, Any] = {"model": model, "objective": "binary", "lr": 0.3, "momentum": 0.0, "batch": 800}
+        job = PrivateJob.from_json({"steps": 2, "test_rows": 100, "schedule": "constant", **told})
+    parts = halves(data)
+    owners = zip(parts, (OWNER, MODEL_OWNER), strict=True)
+    made = combine([share_dataset(d, 16, PUBLIC, o, seed=1, job=job) for d, o in owners])
     stacked = [np.concatenate([getattr(d, n) for d in parts]) for n in ("train_x", "train_y", "test_x", "test_y")]
-    together = Dataset(stacked[0], stacked[1], stacked[2], stacked[3], 10)
+    together = Dataset(stacked[0], stacked[1], stacked[2], stacked[3], data.classes)
 
     def body(rt: Runtime) -> list[float | None]:
-        trainer = PrivateTrainer(rt, job, find_model(job.model), opened(made, rt.party))
+        trainer = trainer_of(rt, job, fit_model(job), opened(made, rt.party))
         found = []
         for step in range(job.steps):
             rt.begin_epoch(step)

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_console.plan.owndata import owners_program
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.parsing import yaml_text
 
 # what suits a table of a few hundred rows: the profile's own values are for the digits
 _FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
@@ -65,12 +68,23 @@ def summary(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _asks_trees(model: str) -> bool:
+    """Whether a list of layers has trees; a name, a file or no YAML at all asks for none, and is judged elsewhere."""
+    try:
+        layers = yaml_text.load(model)
+    except yaml.YAMLError:
+        return False
+    return isinstance(layers, list) and any(
+        one == "trees" or (isinstance(one, dict) and "trees" in one) for one in layers
+    )
+
+
 def settings_for(data: str, schema: str = "", target: str = "", model: str = "") -> list[str]:
     """Settings that make the demo's profile one of this table; its schema is written beside it if there is none.
 
     ``model``: what was asked for; trees ask for a schema of bits and for another rate.
     """
-    trees = "trees" in model
+    trees = _asks_trees(model)
     file = Path(data).expanduser().resolve()
     known = Path(schema).expanduser().resolve() if schema else owner_files.schema_beside(file)
     if target and known.exists():

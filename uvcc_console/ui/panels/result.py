@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, Shown, final
-from uvcc_console.core.words import engine_words
+from uvcc_console.core.words import engine_words, repeats_exactly
 from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, wrap
@@ -74,7 +74,7 @@ def result_lines(view: View, width: int) -> list[Line]:
         lines += _whole(line, width) if whole else [cut(line, width)]
     if s.repeated:
         text, _ = engine_words(STEPS_REPEATED, s.repeated)
-        exact = s.repeated.get("differs") == -1
+        exact = repeats_exactly(s.repeated)
         lines += wrap([(f"{g.ok if exact else g.warn} ", "ok" if exact else "warn"), (clean(text), "text")], width)
     if s.sample:
         lines += wrap([("the model writes  ", "muted"), (clean(s.sample), "text")], width)[:SAMPLE_LINES]

@@ -291,14 +291,13 @@ async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
     while True:
         try:
             found = await _outcome(ctx, phase)
+            break
         except Halted:
             if not await resume_rehearsal.goes_on(ctx, phase):
                 raise
             await _shown(ctx, await launch(ctx, phase))
-            continue
-        if found is not None:
-            await _give_up(ctx, phase, found)
-        break
+    if found is not None:
+        await _give_up(ctx, phase, found)
     if name == FULL:
         resume_rehearsal.close(ctx)
     figures = shown(ctx.bus.snapshot, phase.name).figures()

@@ -15,7 +15,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.words import engine_words
+from uvcc_console.core.words import engine_words, repeats_exactly
 from uvcc_console.plan.measurable import STEP_MARK
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.rollout.context import Rollout, each
@@ -42,7 +42,7 @@ def measured(repeated: Mapping[str, Any], at: int) -> ev.GateMeasured:
     """The gate by what the workers said of the steps that they repeated. Pure."""
     text, _ = engine_words(STEPS_REPEATED, repeated)
     first, last, at_step = (as_int(repeated.get(name), 0) for name in ("first", "last", "checkpoint"))
-    ok = repeated.get("differs") == -1 and None not in (first, last, at_step)
+    ok = repeats_exactly(repeated) and None not in (first, last, at_step)
     if ok:
         text = f"steps {first} to {last} again"
     return ev.GateMeasured(name=gate_name(at), ok=ok, wanted=WANTED, measured=text)
