@@ -66,7 +66,7 @@ def rsqrt_protocol(rt: Runtime, x: Share, low: int, high: int, f: int) -> MpcPro
 def _steps(rt: Runtime, bits: Share, values: Sequence[float], f: int) -> Share:
     """The step function that goes from one value to the next with every bit (first axis) that is one. Local."""
     ring = [round(v * 2.0**f) for v in values]
-    jumps = torch.tensor([b - a for a, b in pairwise(ring)])
+    jumps = torch.tensor([b - a for a, b in pairwise(ring)], device=rt.device)
     jumps = jumps.reshape(-1, *[1] * (bits.first.dim() - 1))
     total = bits.map(lambda t: (t * jumps).sum(0))
     return add_ring(rt, total, ring[0]).with_f(f)

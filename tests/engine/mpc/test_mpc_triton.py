@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
@@ -56,13 +57,16 @@ def test_the_plain_product(m: int, k: int, n: int) -> None:
 
 
 def test_products_in_byte_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    xs, ys = [random(40, 24, seed=i) for i in range(2)], [random(24, 16, seed=i + 5) for i in range(2)]
+    xs, ys = [random(40, 32, seed=i) for i in range(2)], [random(32, 16, seed=i + 5) for i in range(2)]
     left, right = triton_ops.split_left(xs), triton_ops.split_right(ys)
     assert torch.equal(left.view(40, -1), limbs.split_left(torch.cat(xs, 1)))
-    assert torch.equal(right.view(-1, 16), limbs.split_right(torch.cat(ys)))
+    assert torch.equal(right.view(16, -1).t(), limbs.split_right(torch.cat(ys)))
     monkeypatch.setattr(cuda, "LIMBS_FROM", 1)
     monkeypatch.setattr(limbs, "has_fast_bytes", lambda device: True)
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: a.to(torch.int32) @ b.to(torch.int32))
+    assert torch.equal(CUDA.right_factor(ys, 40)(xs), xs[0] @ ys[0] + xs[1] @ ys[1])
+    assert limbs.blocks([32, 32], 48) == [[(0, 0, 32), (1, 0, 16)], [(1, 16, 32)]]
+    monkeypatch.setattr(limbs, "blocks", functools.partial(limbs.blocks, most=48))
     assert torch.equal(CUDA.right_factor(ys, 40)(xs), xs[0] @ ys[0] + xs[1] @ ys[1])
     assert torch.equal(CUDA.right_factor(ys, 40)([x[:8] for x in xs]), xs[0][:8] @ ys[0] + xs[1][:8] @ ys[1])
 

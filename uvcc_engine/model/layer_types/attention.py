@@ -129,7 +129,8 @@ class AttentionLayer(Layer):
         narrow = yield from ops.to_exp_scale_protocol(rt, scores)
         seen = torch.ones(spec.positions, spec.positions)
         seen = seen.tril() if spec.causal else seen
-        masked = ops.add_public(rt, ops.scale_int(narrow, seen.to(torch.int64)), (1.0 - seen) * _MASKED)
+        visible = ops.scale_int(narrow, seen.to(rt.device, torch.int64))
+        masked = ops.add_public(rt, visible, (1.0 - seen) * _MASKED)
         share, _, _ = yield from ops.softmax_protocol(rt, masked)
         self._weights = yield from ops.rescale_protocol(rt, share, x.f)
         mixed = yield from ops.matmul_protocol(rt, self._weights, v)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from uvcc_engine.mpc.kernels import limbs, triton_ops
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
-LIMBS_FROM = 1 << 21  # multiplications; below, the plain kernel has less to prepare
+LIMBS_FROM = 1 << 27  # multiplications; below, digits cut in registers have less to prepare
+_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 class CudaKernels(PlainKernels):
@@ -31,17 +32,21 @@ class CudaKernels(PlainKernels):
         if y.dim() != 2 or rows == 0:
             return lambda xs: _batched(xs, ys)
         inner, n = sum(one.shape[0] for one in ys), y.shape[1]
-        # the byte product wants more than 16 rows and multiples of 8
-        fits = rows > 16 and inner % 8 == 0 and n % 8 == 0 and inner <= limbs.MAX_INNER
+        # the byte product wants more than 16 rows, and lines of a multiple of 16 bytes
+        fits = rows > 16 and n % 8 == 0 and all(one.shape[0] % 16 == 0 for one in ys)
         if not fits or rows * inner * n < LIMBS_FROM or not limbs.has_fast_bytes(y.device):
             return lambda xs: _sum([triton_ops.gemm64(a, b) for a, b in zip(xs, ys, strict=True)])
-        right = triton_ops.split_right(list(ys)).view(-1, n)
+        places = limbs.blocks([one.shape[0] for one in ys])
+        rights = [triton_ops.split_right([ys[i][lo:hi] for i, lo, hi in block]).view(n, -1).t() for block in places]
 
         def apply(xs: Sequence[Tensor]) -> Tensor:
             if xs[0].shape[0] <= 16:
                 return _sum([triton_ops.gemm64(a, b) for a, b in zip(xs, ys, strict=True)])
-            left = triton_ops.split_left(list(xs))
-            return triton_ops.combine(limbs.products(left.view(left.shape[0], -1), right))
+            parts = []
+            for block, right in zip(places, rights, strict=True):
+                left = triton_ops.split_left([xs[i][:, lo:hi] for i, lo, hi in block])
+                parts.append(triton_ops.combine(limbs.products(left.view(left.shape[0], -1), right)))
+            return _sum(parts)
 
         return apply
 
@@ -58,17 +63,19 @@ class CudaKernels(PlainKernels):
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def _batched(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
-    """Products over leading axes, one matrix at a time."""
+    """Products over leading axes, which broadcast: one launch for all of them."""
 
     def one(x: Tensor, y: Tensor) -> Tensor:
-        lead = (x[..., 0, 0] + y[..., 0, 0]).shape
+        lead = _broadcast(x.shape[:-2], y.shape[:-2])
         a = x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
         b = y.expand(*lead, *y.shape[-2:]).reshape(-1, *y.shape[-2:])
-        made = torch.stack([triton_ops.gemm64(u, v) for u, v in zip(a, b, strict=True)])
-        return made.reshape(*lead, x.shape[-2], y.shape[-1])
+        return triton_ops.gemm64(a, b).reshape(*lead, x.shape[-2], y.shape[-1])
 
     return _sum([one(x, y) for x, y in zip(xs, ys, strict=True)])

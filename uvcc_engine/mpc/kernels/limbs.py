@@ -9,7 +9,7 @@ as ``(s + 1) k 2^14 < 2^31``; for ``s >= 4`` only the result modulo 2^32 matters
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 _BIAS = -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed number
 MAX_INNER = 1 << 15  # (3 + 1) * 2^15 * 2^14 = 2^31: the sum of two such blocks would no longer be exact
+EXACT_INNER = 1 << 13  # 8 * 2^13 * 2^14 = 2^30: no sum of 32 bits overflows, so units that saturate will do
 DIGITS = 8
 RightFactor = Callable[[Tensor, Tensor], Tensor]
 
@@ -67,9 +68,40 @@ def wraps_and_is_exact(device: torch.device) -> bool:
     return exact and bool((high == wrapped).all())
 
 
+@lru_cache(maxsize=4)
+def is_exact(device: torch.device) -> bool:
+    """Whether the device's 8-bit products, right factors column by column, are exact over ``EXACT_INNER`` elements."""
+    k = DIGITS * EXACT_INNER
+    try:
+        ones = torch.full((32, k), 127, dtype=torch.int8, device=device)
+        high = torch._int_mm(ones, ones.t())
+        generator = torch.Generator().manual_seed(1)
+        a, b = (torch.randint(-128, 128, (64, 64), generator=generator, dtype=torch.int8).to(device) for _ in range(2))
+        small = torch._int_mm(a, b.t())
+    except (RuntimeError, NotImplementedError):
+        return False
+    return bool((high == 127 * 127 * k).all()) and torch.equal(small.cpu(), a.cpu().int() @ b.cpu().int().t())
+
+
+def blocks(lengths: Sequence[int], most: int = EXACT_INNER) -> list[list[tuple[int, int, int]]]:
+    """Inner sizes, one after the other, cut into blocks of at most ``most``: each a list of (which, from, to)."""
+    made: list[list[tuple[int, int, int]]] = [[]]
+    room = most
+    for which, length in enumerate(lengths):
+        at = 0
+        while at < length:
+            if room == 0:
+                made.append([])
+                room = most
+            step = min(room, length - at)
+            made[-1].append((which, at, at + step))
+            at, room = at + step, room - step
+    return made
+
+
 def has_fast_bytes(device: torch.device) -> bool:
     """Whether 8-bit products are fast enough to be worth 36 of them."""
     if device.type == "cuda":
-        return wraps_and_is_exact(device)
+        return is_exact(device)
     check: Any = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return check is not None and bool(check()) and wraps_and_is_exact(device)

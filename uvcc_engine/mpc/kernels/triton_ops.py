@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from uvcc_engine.mpc.kernels.limbs import EXACT_INNER
+
 _ELEMENTS = 1024
-_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
 
 
 def _grid(n: int, block: int = _ELEMENTS) -> tuple[int]:
@@ -40,11 +41,11 @@ def cross(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale"])
 def _blind(z, plus, minus, out, scale, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
-    value = tl.load(z + at, mask=inside, other=0) * tl.load(scale)
+    value = tl.load(z + at, mask=inside, other=0) * scale.to(tl.int64)
     value += tl.load(plus + at, mask=inside, other=0) - tl.load(minus + at, mask=inside, other=0)
     tl.store(out + at, value, mask=inside)
 
@@ -52,8 +53,7 @@ def _blind(z, plus, minus, out, scale, n, BLOCK: tl.constexpr):
 def blind(z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
     """``z factor + plus - minus``. All have one shape."""
     out = torch.empty_like(z)
-    scale = torch.tensor([factor], dtype=torch.int64, device=z.device)
-    _blind[_grid(z.numel())](z, plus, minus, out, scale, z.numel(), BLOCK=_ELEMENTS)
+    _blind[_grid(z.numel())](z, plus, minus, out, factor, z.numel(), BLOCK=_ELEMENTS)
     return out
 
 
@@ -126,27 +126,75 @@ def truncate_close(c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor 
 
 
 @triton.jit
-def _gemm64(a, b, out, m, n, k, STEPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+def _digit(x, D: tl.constexpr):
+    return (x >> (8 * D)).to(tl.int8)
+
+
+@triton.jit
+def _gemm64(
+    a, b, out, m, n, k, a_b, a_m, a_k, b_b, b_k, b_n,
+    CHUNK: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """One tile of one product of a batch: digits are cut in registers, and multiplied by the 8-bit units."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     columns = tl.program_id(1) * N + tl.arange(0, N)
+    batch = tl.program_id(2).to(tl.int64)
+    bias: tl.constexpr = -0x7F7F7F7F7F7F7F80  # 0x8080808080808080
     total = tl.zeros((M, N), dtype=tl.int64)
-    for step in range(STEPS):
-        inner = step * K + tl.arange(0, K)
-        left = tl.load(a + rows[:, None] * k + inner[None, :], mask=(rows[:, None] < m) & (inner[None, :] < k), other=0)
-        right = tl.load(
-            b + inner[:, None] * n + columns[None, :], mask=(inner[:, None] < k) & (columns[None, :] < n), other=0
-        )
-        total += tl.sum(left[:, :, None] * right[None, :, :], axis=1)
-    tl.store(out + rows[:, None] * n + columns[None, :], total, mask=(rows[:, None] < m) & (columns[None, :] < n))
+    for chunk in range(0, k, CHUNK):
+        c0, c1 = tl.zeros((M, N), dtype=tl.int32), tl.zeros((M, N), dtype=tl.int32)
+        c2, c3 = tl.zeros((M, N), dtype=tl.int32), tl.zeros((M, N), dtype=tl.int32)
+        c4, c5 = tl.zeros((M, N), dtype=tl.int32), tl.zeros((M, N), dtype=tl.int32)
+        c6, c7 = tl.zeros((M, N), dtype=tl.int32), tl.zeros((M, N), dtype=tl.int32)
+        for start in range(chunk, tl.minimum(chunk + CHUNK, k), K):
+            inner = start + tl.arange(0, K)
+            at_x = a + batch * a_b + rows[:, None].to(tl.int64) * a_m + inner[None, :].to(tl.int64) * a_k
+            at_y = b + batch * b_b + inner[:, None].to(tl.int64) * b_k + columns[None, :].to(tl.int64) * b_n
+            x = tl.load(at_x, mask=(rows[:, None] < m) & (inner[None, :] < k), other=0)
+            y = tl.load(at_y, mask=(inner[:, None] < k) & (columns[None, :] < n), other=0)
+            x, y = (x + bias) ^ bias, (y + bias) ^ bias
+            x0, x1, x2, x3 = _digit(x, 0), _digit(x, 1), _digit(x, 2), _digit(x, 3)
+            x4, x5, x6, x7 = _digit(x, 4), _digit(x, 5), _digit(x, 6), _digit(x, 7)
+            y0, y1, y2, y3 = _digit(y, 0), _digit(y, 1), _digit(y, 2), _digit(y, 3)
+            y4, y5, y6, y7 = _digit(y, 4), _digit(y, 5), _digit(y, 6), _digit(y, 7)
+            c0 = tl.dot(x0, y0, c0, out_dtype=tl.int32)
+            c1 = tl.dot(x1, y0, tl.dot(x0, y1, c1, out_dtype=tl.int32), out_dtype=tl.int32)
+            c2 = tl.dot(x1, y1, tl.dot(x0, y2, c2, out_dtype=tl.int32), out_dtype=tl.int32)
+            c2 = tl.dot(x2, y0, c2, out_dtype=tl.int32)
+            c3 = tl.dot(x1, y2, tl.dot(x0, y3, c3, out_dtype=tl.int32), out_dtype=tl.int32)
+            c3 = tl.dot(x3, y0, tl.dot(x2, y1, c3, out_dtype=tl.int32), out_dtype=tl.int32)
+            c4 = tl.dot(x1, y3, tl.dot(x0, y4, c4, out_dtype=tl.int32), out_dtype=tl.int32)
+            c4 = tl.dot(x3, y1, tl.dot(x2, y2, c4, out_dtype=tl.int32), out_dtype=tl.int32)
+            c4 = tl.dot(x4, y0, c4, out_dtype=tl.int32)
+            c5 = tl.dot(x1, y4, tl.dot(x0, y5, c5, out_dtype=tl.int32), out_dtype=tl.int32)
+            c5 = tl.dot(x3, y2, tl.dot(x2, y3, c5, out_dtype=tl.int32), out_dtype=tl.int32)
+            c5 = tl.dot(x5, y0, tl.dot(x4, y1, c5, out_dtype=tl.int32), out_dtype=tl.int32)
+            c6 = tl.dot(x1, y5, tl.dot(x0, y6, c6, out_dtype=tl.int32), out_dtype=tl.int32)
+            c6 = tl.dot(x3, y3, tl.dot(x2, y4, c6, out_dtype=tl.int32), out_dtype=tl.int32)
+            c6 = tl.dot(x5, y1, tl.dot(x4, y2, c6, out_dtype=tl.int32), out_dtype=tl.int32)
+            c6 = tl.dot(x6, y0, c6, out_dtype=tl.int32)
+            c7 = tl.dot(x1, y6, tl.dot(x0, y7, c7, out_dtype=tl.int32), out_dtype=tl.int32)
+            c7 = tl.dot(x3, y4, tl.dot(x2, y5, c7, out_dtype=tl.int32), out_dtype=tl.int32)
+            c7 = tl.dot(x5, y2, tl.dot(x4, y3, c7, out_dtype=tl.int32), out_dtype=tl.int32)
+            c7 = tl.dot(x7, y0, tl.dot(x6, y1, c7, out_dtype=tl.int32), out_dtype=tl.int32)
+        total += c0.to(tl.int64) + (c1.to(tl.int64) << 8) + (c2.to(tl.int64) << 16) + (c3.to(tl.int64) << 24)
+        total += (c4.to(tl.int64) << 32) + (c5.to(tl.int64) << 40) + (c6.to(tl.int64) << 48) + (c7.to(tl.int64) << 56)
+    place = batch * m * n + rows[:, None].to(tl.int64) * n + columns[None, :]
+    tl.store(out + place, total, mask=(rows[:, None] < m) & (columns[None, :] < n))
 
 
 def gemm64(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` modulo 2^64 for ``[m, k]`` and ``[k, n]`` on the integer units: any size, no tensor cores."""
-    a, b = a.contiguous(), b.contiguous()
-    (m, k), n = a.shape, b.shape[1]
-    out = torch.empty(m, n, dtype=torch.int64, device=a.device)
-    _gemm64[(triton.cdiv(m, 32), triton.cdiv(n, 32))](a, b, out, m, n, k, STEPS=triton.cdiv(k, 8), M=32, N=32, K=8)
-    return out
+    """``a @ b`` modulo 2^64 for ``[m, k]`` and ``[k, n]``, or batches ``[B, m, k]`` and ``[B, k, n]`` of them, of any
+    strides and sizes: digits as in ``limbs``, but never written to memory."""
+    x, y = (one if one.dim() == 3 else one[None] for one in (a, b))
+    (batch, m, k), n = x.shape, y.shape[2]
+    out = torch.empty(batch, m, n, dtype=torch.int64, device=a.device)
+    grid = triton.cdiv(m, 64), triton.cdiv(n, 16), batch  # eight sums of a wider tile do not fit into registers
+    _gemm64[grid](
+        x, y, out, m, n, k, *x.stride(), *y.stride(),
+        CHUNK=EXACT_INNER, M=64, N=16, K=32, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out if a.dim() == 3 else out[0]
 
 
 @triton.jit
@@ -174,13 +222,14 @@ def split_left(xs: list[Tensor]) -> Tensor:
 
 
 def split_right(ys: list[Tensor]) -> Tensor:
-    """Matrices ``[k, n]`` one above the other to digits ``[8, sum k, n]``, highest first."""
+    """Matrices ``[k, n]`` one above the other to digits ``[n, 8, sum k]``, highest first: as 8-bit units want a right
+    factor, column by column."""
     inner, n = sum(y.shape[0] for y in ys), ys[0].shape[1]
-    out = torch.empty(8, inner, n, dtype=torch.int8, device=ys[0].device)
+    out = torch.empty(n, 8, inner, dtype=torch.int8, device=ys[0].device)
     at = 0
     for y in ys:
         k = y.shape[0]
-        _split[_grid(k * n)](y.contiguous(), out[:, at:], k, n, n, inner * n, REVERSED=True, BLOCK=_ELEMENTS)
+        _split[_grid(k * n)](y.t().contiguous(), out[:, :, at:], n, k, 8 * inner, inner, REVERSED=True, BLOCK=_ELEMENTS)
         at += k
     return out
 
@@ -226,26 +275,20 @@ def _quarter(a, b, c, d):
 
 
 @triton.jit
-def _chacha20(state, out, first, blocks, BLOCK: tl.constexpr):
+def _word(x, BLOCK: tl.constexpr):
+    return tl.zeros((BLOCK,), dtype=tl.uint32) + x.to(tl.uint32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "first", "n0", "n1", "n2"])
+def _chacha20(out, k0, k1, k2, k3, k4, k5, k6, k7, first, n0, n1, n2, blocks, BLOCK: tl.constexpr):
     block = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = block < blocks
     none = tl.zeros((BLOCK,), dtype=tl.uint32)
-    i0, i1, i2, i3 = (
-        none + tl.load(state),
-        none + tl.load(state + 1),
-        none + tl.load(state + 2),
-        none + tl.load(state + 3),
-    )
-    i4, i5, i6, i7 = (
-        none + tl.load(state + 4),
-        none + tl.load(state + 5),
-        none + tl.load(state + 6),
-        none + tl.load(state + 7),
-    )
-    i8, i9 = none + tl.load(state + 8), none + tl.load(state + 9)
-    i10, i11 = none + tl.load(state + 10), none + tl.load(state + 11)
-    i12 = tl.load(first) + block.to(tl.uint32)
-    i13, i14, i15 = none + tl.load(state + 13), none + tl.load(state + 14), none + tl.load(state + 15)
+    i0, i1, i2, i3 = none + 0x61707865, none + 0x3320646E, none + 0x79622D32, none + 0x6B206574  # "expand 32-byte k"
+    i4, i5, i6, i7 = _word(k0, BLOCK), _word(k1, BLOCK), _word(k2, BLOCK), _word(k3, BLOCK)
+    i8, i9, i10, i11 = _word(k4, BLOCK), _word(k5, BLOCK), _word(k6, BLOCK), _word(k7, BLOCK)
+    i12 = _word(first, BLOCK) + block.to(tl.uint32)
+    i13, i14, i15 = _word(n0, BLOCK), _word(n1, BLOCK), _word(n2, BLOCK)
     x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, i4, i5, i6, i7
     x8, x9, x10, x11, x12, x13, x14, x15 = i8, i9, i10, i11, i12, i13, i14, i15
     for _ in range(10):
@@ -278,11 +321,18 @@ def _chacha20(state, out, first, blocks, BLOCK: tl.constexpr):
 
 def chacha20(key: bytes, nonce: bytes, block: int, out: Tensor) -> None:
     """RFC 8439 key stream from ``block`` on into ``out``: 32-byte key, 12-byte nonce, contiguous, of any shape."""
-    words = struct.unpack("<8I", key), struct.unpack("<3I", nonce)
-    state = torch.tensor([*_CONSTANTS, *words[0], 0, *words[1]], dtype=torch.int64).to(torch.uint32).to(out.device)
-    first = torch.tensor([block], dtype=torch.int64).to(torch.uint32).to(out.device)
     nbytes = out.numel() * out.element_size()
     blocks = triton.cdiv(nbytes, 64)
-    stream = torch.empty(blocks * 16, dtype=torch.uint32, device=out.device)
-    _chacha20[_grid(blocks, 128)](state, stream, first, blocks, BLOCK=128)
-    out.view(torch.uint8).view(-1).copy_(stream.view(torch.uint8)[:nbytes])
+    whole = out.view(-1).view(torch.uint8)
+    straight = nbytes % 64 == 0 and whole.storage_offset() % 4 == 0
+    stream = whole.view(torch.int32) if straight else torch.empty(blocks * 16, dtype=torch.int32, device=out.device)
+    # The key goes as arguments of the launch: a tensor of it would be a copy to the device that the host waits for.
+    words = struct.unpack("<8i", key), _signed(block), *struct.unpack("<3i", nonce)
+    _chacha20[_grid(blocks, 128)](stream, *words[0], *words[1:], blocks, BLOCK=128)
+    if not straight:
+        whole.copy_(stream.view(torch.uint8)[:nbytes])
+
+
+def _signed(word: int) -> int:
+    """The signed number of 32 bits that has the bits of ``word``."""
+    return (word + (1 << 31)) % (1 << 32) - (1 << 31)
