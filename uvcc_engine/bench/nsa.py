@@ -20,6 +20,7 @@ from torch import Tensor
 
 from uvcc_engine.bench.peers import nsa_peers
 from uvcc_engine.bench.train import pick
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.machine.turns import in_turn, ratio
 from uvcc_engine.nsa import decode, dispatch
@@ -35,6 +36,7 @@ M7C = ModelConfig(n_layers=1)
 WIDE = replace(M7C, dim=4096, n_heads=64, n_kv_groups=4)  # the paper's groups of 16, which peers can do
 CPU_ROWS = ("attn_fwd_4k", "attn_bwd_4k", "decode_4k", "attn_fwd_16k")
 GPU_ROWS = ("attn_fwd_64k", "attn_bwd_64k", "decode_64k")
+TUNED_AT = 16_384  # tokens: long enough that every kernel fills a GPU
 TOKENS = {"4k": 4096, "16k": 16_384, "64k": 65_536}
 
 
@@ -186,11 +188,28 @@ def peers(device: torch.device, runs: int, say: Callable[[str], None]) -> list[R
     return found
 
 
+def _tune(asked: str, cuda: bool, say: Callable[[str], None]) -> int:
+    if not cuda or not dispatch.has_triton():
+        raise ConfigError("--tune needs a GPU and Triton", "run it on a pod that has both")
+    from uvcc_engine.bench import nsa_tiles
+
+    names = nsa_tiles.chosen(asked)
+    print(nsa_tiles.printed(nsa_tiles.tune(names, TUNED_AT, torch.device("cuda"), say)))
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="uvcc-engine bench nsa", description=__doc__)
     parser.add_argument("--rows", default="", help="comma-separated row names")
     parser.add_argument("--runs", type=int, default=5, help="rounds of both")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--tune",
+        nargs="?",
+        const="all",
+        metavar="KERNELS",
+        help="which tiles kernels (all) are fastest with on this GPU",
+    )
     args = parser.parse_args(argv)
     cuda = torch.cuda.is_available()
     known = GPU_ROWS if cuda else (*CPU_ROWS, *GPU_ROWS)
@@ -198,6 +217,8 @@ def main(argv: Sequence[str]) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
+    if args.tune:
+        return _tune(args.tune, cuda, say)
     names = pick(args.rows, known, GPU_ROWS, cuda, say)
     device, runs = torch.device("cuda" if cuda else "cpu"), max(1, args.runs)
     rows = [decoding(n, device, runs) if n.startswith("decode") else attention(n, M7C, device, runs) for n in names]

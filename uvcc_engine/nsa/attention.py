@@ -46,7 +46,8 @@ class Compression(nn.Module):
         hidden, total = upped[0][:, :n] + bias, sums[:, :n]
         for i in range(1, parts):
             hidden, total = hidden + upped[i][:, i : i + n], total + sums[:, i : i + n]
-        return torch.add(self.down(F.gelu(hidden)), total, alpha=1.0 / self.l)
+        # Under autocast a GPU sums in 32 bits, and what meets the queries must have their type.
+        return torch.add(self.down(F.gelu(hidden)), total, alpha=1.0 / self.l).to(x.dtype)
 
     def block(self, x: Tensor) -> Tensor:
         """x [..., l, dim] -> [..., dim]: one block, as written in eq. 7."""

@@ -20,7 +20,7 @@ from uvcc_engine.nsa.visibility import Layout
 
 Triple = tuple[Tensor | None, Tensor, Tensor]
 MASKED_UP_TO: Final = 1024  # tokens a row: measured, beyond it tiles are as fast and take a fraction of the memory
-FLEX_FROM, FLEX_UP_TO = 512, 4096  # tokens a row on CUDA
+MASKED_UP_TO_ON_CUDA: Final = 512  # measured on an H200: kernels are as fast from 1,024 on, FlexAttention never
 MOST_HEADS: Final = 64  # heads of a group that one tile of the selection kernel holds
 PATHS: Final = ("masked", "chunked", "flex", "triton")
 
@@ -82,12 +82,12 @@ def _route(device: str, s: int, heads_per_group: int, forced: str) -> Route:
 
 
 def best_path(device: str, s: int, heads_per_group: int) -> str:
-    """On CUDA short rows cost less under masks than a launch of each kernel, middle ones suit FlexAttention."""
+    """On CUDA short rows cost less under masks than a launch of each kernel; FlexAttention is for want of Triton."""
     if device != "cuda":
         return "masked" if s <= MASKED_UP_TO else "chunked"
-    if s <= FLEX_FROM:
+    if s <= MASKED_UP_TO_ON_CUDA:
         return "masked"
-    if has_triton() and heads_per_group <= MOST_HEADS and (s > FLEX_UP_TO or not has_flex()):
+    if has_triton() and heads_per_group <= MOST_HEADS:
         return "triton"
     return "flex" if has_flex() else "chunked"
 

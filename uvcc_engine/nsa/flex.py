@@ -25,6 +25,7 @@ from uvcc_engine.nsa.index import as_mask, pool, top_blocks
 from uvcc_engine.nsa.visibility import Layout
 
 TILE: Final = 128  # queries that share a list of key blocks
+MOST_KERNELS: Final = 256  # compiled forms: shapes times masks
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -35,7 +36,14 @@ def available() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> Any:
+def compiled() -> Any:
+    """The fused kernels of every mask and shape that comes. Past torch's own limit of eight of them it would go on
+    without fusing, silently, with a score matrix that no GPU holds: a training has three masks, forward and backward,
+    for the batches of training and of evaluation."""
+    from torch._dynamo import config
+
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before torch 2.7
+    setattr(config, limit, max(getattr(config, limit), MOST_KERNELS))
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -43,7 +51,7 @@ def attend_blocks(
     q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """q [B, S, H, dk], k/v [B, n, G, d] -> (o [B, S, H, dv], lse [B, H, S] in base e if asked for)."""
-    call = _compiled() if q.device.type == "cuda" else flex_attention
+    call = compiled() if q.device.type == "cuda" else flex_attention
     found = call(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=mask, enable_gqa=True, **_asks(lse)
     )

@@ -11,10 +11,13 @@ from torch import Tensor
 def rope_tables(
     positions: Tensor, dim: int, *, base: float, scale: float, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Rotations of integer positions [...] as cos and sin: [..., dim // 2, 2]. Angles are computed in float64."""
+    """Rotations of integer positions [...] as cos and sin: [..., dim // 2, 2]. Angles are computed in float64.
+
+    Of at least 32 bits: sixteen would turn far positions by an angle that is off in its third digit.
+    """
     rate = base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
     angle = positions.to(torch.float64)[..., None] / scale * rate
-    return torch.stack((angle.cos(), angle.sin()), dim=-1).to(dtype)
+    return torch.stack((angle.cos(), angle.sin()), dim=-1).to(torch.promote_types(dtype, torch.float32))
 
 
 @lru_cache(maxsize=16)
@@ -30,11 +33,10 @@ def forget_tables() -> None:
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate the pairs (x[..., 2i], x[..., 2i+1]). ``table`` [..., dim // 2, 2] broadcasts against x's pairs."""
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
-    if x.dtype in (torch.float32, torch.float64):  # one complex product instead of four real ones
-        turned = torch.view_as_complex(pairs) * torch.view_as_complex(table)
-        return torch.view_as_real(turned).flatten(-2)
-    a, b = pairs.unbind(-1)
-    cos, sin = table.unbind(-1)
-    return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+    """Rotate the pairs (x[..., 2i], x[..., 2i+1]), in the table's precision; the result has x's type.
+
+    ``table`` [..., dim // 2, 2] broadcasts against x's pairs.
+    """
+    wide = x.to(table.dtype).reshape(*x.shape[:-1], -1, 2)  # one complex product instead of four real ones
+    turned = torch.view_as_complex(wide) * torch.view_as_complex(table)
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)

@@ -128,7 +128,7 @@ def test_the_route_follows_the_length_and_is_reported(monkeypatch: pytest.Monkey
     assert dispatch.route(Layout(NSAConfig(), 8192, cpu, None), 12, 2) == dispatch.Route(*["chunked"] * 3)
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     by_length = [dispatch.best_path("cuda", s, 6) for s in (512, 2048, 8192, 65_536)]
-    assert by_length == ["masked", "flex", "triton", "triton"]
+    assert by_length == ["masked", "triton", "triton", "triton"]
     assert dispatch.best_path("cuda", 65_536, 128) == "flex"
     monkeypatch.setattr(dispatch, "has_triton", lambda: False)
     assert dispatch.best_path("cuda", 65_536, 6) == "flex"

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from uvcc_engine.nsa import blocks, decode, dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.index import as_mask, pool, top_blocks
-from uvcc_engine.nsa.kernels import gather, launch
+from uvcc_engine.nsa.kernels import gather, launch, tiles
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.nsa.visibility import Layout
 
@@ -28,11 +28,13 @@ ONE_GROUP = {"dim": 12, "n_heads": 3, "n_kv_groups": 1, "d_k": 8, "d_v": 4}
 
 
 @pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(launch, "TILE", 32)
-    monkeypatch.setattr(gather, "ROWS", 32)
+def _small_tiles() -> Iterator[None]:
+    for kernel in tiles.KERNELS:
+        tiles.force(kernel, tiles.Tiles(rows=32, keys=32))
     yield
     dispatch.force(None)
+    for kernel in tiles.KERNELS:
+        tiles.force(kernel, None)
 
 
 @pytest.mark.parametrize(("nsa", "lengths"), [(SMALL, (75,)), (WIDE, (70,)), (SMALL, (50, 3, 26))])

@@ -15,11 +15,11 @@ from torch import Tensor
 from uvcc_engine.nsa.index import Inverse, invert
 from uvcc_engine.nsa.kernels import selection
 from uvcc_engine.nsa.kernels.launch import Shape, pad, shape_of, steps, strided
+from uvcc_engine.nsa.kernels.tiles import Tiles, tiles_for
 from uvcc_engine.nsa.visibility import Layout
 
-ROWS: Final = 64  # rows (query, head) of a tile
 CHUNK: Final = 16  # tiles that share one load of their block
-SEGMENT: Final = 4096  # queries, over all rows, whose slots are held at once
+SEGMENT: Final = 16_384  # queries, over all rows, whose slots are held at once: 0.8 GB of M7C's
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,16 @@ class Segment:
         return self.block.shape[-1]
 
 
-def _tile_rows(per: int) -> int:
-    """A tile holds whole queries: the next power of two if one alone has more heads than ROWS."""
-    return max(ROWS, pad(per))
+def _tile_rows(per: int, tiles: Tiles) -> int:
+    """A tile holds whole queries: the next power of two if one alone has more heads than a tile has rows."""
+    return max(tiles.rows, pad(per))
 
 
-def segments(chosen: Tensor, n_blocks: int, per: int) -> list[Segment]:
-    """The work lists of chosen int32 [B, G, S, n_sel]; nothing waits for the device."""
+def segments(chosen: Tensor, n_blocks: int, per: int, tiles: Tiles) -> list[Segment]:
+    """The work lists of chosen int32 [B, G, S, n_sel] for such tiles; nothing waits for the device."""
     found = []
-    size = CHUNK * (_tile_rows(per) // per)
-    step = max(ROWS, SEGMENT // chosen.shape[0])
+    size = CHUNK * (_tile_rows(per, tiles) // per)
+    step = max(tiles.rows, SEGMENT // chosen.shape[0])
     for t0 in range(0, chosen.shape[2], step):
         part = chosen[:, :, t0 : t0 + step]
         inverse = invert(part, n_blocks)
@@ -70,11 +70,12 @@ class _Selected(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
         q, k, v, chosen = strided(q), strided(k), strided(v), chosen.contiguous()
         sh = shape_of(q, k, v, layout)
-        work = segments(chosen, layout.n_blocks, sh.per)
+        tiles, slots = tiles_for("selection.forward", q), tiles_for("selection.slots", q)
+        work = segments(chosen, layout.n_blocks, sh.per, tiles)
         o = q.new_empty(sh.b, sh.s, sh.heads, sh.dv)
         lse = torch.empty(sh.b, sh.heads, sh.s, dtype=sh.acc, device=q.device)
-        common = _constants(sh, layout)
-        few = {name: common[name] for name in ("PER", "N_SEL", "DV", "DVP", "ACC")}
+        common = _constants(sh, layout, tiles)
+        few = {name: common[name] for name in ("PER", "N_SEL", "DV", "DVP", "ACC")} | slots.launch
         for seg in work:
             entries = seg.inverse.entry.shape[-1]
             part_o = torch.empty(sh.b, sh.groups, entries, sh.per, sh.dv, dtype=sh.acc, device=q.device)
@@ -82,14 +83,14 @@ class _Selected(torch.autograd.Function):
             selection.forward[(seg.n_chunks, sh.b * sh.groups)](
                 q, k, v, sh.starts, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin, part_o, part_lse,
                 *steps(q, k, v), sh.starts_b, sh.s, seg.t0, sh.groups, layout.n_blocks, seg.n_chunks, entries,
-                sh.scale, **common,
+                sh.scale, **common, **tiles.launch,
             )  # fmt: skip
-            selection.combine[_row_grid(seg, sh)](
+            selection.combine[_row_grid(seg, sh, slots)](
                 chosen[:, :, seg.t0 :], part_o, part_lse, o, lse, *chosen.stride()[:2], sh.s, seg.t0, seg.rows,
-                sh.groups, sh.heads, R=ROWS, **few,
+                sh.groups, sh.heads, R=slots.rows, **few,
             )  # fmt: skip
         ctx.save_for_backward(q, k, v, chosen, o, lse)
-        ctx.layout, ctx.shape, ctx.work = layout, sh, work
+        ctx.layout, ctx.shape, ctx.work, ctx.tiles = layout, sh, work, tiles
         return o
 
     @staticmethod
@@ -101,8 +102,9 @@ class _Selected(torch.autograd.Function):
         delta = (do.to(sh.acc) * o.to(sh.acc)).sum(-1).transpose(1, 2).contiguous()
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         dk, dv = (torch.zeros(sh.b, sh.s, sh.groups, d, dtype=sh.acc, device=q.device) for d in (sh.dk, sh.dv))
-        common = _constants(sh, layout)
-        few = {name: common[name] for name in ("PER", "N_SEL", "DK", "DKP", "ACC")}
+        tiles, slots = tiles_for("selection.backward", q), tiles_for("selection.slots", q)
+        common = _constants(sh, layout, ctx.tiles)  # whose work lists these are
+        few = {name: common[name] for name in ("PER", "N_SEL", "DK", "DKP", "ACC")} | slots.launch
         for seg in ctx.work:
             entries, size = seg.inverse.entry.shape[-1], layout.cfg.l_sel
             part_dq = torch.empty(sh.b, sh.groups, entries, sh.per, sh.dk, dtype=sh.acc, device=q.device)
@@ -113,11 +115,11 @@ class _Selected(torch.autograd.Function):
             selection.backward[(seg.n_chunks, sh.b * sh.groups)](
                 q, k, v, sh.starts, do, lse, delta, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin,
                 part_dq, part_dk, part_dv, *steps(q, k, v), sh.starts_b, sh.s, seg.t0, sh.groups, sh.heads,
-                layout.n_blocks, seg.n_chunks, entries, sh.scale, sh.natural, **common,
+                layout.n_blocks, seg.n_chunks, entries, sh.scale, sh.natural, **common, **tiles.launch,
             )  # fmt: skip
-            selection.sum_slots[_row_grid(seg, sh)](
+            selection.sum_slots[_row_grid(seg, sh, slots)](
                 chosen[:, :, seg.t0 :], part_dq, dq, *chosen.stride()[:2], sh.s, seg.t0, seg.rows, sh.groups,
-                sh.heads, R=ROWS, **few,
+                sh.heads, R=slots.rows, **few,
             )  # fmt: skip
             for part, out in ((part_dk, dk), (part_dv, dv)):
                 selection.add_chunks[(layout.n_blocks, sh.b * sh.groups)](
@@ -127,14 +129,13 @@ class _Selected(torch.autograd.Function):
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
-def _constants(sh: Shape, layout: Layout) -> dict[str, Any]:
-    cfg = layout.cfg
-    sizes = {"N_SEL": cfg.n_sel, "SIZE": cfg.l_sel, "M": _tile_rows(sh.per), "BN": pad(cfg.l_sel), "CHUNK": CHUNK}
-    return {**sh.widths, **sizes}
+def _constants(sh: Shape, layout: Layout, tiles: Tiles) -> dict[str, Any]:
+    cfg, rows = layout.cfg, _tile_rows(sh.per, tiles)
+    return {**sh.widths, "N_SEL": cfg.n_sel, "SIZE": cfg.l_sel, "M": rows, "BN": pad(cfg.l_sel), "CHUNK": CHUNK}
 
 
-def _row_grid(seg: Segment, sh: Shape) -> tuple[int, int]:
-    return triton.cdiv(seg.rows * sh.per, ROWS), sh.b * sh.groups
+def _row_grid(seg: Segment, sh: Shape, slots: Tiles) -> tuple[int, int]:
+    return triton.cdiv(seg.rows * sh.per, slots.rows), sh.b * sh.groups
 
 
 def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:

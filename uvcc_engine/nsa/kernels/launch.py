@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from uvcc_engine.nsa.kernels import band, topk
+from uvcc_engine.nsa.kernels.tiles import tiles_for
 from uvcc_engine.nsa.visibility import Layout
 
-TILE: Final = 64  # queries, and keys, of a tile
 FAR: Final = 1 << 30  # a window that reaches everything
 
 
@@ -93,11 +93,12 @@ class _Bands(torch.autograd.Function):
         sh, cfg = shape_of(q, kc, vc, layout), layout.cfg
         o_cmp, o_win = (q.new_empty(sh.b, sh.s, sh.heads, sh.dv) for _ in range(2))
         lse = torch.empty(2, sh.b, sh.heads, sh.s, dtype=sh.acc, device=q.device)
-        grid = (triton.cdiv(sh.s, TILE), sh.b * sh.heads)
+        tile = tiles_for("band.forward", q)
+        grid = (triton.cdiv(sh.s, tile.rows), sh.b * sh.heads)
         band.forward[grid](
             q, kc, vc, kw, vw, sh.starts, o_cmp, o_win, lse, *steps(q, kc, vc, kw, vw), sh.starts_b,
             sh.s, sh.heads, kc.shape[1], cfg.w, sh.scale, FAR,
-            STRIDE=cfg.d, SPAN=cfg.l, BQ=TILE, BN=TILE, **sh.widths,
+            STRIDE=cfg.d, SPAN=cfg.l, BQ=tile.rows, BN=tile.keys, **sh.widths, **tile.launch,
         )  # fmt: skip
         ctx.save_for_backward(q, kc, vc, kw, vw, o_cmp, o_win, lse)
         ctx.layout, ctx.shape = layout, sh
@@ -111,17 +112,20 @@ class _Bands(torch.autograd.Function):
         do_cmp, do_win = do_cmp.contiguous(), do_win.contiguous()
         delta = torch.stack([_delta(do_cmp, o_cmp, sh), _delta(do_win, o_win, sh)])
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        common = {"BQ": TILE, "BN": TILE, **sh.widths}
-        band.backward_q[(triton.cdiv(sh.s, TILE), sh.b * sh.heads)](
+        tile = tiles_for("band.backward_q", q)
+        common = {"BQ": tile.rows, "BN": tile.keys, **sh.widths, **tile.launch}
+        band.backward_q[(triton.cdiv(sh.s, tile.rows), sh.b * sh.heads)](
             q, kc, vc, kw, vw, sh.starts, do_cmp, do_win, lse, delta, dq, *steps(q, kc, vc, kw, vw), sh.starts_b,
             sh.s, sh.heads, kc.shape[1], cfg.w, sh.scale, sh.natural, FAR, STRIDE=cfg.d, SPAN=cfg.l, **common,
         )  # fmt: skip
         found: list[Tensor | None] = [dq]
+        tile = tiles_for("band.backward_kv", q)
+        common = {"BQ": tile.rows, "BN": tile.keys, **sh.widths, **tile.launch}
         sides = ((kc, vc, do_cmp, cfg.d, cfg.l, FAR), (kw, vw, do_win, 1, 1, cfg.w))
         for at, (k, v, do, stride, span, window) in enumerate(sides):
             n = k.shape[1]
             dk, dv = (torch.empty(sh.b, sh.heads, n, d, dtype=sh.acc, device=q.device) for d in (sh.dk, sh.dv))
-            band.backward_kv[(triton.cdiv(n, TILE), sh.b * sh.heads)](
+            band.backward_kv[(triton.cdiv(n, tile.keys), sh.b * sh.heads)](
                 q, k, v, sh.starts, do, lse[at], delta[at], dk, dv, *steps(q, k, v), sh.starts_b,
                 sh.s, sh.heads, n, window, sh.scale, sh.natural, STRIDE=stride, SPAN=span, **common,
             )  # fmt: skip
@@ -146,11 +150,12 @@ def top_blocks_by_kernel(q: Tensor, k_cmp: Tensor, lse: Tensor, layout: Layout) 
     sh = shape_of(q, k_cmp, k_cmp, layout)
     chosen = torch.empty(sh.b, sh.groups, sh.s, cfg.n_sel, dtype=torch.int32, device=q.device)
     widths = {k: v for k, v in sh.widths.items() if k not in ("DV", "DVP")}
-    topk.top_blocks[(triton.cdiv(sh.s, TILE), sh.b * sh.groups)](
+    tile = tiles_for("topk", q)
+    topk.top_blocks[(triton.cdiv(sh.s, tile.rows), sh.b * sh.groups)](
         q, k_cmp, sh.starts, lse, chosen, *steps(q, k_cmp), sh.starts_b, sh.s, sh.heads, sh.groups,
         k_cmp.shape[1], layout.n_blocks, sh.scale, FAR,
         STRIDE=cfg.d, SPAN=cfg.l, RATIO=cfg.l_sel // cfg.d, PARTS=cfg.l // cfg.d, SIZE=cfg.l_sel,
-        N_SEL=cfg.n_sel, N_PAD=pad(cfg.n_sel), BQ=TILE, **widths,
+        N_SEL=cfg.n_sel, N_PAD=pad(cfg.n_sel), BQ=tile.rows, **widths, **tile.launch,
     )  # fmt: skip
     return chosen
 

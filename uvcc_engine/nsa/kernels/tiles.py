@@ -1,0 +1,82 @@
+"""How large a kernel's tiles are and how many warps and load stages it takes: what a measurement on a GPU found best.
+
+``measured_tiles.json`` ships the winners of ``uvcc-engine bench nsa --tune`` for a compute capability, for inputs of 16
+bits and heads of at most 64. Everything else takes the default, which fits every GPU since sm_80.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+MEASURED: Final = Path(__file__).with_name("measured_tiles.json")
+WIDEST: Final = 64  # the head's width up to which winners hold: they were measured at it
+KERNELS: Final = (
+    "band.forward",
+    "band.backward_q",
+    "band.backward_kv",
+    "topk",
+    "selection.forward",
+    "selection.backward",
+    "selection.slots",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """``rows``: queries of a tile, or (query, head) pairs of the selection's; ``keys`` of a tile, where it is free."""
+
+    rows: int = 64
+    keys: int = 64
+    warps: int = 4
+    stages: int = 3
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """What a launch of any kernel takes."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+    def to_json(self) -> dict[str, int]:
+        """As it stands in the file of winners."""
+        return asdict(self)
+
+
+_forced: dict[str, Tiles] = {}
+
+
+def force(kernel: str, tiles: Tiles | None) -> None:
+    """Use these tiles for a kernel from now on (tests, tuning); None chooses again."""
+    if tiles is None:
+        _forced.pop(kernel, None)
+    else:
+        _forced[kernel] = tiles
+
+
+def tiles_for(kernel: str, x: Tensor) -> Tiles:
+    """The tiles of a kernel for heads like those of ``x`` [..., d]."""
+    if kernel in _forced:
+        return _forced[kernel]
+    if x.device.type != "cuda" or x.element_size() != 2 or x.shape[-1] > WIDEST:
+        return Tiles()
+    return winners_of(x.device).get(kernel, Tiles())
+
+
+@lru_cache(maxsize=8)
+def winners_of(device: torch.device) -> Mapping[str, Tiles]:
+    """Kernel -> what was found best on a GPU like this one; nothing for another kind."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return measured().get(f"{major}.{minor}", {})
+
+
+@lru_cache(maxsize=1)
+def measured() -> Mapping[str, Mapping[str, Tiles]]:
+    """Compute capability -> kernel -> winner."""
+    known: dict[str, dict[str, dict[str, Any]]] = json.loads(MEASURED.read_text())
+    return {at: {name: Tiles(**one) for name, one in winners.items()} for at, winners in known.items()}
