@@ -31,6 +31,7 @@ from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, random_ring, reconstruct
+from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
 from uvcc_engine.sharding.validation import (
     check_counts,
@@ -205,9 +206,14 @@ def fit(
     default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
     asked = _job(spec, data, epochs, steps, default | job)
     return replace(
-        train(asked, data, keys=keys, progress=progress, watch_range=watch_range, model=spec),
+        train(asked, data, keys=keys, progress=progress, watch_range=watch_range, model=spec, on=_on(asked)),
         classes=classes,
     )
+
+
+def _on(job: PrivateJob) -> str:
+    """Where a fit computes: a notebook's GPU is taken only where ``device="cuda"`` asks for it."""
+    return "cuda" if job.device == "cuda" else "cpu"
 
 
 def _rows(x: ArrayLike, letters: int) -> Floats:
@@ -257,11 +263,13 @@ def train(
     watch_range: bool = False,
     watched_steps: int | None = None,
     model: ModelSpec | None = None,
+    on: str = "cpu",
 ) -> SimulatedFit:
     """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``; with
     ``watched_steps`` so many steps are watched, which makes them slower.
 
-    ``model``: the job's, where it computes with a public base (``base_model.adapted`` or ``attached``).
+    ``model``: the job's, where it computes with a public base (``base_model.adapted`` or ``attached``). ``on``: where
+    all three parties compute, ``cpu`` or ``cuda``, whatever device the job's pods have. Raises ConfigError without it.
     """
     checked = fit_model(job)
     model = checked if model is None or not checked.public_layers else model
@@ -272,7 +280,8 @@ def train(
     check_counts(shapes_of(tensors), job)
     check_statistics(shapes_of(tensors), job)
     inputs = party_inputs(tensors, job.frac_bits)
-    planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few")
+    device = device_for(on)
+    planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few", device=device, prg=job.random_generator)
     planes.wire.wait_s = _PATIENCE_S  # a party waits while the others compute on the same processor
     if keys is not None:
         planes.runtimes = [
@@ -282,6 +291,7 @@ def train(
                 mine,
                 keys.sid_sub,
                 keys.attempt,
+                device=device,
                 prg=job.random_generator,
                 few_rounds=job.rounds == "few",
             )
@@ -319,8 +329,8 @@ def train(
     validated: dict[int, Mapping[str, float]] = {}
     results = planes.run_three(body)
     losses, metrics, *_ = results[0]
-    information = [reconstruct([r[3][i] for r in results]).numpy() for i in range(len(results[0][3]))]
-    weights = [reconstruct([r[2][i] for r in results]).numpy() for i in range(len(model.weights))]
+    information = [reconstruct([r[3][i] for r in results]).cpu().numpy() for i in range(len(results[0][3]))]
+    weights = [reconstruct([r[2][i] for r in results]).cpu().numpy() for i in range(len(model.weights))]
     return SimulatedFit(
         job=job,
         data=data,

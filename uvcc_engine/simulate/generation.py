@@ -23,6 +23,7 @@ from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share, reconstruct
+from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.mpc.products.arithmetic import public, scale_int
 
 
@@ -58,17 +59,24 @@ def generate_protocol(rt: Runtime, layers: Sequence[nn.Layer], prompt: Share, le
 
 
 def generate(
-    job: PrivateJob, weights: Sequence[Floats], prompt: Sequence[int], letters: int, *, model: ModelSpec | None = None
+    job: PrivateJob,
+    weights: Sequence[Floats],
+    prompt: Sequence[int],
+    letters: int,
+    *,
+    model: ModelSpec | None = None,
+    on: str = "cpu",
 ) -> GeneratedText:
     """Continue a prompt by the likeliest letters, between three simulated parties. ``model``: the job's, where it
-    computes with a public base.
+    computes with a public base. ``on``: where the parties compute, ``cpu`` or ``cuda``.
 
     Raises ConfigError for a model that is no causal language model, or whose places do not reach so far.
     """
     model = find_model(job.model) if model is None else model
     check_prompt(model, prompt, letters)
     rows = one_hot(np.array(prompt, dtype=np.int64)[:, None], model.classes)
-    planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few")
+    device, prg = device_for(on), job.random_generator
+    planes = LocalPlanes(job.seed, few_rounds=job.rounds == "few", device=device, prg=prg)
 
     def body(rt: Runtime) -> tuple[list[Share], int, int]:
         ops.load()

@@ -50,6 +50,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=4, help="windows of a step")
     parser.add_argument("--lr", type=float, default=0.5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the three parties compute")
     parser.add_argument("--prompt", default="", help="what the trained model goes on from; else nothing is written")
     parser.add_argument("--letters", type=int, default=16, help="how many letters it writes")
     parser.add_argument("--out", type=Path, help=f"a folder for {_CURVE} and {_DRAWN}; needed to train")
@@ -88,9 +89,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "lr": args.lr,
         "reveal": ["loss"],
         "test_rows": len(data.test_x),
+        "device": args.device,
     }
     job = PrivateJob.from_json(json.loads(json.dumps({"model": model_to_json(model), **values})))
-    found = train(job, data, progress=True)
+    found = train(job, data, progress=True, on=args.device)
     clear = found.twin()
     args.out.mkdir(parents=True, exist_ok=True)
     _write(args.out, found.losses, clear.losses)
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "furthest_apart": float(np.abs(np.array(found.losses) - np.array(clear.losses)).max()),
     }
     if args.prompt:
-        made = generate(job, found.weights, [letters.index(one) for one in args.prompt], args.letters)
+        made = generate(job, found.weights, [letters.index(one) for one in args.prompt], args.letters, on=args.device)
         told["text"] = args.prompt + "".join(letters[one] for one in made.tokens)
         told |= {"tokens_per_s": made.tokens_per_s, "rounds_per_token": made.rounds, "bytes_per_token": made.bytes_sent}
     return told

@@ -61,7 +61,7 @@ def test_the_benchmarked_step_is_a_training_step(
 
 
 def test_every_row_has_its_work() -> None:
-    assert set(party_side.works(0)) == {links.work_of(name) for name in bench.ROWS}
+    assert set(party_side.works(0)) == {links.work_of(name) for name in (*bench.ROWS, *bench.GPU_BARS)}
 
 
 def test_the_name_of_a_row_says_its_link() -> None:
@@ -105,7 +105,7 @@ MACHINE = {f"fp64_{n}": [1e9, 3e9, 2e9] for n in (128, 512, 1024)} | {
 def prepare(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     measured = [{name: {"seconds": [1.0, 2.0, 9.0], "products": 8 * 10**9, "rounds": 2, "bytes": p}} for p in range(3)]
     measured[1][name]["seconds"] = [3.0, 1.0, 1.0]
-    monkeypatch.setattr(bench, "run_parties", lambda rows, runs, split: measured)
+    monkeypatch.setattr(bench, "run_parties", lambda rows, runs, split, device: measured)
     monkeypatch.setattr(bench.machine_rates, "measured", lambda runs: MACHINE)
     monkeypatch.setattr(bench, "available_cores", lambda: 2)
 
@@ -134,6 +134,34 @@ def test_the_delay_of_the_rounds_is_part_of_the_floor(
     assert bench.main(["--rows", "mlp_step_20ms", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert next(r for r in rows if r["metric"] == "seconds")["reference"] == pytest.approx(2.04)
+
+
+def test_rows_on_a_gpu_are_held_against_its_8_bit_units(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(monkeypatch, "matmul_1024")
+    monkeypatch.setattr(bench, "device_for", lambda wanted: torch.device("cpu"))
+    rates = {"int8": [144e9], "copied": [3e12], "ring_1024": [1e9], "ring_4096": [3e9], "ring_8192": [1e9]}
+    monkeypatch.setattr(bench.gpu_rates, "measured", lambda runs: rates)
+    monkeypatch.setattr(bench.gpu_rates, "described", lambda: "a GPU")
+    assert bench.main(["--device", "cuda", "--rows", "matmul_1024", "--json"]) == 0
+    said = capsys.readouterr()
+    rows = {(r["name"], r["metric"]): r for r in json.loads(said.out)}
+    assert "a GPU" in said.err
+    ring = rows["ring_gemm_gpu_8192", "rate"]
+    assert (ring["value"], ring["reference"], ring["bar"], ring["met"]) == (0.001, 0.004, 0.002, False)
+    # 8e9 products at 144e9 / 36 a second of the one GPU, and what three bytes take on two cores
+    assert rows["matmul_1024", "seconds"]["reference"] == pytest.approx(2.0)
+
+
+def test_a_gpu_is_asked_for_only_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="reaches no GPU here"):
+        bench.main(["--device", "cuda"])
+    with pytest.raises(ConfigError, match="compute on processors"):
+        bench.main(["--device", "cuda", "--verify"])
+    with pytest.raises(ConfigError, match="unknown row 'relu_1e7'"):
+        bench.main(["--rows", "relu_1e7"])
 
 
 def test_the_machine_has_rows_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ from uvcc_engine.transcript.signing.identity import Identity
 SID = hashlib.sha256(b"bench mpc").digest()
 BATCH = 128
 LAYERS = (784, 128, 128, 10)
+CPU = torch.device("cpu")
 LOCAL_PRODUCTS = 5  # matrix products over the three parties for a secure one; see ``arithmetic.terms``
 
 
@@ -80,7 +81,7 @@ class Work:
     products: int = 0
 
 
-def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1) -> Share:
+def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1, device: torch.device = CPU) -> Share:
     """A share of normal numbers; all parties derive the same components, as benchmarks may."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     x = torch.randn(shape, generator=generator) * scale
@@ -89,7 +90,7 @@ def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1) -> Share:
         words = torch.randint(-(2**63), 2**63 - 1, (-(-count // 8),), generator=generator)
         return words.numpy().tobytes()[:count]
 
-    return share_of(split(x, 16, source), party)
+    return share_of(split(x, 16, source), party).to(device)
 
 
 def near_step_protocol(
@@ -199,21 +200,21 @@ def _updated_protocol(
     return [sub(w, c) for w, c in zip(weights, reversed(changes), strict=True)]
 
 
-def works(party: int) -> dict[str, Callable[[], Work]]:
+def works(party: int, device: torch.device = CPU) -> dict[str, Callable[[], Work]]:
     """Name -> the work, built when its turn comes so that only one row's data is in memory."""
 
     def matmul(n: int) -> Work:
-        x, y = normal(party, n, n), normal(party, n, n, seed=2)
+        x, y = normal(party, n, n, device=device), normal(party, n, n, seed=2, device=device)
         return Work(lambda rt: rt.run(matmul_protocol(rt, x, y)), LOCAL_PRODUCTS * n**3)
 
     def elements(build: Callable[[Runtime, Share], MpcProtocol[Any]], n: int = 1_000_000) -> Work:
-        x = normal(party, n)
+        x = normal(party, n, device=device)
         return Work(lambda rt: rt.run(build(rt, x)))
 
     def mlp() -> Work:
-        x = normal(party, BATCH, LAYERS[0], scale=0.3)
-        y = normal(party, BATCH, LAYERS[-1], scale=0.1)
-        weights = [normal(party, a, b, scale=a**-0.5) for a, b in itertools.pairwise(LAYERS)]
+        x = normal(party, BATCH, LAYERS[0], scale=0.3, device=device)
+        y = normal(party, BATCH, LAYERS[-1], scale=0.1, device=device)
+        weights = [normal(party, a, b, scale=a**-0.5, device=device) for a, b in itertools.pairwise(LAYERS)]
 
         def step(rt: Runtime) -> MpcProtocol[list[Share]]:
             return (mlp_step_protocol if rt.few_rounds else near_step_protocol)(rt, x, y, weights)
@@ -226,9 +227,11 @@ def works(party: int) -> dict[str, Callable[[], Work]]:
         "matmul_256": lambda: matmul(256),
         "matmul_512": lambda: matmul(512),
         "matmul_1024": lambda: matmul(1024),
+        "matmul_4096": lambda: matmul(4096),
         "mul_1e6": lambda: elements(lambda rt, x: mul_protocol(rt, x, x)),
         "drelu_1e6": lambda: elements(drelu_bits_protocol),
         "relu_1e6": lambda: elements(relu_only_protocol),
+        "relu_1e7": lambda: elements(relu_only_protocol, 10_000_000),
         "relu_1e6_k32": lambda: elements(lambda rt, x: relu_only_protocol(rt, x, width=32)),
         "mlp_step": mlp,
     }
@@ -259,6 +262,8 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
         begun, busy = time.perf_counter(), time.process_time()
         work.run(rt)
         proof_s, proof_rounds = proofs.prove(rt)
+        if rt.device.type == "cuda":
+            torch.cuda.synchronize(rt.device)
         taken = time.perf_counter() - begun
         cpu.append(time.process_time() - busy)
         rounds, sent, dealt = rt.rounds - before[0], rt.bytes_sent - before[1], rt.dealt_bytes - before[2]
@@ -295,16 +300,18 @@ def main(argv: Sequence[str]) -> int:
         next=me.pair_secret(public[(party + 1) % 3], SID, "prg"),
         own=me.own_secret(SID, "prg"),
     )
+    device = torch.device(config.get("device", "cpu"))
+    prg = "chacha20" if device.type == "cuda" else "aes"  # which a GPU draws by itself
     out: dict[str, Any] = {}
     for attempt, name in enumerate(config["rows"]):
         delay, rate = links.link_of(name)
         used: Plane = DelayedPlane(plane, delay, rate) if delay or rate < math.inf else plane
-        rt = Runtime(party, used, keys, SID, attempt, few_rounds=delay > 0)
+        rt = Runtime(party, used, keys, SID, attempt, few_rounds=delay > 0, device=device, prg=prg)
         rt.begin_epoch(1000 * attempt)  # tags must not repeat within the session
         proofs.open_ledger(rt, name)
         if config.get("split"):
             rt.time_draws()
-        out[name] = measure(rt, works(party)[proofs.work_of(name)](), config["runs"])
+        out[name] = measure(rt, works(party, device)[proofs.work_of(name)](), config["runs"])
     plane.close()
     print(json.dumps(out))
     return 0

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
+
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.foundation.prg import PairKeys
@@ -121,13 +123,21 @@ class LocalPlanes:
         tamper: Callable[[int, int, Tag, bytes], bytes] | None = None,
         few_rounds: bool = True,
         watch_range: bool = False,
+        device: str | torch.device = "cpu",
+        prg: str = "aes",
     ) -> None:
-        """``watch_range``: raise RingRangeError where a value passes 2^62 before a truncation (``range_watch``)."""
+        """``watch_range``: raise RingRangeError where a value passes 2^62 before a truncation (``range_watch``).
+
+        ``device``: where all three keep their shares; ``prg``: what draws their random numbers.
+        """
         self.wire = Wire(keep=keep, tamper=tamper)
         self.planes = [LocalPlane(self.wire, p) for p in range(PARTIES)]
         sid = hashlib.sha256(f"sid {seed}".encode()).digest()
         keys = rehearsal_keys(seed)
-        self.runtimes = [Runtime(p, self.planes[p], keys[p], sid, few_rounds=few_rounds) for p in range(PARTIES)]
+        self.runtimes = [
+            Runtime(p, self.planes[p], keys[p], sid, few_rounds=few_rounds, device=device, prg=prg)
+            for p in range(PARTIES)
+        ]
         if watch_range:
             self.watch_range()
 
