@@ -80,6 +80,19 @@ class Truth:
         w = self.workers[coord]
         return w.ended in ("killed", "failed") or self.pods.get(w.pod) in BROKEN or w.pod in self.unknown
 
+    def ills(self, now: float) -> str:
+        """What is not well, for whoever reads a finding."""
+        names = ("conducted", "guarded", "halting", "waiting", "fork")
+        said = [f"{name} {getattr(self, name)}" for name in names if getattr(self, name) != (name[-2:] == "ed")]
+        return "; ".join(
+            said
+            + [
+                f"{coord} {w.ended or 'goes on'}, pod {self.pods.get(w.pod, '')}, heard {now - w.beat:.1f} s ago"
+                for coord, w in self.workers.items()
+                if not self.lives(coord, now)
+            ]
+        )
+
     def begins(self, coord: str) -> bool:
         """Whether it was started and has said nothing yet."""
         w = self.workers[coord]
@@ -234,7 +247,7 @@ def _first_line(look: Look, header: Line, t: Truth, now: float, behind: bool) ->
         if "halted" in text:  # a proof stands whatever else is dead
             good = t.proved is not None and t.proved[0] == t.proved[1]
         if _green(role) and not good and not t.over:
-            look.greens.append(f"first line: {text.strip()}")
+            look.greens.append(f"first line: {text.strip()}, though {t.ills(now)}{', behind' if behind else ''}")
     if _red(word[1]) and well:
         look.reds.append(f"first line: {word[0].strip()}")
     if (found := re.search(r"(\d+)/(\d+) live", _text(header))) and not behind and not t.over:
