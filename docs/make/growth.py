@@ -78,8 +78,8 @@ def made() -> str:
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in _rows(found)]
     lines += [
         "",
-        f"Assumed: {place.ring_macs / 1e12:g} × 10¹² multiplications modulo 2^64 a second of a device (not measured: "
-        f"no GPU has run this), ${place.dollars:g} a device and hour, {deployment.LEAVES_A_ROUND} leaves of "
+        f"Assumed: {place.ring_macs / 1e12:g} × 10¹² multiplications modulo 2^64 a second of a device (an H200's, "
+        f"measured), ${place.dollars:g} a device and hour, {deployment.LEAVES_A_ROUND} leaves of "
         f"{deployment.LEAF_B} bytes a worker and round and two more for every MiB, {deployment.JOURNAL_B:g} bytes of "
         f"journal a worker and step, {deployment.RELAY_B / 1e6:g} MB/s of a relay.",
     ]
