@@ -191,7 +191,7 @@ def peers(device: torch.device, runs: int, say: Callable[[str], None]) -> list[R
 def _tune(asked: str, cuda: bool, say: Callable[[str], None]) -> int:
     if not cuda or not dispatch.has_triton():
         raise ConfigError("--tune needs a GPU and Triton", "run it on a pod that has both")
-    from uvcc_engine.bench import nsa_tiles
+    from uvcc_engine.bench.timing import nsa_tiles
 
     names = nsa_tiles.chosen(asked)
     print(nsa_tiles.printed(nsa_tiles.tune(names, TUNED_AT, torch.device("cuda"), say)))

@@ -15,7 +15,7 @@ from uvcc_engine.nsa.kernels.tiles import Tiles
 
 pytest.importorskip("triton")
 
-from uvcc_engine.bench import nsa_tiles
+from uvcc_engine.bench.timing import nsa_tiles
 
 
 @pytest.fixture(autouse=True)
