@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
 from uvcc_engine.mpc.comparisons import maximum, selection
-from uvcc_engine.mpc.foundation import opening
+from uvcc_engine.mpc.foundation import opening, prg
 from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
 from uvcc_engine.mpc.foundation.prg import OWN, ChaChaStream, PairKeys, Stream, derive_key
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
@@ -36,8 +36,9 @@ def counter_mode(place: str, piece: int, nbytes: int) -> bytes:
     return Cipher(algorithms.AES(key), modes.CTR(block)).encryptor().update(bytes(nbytes))
 
 
-@pytest.mark.parametrize("slack", [0, 16])
-def test_stream_is_aes_counter_mode(slack: int) -> None:
+@pytest.mark.parametrize(("slack", "gcm"), [(0, True), (16, True), (16, False)])
+def test_stream_is_aes_counter_mode(slack: int, gcm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prg, "gcm_is_quicker", lambda: gcm)
     stream = Stream(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c"), "test")
     place = (0xF0F1F2F3, 0xF4F5, 0xF6F7F8F9)
     at = 0
