@@ -55,16 +55,6 @@ def memory_mib() -> dict[str, float]:
     return found
 
 
-def cpu_limit() -> float:
-    """Processors this cgroup may use; the affinity's count where it sets no quota."""
-    count = float(host.usable_cpus())
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-        return min(count, int(quota) / int(period)) if quota != "max" else count
-    except (OSError, ValueError):
-        return count
-
-
 def disk_mib(path: Path) -> dict[str, float]:
     """Total and free space in MiB of the file system that holds ``path``."""
     total, _, free = shutil.disk_usage(path)
@@ -79,7 +69,7 @@ def facts(root: Path) -> dict[str, Any]:
         "platform": platform.platform(),
         "hostname": platform.node(),
         "cpus": os.cpu_count(),
-        "cpu_limit": cpu_limit(),
+        "cpu_limit": host.cpu_limit(),
         "memory": memory_mib(),
         "disk": disk_mib(root),
         "uid": os.getuid(),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.machine import host
+from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, draws_unlocked
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.plane.api import Plane
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.worker.admission import Admission
+
+_BUSY_THREADS: Final = 3
 
 
 def pair_keys(admitted: Admission) -> PairKeys:
@@ -24,7 +31,23 @@ def pair_keys(admitted: Admission) -> PairKeys:
     )
 
 
-def runtime_of(admitted: Admission, plane: Plane, attempt: int, device: torch.device, stream: int) -> Runtime:
+def draw_ahead_for(size: Topology) -> DrawAhead | None:
+    """The thread that draws a worker's next random numbers, where the pod has a core for it and it runs by itself.
+
+    A worker computes, seals what it sends, and hashes what it records: that is three threads which may be busy.
+    """
+    spare = host.cpu_limit() >= (_BUSY_THREADS + 1) * size.stages * size.tensor
+    return DrawAhead() if spare and draws_unlocked() else None
+
+
+def runtime_of(
+    admitted: Admission,
+    plane: Plane,
+    attempt: int,
+    device: torch.device,
+    stream: int,
+    ahead: DrawAhead | None = None,
+) -> Runtime:
     """What a worker's protocols run on, in one stream of its messages."""
     return Runtime(
         admitted.party,
@@ -36,6 +59,7 @@ def runtime_of(admitted: Admission, plane: Plane, attempt: int, device: torch.de
         device=device,
         prg=admitted.job.random_generator,
         few_rounds=admitted.job.rounds == "few",
+        ahead=ahead,
     )
 
 

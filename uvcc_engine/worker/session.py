@@ -36,7 +36,7 @@ from uvcc_engine.worker import metric_notes
 from uvcc_engine.worker.admission import Admission
 from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
-from uvcc_engine.worker.compute_setup import device_of, runtime_of
+from uvcc_engine.worker.compute_setup import device_of, draw_ahead_for, runtime_of
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
@@ -88,9 +88,10 @@ class WorkerSession:
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         self.device = device_of(admitted)
         self._costs = StepCosts()
+        ahead = draw_ahead_for(admitted.policy.topology)
 
         def runtime(stream: int = 0) -> Runtime:
-            return self._costs.of(runtime_of(admitted, plane, spec.attempt, self.device, stream))
+            return self._costs.of(runtime_of(admitted, plane, spec.attempt, self.device, stream, ahead))
 
         self._rt = runtime()
         self._trainer = self._learner(runtime)

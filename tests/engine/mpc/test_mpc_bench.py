@@ -21,7 +21,8 @@ from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.bench.work import mpc_split
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.foundation.local import LocalPlanes
+from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
+from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
 from uvcc_engine.mpc.foundation.opening import open_many
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import reconstruct
@@ -292,11 +293,16 @@ def test_the_split_counts_what_dealers_send_and_what_is_drawn() -> None:
 
     def body(rt: Runtime) -> dict[str, Any]:
         rt.time_draws()
-        x = party_side.normal(rt.party, 500)
+        x = party_side.normal(rt.party, 2_000)  # so many that their draws are foretold
         work = party_side.Work(lambda rt: rt.run(party_side.relu_only_protocol(rt, x)))
-        return {"relu": party_side.measure(rt, work, 1)}
+        measured = party_side.measure(rt, work, 1)
+        return {"relu": measured | {"ahead": party_side.measure(rt, work, 1, ahead)["thread"]}}
 
-    found = LocalPlanes().run_three(body)
+    ahead, planes = DrawAhead(), LocalPlanes()
+    planes.runtimes = [Runtime(p, planes.planes[p], rehearsal_keys(0)[p], b"s" * 32, ahead=ahead) for p in range(3)]
+    found = planes.run_three(body)
+    assert all(rt.forecast is not None and rt.forecast.met > 0 for rt in planes.runtimes)
+    ahead.close()
     dealers = [party["relu"]["dealt"] for party in found]
     assert sum(d > 0 for d in dealers) == 1, "one party deals"
     assert 0 < max(dealers) < sum(party["relu"]["bytes"] for party in found)
@@ -305,6 +311,7 @@ def test_the_split_counts_what_dealers_send_and_what_is_drawn() -> None:
     assert rows["relu_offline", "bytes_per_party"].value == pytest.approx(sum(dealers) / 3)
     assert rows["relu_online", "bytes_per_party"].value == pytest.approx(whole - sum(dealers) / 3)
     assert rows["relu_offline", "seconds"].value > 0
+    assert rows["relu_ahead", "seconds"].value > 0
 
 
 def test_a_run_that_was_not_split_has_no_such_rows() -> None:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cryptography
 import pytest
 from private_kit import PARTIES, Fleet, opened_digits
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, Forecast, draws_unlocked
 from uvcc_engine.mpc.foundation.local import LocalPlane, Wire
+from uvcc_engine.mpc.foundation.prg import Stream
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.worker.admission import Admission
+from uvcc_engine.worker.compute_setup import draw_ahead_for
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.outcome import agree_on_state
@@ -88,6 +93,25 @@ def run_sessions(folder: Path, alter: Alter) -> list[RunOutcome | UvccError]:
 
 def test_sessions_that_agree_end_alike(tmp_path: Path) -> None:
     assert run_sessions(tmp_path, lambda *place: False) == [RunOutcome("done", 3)] * 3
+
+
+def test_a_worker_draws_ahead_where_its_pod_has_a_core_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, forecast = [], DrawAhead.forecast
+
+    def noted(self: DrawAhead, streams: Mapping[int, Stream], stream: int) -> Forecast:
+        made.append(forecast(self, streams, stream))
+        return made[-1]
+
+    monkeypatch.setattr(DrawAhead, "forecast", noted)
+    monkeypatch.setattr(host, "cpu_limit", lambda: 4.0)
+    assert run_sessions(tmp_path, lambda *place: False) == [RunOutcome("done", 3)] * 3
+    assert len(made) == 3
+    assert (draw_ahead_for(Topology(8)) is None, draw_ahead_for(Topology(1, 2))) == (not draws_unlocked(), None)
+    monkeypatch.setattr(host, "cpu_limit", lambda: 3.5)
+    assert draw_ahead_for(Topology()) is None
+    monkeypatch.setattr(host, "cpu_limit", lambda: 64.0)
+    monkeypatch.setattr(cryptography, "__version__", "49.0.1")  # which draws under the interpreter's lock
+    assert draw_ahead_for(Topology()) is None
 
 
 def test_a_forked_transcript_names_the_pair_the_epoch_and_the_message(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from uvcc_engine.mpc.comparisons.boolean import drelu_bits_protocol
 from uvcc_engine.mpc.comparisons.gated import matmul_gated_protocol
 from uvcc_engine.mpc.comparisons.maximum import matmul_max_protocol
 from uvcc_engine.mpc.comparisons.selection import matmul_relu_protocol, relu_only_protocol
+from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, share_of, split
@@ -246,21 +247,27 @@ def barrier(rt: Runtime) -> None:
             rt.plane.recv_control(peer, 60.0)
 
 
-def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
-    """Seconds per run, processor seconds, rounds, bytes, and the multiplications of matrix products."""
+def measure(rt: Runtime, work: Work, runs: int, ahead: DrawAhead | None = None) -> dict[str, Any]:
+    """Seconds per run, processor seconds (of the process, and ``thread``: of the computing thread), rounds, bytes, and
+    the multiplications of matrix products. With ``ahead`` a run begins when all that is foretold of it is drawn."""
     seconds: list[float] = []
     cpu: list[float] = []
+    thread: list[float] = []
     proof: list[float] = []
     drawing: list[float] = []
     rounds = sent = dealt = proof_rounds = 0
     gc.collect()
     gc.freeze()  # as a worker's process does
-    for k in range(runs + 1):  # the first one warms up
+    warm = 1 if ahead is None else 2  # the second one is the first that could be foretold
+    for k in range(runs + warm):
+        if ahead is not None:
+            ahead.settle()
         rt.begin_epoch(rt.epoch + 1)
         barrier(rt)
         before = (rt.rounds, rt.bytes_sent, rt.dealt_bytes, rt.drawing_s)
-        begun, busy = time.perf_counter(), time.process_time()
+        begun, busy, mine = time.perf_counter(), time.process_time(), time.thread_time()
         work.run(rt)
+        thread.append(time.thread_time() - mine)
         proof_s, proof_rounds = proofs.prove(rt)
         if rt.device.type == "cuda":
             torch.cuda.synchronize(rt.device)
@@ -268,12 +275,17 @@ def measure(rt: Runtime, work: Work, runs: int) -> dict[str, Any]:
         cpu.append(time.process_time() - busy)
         rounds, sent, dealt = rt.rounds - before[0], rt.bytes_sent - before[1], rt.dealt_bytes - before[2]
         drawing.append(rt.drawing_s - before[3])
-        if k:
+        if k >= warm:
             seconds.append(taken)
             proof.append(proof_s)
-    figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[1:]}
+    figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[warm:]}
     split = {"drawing": drawing[1:], "dealt": dealt} if any(drawing) else {}
-    return figures | split | {"peak": proofs.peak_bytes(), "proof": proof, "proof_rounds": proof_rounds}
+    return (
+        figures
+        | split
+        | {"thread": thread[warm:]}
+        | {"peak": proofs.peak_bytes(), "proof": proof, "proof_rounds": proof_rounds}
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -306,12 +318,19 @@ def main(argv: Sequence[str]) -> int:
     for attempt, name in enumerate(config["rows"]):
         delay, rate = links.link_of(name)
         used: Plane = DelayedPlane(plane, delay, rate) if delay or rate < math.inf else plane
-        rt = Runtime(party, used, keys, SID, attempt, few_rounds=delay > 0, device=device, prg=prg)
-        rt.begin_epoch(1000 * attempt)  # tags must not repeat within the session
-        proofs.open_ledger(rt, name)
-        if config.get("split"):
-            rt.time_draws()
-        out[name] = measure(rt, works(party, device)[proofs.work_of(name)](), config["runs"])
+        for ahead in (None, DrawAhead()) if config.get("split") else (None,):
+            turn = 2 * attempt + (ahead is not None)
+            rt = Runtime(party, used, keys, SID, turn, few_rounds=delay > 0, device=device, prg=prg, ahead=ahead)
+            rt.begin_epoch(1000 * turn)  # tags must not repeat within the session
+            proofs.open_ledger(rt, name)
+            if ahead is not None:
+                found = measure(rt, works(party, device)[proofs.work_of(name)](), config["runs"], ahead)
+                out[name]["ahead"] = found["thread"]
+                ahead.close()
+                continue
+            if config.get("split"):
+                rt.time_draws()
+            out[name] = measure(rt, works(party, device)[proofs.work_of(name)](), config["runs"])
     plane.close()
     print(json.dumps(out))
     return 0

@@ -138,6 +138,17 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cpu_limit() -> float:
+    """Processors this cgroup may use; the affinity's count where it sets no quota."""
+    count = float(usable_cpus())
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as f:
+            quota, period = f.read().split()[:2]
+        return min(count, int(quota) / int(period)) if quota != "max" else count
+    except (OSError, ValueError):
+        return count
+
+
 def threads() -> int:
     """Threads of this process."""
     return len(os.listdir("/proc/self/task")) if HAS_PROC else int(_psutil().Process().num_threads())

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -35,7 +35,7 @@ _PIECE = 1 << 18  # bytes; so few that the zeros stay in the processor's cache
 _ZEROS = memoryview(bytes(_PIECE))
 _PIECES = 1 << 16  # of an operation: their number has two bytes
 _FIRST = (2).to_bytes(4, "big")  # the block at which AES-GCM begins
-_TAG = 16  # bytes that AES-GCM writes behind a piece, which the next piece or nobody's memory takes
+TAG = 16  # bytes that AES-GCM writes behind a piece, which the next piece or nobody's memory takes
 _WITH_ROOM = 1 << 13  # bytes of a draw from which it gets memory for that tag
 
 
@@ -85,23 +85,37 @@ class Stream:
         if any of these bytes may have been given out before, since a mask that is used for two messages reveals their
         difference. Raises ProtocolError where a mask would be drawn a second time.
         """
-        if (epoch, stream, op, piece) < self._at:
-            raise ProtocolError(
-                f"mask reuse refused: stream {self._name} is at {self._at}, asked for {(epoch, stream, op, piece)}",
-                "start the next attempt; never run an epoch twice with one set of keys and changed inputs",
-            )
         nbytes = out.numel() * out.element_size()
-        after = piece + max(1, -(-nbytes // self.piece_bytes))
-        if after > _PIECES:
-            raise ProtocolError(f"operation {op} asks for more than {_PIECES} pieces of stream {self._name}")
-        self._at = (epoch, stream, op, after)
+        after = self.reserve((epoch, stream, op), piece, nbytes)
         if nbytes and not self.timed:
-            self._generate(struct.pack(">IHI", epoch, stream, op), piece, out, room)
+            self.generate((epoch, stream, op), piece, out, room)
         elif nbytes:
             begun = time.thread_time()
-            self._generate(struct.pack(">IHI", epoch, stream, op), piece, out, room)
+            self.generate((epoch, stream, op), piece, out, room)
             self.seconds += time.thread_time() - begun
         return after
+
+    def reserve(self, place: tuple[int, int, int], piece: int, nbytes: int) -> int:
+        """Take ``nbytes`` from ``piece`` of an operation (epoch, stream, op) on, which are given to nobody else; the
+        next piece. Raises ProtocolError as :meth:`draw`."""
+        if (*place, piece) < self._at:
+            raise ProtocolError(
+                f"mask reuse refused: stream {self._name} is at {self._at}, asked for {(*place, piece)}",
+                "start the next attempt; never run an epoch twice with one set of keys and changed inputs",
+            )
+        after = piece + max(1, -(-nbytes // self.piece_bytes))
+        if after > _PIECES:
+            raise ProtocolError(f"operation {place[2]} asks for more than {_PIECES} pieces of stream {self._name}")
+        self._at = (*place, after)
+        return after
+
+    def twin(self) -> Stream:
+        """Another one with this key, whose :meth:`generate` another thread may use."""
+        return type(self)(self._key, self._name)
+
+    def generate(self, place: tuple[int, int, int], piece: int, out: Tensor, room: Tensor | None) -> None:
+        """Fill ``out`` (not empty) with what :meth:`draw` gives there, without taking it: for who reserves it."""
+        self._generate(struct.pack(">IHI", *place), piece, out, room)
 
     def _generate(self, place: bytes, piece: int, out: Tensor, room: Tensor | None) -> None:
         host = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
@@ -116,10 +130,10 @@ class Stream:
         for at in range(0, size, _PIECE):
             count = min(_PIECE, size - at)
             nonce = place + piece.to_bytes(2, "big")
-            if count >= _WITH_ROOM and at + count + _TAG <= len(memory) and gcm_is_quicker():
+            if count >= _WITH_ROOM and at + count + TAG <= len(memory) and gcm_is_quicker():
                 if self._gcm is None:
                     self._gcm = AESGCM(self._key)
-                self._gcm.encrypt_into(nonce, _ZEROS[:count], None, memory[at : at + count + _TAG])
+                self._gcm.encrypt_into(nonce, _ZEROS[:count], None, memory[at : at + count + TAG])
             else:
                 _key_stream(self._at_counter(nonce + _FIRST), memory[at : at + count])
             piece += 1
@@ -165,7 +179,7 @@ def gcm_is_quicker() -> bool:
 
     Measured once a process, in half a millisecond of processor time.
     """
-    memory = memoryview(bytearray(_PIECE + _TAG))
+    memory = memoryview(bytearray(_PIECE + TAG))
     gcm, plain = AESGCM(bytes(16)), Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor()
 
     def quickest(made: Callable[[], object]) -> float:
@@ -190,11 +204,27 @@ def _key_stream(cipher: CipherContext, view: memoryview) -> None:
         view[:] = cipher.update(_ZEROS[: len(view)])
 
 
+class Foretold(Protocol):
+    """What may have been drawn before a program comes to it (``drawn_ahead.Forecast``)."""
+
+    def take(self, component: int, op: int, piece: int, nbytes: int) -> Tensor | None:
+        """The bytes of the program's next draw, if they lie ready."""
+
+
 class Draws:
     """The random numbers of one operation: pairwise streams by component, and the party's own."""
 
-    def __init__(self, streams: dict[int, Stream], epoch: int, stream: int, op: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        streams: dict[int, Stream],
+        epoch: int,
+        stream: int,
+        op: int,
+        device: torch.device,
+        foretold: Foretold | None = None,
+    ) -> None:
         self._streams = streams
+        self._foretold = foretold
         self._place = (epoch, stream, op)
         self._piece: dict[int, int] = {}
         self._device = device
@@ -208,7 +238,13 @@ class Draws:
         count = math.prod(shape)
         if self._device.type != "cpu" or count * dtype.itemsize < _WITH_ROOM:
             return self._draw(component, torch.empty(shape, dtype=dtype, device=self._device))
-        room = torch.empty(count + _TAG // dtype.itemsize, dtype=dtype)
+        if self._foretold is not None:
+            nbytes, piece = count * dtype.itemsize, self._piece.get(component, 0)
+            found = self._foretold.take(component, self._place[2], piece, nbytes)
+            if found is not None:
+                self._piece[component] = self._streams[component].reserve(self._place, piece, nbytes)
+                return found.view(dtype).view(shape)
+        room = torch.empty(count + TAG // dtype.itemsize, dtype=dtype)
         return self._draw(component, room[:count].view(shape), room)
 
     def ring(self, component: int, *shape: int, out: Tensor | None = None) -> Tensor:

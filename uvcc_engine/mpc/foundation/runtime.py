@@ -10,6 +10,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
 from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, PairKeys, derive_key
 from uvcc_engine.mpc.foundation.range_watch import RangeWatch
 from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
@@ -53,10 +54,12 @@ class Runtime:
         prg: str = "aes",
         few_rounds: bool = True,
         staging: Staging | None = None,
+        ahead: DrawAhead | None = None,
     ) -> None:
         """``few_rounds``: where there is a choice, fewer rounds with more bytes and work. The same at all parties.
 
-        ``staging``: the border between shares and messages, if not the device's own.
+        ``staging``: the border between shares and messages, if not the device's own; ``ahead`` draws the next epoch's
+        numbers beside this one, where a processor draws them.
         """
         if party not in (0, 1, 2):
             raise ConfigError(f"party {party}", "there are three parties: 0, 1 and 2")
@@ -78,6 +81,8 @@ class Runtime:
             c: kind(derive_key(secret, sid_sub, attempt, labels[c], kind.key_bytes), labels[c])
             for c, secret in secrets.items()
         }
+        here = ahead if self.device.type == "cpu" else None
+        self.forecast = here.forecast(self._streams, stream) if here is not None else None
         self._epoch = -1
         self._op = 0
         self._sent = {self.next: 0, self.prev: 0}
@@ -116,12 +121,14 @@ class Runtime:
         self._op = 0
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
+        if self.forecast is not None:
+            self.forecast.begin(epoch)
 
     def draws(self) -> Draws:
         """Random streams of the next operation. Every party must call this at the same place of the program."""
         if self._epoch < 0:
             self.begin_epoch(0)
-        draws = Draws(self._streams, self._epoch, self.stream, self._op, self.device)
+        draws = Draws(self._streams, self._epoch, self.stream, self._op, self.device, self.forecast)
         self._op += 1
         return draws
 
