@@ -1,10 +1,12 @@
 """``bench scale``: which costs grow faster than their cause: parameters, batch, replicas, stages, tensor ranks.
 
-Every row is a power: 1 is a cost that doubles with its cause, 0 one that does not change. Its range is that between
-neighbouring points, its reference the power that is allowed, its bar a little more, for what noise adds. Rows named
-``...@N`` are the costs themselves at the cause N. Rounds, bytes, leaves and events do not depend on the machine;
-``cpu`` is processor time of one party, ``memory`` that of three parties in one process. What more workers cost the
-console is ``uvcc bench scale``.
+Rows of ``power``: 1 is a cost that doubles with its cause, 0 one that does not change. Its range is that between
+neighbouring points, its reference the power that is allowed, its bar a little more, for what noise adds. Rows of
+``each``: what one more of the cause adds at the largest points. Rows named ``...@N`` are the costs themselves at the
+cause N. Rounds, bytes, leaves, transcripts and events do not depend on the machine. Of parameters and batch, ``cpu`` is
+processor time of one party and ``memory`` that of three in one process; of replicas, stages and tensor ranks all costs
+but ``rounds`` are those of all workers together, so that the power of a worker's own is one less. What more workers
+cost the console is ``uvcc bench scale``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ UNITS: Final = {
     "cpu": "s",
     "memory": "B",
     "leaves": "leaves",
+    "transcript": "B",
     "events": "B",
     "bundle": "B",
     "verify": "s",
@@ -37,7 +40,7 @@ def measured_rows(axis: Axis, points: Sequence[int] = ()) -> list[Row]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark: four minutes on two quiet cores."""
+    """Run the benchmark: five minutes on two quiet cores."""
     names = [axis.name for axis in AXES]
     parser = argparse.ArgumentParser(prog="uvcc-engine bench scale", description=__doc__)
     parser.add_argument("--axes", default=",".join(names), help="comma-separated, of " + ", ".join(names))

@@ -28,6 +28,8 @@ def test_a_cost_that_grows_too_fast_misses_its_bar_and_one_that_does_not_meets_i
     rows = growth_rows("rows", found, allowed, dict.fromkeys(allowed, "B"))
     met = {row.name: row.met for row in rows if row.metric == "power"}
     assert met == {"rows_linear": True, "rows_square": False, "rows_steady": True}
+    each = {row.name: row.value for row in rows if row.metric == "each"}
+    assert each == {"rows_linear": 5.0, "rows_square": 110.0, "rows_steady": 0.0}
     costs = {row.name: row.value for row in rows if row.metric == "cost"}
     assert costs["rows_square@100"] == 10_000
     assert next(row.bar for row in rows if row.name == "rows_linear") == 1.0 + TOLERANCE

@@ -6,7 +6,7 @@ import pytest
 
 from uvcc_engine.bench import scale
 from uvcc_engine.bench.party.growth_step import measure
-from uvcc_engine.bench.scenarios.growth_axes import AXES, Axis, evidence_costs, fleet_costs
+from uvcc_engine.bench.scenarios.growth_axes import AXES, OF_FLEET, Axis, evidence_costs, fleet_costs
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
@@ -31,6 +31,11 @@ def test_two_ranks_leave_more_leaves_and_every_pod_tells_of_itself() -> None:
     assert one["bytes"] > 100_000
     assert two["leaves"] > one["leaves"] > 50
     assert two["events"] > one["events"] > 0
+    assert two["transcript"] > one["transcript"] > 60 * one["leaves"]  # a record of each, and what is signed
+    assert two["rounds"] > 5 < one["rounds"]
+    assert two["cpu"] > 0 < one["cpu"]
+    assert two["memory"] > one["memory"] > 100e6
+    assert set(two) == set(OF_FLEET)
 
 
 def test_a_larger_fleet_leaves_its_auditor_more() -> None:
@@ -43,7 +48,7 @@ def test_a_point_may_measure_its_own_cause() -> None:
     axis = Axis("weights", (1, 2, 3), lambda n: {"weights": n * 100.0, "bytes": n**2 * 8.0}, {"bytes": 1.0})
     row = scale.measured_rows(axis)[0]
     assert (row.name, row.met) == ("weights_bytes", False)
-    assert scale.measured_rows(axis)[1].name == "weights_bytes@100"
+    assert [row.name for row in scale.measured_rows(axis)[1:3]] == ["weights_bytes", "weights_bytes@100"]
     assert {cost for one in AXES for cost in one.allowed} <= set(scale.UNITS)
 
 

@@ -121,6 +121,11 @@ class Forker:
             self._forked.append(int(answer["pid"]))
         return answer
 
+    def children_s(self) -> float:
+        """Processor seconds of all workers that have ended and were waited for."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         """End the forker, and whatever it still waits for."""
         assert self._process.stdin is not None

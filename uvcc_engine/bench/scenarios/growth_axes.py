@@ -1,14 +1,15 @@
 """What ``bench scale`` measures: one cost after the other while one cause grows and all else stays.
 
 Of parameters and batch, three simulated parties say what a step costs each of them. Of replicas, stages and tensor
-ranks, fleets of real workers train with their transcripts, and every cost is that of all workers together: replicas
-bring their own rows, stages and tensor ranks share the same ones. Of replicas of eight workers a party, ``evidence`` is
-what an auditor has to read.
+ranks, fleets of real workers train with their transcripts, and every cost but ``rounds`` is that of all workers
+together: replicas bring their own rows, stages and tensor ranks share the same ones. Of replicas of eight workers a
+party, ``evidence`` is what an auditor has to read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from uvcc_engine.bench.launch.fleet import Fleet, Forker
+from uvcc_engine.bench.launch.fleet import Fleet, Forker, until, whole_lines
 from uvcc_engine.bench.launch.parties import said_by
+from uvcc_engine.bench.scenarios.whole_scale import held_bytes, lives
 from uvcc_engine.bench.work.rehearsal import rehearse
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
@@ -33,8 +35,9 @@ from uvcc_engine.transcript.leaves.leaf import SENT, Leaf
 INPUTS: Final = 64
 CLASSES: Final = 10
 STEPS: Final = 3
+FLEET_STEPS: Final = 8
 MIDDLE: Final = 1
-"""The step of a fleet that is counted: neither the first, which also meets, nor the last."""
+"""The step of a fleet whose leaves are counted: neither the first, which also meets, nor the last."""
 ROWS: Final = 16  # of a replica's step
 FLEET_MODEL: Final = "mlp4-digits"
 LIMIT_S: Final = 600.0
@@ -68,37 +71,67 @@ def _step(width: int, batch: int) -> Costs:
 
 def fleet_costs(size: Topology, rows: int) -> Costs:
     """What a step of ``rows`` rows a replica costs all workers of a fleet together. Raises UvccError if one fails."""
-    job = PrivateJob(model=FLEET_MODEL, steps=STEPS, batch=rows, test_rows=8 * size.replicas)
-    with _trained(job, size) as fleet:
-        return costs_of(fleet)
+    job = PrivateJob(model=FLEET_MODEL, steps=FLEET_STEPS, batch=rows, test_rows=8 * size.replicas)
+    with _trained(job, size) as (fleet, burden):
+        return costs_of(fleet) | burden
 
 
 @contextmanager
-def _trained(job: PrivateJob, size: Topology) -> Iterator[Fleet]:
+def _trained(job: PrivateJob, size: Topology) -> Iterator[tuple[Fleet, Costs]]:
+    """A fleet that has trained, and its ``cpu``: processor seconds of a step, the end of the run shared out over them;
+    ``memory``: what all hold together after the first step, shared pages counted once."""
     with TemporaryDirectory() as folder:
         forker = Forker(Path(folder))
         try:
             fleet = Fleet(Path(folder) / "fleet", forker, job, size)
             fleet.launch()
+            last = fleet.coords[-1]
+            until(lambda: fleet.steps(last) or not lives(fleet.pids[last]), LIMIT_S, "the first step")
+            done, before = sum(map(fleet.steps, fleet.coords)), sum(map(_cpu_s, fleet.pids.values()))
+            burden = {"memory": float(sum(map(held_bytes, fleet.pids.values())))}
             if set(fleet.wait(LIMIT_S).values()) != {0}:
                 raise UvccError("a worker of the scale benchmark failed", fleet.logs()[-2000:])
-            yield fleet
+            left = job.steps * len(fleet.coords) - min(done, (job.steps - 1) * len(fleet.coords))
+            burden["cpu"] = max(0.01, forker.children_s() - before) * len(fleet.coords) / left
+            yield fleet, burden
         finally:
             forker.close()
 
 
 def costs_of(fleet: Fleet) -> Costs:
-    """Of all workers together: payload bytes between parties and transcript leaves of the step in the middle, and the
-    bytes of the whole run's events, shared out over its steps."""
-    sent = leaves = 0.0
+    """Of all workers together: payload bytes between parties and transcript leaves of the step in the middle, and of
+    the whole run, shared out over its steps, the bytes of transcripts and of what a console follows (``events``).
+    ``rounds``: of the worker that has most of them, where those of several streams follow each other."""
+    sent = leaves = rounds = evidence = 0.0
     for c in fleet.coords:
+        beats = whole_lines(fleet.dir(c) / files.heartbeat_name(fleet.size.local_rank(c)))
+        rounds = max([rounds, *(float(json.loads(line).get("step_rounds", 0.0)) for line in beats)])
+        folder = fleet.dir(c) / leaf_file.folder_name(c)
+        evidence += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         for file, block in leaf_file.blocks(fleet.dir(c) / leaf_file.folder_name(c) / leaf_file.LEAVES):
             if block.epoch == MIDDLE:
                 found = [Leaf.unpack(record) for record in leaf_file.records(file, block)]
                 leaves += len(found)
                 sent += sum(leaf.size for leaf in found if leaf.direction == SENT and leaf.src != leaf.dst)
-    told = sum((home / files.EVENTS).stat().st_size for home in {fleet.dir(c) for c in fleet.coords})
-    return {"bytes": sent, "leaves": leaves, "events": told / fleet.job.steps}
+    followed = [path for home in {fleet.dir(c) for c in fleet.coords} for path in home.glob("*.jsonl")]
+    told = sum(path.stat().st_size for path in followed)
+    steps = fleet.job.steps
+    return {
+        "bytes": sent,
+        "leaves": leaves,
+        "rounds": rounds,
+        "transcript": evidence / steps,
+        "events": told / steps,
+    }
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor seconds of a process so far; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def evidence_costs(size: Topology) -> Costs:
@@ -117,7 +150,15 @@ def evidence_costs(size: Topology) -> Costs:
 MERGED: Final = 0.3
 """More rows are compared in narrower merges, which take more rounds, until the narrowest are reached: not a power, but
 a few steps (``docs/rounds.md``). Parameters do the same, over a longer way."""
-_OF_FLEET: Final = {"bytes": 1.0, "leaves": 1.0, "events": 1.0}
+OF_FLEET: Final = {
+    "bytes": 1.0,
+    "leaves": 1.0,
+    "rounds": 0.0,
+    "transcript": 1.0,
+    "events": 1.0,
+    "cpu": 1.0,
+    "memory": 1.0,
+}
 AXES: Final = (
     Axis(
         "parameters",
@@ -131,9 +172,9 @@ AXES: Final = (
         lambda rows: _step(256, rows),
         {"bytes": 1.0, "rounds": MERGED, "cpu": 1.0, "memory": 1.0},
     ),
-    Axis("replicas", (1, 2, 4), lambda r: fleet_costs(Topology(r, 1, 1, 1), ROWS), _OF_FLEET),
-    Axis("stages", (1, 2, 4), lambda s: fleet_costs(Topology(1, s, 1, 4), ROWS), _OF_FLEET),
-    Axis("tensor", (1, 2, 4), lambda t: fleet_costs(Topology(1, 1, t, 1), ROWS), _OF_FLEET),
+    Axis("replicas", (1, 2, 4, 8), lambda r: fleet_costs(Topology(r, 1, 1, 1), ROWS), OF_FLEET),
+    Axis("stages", (1, 2, 4), lambda s: fleet_costs(Topology(1, s, 1, 4), ROWS), OF_FLEET),
+    Axis("tensor", (1, 2, 4), lambda t: fleet_costs(Topology(1, 1, t, 1), ROWS), OF_FLEET),
     Axis(
         "evidence",
         (1, 2, 4, 8),

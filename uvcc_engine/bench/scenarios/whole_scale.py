@@ -52,8 +52,8 @@ def run_scale(size: Topology, job: PrivateJob, limit_s: float = _LIMIT_S) -> Sca
             fleet.launch()
             # the last stage's first worker ends its first step when all have: memory is at its highest then
             last = fleet.coords[-1]
-            until(lambda: fleet.steps(last) or not _lives(fleet.pids[last]), limit_s, "the first step")
-            memory = sum(map(_held, fleet.pids.values()))
+            until(lambda: fleet.steps(last) or not lives(fleet.pids[last]), limit_s, "the first step")
+            memory = sum(map(held_bytes, fleet.pids.values()))
             codes = fleet.wait(limit_s)
             if set(codes.values()) != {0}:
                 raise UvccError("a worker of the scale run failed", fleet.logs()[-2000:])
@@ -87,11 +87,12 @@ def _counted(fleet: Fleet, seconds: float, memory: int) -> Scale:
     return Scale(seconds, memory, workers, forward, backward, count(_TIMEOUTS), count(_ABORTS), tuple(roots))
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether there is such a process."""
     return Path(f"/proc/{pid}").exists()
 
 
-def _held(pid: int) -> int:
+def held_bytes(pid: int) -> int:
     """Proportional set size of a process in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

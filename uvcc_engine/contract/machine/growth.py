@@ -53,7 +53,8 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 def growth_rows(
     axis: str, found: Sequence[tuple[float, Costs]], allowed: Mapping[str, float], units: Mapping[str, str]
 ) -> list[Row]:
-    """Of every cost that has an allowed power: the power with which it grows, held against that one, then its values.
+    """Of every cost that has an allowed power: the power with which it grows, held against that one; what one more of
+    the cause adds, between the two largest points; then its values.
 
     ``found``: cause and costs of each point, in rising order. Raises ValueError as :func:`fitted`.
     """
@@ -62,5 +63,7 @@ def growth_rows(
         one = fitted([(cause, costs[cost]) for cause, costs in found])
         made = Row(f"{axis}_{cost}", "power", one.exponent, axis, len(found), one.low, one.high, power)
         rows.append(held(made, power + TOLERANCE))
+        (before, less), (last, most) = ((cause, costs[cost]) for cause, costs in found[-2:])
+        rows.append(row(f"{axis}_{cost}", "each", units[cost], [(most - less) / (last - before)]))
         rows += [row(f"{axis}_{cost}@{cause:g}", "cost", units[cost], [costs[cost]]) for cause, costs in found]
     return rows
