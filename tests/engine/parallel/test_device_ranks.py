@@ -1,0 +1,48 @@
+"""A GPU's kernels, in Triton's interpreter, train over replicas, stages and tensor ranks with the bits of a CPU's."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from training_kit import Found, check_replicas, train
+
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.data.sets import Dataset
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.mpc.kernels import choose
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anybody imports it
+SIZE = Topology(2, 2, 2, 2)
+MODEL = model_to_json(model_of_list([{"linear": 4}, "relu", {"linear": 2}], 3, 2))
+VALUES = {"model": MODEL, "steps": 2, "batch": 4, "lr": 0.5, "momentum": 0.9, "test_rows": 4, "reveal": ["loss"]}
+
+
+def trained() -> Found:
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((12, 3)), rng.integers(0, 2, 12)
+    job = PrivateJob.from_json(json.loads(json.dumps(VALUES)))
+    return train(job, SIZE, data=Dataset(x[:8], y[:8], x[8:], y[8:], 2))
+
+
+@pytest.mark.slow  # 24 workers, in an interpreter
+def test_steps_over_all_ranks_on_a_gpu_s_kernels_have_the_bits_of_the_cpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    plain = trained()
+    monkeypatch.setenv(choose.KERNELS_ENV, "triton")
+    choose.kernels_for.cache_clear()
+    assert type(choose.kernels_for(choose.device_for("cpu"))).__name__ == "CudaKernels"
+    try:
+        found = trained()
+    finally:
+        choose.kernels_for.cache_clear()
+    check_replicas(found)
+    assert len(found) == 24
+    for coord, theirs in plain.items():
+        ours = found[coord]
+        assert len(ours["losses"]) == 2
+        assert (ours["losses"], ours["correct"], ours["sent"]) == (theirs["losses"], theirs["correct"], theirs["sent"])
+        assert all(np.array_equal(tensor, theirs["state"][name]) for name, tensor in ours["state"].items()), coord
