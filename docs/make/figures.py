@@ -11,6 +11,7 @@ DOCS: Final = Path(__file__).parents[1]
 BEGIN: Final = "<!-- rows: made by python -m docs.make from docs/benchmarks; do not edit -->"
 END: Final = "<!-- /rows -->"
 _MACHINE: Final = ("machine_", "ring_gemm_1", "ring_gemm_5")  # what bounds the other rows; a GPU's is shown
+_OF_GROWTH: Final = ("cost", "each")  # which the page of growth shows side by side
 
 
 def number(value: float) -> str:
@@ -49,6 +50,7 @@ def tables() -> str:
             "|---|---|---|---|---|",
         ]
         rows = [row for row in kept["rows"] if not row["name"].startswith(_MACHINE)]
+        rows = [row for row in rows if row["metric"] not in _OF_GROWTH]
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
         lines.append("")
     return "\n".join(lines)

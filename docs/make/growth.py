@@ -1,18 +1,24 @@
-"""The page of how cost grows: what a billion weights on a thousand devices need, from a forecast that was kept."""
+"""The page of how cost grows: measured powers, from the benchmarks that were kept, and what a billion weights on a
+thousand devices need, from a forecast that was kept."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from docs.make.figures import number
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.simulate import deployment
 from uvcc_engine.simulate.deployment import Deployment, Needs, needs
 from uvcc_engine.simulate.gpt_forecast import GptForecast, GptSize
 
 DOCS: Final = Path(__file__).parents[1]
+MEASURED: Final = "<!-- powers: made by python -m docs.make from docs/benchmarks; do not edit -->"
+MEASURED_END: Final = "<!-- /powers -->"
+BENCHMARKS: Final = ("scale", "console-scale")
 BEGIN: Final = "<!-- made by python -m docs.make from docs/forecasts; do not edit -->"
 END: Final = "<!-- /made -->"
 FORECAST: Final = DOCS / "forecasts" / "gpt-1e9.json"
@@ -86,9 +92,44 @@ def made() -> str:
     return "\n".join(lines)
 
 
+def _powers(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each cost of each cause."""
+    for row in (row for row in rows if row["metric"] == "power"):
+        name, cause = row["name"], row["unit"]
+        costs = [one for one in rows if one["name"].startswith(f"{name}@")]
+        each = next(one for one in rows if one["name"] == name and one["metric"] == "each")
+        most = max(float(one["name"].rpartition("@")[2]) for one in costs)
+        told = f"{row['value']:.2f} ({row['min']:.2f} to {row['max']:.2f})"
+        allowed = f"{row['reference']:g}" + ("" if row["met"] else ", **missed**")
+        ends = [f"{number(one['value'])}" for one in (costs[0], costs[-1])]
+        cells = [cause, name.removeprefix(f"{cause}_"), *ends, f"{number(each['value'])} {each['unit']}", told, allowed]
+        yield f"| {' | '.join(cells)} | {most:,.0f} |"
+
+
+def measured() -> str:
+    """The powers of the benchmarks that were kept."""
+    lines: list[str] = []
+    kept_files = (DOCS / "benchmarks" / f"{name}.json" for name in BENCHMARKS)
+    for path in (path for path in kept_files if path.is_file()):
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        load = kept["load"]
+        lines += [
+            f"`{kept['command']}`: {kept['processor']}, commit {kept['commit']}, load {load['before']} before and "
+            f"{load['after']} after.",
+            "",
+            "| cause | cost | at first | at last | one more adds | power (between neighbours) | allowed | up to |",
+            "|---|---|---|---|---|---|---|---|",
+            *_powers(kept["rows"]),
+            "",
+        ]
+    return "\n".join(lines).rstrip()
+
+
 def page() -> str:
-    """The page as it lies there, with this part made anew."""
+    """The page as it lies there, with these parts made anew."""
     text = (DOCS / "growth.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{made()}\n\n{END}{after}"
+    for begin, end, part in ((MEASURED, MEASURED_END, measured()), (BEGIN, END, made())):
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n{part}\n\n{end}{after}"
+    return text

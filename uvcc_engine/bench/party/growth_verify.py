@@ -6,15 +6,22 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from uvcc_engine.bench.timing.peak import peak_memory
 from uvcc_engine.transcript.proof.verifier import verify
 
+_TRIES: Final = 3
+"""Of which the quickest is the one that the machine disturbed least."""
+
 
 def main() -> int:
-    before = time.process_time()
-    verify(Path(sys.argv[1]))
-    print(json.dumps({"verify": time.process_time() - before, "memory": peak_memory()}))
+    taken = []
+    for _ in range(_TRIES):
+        before = time.process_time()
+        verify(Path(sys.argv[1]))
+        taken.append(time.process_time() - before)
+    print(json.dumps({"verify": min(taken), "memory": peak_memory()}))
     return 0
 
 

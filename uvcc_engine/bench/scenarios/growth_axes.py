@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,8 +88,9 @@ def _trained(job: PrivateJob, size: Topology) -> Iterator[tuple[Fleet, Costs]]:
             fleet.launch()
             last = fleet.coords[-1]
             until(lambda: fleet.steps(last) or not lives(fleet.pids[last]), LIMIT_S, "the first step")
-            done, before = sum(map(fleet.steps, fleet.coords)), sum(map(_cpu_s, fleet.pids.values()))
-            burden = {"memory": float(sum(map(held_bytes, fleet.pids.values())))}
+            with _still(fleet):
+                done, before = sum(map(fleet.steps, fleet.coords)), sum(map(_cpu_s, fleet.pids.values()))
+                burden = {"memory": float(sum(map(held_bytes, fleet.pids.values())))}
             if set(fleet.wait(LIMIT_S).values()) != {0}:
                 raise UvccError("a worker of the scale benchmark failed", fleet.logs()[-2000:])
             left = job.steps * len(fleet.coords) - min(done, (job.steps - 1) * len(fleet.coords))
@@ -96,6 +98,22 @@ def _trained(job: PrivateJob, size: Topology) -> Iterator[tuple[Fleet, Costs]]:
             yield fleet, burden
         finally:
             forker.close()
+
+
+@contextmanager
+def _still(fleet: Fleet) -> Iterator[None]:
+    """No worker goes on while it is looked at: reading what many of them hold takes longer than their steps."""
+
+    def tell_all(number: signal.Signals) -> None:
+        for pid in fleet.pids.values():  # the forker waits for them later, so that no other process has their number
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    tell_all(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        tell_all(signal.SIGCONT)
 
 
 def costs_of(fleet: Fleet) -> Costs:
