@@ -124,12 +124,17 @@ def hits_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[Sha
     return (yield from dot_protocol(rt, targets, chosen))
 
 
-def mean_square_protocol(rt: Runtime, difference: Share, grad: Share | None = None) -> MpcProtocol[float]:
-    """Open the mean over the rows of half the squared difference to the targets, summed over the outputs: 3 rounds.
+def total_square_protocol(rt: Runtime, difference: Share, grad: Share | None = None) -> MpcProtocol[Share]:
+    """Half the squared difference to the targets, summed over rows and outputs, still shared: one element. 2 rounds.
 
     The difference itself is the gradient of the summed loss, unless rows are weighted: then it is ``grad``.
     """
-    total = yield from product_with_protocol(rt, difference if grad is None else grad, difference, _dot, scale=0.5)
+    return (yield from product_with_protocol(rt, difference if grad is None else grad, difference, _dot, scale=0.5))
+
+
+def mean_square_protocol(rt: Runtime, difference: Share, grad: Share | None = None) -> MpcProtocol[float]:
+    """Open the mean over the rows of :func:`total_square_protocol`: 3 rounds."""
+    total = yield from total_square_protocol(rt, difference, grad)
     opened = yield from open_ring_protocol(rt, total)
     return float(opened.item()) / 2.0**difference.f / difference.shape[0]
 

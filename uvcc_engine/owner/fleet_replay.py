@@ -169,6 +169,8 @@ def _work(
             for records in _epochs(policy, coord, seeds, inputs, ends, port):
                 out.write(_COUNT.pack(len(records)) + b"".join(_ONE.pack(*one) for one in records))
                 out.flush()
+            out.write(_COUNT.pack(0))  # a training that ended early: nothing comes where an epoch might be looked for
+            out.flush()
             signal.pause()  # its groups stay until all are done
         except BaseException as error:  # noqa: BLE001 - told to the process that reads
             told = f"{type(error).__name__}: {error}".encode()
@@ -201,11 +203,14 @@ def _epochs(
     for epoch in range(job.steps + 1):
         plane.begin(epoch)
         main.begin_epoch(epoch)
-        if epoch < job.steps:
-            trainer.step(epoch)
-        else:
+        last = epoch == job.steps or trainer.validations.ended
+        if last:
             trainer.evaluate()
+        else:
+            trainer.step(epoch)
         yield plane.records
+        if last:
+            return
 
 
 def _connected(coords: Sequence[Coord]) -> dict[Coord, dict[int, socket.socket]]:

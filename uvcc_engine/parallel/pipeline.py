@@ -34,6 +34,7 @@ class Pipe:
     _sends: list[Callable[[], None]] = field(default_factory=list)
     _held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     _next: dict[str, int] = field(default_factory=dict)
+    _from: int = 0
 
     @property
     def first(self) -> bool:
@@ -49,7 +50,7 @@ class Pipe:
         The other end receives in order, and on a GPU's stream an early send would stand in front of the due one.
         """
         self._held[direction, microbatch] = x
-        while (ready := self._held.pop((direction, due := self._next.get(direction, 0)), None)) is not None:
+        while (ready := self._held.pop((direction, due := self._next.get(direction, self._from)), None)) is not None:
             self._next[direction] = due + 1
             self._pass(direction, due, ready)
 
@@ -86,8 +87,9 @@ class Pipe:
         group.receive(x, source, 2 * microbatch + 1)
         return x
 
-    def finish(self) -> None:
-        """Wait until everything sent has left; afterwards the tensors may go, and microbatches count from 0 again."""
+    def finish(self, first: int = 0) -> None:
+        """Wait until everything sent has left; afterwards the tensors may go, and microbatches count from ``first``."""
+        self._from = first
         for wait in self._sends:
             wait()
         self._sends.clear()

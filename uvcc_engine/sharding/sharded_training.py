@@ -11,28 +11,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import batch_rows
-from uvcc_engine.model import losses
-from uvcc_engine.model.additive import settle_protocol
+from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
-from uvcc_engine.model.functions import exp_scale
-from uvcc_engine.model.learning.optimizers import decayed_protocol
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
-from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime, par
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.products.arithmetic import add, mul_public_protocol, public, sub
 from uvcc_engine.parallel.group import OnEvent
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Pipe, PipelineReceiver, Record
@@ -40,17 +37,19 @@ from uvcc_engine.parallel.schedule import one_f_one_b
 from uvcc_engine.plane.api import Wakeable, WatchedPlane
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
+from uvcc_engine.sharding import fleet_answers
+from uvcc_engine.sharding.fleet_part import FleetPart
 from uvcc_engine.sharding.gradients import Gradients
+from uvcc_engine.sharding.loss_ends import Reached, Targets, descend_protocol, reached_protocol
 from uvcc_engine.sharding.microbatches import MainRuntime, StreamRuntimes, in_flight, stream_of
 from uvcc_engine.sharding.overlap import Overlap, Passage
 from uvcc_engine.sharding.partition import bounds
 from uvcc_engine.sharding.stage import build_stage
-from uvcc_engine.sharding.stage_passes import Pass, backward_protocol, forward_protocol, my_rows
-from uvcc_engine.sharding.updates import SliceUpdate, cut_to_norm, decays
+from uvcc_engine.sharding.stage_passes import Pass, backward_protocol, forward_protocol
+from uvcc_engine.sharding.updates import OPTIMIZERS
 
 __all__ = ["Learner", "ParallelTrainer", "stream_of"]
 
-_EVAL_ROWS: Final = 256
 PassSteps = Callable[[Runtime, int, Tensor, Share | None], MpcProtocol[Share | None]]
 
 
@@ -77,7 +76,7 @@ class Learner(Protocol):
 
 
 class ParallelTrainer:
-    """Weights and momentum of one worker and the protocol that moves them. Use it from one thread."""
+    """Weights and moments of one worker and the protocol that moves them. Use it from one thread."""
 
     def __init__(
         self,
@@ -94,43 +93,39 @@ class ParallelTrainer:
         size = groups.place.topology
         if size.microbatches > job.batch:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
-        if (job.optimizer, job.objective) != ("sgd", "cross-entropy"):
-            raise ConfigError(
-                f"{job.objective} with {job.optimizer} over several workers", "use cross-entropy with sgd there"
-            )
         self._job, self._model, self._groups, self._on_event = job, model, groups, on_event
         self._whole_job = replace(job, batch=job.batch * size.replicas)
         self._runtimes = StreamRuntimes(runtime, main)
-        self._tensors = {
+        tensors = {
             name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits)
             for name, (first, second) in inputs.tensors.items()
         }
         starts = initial_weights(model, job.seed, job.frac_bits)
         self._stage = build_stage(main, model, starts, job.frac_bits, pp=groups.pp, tp=groups.tp)
         self._slots = self._stage.slots
-        self.velocity = [public(main, torch.zeros_like(w.first), f=job.frac_bits) for w in self.weights]
         self._gradients = Gradients(self._slots, groups)
+        decaying = [model.weights[number].decays for number in self._stage.numbers]
+        self._optimizer = OPTIMIZERS[job.optimizer](
+            main, self._whole_job, model.positions, self._slots, self._gradients, decaying
+        )
         self._pipe = Pipe(groups.pp, groups.pp_back, record)
+        self._fleet = FleetPart(job, model, tensors, self._stage, groups, self._pipe, self._runtimes)
         if not isinstance(main.plane, WatchedPlane):
             raise ConfigError("this plane cannot say what has arrived", "train several microbatches on another")
         self._wake = main.plane.wake if isinstance(main.plane, Wakeable) else _nobody
         self._depth = min(in_flight(os.environ), size.microbatches)
         self._overlap = Overlap(main.plane, self._depth, groups.tp)
         self._passes: dict[int, Pass] = {}
-        self._grads: dict[int, tuple[losses.Powers, Share]] = {}
+        self._ends: dict[int, tuple[Reached, Targets]] = {}
         self._losses: list[Share] = []
         self._first_sum = True
+        self.validations = ValidationLog(job.patience)
+        self._best = self._copied() if job.keep_best else []
 
     @property
     def weights(self) -> list[Share]:
         """This worker's slices of the weights, in the order of the model, each in its slice's shape."""
         return [part.weights[k] for part, k in self._slots]
-
-    @property
-    def _opener(self) -> bool:
-        """Whether this worker opens what the job reveals: one of each party does."""
-        c = self._groups.place.coord
-        return self._pipe.last and c.replica == 0 and c.tensor == 0
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -152,11 +147,11 @@ class ParallelTrainer:
             self._on_event(name, {"coord": coord, "step": step, "count": size.microbatches})
         if step == min(1, self._job.steps - 1):
             self._tell(gantt, step)
-        return StepResult(loss)
+        return StepResult(loss, validated=self._validated(step + 1) if self._job.validates(step) else {})
 
     def _my_batch(self, step: int) -> Tensor:
         size = self._groups.place.topology
-        every = batch_rows(self._job.seed, step, self._whole_job.batch, self._tensors["train_x"].shape[0])
+        every = batch_rows(self._job.seed, step, self._whole_job.batch, self._fleet.tensors["train_x"].shape[0])
         first = self._groups.place.coord.replica * self._job.batch
         assert len(every) == size.replicas * self._job.batch
         return torch.from_numpy(every[first : first + self._job.batch])
@@ -168,14 +163,6 @@ class ParallelTrainer:
                 "pipeline_tick",
                 {"coord": str(self._groups.place.coord), "step": step, "phase": phase, "microbatch": m, **at},
             )
-
-    def _pass(self, rt: Runtime, rows: Tensor) -> Pass:
-        return Pass(rt, self._groups.tp, len(rows) * self._model.positions, self._gradients.take)
-
-    def _targets(self, name: str, rows: Tensor) -> Share:
-        """This tensor rank's one-hot labels of some rows, one line per position."""
-        whole = self._tensors[name].index(rows).reshape(-1, self._model.classes)
-        return whole.map(lambda t: my_rows(self._groups.tp, t))
 
     def _passages(self, rows: Tensor, reveal: bool, gantt: Gantt) -> Iterator[Passage]:
         """The step's passes in the order of the schedule."""
@@ -209,18 +196,24 @@ class ParallelTrainer:
 
     def _finish(self, direction: str, m: int, gantt: Gantt, out: Share | None) -> None:
         if out is not None:
-            self._send(direction, m, out)
+            self._fleet.send(direction, m, out)
         gantt.end(direction, m)
 
     def _forward(self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None) -> MpcProtocol[Share | None]:
         """What goes to the next stage; the last one keeps what its loss needs."""
-        self._passes[m] = on = self._pass(rt, rows)
-        x = self._tensors["train_x"].index(rows) if incoming is None else incoming
+        self._passes[m] = on = self._fleet.passing(rt, len(rows), self._gradients.take)
+        x = self._fleet.tensors["train_x"].index(rows) if incoming is None else incoming
         out = yield from forward_protocol(on, self._stage.parts, x)
         if not self._pipe.last:
             return out
-        self._grads[m] = (yield from losses.powers_protocol(rt, out)), self._targets("train_y", rows)
+        self._ends[m] = (yield from reached_protocol(rt, self._job, out)), self._targets(rows)
         return None
+
+    def _targets(self, rows: Tensor) -> Targets:
+        """This tensor rank's targets of some rows, one line per position, and what each row counts beside them."""
+        lines = self._fleet.my_lines
+        counts = lines(TRAIN_WEIGHTS, rows, 1) if carries_weights(self._job) else None
+        return Targets(lines("train_y", rows, self._model.classes), counts)
 
     def _backward(
         self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None, *, reveal: bool
@@ -229,31 +222,12 @@ class ParallelTrainer:
         on = self._passes.pop(m)
         on.rt = rt
         if incoming is None:
-            grad = yield from self._descend_protocol(on, *self._grads.pop(m), reveal)
+            down = partial(backward_protocol, on, self._stage.parts, wanted=not self._pipe.first)
+            grad, loss = yield from descend_protocol(rt, self._job, *self._ends.pop(m), down, reveal=reveal)
+            self._losses += [] if loss is None else [loss]
         else:
             grad = yield from backward_protocol(on, self._stage.parts, incoming, wanted=not self._pipe.first)
         return None if self._pipe.first else grad
-
-    def _descend_protocol(self, on: Pass, at: losses.Powers, targets: Share, reveal: bool) -> MpcProtocol[Share]:
-        if reveal:
-            grad, loss = yield from par(
-                self._from_loss_protocol(on, at, targets),
-                losses.total_loss_protocol(on.rt, at, targets, weighted=self._job.weighted),
-            )
-            self._losses.append(loss)
-            return grad
-        return (yield from self._from_loss_protocol(on, at, targets))
-
-    def _from_loss_protocol(self, on: Pass, at: losses.Powers, targets: Share) -> MpcProtocol[Share]:
-        grad = yield from losses.gradient_protocol(on.rt, at, targets, weighted=self._job.weighted)
-        return (yield from backward_protocol(on, self._stage.parts, grad, wanted=not self._pipe.first))
-
-    def _receive(self, direction: str, m: int) -> Share:
-        both = self._pipe.receive(direction, m, self._runtimes.main.device)
-        return Share(both[0], both[1], self._job.frac_bits)
-
-    def _send(self, direction: str, m: int, x: Share) -> None:
-        self._pipe.send(direction, m, torch.stack([x.first, x.second]))
 
     # -- the update --------------------------------------------------------------------------------------------------
 
@@ -265,104 +239,58 @@ class ParallelTrainer:
             self._first_sum = False
             if groups.dp.size > 1:
                 self._on_event("dp_ok", {"coord": str(groups.place.coord)})
-        total = self._fleet_sum(self._losses) if reveal and self._pipe.last else None
-        rt = self._runtimes.main
-        *found, opened = rt.run(self._update_protocol(step, slices, total if self._opener else None))
-        if self._job.clip_norm:
-            found = cut_to_norm(rt, self._gradients, found, self._job.clip_norm * self._job.lr_at(step))
-        taken = decays(self._gradients, found, self.weights)
-        self.velocity = self._gradients.joined([add(one.kept, one.fresh) for one in found], self.weights)
-        for at, ((part, k), fresh) in enumerate(zip(self._slots, self.velocity, strict=True)):
-            moved = sub(part.weights[k], fresh)
-            part.weights[k] = sub(moved, taken[at]) if at in taken else moved
+        total = self._fleet.summed(self._losses) if reveal and self._pipe.last else None
+        opening = self._opening_protocol(total if self._fleet.opener else None)
+        opened: Tensor | None = self._optimizer.update(step, slices, opening)
         if not reveal:
             return None
-        loss = self._told(opened) / 2.0 ** exp_scale(self._job.frac_bits)
-        return loss / (self._whole_job.batch * self._model.positions)
+        told = None if opened is None or total is None else float(opened.item()) / 2.0**total.f
+        return self._fleet.told(told) / (self._whole_job.batch * self._model.positions)
 
-    def _update_protocol(self, step: int, slices: list[Tensor], loss: Share | None) -> MpcProtocol[list[Any]]:
-        steps: list[MpcProtocol[Any]] = [self._slice_protocol(step, at, z) for at, z in enumerate(slices)]
-        if loss is not None:
-            steps.append(open_ring_protocol(self._runtimes.main, loss))
-        else:
-            steps.append(_nothing_protocol())
-        return (yield from par(*steps))
+    def _opening_protocol(self, loss: Share | None) -> MpcProtocol[Tensor | None]:
+        return None if loss is None else (yield from open_ring_protocol(self._runtimes.main, loss))
 
-    def _slice_protocol(self, step: int, at: int, z: Tensor) -> MpcProtocol[SliceUpdate]:
-        """What the update u <- m u + (lr / B) g of this replica's slice of one weight is made of: 2 rounds."""
-        job, rt = self._whole_job, self._runtimes.main
-        part, k = self._slots[at]
-        before, weight = (x.map(lambda t: self._gradients.mine(at, t)) for x in (self.velocity[at], part.weights[k]))
-        rate, f = job.rate_at(step) / self._model.positions, job.frac_bits
-        three: MpcProtocol[list[Any]] = par(
-            settle_protocol(rt, z, f, f, part.dealers[k], rate),
-            mul_public_protocol(rt, before, job.decay_at(step)),
-            decayed_protocol(rt, weight, job, step, self._model.weights[self._stage.numbers[at]].decays),
-        )
-        return SliceUpdate(*(yield from three))
+    # -- what is opened of rows held out -----------------------------------------------------------------------------
 
-    # -- what is opened ----------------------------------------------------------------------------------------------
+    def _validated(self, done: int) -> dict[str, float]:
+        """Open the numbers of validation after ``done`` steps, and note by them which weights are the best."""
+        found = fleet_answers.validate(self._fleet)
+        if WATCHED in found and self.validations.add(done, found[WATCHED]) and self._job.keep_best:
+            self._best[:] = self._copied()
+        return found
 
-    def _fleet_sum(self, shares: list[Share]) -> Share:
-        """The sum of some shares of one element over this list, the tensor ranks and the replicas of the last stage."""
-        both = torch.stack([torch.stack([s.first, s.second]) for s in shares]).sum(0)
-        self._groups.dp.sum_(self._groups.tp.sum_(both))
-        return Share(both[0], both[1], shares[0].f)
-
-    def _told(self, opened: Tensor | None) -> int:
-        """What the opener opened, at every worker of the party."""
-        value = opened.reshape(1).clone() if opened is not None else torch.zeros(1, dtype=torch.int64)
-        groups = self._groups
-        for group, source in ((groups.tp, 0), (groups.dp, 0), (groups.pp, groups.pp.size - 1)):
-            group.broadcast_(value, source)
-        return int(value.item())
+    def _copied(self) -> list[Share]:
+        """The weights in memory of their own: a checkpoint holds them beside those that go on."""
+        return [weight.map(torch.clone) for weight in self.weights]
 
     def evaluate(self) -> dict[str, float]:
-        """See ``Learner``; over several workers it is the accuracy alone."""
-        return {"accuracy": self.count_correct() / self.test_rows} if "accuracy" in self._job.reveal else {}
+        """See ``Learner``. The weights are those of the least validation loss from now on, where the job keeps them."""
+        if self._job.keep_best:
+            self._set_weights(self._best)
+        return fleet_answers.evaluate(self._fleet)
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""
-        groups, size = self._groups, self._groups.place.topology
-        groups.start_dp()
-        rows = int(self._tensors["test_x"].shape[0])
-        mine = torch.arange(rows)[bounds(rows, size.replicas, groups.place.coord.replica)]
-        hits = [public(self._runtimes.main, torch.zeros(1), f=self._job.frac_bits)]
-        count = -(-len(mine) // _EVAL_ROWS)
-        for m in range(count):  # parts of one size, up to one: a tensor rank without a row could not take part
-            some = mine[bounds(len(mine), count, m)]
-            rt = self._runtimes.of(FORWARD, m)
-            on = self._pass(rt, some)
-            x = self._tensors["test_x"].index(some) if self._pipe.first else self._receive(FORWARD, m)
-            if self._pipe.last:
-                hits.append(rt.run(self._hits_protocol(on, x, self._targets("test_y", some))))
-            else:
-                self._send(FORWARD, m, rt.run(forward_protocol(on, self._stage.parts, x)))
-        self._pipe.finish()
-        opened = None
-        if self._pipe.last:
-            total = self._fleet_sum(hits)
-            opened = self._runtimes.main.run(open_ring_protocol(self._runtimes.main, total)) if self._opener else None
-        return self._told(opened) >> self._job.frac_bits
-
-    def _hits_protocol(self, on: Pass, x: Share, targets: Share) -> MpcProtocol[Share]:
-        logits = yield from forward_protocol(on, self._stage.parts, x)
-        return (yield from losses.hits_protocol(on.rt, logits, targets))
+        return fleet_answers.count_correct(self._fleet)
 
     @property
     def test_rows(self) -> int:
         """Labels that are counted: one per test row, or per position of every test row."""
-        return int(self._tensors["test_x"].shape[0]) * self._model.positions
+        return int(self._fleet.tensors["test_x"].shape[0]) * self._model.positions
 
     # -- state -------------------------------------------------------------------------------------------------------
 
+    def _kept(self) -> list[tuple[str, list[Share]]]:
+        found = [("weight", self.weights), *self._optimizer.moments.items()]
+        return [*found, ("best", self._best)] if self._job.keep_best else found
+
     def state(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds of this worker: both components of its weights and momentum, by name.
+        """Everything a checkpoint holds of this worker: both components of its weights and moments, by name.
 
         Each is int64 in the shape of its slice.
         """
         found: dict[str, Tensor] = {}
-        for kind, shares in (("weight", self.weights), ("velocity", self.velocity)):
+        for kind, shares in self._kept():
             for number, share in zip(self._stage.numbers, shares, strict=True):
                 found |= stored(f"{kind}.{number}", share)
         return found
@@ -374,11 +302,15 @@ class ParallelTrainer:
             t.dtype != torch.int64 for t in state.values()
         ):
             raise ConfigError("the checkpoint does not fit this worker's part of the model", "resume the same topology")
-        f = self._job.frac_bits
-        for at, number in enumerate(self._stage.numbers):
-            part, k = self._slots[at]
-            part.weights[k] = loaded(state, f"weight.{number}", f)
-            self.velocity[at] = loaded(state, f"velocity.{number}", f)
+        for kind, shares in self._kept():
+            for at, number in enumerate(self._stage.numbers):
+                shares[at] = loaded(state, f"{kind}.{number}", shares[at].f)
+            if kind == "weight":
+                self._set_weights(shares)
+
+    def _set_weights(self, weights: Sequence[Share]) -> None:
+        for (part, k), weight in zip(self._slots, weights, strict=True):
+            part.weights[k] = weight
 
     def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
         """Both components of this worker's weights by name, as the owner's box holds them."""
@@ -388,7 +320,7 @@ class ParallelTrainer:
         """Blinded SHA-256 (hex) of one component of this worker's state; equal at its holder in the other party."""
         named = [
             (f"{kind}.{number}", component(share, half))
-            for kind, shares in (("weight", self.weights), ("velocity", self.velocity))
+            for kind, shares in self._kept()
             for number, share in zip(self._stage.numbers, shares, strict=True)
         ]
         return component_digest(named, blind)
@@ -396,11 +328,6 @@ class ParallelTrainer:
 
 def _nobody() -> None:
     """What is called where nobody waits."""
-
-
-def _nothing_protocol() -> MpcProtocol[None]:
-    return None
-    yield  # a generator like its siblings
 
 
 def _arrived(source: PipelineReceiver | None, microbatch: int) -> bool:

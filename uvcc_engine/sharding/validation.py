@@ -39,6 +39,8 @@ QUERY: Final = "query_x"
 PREDICTION: Final = "prediction"
 ANYWHERE: Final = ("accuracy", "perplexity", "overflow")
 """Metrics of models that answer at each position of a row, too."""
+OF_ONE_WORKER: Final = ("overflow", "val_overflow", STANDARD_ERRORS)
+"""What only a training with one worker per party can reveal."""
 MOST_COLUMNS: Final = 256
 """Of a regression with standard errors: their matrix has the square of it."""
 PROVED_LAYERS: Final = (Dense, Relu, Conv2d, Conv1d, Pool, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Residual)
@@ -55,9 +57,8 @@ def fit_model(
 ) -> ModelSpec:
     """The model of a job. Raises ConfigError if there is none of that name, or if job and model do not fit.
 
-    ``workers``: per party, times the microbatches; more than one trains by SGD on the cross-entropy, and what it trains
-    must divide into ``stages`` and over ``tensor`` ranks, and a replica's batch into ``microbatches``, and each
-    of ``replicas`` needs rows to test on.
+    ``workers``: per party, times the microbatches. What more than one trains must divide into ``stages`` and over
+    ``tensor`` ranks, and a replica's batch into ``microbatches``, and each of ``replicas`` needs rows to test on.
     """
     model = find_model(job.model)
     if job.frac_bits < model.frac_bits:
@@ -77,14 +78,12 @@ def fit_model(
     special = [
         f"{name} {value!r}"
         for name, value, plain in (
-            ("optimizer", job.optimizer, "sgd"),
-            ("objective", job.objective, "cross-entropy"),
             ("task", job.task, "train"),
             ("standardise", job.standardise, False),
         )
         if value != plain
     ]
-    special += [f"reveal: {name!r}" for name in (*METRICS[1:], *VALIDATIONS, STANDARD_ERRORS) if name in job.reveal]
+    special += [f"reveal: {name!r}" for name in OF_ONE_WORKER if name in job.reveal]
     if workers > 1 and special:
         raise ConfigError(f"job.{special[0]} on {workers} workers or microbatches per party", "use one of each for it")
     if workers > 1:
@@ -238,12 +237,14 @@ def _check_weights(job: PrivateJob, model: ModelSpec) -> None:
 
 def _check_rows_of_ranks(job: PrivateJob, model: ModelSpec, replicas: int, tensor: int, microbatches: int) -> None:
     """Every tensor rank needs a line of every microbatch: a position of a row, where rows have positions."""
-    tested = job.test_rows // replicas
-    if "accuracy" in job.reveal and tested * model.positions < tensor:
-        raise ConfigError(
-            f"job.test_rows is {job.test_rows}: {tested * model.positions} lines for a replica's {tensor} tensor ranks",
-            f"give at least {replicas * -(-tensor // model.positions)}",
-        )
+    held_out = (("test", job.test_rows, METRICS), ("val", job.val_rows, VALIDATIONS))
+    for part, count, told in held_out:
+        lines = count // replicas * model.positions
+        if set(told) & set(job.reveal) and lines < tensor:
+            raise ConfigError(
+                f"job.{part}_rows is {count}: {lines} lines for a replica's {tensor} tensor ranks",
+                f"give at least {replicas * -(-tensor // model.positions)}",
+            )
     rows = job.batch // microbatches
     if rows * model.positions < tensor:
         raise ConfigError(

@@ -16,7 +16,18 @@ from uvcc_engine.owner.audit import judge_fleet
 from uvcc_engine.owner.client import sealed_name
 from uvcc_engine.transcript.leaves.leaf import RECEIVED, SENT, Leaf
 
-JOB = PrivateJob(model="mlp-digits", steps=2, batch=8, lr=0.5, test_rows=8, reveal=("loss", "accuracy", "seeds"))
+JOB = PrivateJob(
+    model="mlp-digits",
+    steps=4,
+    batch=8,
+    lr=8.0,
+    test_rows=8,
+    val_rows=8,
+    val_every=1,
+    patience=1,
+    reveal=("loss", "accuracy", "val_loss", "seeds"),
+)
+"""A rate so high that its second validation ends it."""
 
 
 @pytest.mark.parametrize("size", [Topology(2, 2, 1, 2), Topology(1, 1, 2, 1)], ids=str)
@@ -42,7 +53,7 @@ def test_a_run_on_every_kind_of_workers_is_as_the_program_computes_it(
     monkeypatch.setattr(owners_audit, "judge_fleet", judged)
     found = owners_audit.audit(tmp_path / "fleet", OWNER, sealed, policy)
     assert found.parties == ()
-    assert found.epochs == JOB.steps + 1
+    assert found.epochs == 2 + 1 < JOB.steps + 1  # it ended early, and so did the program
     assert found.messages > 100
     _whoever_alters_a_record_is_named(*kept[1], Coord(size.replicas - 1, 1, size.stages - 1, size.tensor - 1))
 

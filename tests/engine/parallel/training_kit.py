@@ -53,8 +53,9 @@ class Skewed(SocketPlane):
 
 
 def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0, data: Dataset | None = None) -> Found:
-    """Every worker's losses, correct test rows, final state, events, sent messages (hashed), and what passed between
-    its stage and the others in the last step: (direction, microbatch, sent or received)."""
+    """Every worker's losses, numbers of validation, correct test rows, metrics, final state, events, sent messages
+    (hashed), and what passed between its stage and the others in the last step: (direction, microbatch, sent or
+    received). A training that validation ends is not gone on with."""
     inputs = shares(job, data)
 
     def work(wire: SocketPlane, groups: PartyGroups, events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -88,18 +89,29 @@ def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0,
             lambda n, f: events.append((n, f)),
             lambda direction, m, sent, x: passed.append((direction, m, sent)),
         )
-        found, trace = [], []
+        found, trace, validated = [], [], {}
         for step in range(job.steps):
             main.begin_epoch(step)
-            found.append(trainer.step(step).loss)
+            result = trainer.step(step)
+            found.append(result.loss)
+            validated |= {step + 1: dict(result.validated)} if result.validated else {}
             trace = passed.copy()
             passed.clear()
+            if trainer.validations.ended:
+                break
         main.begin_epoch(job.steps)
-        correct = trainer.count_correct()
+        metrics = trainer.evaluate()
+        correct = trainer.count_correct() if trainer_counts(job) else 0
         state = {name: t.numpy() for name, t in trainer.state().items()}
-        return {"losses": found, "correct": correct, "state": state, "events": events, "sent": sent, "trace": trace}
+        told = {"losses": found, "validated": validated, "metrics": metrics, "correct": correct}
+        return told | {"state": state, "events": events, "sent": sent, "trace": trace}
 
     return run_fleet(size, work)
+
+
+def trainer_counts(job: PrivateJob) -> bool:
+    """Whether right answers can be counted: of classes."""
+    return find_model(job.model).classes > 1
 
 
 def weights(job: PrivateJob, found: Found, size: Topology, replica: int = 0) -> list[np.ndarray]:
@@ -122,7 +134,7 @@ def check_replicas(found: Found) -> None:
     """Replicas hold identical shares, bit for bit; all workers tell the same losses and count."""
     for c, value in found.items():
         first = found[Coord(0, c.party, c.stage, c.tensor)]
-        assert value["losses"] == found[Coord(0, 0, 0, 0)]["losses"]
-        assert value["correct"] == found[Coord(0, 0, 0, 0)]["correct"]
+        for told in ("losses", "validated", "metrics", "correct"):
+            assert value[told] == found[Coord(0, 0, 0, 0)][told]
         for name, tensor in value["state"].items():
             assert np.array_equal(tensor, first["state"][name]), (c, name)

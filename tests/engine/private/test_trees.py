@@ -193,7 +193,7 @@ def test_trees_ask_bits_and_stand_alone() -> None:
         fit_model(job)
     alone = PrivateJob.from_json(job.to_json() | {"model": model_to_json(model_of_list([{"trees": 60}], 4, 1))})
     assert fit_model(alone).classes == 1
-    with pytest.raises(ConfigError, match="on 2 workers"):
+    with pytest.raises(ConfigError, match="cannot be split over workers: Trees"):
         fit_model(alone, workers=2, replicas=2)
 
 

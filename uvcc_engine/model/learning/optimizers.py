@@ -146,21 +146,28 @@ class Adam:
         assert layer.weight is not None
         job, at = self._job, self._weighted.index(layer)
         first, second = self.moments["velocity"], self.moments["second"]
-        f, wide = first[at].f, second[at].f
         g = yield from layer.weight_gradient_protocol(rt, grad, self._gain)
         if job.clip_norm:
             g = yield from clipped_protocol(rt, g, job.clip_norm * self._gain * self._rows)
         decayed = yield from decayed_protocol(
             rt, layer.weight, job, self.step, at < len(self._decays) and self._decays[at]
         )
-        kept, fresh, kept_square, square = yield from par(
-            mul_public_protocol(rt, first[at], job.momentum),
-            mul_public_protocol(rt, g, 1.0 - job.momentum),
-            mul_public_protocol(rt, second[at], job.beta2),
-            square_protocol(rt, g, wide, 1.0 - job.beta2),
-        )
-        first[at], second[at] = add(kept, fresh), add(kept_square, square)
-        safe = add_public(rt, second[at], smallest(f))
-        root = yield from rsqrt_protocol(rt, safe, (4 - wide) // 2, _HIGHEST, f)
-        move = yield from mul_protocol(rt, first[at], root, scale=adam_rate(job, self.step))
+        first[at], second[at], move = yield from adam_moments_protocol(rt, job, self.step, g, first[at], second[at])
         layer.weight = less_decay(layer, decayed, move)
+
+
+def adam_moments_protocol(
+    rt: Runtime, job: PrivateJob, step: int, g: Share, first: Share, second: Share
+) -> MpcProtocol[tuple[Share, Share, Share]]:
+    """Both moments after the gradient ``g``, and what the weight moves by: 20 rounds. All of one shape."""
+    f, wide = first.f, second.f
+    kept, fresh, kept_square, square = yield from par(
+        mul_public_protocol(rt, first, job.momentum),
+        mul_public_protocol(rt, g, 1.0 - job.momentum),
+        mul_public_protocol(rt, second, job.beta2),
+        square_protocol(rt, g, wide, 1.0 - job.beta2),
+    )
+    first, second = add(kept, fresh), add(kept_square, square)
+    safe = add_public(rt, second, smallest(f))
+    root = yield from rsqrt_protocol(rt, safe, (4 - wide) // 2, _HIGHEST, f)
+    return first, second, (yield from mul_protocol(rt, first, root, scale=adam_rate(job, step)))

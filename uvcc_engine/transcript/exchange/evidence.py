@@ -202,6 +202,9 @@ class WorkerEvidence:
         if due != set(values) | (due & MAY_LACK):
             what = f"epoch {epoch} states {sorted(values)}, the policy wants {sorted(due)}"
             raise ConfigError(what, "state what it reveals")
+        return self._signed(epoch, values, proved)
+
+    def _signed(self, epoch: int, values: Mapping[str, float], proved: Verdict | None) -> EpochRoot:
         if (proved is not None) != self.policy.proves:
             raise ConfigError(f"epoch {epoch} of a policy with verify {self.policy.verify!r}", "prove what it says")
         seen, head = self._agreement.settled()
@@ -251,8 +254,7 @@ class WorkerEvidence:
         steps = self.policy.steps if steps is None else steps
         core = result_core(self.policy.sid_job, steps, values, state_digests)
         self.recorder.record_local((self._open_epoch, 0, 0, kinds.RESULT), core)
-        stated = {name: values[name] for name in self.policy.step_values(self._open_epoch) if name in values}
-        root = self.finish(self._open_epoch, stated, proved)
+        root = self._signed(self._open_epoch, {}, proved)  # no step: the result states what it reveals
         self._outcome = dict(values), list(state_digests), steps
         return root
 

@@ -230,7 +230,7 @@ class Policy:
     def values(self, epoch: int) -> list[str]:
         step, last = self.first + epoch, self.data["job"]["steps"] - 1
         loss, val = (step == last or (n and (step + m) % n == 0) for n, m in ((self.every, 0), (self.validated, 1)))
-        return sorted(n for n in self.shown if (val if n[:4] == "val_" else loss)) if step <= last else []
+        return sorted(n for n in self.shown if (val if n[:4] == "val_" else loss)) if step < self.steps else []
 # ---- section 5: leaves ---------------------------------------------------------------------------------------------
 def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int, seen: list[int]) -> dict[str, Json]:
     """What a worker signs about an epoch, from its records: their order and roles, the tree, what two ends share.
