@@ -67,6 +67,7 @@ EXAMPLES: Final[dict[str, Example]] = {
     "attention": _lines({"attention": {"heads": 2, "causal": True, "kv-heads": 1, "rotary": True}}),
     "embedding": Example([{"embedding": {"vocabulary": 5, "width": 4}}, "layer-norm", "linear"], 20, 5, 4),
     "residual": _table({"residual": [{"linear": 6}, "relu"]}),
+    "tied": Example([{"tied": [{"embedding": {"vocabulary": 5, "width": 4}}, "layer-norm"]}], 20, 5, 4),
     "sum": _table({"sum": [[{"linear": 4}], [{"linear": 4}, "relu"]]}),
     "product": _table({"product": [[{"linear": 4}, "silu"], [{"linear": 4}]]}),
     "concat": _table({"concat": [[], [{"linear": 4}, "relu"]]}),
@@ -91,6 +92,7 @@ _ABOUT: Final[dict[str, str]] = {
     "rearrange": "reshape, transpose, slice, windows: no message",
     "reduce": "mean or maximum of a line",
     "residual": "x + layers(x)",
+    "tied": "layers behind an embedding, then the product with its own table: one weight, used twice",
     "trees": "boosted trees over bits, grown one a step; they stand alone, and have no backward pass",
 }
 

@@ -107,13 +107,15 @@ class SecretContext:
 @dataclass(frozen=True, slots=True)
 class PlaintextContext:
     """What a plaintext twin computes with: its weight, whether it is ``training``, and ``inner``, a block's layers one
-    after the other; ``parts``: each of them alone; ``public``: the tensors of the job's base by name."""
+    after the other; ``parts``: each of them alone; ``public``: the tensors of the job's base by name; ``weights``: a
+    block's, in order, each of its spec's ``weight_shape``."""
 
     own: Tensor | None
     training: bool
     inner: Callable[[Tensor], Tensor]
     parts: tuple[Callable[[Tensor], Tensor], ...] = ()
     public: Mapping[str, Floats] = field(default_factory=dict)
+    weights: tuple[Tensor, ...] = ()
 
     @property
     def weight(self) -> Tensor:

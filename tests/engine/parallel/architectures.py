@@ -175,6 +175,24 @@ class Rotary(nn.Module):
         return found
 
 
+class TiedHead(nn.Module):
+    """A small transformer's frame whose logits are products with the table that its letters were looked up in."""
+
+    vocabulary = 7
+    input_shape = (4,)
+
+    def __init__(self, *, bias: bool = False) -> None:
+        super().__init__()
+        self.letters, self.places = nn.Embedding(7, 6), nn.Embedding(4, 6)
+        self.norm, self.think, self.head = nn.LayerNorm(6, eps=2**-10), nn.Linear(6, 6), nn.Linear(6, 7, bias=bias)
+        self.head.weight = self.letters.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.letters(x) + self.places(torch.arange(4))
+        found: Tensor = self.head(h + fn.relu(self.think(self.norm(h))))
+        return found
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A module, the parts whose weights it uses, in order, and what its data are."""
@@ -198,6 +216,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         7,
         4,
     ),
+    "tied": Architecture(TiedHead, ("letters+places", "norm", "think"), 7, 4),
     "vit": Architecture(Vit, ("cut", "token", "places", "norm", "mix", "mix.out_proj", "out"), 3),
     "rotary": Architecture(Rotary, ("q+kv", "out"), 2),
     "written": Architecture(Written, ("q+k+v", "out"), 2),

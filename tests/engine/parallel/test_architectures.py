@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES, ResNet, Rotary, weights_of
+from architectures import ARCHITECTURES, ResNet, Rotary, TiedHead, weights_of
 from training_kit import check_replicas, train, weights
 
 from uvcc_engine import simulate
@@ -16,7 +16,8 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.data.sets import Dataset, one_hot
-from uvcc_engine.model.definition.layer_list import model_of_json, model_to_json
+from uvcc_engine.model.definition.layer_list import model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.definition.spec_json import layer_from_json
 from uvcc_engine.model.definition.specs import find_model, initial_weights
 from uvcc_engine.model.definition.torch_module import ExportedModule, model_of_module
 from uvcc_engine.model.learning.plaintext import forward, train_plaintext
@@ -25,8 +26,10 @@ from uvcc_engine.sharding.validation import fit_model
 torch.set_num_threads(1)
 UNIT = 2.0**-16
 TOPOLOGIES = [Topology(2, 1, 1, 2), Topology(1, 2, 1, 1), Topology(1, 1, 2, 1)]
-REFUSED = {("vit", 2), ("rotary", 2), ("written", 2), ("sequence", 2), ("mlp", 2), ("resnet", 2)}
+REFUSED = {("vit", 2), ("rotary", 2), ("written", 2), ("sequence", 2), ("mlp", 2), ("resnet", 2), ("tied", 2)}
 """Architectures and numbers of tensor ranks that a plan refuses."""
+ONE_BLOCK = {("tied", 2): "has 1 weighted layers or blocks for 2 stages"}
+"""Architectures and numbers of stages that a plan refuses, and how."""
 
 
 def exported(name: str) -> tuple[torch.nn.Module, ExportedModule]:
@@ -86,8 +89,9 @@ def test_three_parties_train_it_as_its_plaintext_twin(name: str) -> None:
 def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topology) -> None:
     job = job_of(name)
     parts = {"replicas": size.replicas, "stages": size.stages, "tensor": size.tensor, "microbatches": size.microbatches}
-    if (name, size.tensor) in REFUSED:
-        with pytest.raises(ConfigError, match=r"cannot be split over workers: (Branches|Rearrange)"):
+    if (name, size.tensor) in REFUSED or (name, size.stages) in ONE_BLOCK:
+        said = r"cannot be split over workers: (Branches|Rearrange|Residual)"
+        with pytest.raises(ConfigError, match=ONE_BLOCK.get((name, size.stages), said)):
             fit_model(job, workers=2, **parts)
         return
     data, _ = data_of(name)
@@ -106,6 +110,31 @@ def test_a_batch_normalisation_trains_on_one_worker_and_is_refused_on_more() -> 
     fit_model(job)
     with pytest.raises(ConfigError, match="BatchNorm"):
         fit_model(job, workers=2, replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"bias": True}, "adds a bias to a product with the embedding's table"),
+        ({"twice": True}, "uses the weight of .* again"),
+    ],
+)
+def test_a_weight_is_used_twice_in_one_way_only(change: dict[str, bool], what: str) -> None:
+    class Twice(TiedHead):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.nn.functional.linear(self.letters(x), self.letters.weight)
+
+    made = Twice() if change.pop("twice", False) else TiedHead(**change)
+    with pytest.raises(ConfigError, match=what):
+        model_of_module(made, (4,), 7, positions=4)
+    asked = [{"tied": [{"linear": 4}]}]
+    with pytest.raises(ConfigError, match="does not begin with an embedding"):
+        model_of_list(asked, 4, 4)
+    hostile = {"type": "tied", "table": {"type": "relu", "width": 4}, "layers": []}
+    with pytest.raises(ConfigError, match=r"layer\.table is of another type"):
+        layer_from_json(hostile)
+    with pytest.raises(ConfigError, match="ends on 3 features, its table has vectors of 4"):
+        model_of_list([{"tied": [{"embedding": {"vocabulary": 5, "width": 4}}, {"linear": 3}]}], 20, 5, 4)
 
 
 def test_a_language_model_of_ones_own_is_fitted_on_letters() -> None:

@@ -31,13 +31,14 @@ from uvcc_engine.model.layer_types.rearrange import Rearrange
 from uvcc_engine.model.layer_types.reduce import Reduce
 from uvcc_engine.model.layer_types.relu import Relu
 from uvcc_engine.model.layer_types.residual import Residual
+from uvcc_engine.model.layer_types.tied import Tied
 from uvcc_engine.model.model_spec import ModelSpec, check_model
 
 _FINE: Final = 14
 """Fractional bits that layers with a division or a transcendental function need."""
 _PLAIN: Final = (
     *(Dense, Relu, LeakyRelu, Conv2d, Conv1d, Pool, Reduce, Rearrange, LinePlaces, Affine),
-    *(Residual, Branches, Chain),
+    *(Residual, Branches, Chain, Tied),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.suggest import did_you_mean
@@ -26,6 +26,7 @@ from uvcc_engine.model.layer_types.relu import Relu
 from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.model.layer_types.rms_norm import RmsNorm
 from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
+from uvcc_engine.model.layer_types.tied import Tied
 from uvcc_engine.model.layer_types.trees import Trees
 from uvcc_engine.model.registry import layer_types, type_of
 from uvcc_engine.model.shapes import Image
@@ -190,6 +191,14 @@ def _leaky(value: object, at: At) -> _Made:
     if not isinstance(slope, int | float) or isinstance(slope, bool):
         raise ConfigError(f"{at.where} is {_short(slope)}", "give the slope below zero, like {leaky-relu: 0.01}")
     return (LeakyRelu(at.features, float(slope)),), at.image
+
+
+def _tied(value: object, at: At) -> _Made:
+    if not isinstance(value, list) or not value or _named(value[0], f"{at.where}.tied[0]")[0] != "embedding":
+        what = f"{at.where} does not begin with an embedding, whose table is used twice"
+        raise ConfigError(what, "write {tied: [{embedding: 16}, layer-norm]}")
+    made, _ = stack(value, replace(at, where=f"{at.where}.tied", last=False, depth=at.depth + 1))
+    return (Tied(cast(Embedding, made[0]), made[1:]),), None
 
 
 def _residual(value: object, at: At) -> _Made:
@@ -362,6 +371,7 @@ WORDS: Final[dict[str, _Word]] = {
     "image": _image,
     "flatten": _flatten,
     "residual": _residual,
+    "tied": _tied,
     "sum": _branches(SUM),
     "product": _branches(PRODUCT),
     "concat": _branches(CONCAT),

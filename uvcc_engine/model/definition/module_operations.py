@@ -43,13 +43,19 @@ def fed(node: Node) -> tuple[int, ...]:
     return shape_of(args_of(node)[0])[1:]
 
 
-def _use(walk: Walk, node: Node, weight: Any) -> None:
+def _named(walk: Walk, node: Node, weight: Any) -> str:
+    """The name of the parameter that a weight is; "" without one. Raises ConfigError if it is computed."""
     if not isinstance(weight, Node):
-        return
+        return ""
     name = walk.graph.program.graph_signature.inputs_to_parameters.get(weight.name)
     if name is None:
         raise walk.graph.refusal(node, "has a weight that is no parameter", "use a layer's own, which is learnt")
-    walk.once(node, name)
+    return str(name)
+
+
+def _use(walk: Walk, node: Node, weight: Any) -> None:
+    if name := _named(walk, node, weight):
+        walk.once(node, name)
 
 
 def _image(walk: Walk, node: Node) -> Image:
@@ -77,6 +83,8 @@ def sides_of(value: Any) -> list[Any]:
 
 def _linear(walk: Walk, node: Node, run: Run) -> None:
     found = arguments(node, "weight", "bias")
+    if walk.tie(node, _named(walk, node, found["weight"]), run, biased=found["bias"] is not None):
+        return
     _use(walk, node, found["weight"])
     if found["bias"] is None:
         walk.notes.append("a linear without bias is given one, which starts at 0")
@@ -97,6 +105,7 @@ def _embedding(walk: Walk, node: Node, run: Run) -> None:
         raise walk.graph.refusal(node, why, "embed the input itself, of as many letters")
     _use(walk, node, weight)
     spec = Embedding(vocabulary, numbers_of(letters), width, places=False)
+    walk.table = (_named(walk, node, weight), spec)
     walk.add(run, node, spec)
     run.letters = spec
 

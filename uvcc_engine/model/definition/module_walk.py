@@ -28,6 +28,7 @@ from uvcc_engine.model.layer_types.embedding import Embedding
 from uvcc_engine.model.layer_types.places import LinePlaces, Prefix
 from uvcc_engine.model.layer_types.rearrange import lines_of, strided
 from uvcc_engine.model.layer_types.residual import Residual
+from uvcc_engine.model.layer_types.tied import Tied
 from uvcc_engine.model.registry import type_of
 
 JOINS: Final = {"add": SUM, "sub": SUM, "rsub": SUM, "mul": PRODUCT, "div": PRODUCT, "neg": SUM, "pow": PRODUCT}
@@ -97,7 +98,8 @@ Meeting = Callable[["Walk", Node, Node, Run], None]
 
 @dataclass
 class Walk:
-    """From a graph's output back to its input. ``vocabulary``: of the letters that the input is, 0 for numbers."""
+    """From a graph's output back to its input. ``vocabulary``: of the letters that the input is, 0 for numbers;
+    ``table``: the name of the parameter that they are looked up in, and their layer before it had places."""
 
     graph: Graph
     operations: Mapping[str, PutLayers]
@@ -105,6 +107,7 @@ class Walk:
     vocabulary: int = 0
     notes: list[str] = field(default_factory=list)
     used: dict[str, str] = field(default_factory=dict)
+    table: tuple[str, Embedding] | None = None
 
     def whole(self, lines: int) -> list[LayerSpec]:
         """The layers of the whole module, which ends on so many lines (0: as they come). Raises ConfigError."""
@@ -263,6 +266,28 @@ class Walk:
         if name in self.used:
             raise self.graph.refusal(node, f"uses the weight of {self.used[name]} again", "give it one of its own")
         self.used[name] = self.graph.place(node)
+
+    def tie(self, node: Node, name: str, run: Run, *, biased: bool) -> bool:
+        """Put the product with the embedding's own table behind ``run``; False if ``name`` is another parameter.
+
+        Raises ConfigError where the table can be used no second time.
+        """
+        if self.table is None or name != self.table[0]:
+            return False
+        self.settle(run, node, math.prod(shape_of(node)[1:-1]))
+        if biased:
+            raise self.graph.refusal(node, "adds a bias to a product with the embedding's table", "give bias=False")
+        letters = self.table[1]
+        (table,) = [one for one in (letters, replace(letters, places=True)) if run.layers[:1] == [one]] or [None]
+        if table is None:
+            why = f"uses the weight of {self.used[name]} again, beside the layers that begin with it"
+            raise self.graph.refusal(node, why, "tie the last product of the stack that the embedding begins")
+        tied = Tied(table, tuple(run.layers[1:]))
+        run.layers.clear()
+        run.lines, run.numbers = 1, table.positions * table.vocabulary
+        self.add(run, node, tied)
+        self.table = None
+        return True
 
     def _with_public(self, node: Node, args: Sequence[Any], run: Run) -> None:
         name = name_of(node)

@@ -75,8 +75,11 @@ def _dataclass(kind: type, found: Mapping[Any, Any], where: str, depth: int) -> 
 def _value(kind: Any, value: Any, where: str, depth: int) -> Any:
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
         return tuple(_value(get_args(kind)[0], item, f"{where}[{i}]", depth) for i, item in enumerate(value))
-    if kind is LayerSpec:
-        return _layer(value, where, depth + 1)
+    if isinstance(kind, type) and issubclass(kind, LayerSpec):
+        made = _layer(value, where, depth + 1)
+        if not isinstance(made, kind):
+            raise ConfigError(f"{where} is of another type", f"it must be of the type {kind.__name__}")
+        return made
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         return _dataclass(kind, value, where, depth)
     if kind is float and type(value) in (int, float) and abs(value) <= _LARGEST:

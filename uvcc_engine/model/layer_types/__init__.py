@@ -21,6 +21,7 @@ from uvcc_engine.model.layer_types import (
     residual,
     rms_norm,
     smooth,
+    tied,
     trees,
 )
 
@@ -45,5 +46,6 @@ __all__ = [
     "residual",
     "rms_norm",
     "smooth",
+    "tied",
     "trees",
 ]

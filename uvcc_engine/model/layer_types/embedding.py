@@ -58,6 +58,9 @@ class EmbeddingLayer(Layer):
         self.weight = weight
         self._spec = spec
         self._seen: Share | None = None
+        self.also: tuple[Share, Share] | None = None
+        """What a second use of the letters' rows adds to their gradient: the transposed first by the second; it is
+        ``(lines, vocabulary)`` and ``(lines, width)``, and is used up by one gradient (``tied``)."""
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
@@ -78,7 +81,14 @@ class EmbeddingLayer(Layer):
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None
-        return (yield from ops.matmul_protocol(rt, self._seen.T, grad, scale=scale))
+        left, right = self._seen, grad
+        if self.also is not None:
+            more, others = self.also
+            self.also, spec = None, self._spec
+            if spec.places:
+                more = ops.cat([more, ops.public(rt, ops.torch.zeros(more.shape[0], spec.positions), f=more.f)], 1)
+            left, right = ops.cat([left, more], 0), ops.cat([right, others], 0)
+        return (yield from ops.matmul_protocol(rt, left.T, right, scale=scale))
 
 
 def _letters_and_places(spec: Embedding, rt: Runtime, x: Share) -> Share:

@@ -64,7 +64,7 @@ def _through(
         for one in spec.inner:
             taken = list(islice(after, len(weighted_specs([one]))))
             parts.append(partial(_through, [one], taken, training=training, public=public))
-        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner, tuple(parts), public), x)
+        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner, tuple(parts), public, tuple(mine)), x)
     return x
 
 

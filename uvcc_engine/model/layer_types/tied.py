@@ -1,0 +1,157 @@
+"""Layers behind an embedding, and in the end the embedding's own table once more: one weight, used twice.
+
+Both uses' gradients add in one product: the table's is ``[letters, grad]^T [arrived, states]``, where ``arrived`` is
+what comes back to the vectors, ``states`` what goes into the last product and ``grad`` what comes back from the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.model import ops
+from uvcc_engine.model.layer_types.embedding import Embedding, EmbeddingLayer
+from uvcc_engine.model.layers import backward_protocol, forward_protocol, next_protocol
+from uvcc_engine.model.parts import Pass, Plain, StagePart, backward_parts_protocol, forward_parts_protocol
+from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
+from uvcc_engine.model.secret_layer import LayerBlock
+from uvcc_engine.model.shapes import WeightShape
+from uvcc_engine.model.tensor_parallel import PartContext, PlaceContext, Placed, TensorParallel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from uvcc_engine.model.secret_layer import Layer, Then, Update
+    from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+    from uvcc_engine.mpc.foundation.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Tied(LayerSpec):
+    """An embedding with its ``table``, ``layers``, and behind them the product with the transposed rows of the table's
+    letters: as many outputs as letters, without a bias."""
+
+    table: Embedding
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def inner(self) -> tuple[LayerSpec, ...]:
+        return (self.table, *self.layers)
+
+
+class TiedLayer(LayerBlock):
+    """The rounds of its layers and of one product more, each way; the table's gradient takes one product as before."""
+
+    def __init__(self, spec: Tied, inner: Sequence[Layer]) -> None:
+        super().__init__(inner)
+        self._letters = spec.table.vocabulary
+        self._embedding = cast("EmbeddingLayer", inner[0])
+        self._states: Share | None = None
+
+    def _table(self) -> Share:
+        """The letters' rows: (vocabulary, width)."""
+        assert self._embedding.weight is not None
+        return self._embedding.weight.index(slice(0, self._letters))
+
+    def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
+        self._states = yield from forward_protocol(rt, self.inner, x)
+        return (yield from ops.matmul_protocol(rt, self._states, self._table().T))
+
+    def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
+        state = yield from next_protocol(rt, self.inner, x, place)
+        return (yield from ops.matmul_protocol(rt, state, self._table().T))
+
+    def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
+        """Raises ConfigError: letters have no gradient."""
+        raise ConfigError("a tied block has no input gradient", "put it first")
+        yield  # a generator like its siblings
+
+    def backward_protocol(self, rt: Runtime, grad: Share, update: Update, then: Then | None) -> MpcProtocol[None]:
+        """Raises ConfigError if a layer below waits for a gradient."""
+        if then is not None:
+            raise ConfigError("a tied block has no input gradient", "put it first")
+        assert self._states is not None
+        self._embedding.also = (grad, self._states)
+        below = yield from ops.matmul_protocol(rt, grad, self._table())
+        yield from backward_protocol(rt, self.inner, below, update, None)
+
+
+class TiedPart(Plain):
+    """The same on a stage of one tensor rank; the table lies in the first of its parts."""
+
+    def __init__(self, spec: Tied, parts: Sequence[StagePart]) -> None:
+        super().__init__()
+        self.inner = tuple(parts)
+        self._letters = spec.table.vocabulary
+
+    def _table(self) -> Share:
+        return self.inner[0].weights[0].index(slice(0, self._letters))
+
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
+        states = yield from forward_parts_protocol(on, self.inner, x)
+        on.keep(self, states)
+        return (yield from ops.matmul_protocol(on.rt, states, self._table().T, dealer=self.inner[0].dealers[0]))
+
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
+        """Raises ConfigError if an input gradient is wanted."""
+        if wanted:
+            raise ConfigError("a tied block has no input gradient", "put it first")
+        states: Share = on.take(self)
+        table, dealer = self.inner[0], self.inner[0].dealers[0]
+
+        def both(part: StagePart, weight: int, term: Tensor) -> None:
+            if part is table:  # the terms of one dealer's products add up before anything is truncated
+                term[: self._letters] += ops.product(on.rt, grad.T, states, dealer)
+            on.gradient(part, weight, term)
+
+        below = yield from ops.matmul_protocol(on.rt, grad, self._table(), dealer=dealer)
+        yield from backward_parts_protocol(replace(on, gradient=both), self.inner, below, wanted=False)
+        return grad
+
+
+def _output_shape(spec: Tied, shape: WeightShape) -> WeightShape:
+    table, after = spec.table, shape
+    for layer in spec.inner:
+        after = type_of(layer).output_shape(layer, after)
+    if after[1] != table.width:
+        what = f"a tied block ends on {after[1]} features, its table has vectors of {table.width}"
+        raise ConfigError(what, "end on as many features as the embedding gives")
+    return after[0], table.vocabulary
+
+
+def _secret(spec: Tied, at: SecretContext) -> TiedLayer:
+    return TiedLayer(spec, at.inner)
+
+
+def _plaintext(spec: Tied, at: PlaintextContext, x: Tensor) -> Tensor:
+    return at.inner(x) @ at.weights[0][: spec.table.vocabulary].T
+
+
+def _products(spec: Tied) -> int:
+    return spec.table.vocabulary * spec.table.width
+
+
+def _place(spec: Tied, at: PlaceContext) -> Placed:
+    if at.tensor > 1:
+        raise at.refusal(spec, "its table is used twice on one rank")
+    return at.placed(spec, "", at.inner_layout)
+
+
+def _part(spec: Tied, at: PartContext) -> StagePart:
+    return TiedPart(spec, at.inner)
+
+
+register(
+    LayerType(
+        name="tied",
+        spec=Tied,
+        output_shape=_output_shape,
+        secret=_secret,
+        plaintext=_plaintext,
+        rounds=4,
+        products=_products,
+        tensor_parallel=TensorParallel(place=_place, part=_part),
+    )
+)
