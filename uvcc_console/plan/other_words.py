@@ -21,7 +21,7 @@ PRIVATE_JOB: Final[dict[str, str]] = {
     **dict.fromkeys(("save_best", "best", "restore_best_weights"), "job.keep_best: the weights of the least val_loss"),
     **dict.fromkeys(("hidden", "hidden_sizes", "layers", "width", "depth", "activation", "architecture"), _LAYERS),
     "smoothing": "job.label_smoothing",
-    "dropout": "it is not offered: a layer of it changes nothing",
+    "dropout": "job.model has layers of it: {dropout: 0.1}",
     "loss": "job.objective: cross-entropy, binary, mse, huber or poisson",
     "criterion": "job.objective: cross-entropy, binary, mse, huber or poisson",
     "metrics": "job.reveal lists what is told at the end: accuracy, auc, rmse, ...",

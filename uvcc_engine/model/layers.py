@@ -13,6 +13,7 @@ from uvcc_engine.model.secret_layer import FusedActivation, Layer, LayerBlock, P
 
 if TYPE_CHECKING:
     from uvcc_engine.data.sets import Floats
+    from uvcc_engine.model.batch_place import BatchPlace
     from uvcc_engine.model.losses import Powers
     from uvcc_engine.model.model_spec import ModelSpec
     from uvcc_engine.model.secret_layer import Then, Update
@@ -62,10 +63,11 @@ def weighted(layers: Sequence[Layer]) -> list[Layer]:
     return [layer for layer in flat(layers) if layer.weight is not None]
 
 
-def set_training(layers: Sequence[Layer], on: bool) -> None:
-    """Tell every layer whether a step of training goes on: batch normalisation then uses the batch's statistics."""
+def set_training(layers: Sequence[Layer], on: bool, batch: BatchPlace | None = None) -> None:
+    """Tell every layer whether a step of training goes on, and on which rows of its ``batch``: batch normalisation then
+    uses the batch's statistics, and dropout leaves numbers out."""
     for layer in flat(layers):
-        layer.training = on
+        layer.training, layer.batch = on, batch
 
 
 def forward_protocol(

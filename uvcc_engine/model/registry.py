@@ -41,6 +41,7 @@ from uvcc_engine.model.shapes import WeightShape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from uvcc_engine.model.batch_place import BatchPlace
     from uvcc_engine.model.secret_layer import Layer
     from uvcc_engine.model.tensor_parallel import TensorParallel
     from uvcc_engine.mpc.foundation.share import Share
@@ -108,7 +109,7 @@ class SecretContext:
 class PlaintextContext:
     """What a plaintext twin computes with: its weight, whether it is ``training``, and ``inner``, a block's layers one
     after the other; ``parts``: each of them alone; ``public``: the tensors of the job's base by name; ``weights``: a
-    block's, in order, each of its spec's ``weight_shape``."""
+    block's, in order, each of its spec's ``weight_shape``; ``batch``: which rows of a step's batch it trains on."""
 
     own: Tensor | None
     training: bool
@@ -116,6 +117,7 @@ class PlaintextContext:
     parts: tuple[Callable[[Tensor], Tensor], ...] = ()
     public: Mapping[str, Floats] = field(default_factory=dict)
     weights: tuple[Tensor, ...] = ()
+    batch: BatchPlace | None = None
 
     @property
     def weight(self) -> Tensor:

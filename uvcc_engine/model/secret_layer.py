@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from uvcc_engine.contract.errors import ConfigError
 
 if TYPE_CHECKING:
+    from uvcc_engine.model.batch_place import BatchPlace
     from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.foundation.share import Share
 
@@ -21,13 +22,15 @@ class Layer(ABC):
     """One layer. ``forward_protocol`` remembers what ``input_gradient_protocol`` and ``weight_gradient_protocol`` need.
 
     ``weight``: this party's share of the weight, which the optimiser replaces; None for a layer without one.
-    ``training``: whether a step of training is going on; normalisation over a batch asks for it.
+    ``training``: whether a step of training is going on; normalisation over a batch asks for it. ``batch``: the rows
+    of that step's batch that go through, where it does; dropout asks for them.
     """
 
     by_line: ClassVar[bool] = False
     """Whether it does to each line what it would do to that line alone."""
     weight: Share | None = None
     training: bool = False
+    batch: BatchPlace | None = None
 
     @abstractmethod
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:

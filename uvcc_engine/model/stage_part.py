@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from uvcc_engine.model.batch_place import BatchPlace
     from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.foundation.share import Share
     from uvcc_engine.parallel.group import Communicator
@@ -19,7 +20,8 @@ class Pass:
     """One microbatch on its way through a stage: forward on one runtime, backward on another.
 
     ``rows`` is its number of lines over all tensor ranks. ``gradient(part, k, term)`` takes an additive term of the
-    gradient of the part's weight ``k``, at twice the job's fractional bits.
+    gradient of the part's weight ``k``, at twice the job's fractional bits. ``batch``: which rows of a step's batch
+    they are, where it trains on them; None where it does not.
     """
 
     rt: Runtime
@@ -27,6 +29,7 @@ class Pass:
     rows: int
     gradient: Callable[[StagePart, int, Tensor], None]
     kept: dict[int, Any] = field(default_factory=dict)
+    batch: BatchPlace | None = None
 
     def keep(self, part: StagePart, value: Any) -> None:
         """Remember for the backward pass what the forward pass saw."""

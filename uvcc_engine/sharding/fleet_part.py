@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share
@@ -38,9 +39,11 @@ class FleetPart:
         c = self.groups.place.coord
         return self.pipe.last and c.replica == 0 and c.tensor == 0
 
-    def passing(self, rt: Runtime, rows: int, take: Callable[[StagePart, int, Tensor], None]) -> Pass:
-        """A microbatch of so many rows of the data; ``take`` gets the gradients' terms."""
-        return Pass(rt, self.groups.tp, rows * self.model.positions, take)
+    def passing(
+        self, rt: Runtime, rows: int, take: Callable[[StagePart, int, Tensor], None], batch: BatchPlace | None = None
+    ) -> Pass:
+        """A microbatch of so many rows of the data; ``take`` gets the gradients' terms. ``batch``: see ``Pass``."""
+        return Pass(rt, self.groups.tp, rows * self.model.positions, take, batch=batch)
 
     def my_lines(self, name: str, rows: Tensor, width: int) -> Share:
         """This tensor rank's lines of some rows of a tensor, one per position: [lines, width]."""

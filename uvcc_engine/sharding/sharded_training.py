@@ -24,6 +24,7 @@ from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
+from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
@@ -119,6 +120,7 @@ class ParallelTrainer:
         self._ends: dict[int, tuple[Reached, Targets]] = {}
         self._losses: list[Share] = []
         self._first_sum = True
+        self._step = job.first_step
         self.validations = ValidationLog(job.patience)
         self._best = self._copied() if job.keep_best else []
 
@@ -132,7 +134,7 @@ class ParallelTrainer:
     def step(self, step: int) -> StepResult:
         """Train on this replica's slice of the rows of step ``step``; the loss is the mean over all replicas."""
         size, place = self._groups.place.topology, self._groups.place
-        reveal = self._job.reveals_loss(step)
+        reveal, self._step = self._job.reveals_loss(step), step
         rows = self._my_batch(step)
         self._gradients.begin(size.microbatches)
         self._losses = []
@@ -201,13 +203,20 @@ class ParallelTrainer:
 
     def _forward(self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None) -> MpcProtocol[Share | None]:
         """What goes to the next stage; the last one keeps what its loss needs."""
-        self._passes[m] = on = self._fleet.passing(rt, len(rows), self._gradients.take)
+        self._passes[m] = on = self._fleet.passing(rt, len(rows), self._gradients.take, self._place(m))
         x = self._fleet.tensors["train_x"].index(rows) if incoming is None else incoming
         out = yield from forward_protocol(on, self._stage.parts, x)
         if not self._pipe.last:
             return out
         self._ends[m] = (yield from reached_protocol(rt, self._job, out)), self._targets(rows)
         return None
+
+    def _place(self, m: int) -> BatchPlace:
+        """Which rows of the step's batch a microbatch is."""
+        size, job = self._groups.place.topology, self._job
+        mine = bounds(job.batch, size.microbatches, m)
+        first = self._groups.place.coord.replica * job.batch + mine.start
+        return BatchPlace(job.seed, self._step, first, mine.stop - mine.start)
 
     def _targets(self, rows: Tensor) -> Targets:
         """This tensor rank's targets of some rows, one line per position, and what each row counts beside them."""

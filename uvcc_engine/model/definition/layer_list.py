@@ -24,6 +24,7 @@ from uvcc_engine.model.layer_types.affine import Affine
 from uvcc_engine.model.layer_types.branches import Branches, Chain
 from uvcc_engine.model.layer_types.conv2d import Conv1d, Conv2d
 from uvcc_engine.model.layer_types.dense import Dense
+from uvcc_engine.model.layer_types.dropout import Dropout, numbered
 from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
 from uvcc_engine.model.layer_types.places import LinePlaces
 from uvcc_engine.model.layer_types.pool import Pool
@@ -37,7 +38,7 @@ from uvcc_engine.model.model_spec import ModelSpec, check_model
 _FINE: Final = 14
 """Fractional bits that layers with a division or a transcendental function need."""
 _PLAIN: Final = (
-    *(Dense, Relu, LeakyRelu, Conv2d, Conv1d, Pool, Reduce, Rearrange, LinePlaces, Affine),
+    *(Dense, Relu, LeakyRelu, Conv2d, Conv1d, Pool, Reduce, Rearrange, LinePlaces, Affine, Dropout),
     *(Residual, Branches, Chain, Tied),
 )
 
@@ -55,7 +56,7 @@ def model_of_list(layers: object, features: int, classes: int, positions: int = 
     if not isinstance(layers, list) or not layers:
         raise ConfigError("job.model is no list of layers", "write it like [{linear: 16}, relu, linear]")
     made, _ = stack(layers, At(features, classes, None, "job.model", True))
-    return model_of_layers(made, features, classes, positions)
+    return model_of_layers(numbered(made), features, classes, positions)
 
 
 def model_to_json(model: ModelSpec) -> dict[str, Any]:

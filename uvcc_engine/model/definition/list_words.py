@@ -14,6 +14,7 @@ from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.branches import CONCAT, PRODUCT, SUM, Branches
 from uvcc_engine.model.layer_types.conv2d import Conv1d, Conv2d
 from uvcc_engine.model.layer_types.dense import Dense
+from uvcc_engine.model.layer_types.dropout import LARGEST, Dropout
 from uvcc_engine.model.layer_types.embedding import Embedding
 from uvcc_engine.model.layer_types.gelu import Gelu
 from uvcc_engine.model.layer_types.layer_norm import LayerNorm
@@ -330,10 +331,9 @@ def _adaptive(value: object, at: At) -> _Made:
 
 
 def _dropout(value: object, at: At) -> _Made:
-    """Left out: a run takes every number of every row."""
-    if value is not None and not (isinstance(value, int | float) and 0 <= value < 1):
-        raise ConfigError(f"{at.where} is {_short(value)}", "give the share that is left out, 0 to 1; none is, here")
-    return (), at.image
+    if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= LARGEST):
+        raise ConfigError(f"{at.where} is {_short(value)}", f"give the share that is left out, above 0, to {LARGEST}")
+    return (Dropout(at.features, float(value)),), at.image
 
 
 def _trees(value: object, at: At) -> _Made:

@@ -18,6 +18,7 @@ from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.conv2d import Conv1d, Conv2d
 from uvcc_engine.model.layer_types.dense import Dense
+from uvcc_engine.model.layer_types.dropout import LARGEST, Dropout
 from uvcc_engine.model.layer_types.embedding import Embedding
 from uvcc_engine.model.layer_types.gelu import Gelu
 from uvcc_engine.model.layer_types.layer_norm import LayerNorm
@@ -265,6 +266,13 @@ def _gelu(walk: Walk, node: Node, run: Run) -> None:
     _same(Gelu)(walk, node, run)
 
 
+def _dropout(walk: Walk, node: Node, run: Run) -> None:
+    share = float(arguments(node, "p")["p"])
+    if share > LARGEST:
+        raise walk.graph.refusal(node, f"leaves out {share:g} of its numbers", f"leave out at most {LARGEST}")
+    _same(lambda width: Dropout(width, share))(walk, node, run)
+
+
 OPERATIONS: Final[dict[str, PutLayers]] = {
     "linear": _linear,
     "embedding": _embedding,
@@ -288,6 +296,7 @@ OPERATIONS: Final[dict[str, PutLayers]] = {
     "silu": _same(Silu),
     "sigmoid": _same(Sigmoid),
     "tanh": _same(Tanh),
+    "dropout": _dropout,
 }
 """An operation's name -> what puts its layers behind those of its input."""
 ATTENTION: Final[dict[str, Meeting]] = {

@@ -29,6 +29,7 @@ from uvcc_engine.model.definition.module_graph import FRAME, ROWS, Graph
 from uvcc_engine.model.definition.module_operations import ATTENTION, OPERATIONS
 from uvcc_engine.model.definition.module_walk import Walk
 from uvcc_engine.model.layer_spec import LayerSpec
+from uvcc_engine.model.layer_types.dropout import numbered
 from uvcc_engine.model.model_spec import ModelSpec
 
 __all__ = ["OPERATIONS", "ExportedModule", "by_secret_data", "layers_of_module", "model_of_file", "model_of_module"]
@@ -148,9 +149,17 @@ def layers_of_module(
         layers = walk.whole(lines)
     except RecursionError as error:
         raise ConfigError("the module is too deep", "use fewer operations, one after the other") from error
-    dropouts = [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p]
-    notes = [*walk.notes, *(["dropout is left out, in training too"] if dropouts else [])]
-    return layers, tuple(dict.fromkeys(notes)), features
+    return list(numbered(layers)), tuple(dict.fromkeys([*walk.notes, *_left_out(module)])), features
+
+
+def _left_out(module: nn.Module) -> list[str]:
+    """What of a module's dropout is left out: that of whole channels, and of attention's weights."""
+    whole = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
+    channels = any(isinstance(m, whole) and m.p for m in module.modules())
+    weights = any(isinstance(m, nn.MultiheadAttention) and m.dropout for m in module.modules())
+    return ["dropout of whole channels is left out, in training too"] * channels + [
+        "dropout of attention's weights is left out, in training too"
+    ] * weights
 
 
 def _vocabulary(module: nn.Module, shape: Sequence[int]) -> int:

@@ -19,6 +19,7 @@ from torch.nn import functional as fn
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import VALIDATIONS, PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, batch_rows
+from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
 from uvcc_engine.model.layer_types.trees import trees_of
@@ -47,24 +48,35 @@ class PlaintextResult:
     steps: int
 
 
-def forward(model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False) -> Tensor:
-    """Logits (rows * positions, classes) of rows (rows, features). ``training`` is for batch normalisation."""
-    return _through(model.layers, weights, x, training, model.public)
-
-
-def _through(
-    layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, training: bool, public: Mapping[str, Floats]
+def forward(
+    model: ModelSpec, weights: list[Tensor], x: Tensor, *, training: bool = False, batch: BatchPlace | None = None
 ) -> Tensor:
+    """Logits (rows * positions, classes) of rows (rows, features). ``training`` is for batch normalisation, ``batch``,
+    which rows of a step's batch they are, for dropout."""
+    return _through(model.layers, weights, x, _Passing(training, model.public, batch))
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """What all layers of one pass are told."""
+
+    training: bool
+    public: Mapping[str, Floats]
+    batch: BatchPlace | None
+
+
+def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, on: _Passing) -> Tensor:
     left = iter(weights)
     for spec in layers:
         mine = list(islice(left, len(weighted_specs([spec]))))
         own = mine[0] if isinstance(spec, WeightedSpec) else None
-        inner = partial(_through, spec.inner, mine, training=training, public=public)
+        inner = partial(_through, spec.inner, mine, on=on)
         parts, after = [], iter(mine)
         for one in spec.inner:
             taken = list(islice(after, len(weighted_specs([one]))))
-            parts.append(partial(_through, [one], taken, training=training, public=public))
-        x = type_of(spec).plaintext(spec, PlaintextContext(own, training, inner, tuple(parts), public, tuple(mine)), x)
+            parts.append(partial(_through, [one], taken, on=on))
+        at = PlaintextContext(own, on.training, inner, tuple(parts), on.public, tuple(mine), on.batch)
+        x = type_of(spec).plaintext(spec, at, x)
     return x
 
 
@@ -117,7 +129,8 @@ def _descend(
     rows: Ints,
 ) -> float:
     """One step of the optimiser on these rows, in place; their mean loss before it."""
-    logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True)
+    place = BatchPlace(job.seed, step, 0, len(rows))
+    logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True, batch=place)
     own = None if data.weights is None else data.weights[rows]
     loss = training_loss(job, logits, targets_of(model, data.train_y[rows]), own)
     grads = torch.autograd.grad(loss, weights)

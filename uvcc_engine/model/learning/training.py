@@ -18,6 +18,7 @@ from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
+from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
 from uvcc_engine.model.learning.information import information_protocol
@@ -163,7 +164,7 @@ class PrivateTrainer:
             raise ConfigError(f"proofs of objective {self._job.objective!r}", "train with cross-entropy")
         x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
         y = y.reshape(-1, self._model.classes)
-        nn.set_training(self._layers, True)
+        self._set_training(len(rows))
         powers = yield from nn.forward_powers_protocol(self._rt, self._layers, x, loss=reveal)
         if not reveal:
             yield from self._learn_protocol(powers, y)
@@ -180,7 +181,7 @@ class PrivateTrainer:
             yield from self._standardiser.fit_protocol(self._tensors["train_x"])
         x = yield from self._rows_protocol("train", rows)
         y = self._tensors["train_y"].index(rows).reshape(-1, self._model.classes)
-        nn.set_training(self._layers, True)
+        self._set_training(len(rows))
         if self._job.objective == "mse":
             outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
             return (yield from self._squares_protocol(outputs, y, self._counts(rows), reveal=reveal))
@@ -193,6 +194,10 @@ class PrivateTrainer:
         told = losses.mean_loss_protocol(self._rt, powers, y, weighted=self._job.weighted)
         _, loss = yield from par(self._learn_protocol(powers, y), told)
         return StepResult(loss)
+
+    def _set_training(self, rows: int) -> None:
+        """A step's whole batch goes through."""
+        nn.set_training(self._layers, True, BatchPlace(self._job.seed, self._optimizer.step, 0, rows))
 
     def _counts(self, rows: Tensor) -> Share | None:
         """What each of these rows counts [rows, 1], where its target does not say so."""
