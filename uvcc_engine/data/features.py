@@ -20,7 +20,6 @@ from uvcc_engine.data.schema import (
     COUNT,
     DATE,
     DATES,
-    ONE_HOT,
     REAL,
     Schema,
     SchemaColumn,
@@ -121,7 +120,7 @@ def transform(table: CsvTable, schema: Schema) -> Floats:
                 f"the schema has no statistics of column {column.name!r}",
                 "take the fitted one that lies beside the opened weights",
             )
-        parts += _one_hot(table, column) if column.kind == ONE_HOT else _scaled(table, column)
+        parts += _one_hot(table, column) if column.categorical else _scaled(table, column)
     return np.stack(parts, axis=1)
 
 
@@ -139,7 +138,7 @@ def feature_names(schema: Schema) -> list[str]:
 
 
 def _own_names(column: SchemaColumn) -> list[str]:
-    if column.kind == ONE_HOT:
+    if column.categorical:
         return [f"{column.name}={value}" for value in column.values]
     if column.kind == BINNED and column.statistics is not None:
         return [f"{column.name} <= {edge:g}" for edge in column.statistics.edges]
@@ -330,7 +329,7 @@ def categories(table: CsvTable, column: SchemaColumn) -> Ints:
 
 
 def _fit(table: CsvTable, column: SchemaColumn, train: RowMask) -> Statistics:
-    if column.kind == ONE_HOT:
+    if column.categorical:
         seen = categories(table, column)[train]
         counts = np.bincount(seen[seen >= 0], minlength=len(column.values))
         return Statistics(shares=tuple((counts / max(1, counts.sum())).tolist()))

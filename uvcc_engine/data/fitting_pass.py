@@ -28,7 +28,7 @@ from uvcc_engine.data.features import (
     sides,
     target_numbers,
 )
-from uvcc_engine.data.schema import BINNED, ONE_HOT, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.schema import BINNED, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels
 
 SAMPLE: Final = 1 << 20
@@ -92,7 +92,7 @@ class _Column:
     counts: Floats = field(default_factory=lambda: np.zeros(0))
 
     def add(self, table: CsvTable, train: RowMask) -> None:
-        if self.column.kind == ONE_HOT:
+        if self.column.categorical:
             seen = categories(table, self.column)[train]
             found = np.bincount(seen[seen >= 0], minlength=len(self.column.values)).astype(np.float64)
             self.counts = found + self.counts if self.counts.size else found
@@ -107,7 +107,7 @@ class _Column:
 
     def statistics(self, file: str) -> Statistics:
         c = self.column
-        if c.kind == ONE_HOT:
+        if c.categorical:
             return Statistics(shares=tuple((self.counts / max(1.0, float(self.counts.sum()))).tolist()))
         if not self.plain.count:
             raise ConfigError(f"{file}: column {c.name!r} has no value in a training row", "give it kind: drop")

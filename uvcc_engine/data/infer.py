@@ -18,13 +18,16 @@ from uvcc_engine.data.schema import (
     CLASSES,
     DAYS,
     DROP,
+    EMBEDDED,
     MOST_CATEGORIES,
+    MOST_EMBEDDED,
     NUMERIC,
     ONE_HOT,
     REAL,
     Schema,
     SchemaColumn,
     class_word,
+    dimension_of,
 )
 
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
@@ -43,11 +46,12 @@ class Suggestion:
     notes: dict[str, str]
 
 
-def infer(table: CsvTable, target: str = "", bins: int = 0) -> Suggestion:
+def infer(table: CsvTable, target: str = "", bins: int = 0, embed: int = 0) -> Suggestion:
     """Suggest a schema. Raises ConfigError for a table without a target of classes or without a column to learn from.
 
     Without ``target`` the column called so, or label, class, y, diagnosis or outcome, is; else the last one. With
-    ``bins`` every feature is a bit, as trees take them, and a target of two classes is binary.
+    ``bins`` every feature is a bit, as trees take them, and a target of two classes is binary. With ``embed``
+    columns of more categories than that are embedded.
     """
     target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
     kind, values = _target(table, target)
@@ -57,7 +61,7 @@ def infer(table: CsvTable, target: str = "", bins: int = 0) -> Suggestion:
     for name in table.columns:
         if name == target:
             continue
-        column, note, identifies = _column(table, name)
+        column, note, identifies = _column(table, name, embed)
         if bins:
             column, note = _in_bits(column, note, bins)
         columns.append(column)
@@ -113,7 +117,7 @@ def _sorted(words: set[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=place))
 
 
-def _column(table: CsvTable, name: str) -> tuple[SchemaColumn, str, bool]:
+def _column(table: CsvTable, name: str, embed: int) -> tuple[SchemaColumn, str, bool]:
     """The column, why, and whether it identifies its row."""
     cells = table.columns[name]
     rows = [row for row, cell in enumerate(cells) if not is_missing(cell)]
@@ -149,9 +153,15 @@ def _column(table: CsvTable, name: str) -> tuple[SchemaColumn, str, bool]:
             "another text in every row" + (", by which rows are split" if named else ""),
             named,
         )
+    missing = "indicator" if lacking else "error"
+    if embed and embed < len(words) <= MOST_EMBEDDED:
+        size = dimension_of(len(words))
+        note = "; ".join(filter(None, [f"{len(words)} categories, a vector of {size} for each", _told(lacking)]))
+        return SchemaColumn(name, EMBEDDED, missing, _sorted(words), dimension=size), note, False
     if len(words) > MOST_CATEGORIES:
-        return SchemaColumn(name, DROP), f"{len(words)} different texts, too many to become features", False
-    return SchemaColumn(name, ONE_HOT, "indicator" if lacking else "error", _sorted(words)), _told(lacking), False
+        more = "; --embed 8 makes vectors of them" if len(words) <= MOST_EMBEDDED else ""
+        return SchemaColumn(name, DROP), f"{len(words)} different texts, too many to become features{more}", False
+    return SchemaColumn(name, ONE_HOT, missing, _sorted(words)), _told(lacking), False
 
 
 def _dates(name: str, cells: list[str], lacking: int, rows: int) -> tuple[SchemaColumn, str, bool]:

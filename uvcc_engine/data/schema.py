@@ -6,6 +6,7 @@
     columns:
       age: {kind: standardise, missing: mean}
       smoker: {kind: one-hot, values: ['no', 'yes']}
+      ward: {kind: embedding, values: [a1, a2, b1, b2], dimension: 2}
       patient: {kind: drop}
 
 ``weight`` names the column of what each row counts in the loss, 0 to 16. The same file, fitted, holds each column's
@@ -34,9 +35,11 @@ DAYS: Final = "days"
 DATE: Final = "date"
 DATES: Final = (DAYS, DATE)
 ONE_HOT: Final = "one-hot"
+EMBEDDED: Final = "embedding"
+CATEGORIES: Final = (ONE_HOT, EMBEDDED)
 BINNED: Final = "bins"
 DROP: Final = "drop"
-KINDS: Final = (*NUMERIC, BINNED, ONE_HOT, *DATES, DROP)
+KINDS: Final = (*NUMERIC, BINNED, *CATEGORIES, *DATES, DROP)
 CLASSES, BINARY, REAL, COUNT = "classes", "binary", "real", "count"
 NEXT: Final = "next-token"
 UNLABELLED: Final = "none"
@@ -49,6 +52,9 @@ MOST_CLASSES: Final = 2048
 """A softmax among more has no fixed point."""
 MOST_CATEGORIES: Final = 64
 """More make a column of their own each, most of them nearly empty."""
+MOST_EMBEDDED: Final = 1024
+"""Categories of a column that is embedded: each is a feature of every row that is shared."""
+MOST_DIMENSIONS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,9 @@ class SchemaColumn:
 
     Numbers: ``standardise`` to mean 0 and deviation 1, ``minmax`` to 0..1, ``log`` (of 1 + x) and ``clip`` (at the
     quantiles 0.01 and 0.99), both standardised afterwards; ``bins`` becomes a bit for each of ``bins`` - 1 quantiles,
-    whether the number is at most that, for trees. ``one-hot``: a feature for each of ``values``. Dates, whose
-    parts stand in ``order``: ``days`` since 1970, standardised, and ``date``, the same with a feature for each month
-    and each day of the week.
+    whether the number is at most that, for trees. ``one-hot``: a feature for each of ``values``; ``embedding``: the
+    same, and the model begins by making ``dimension`` learned numbers of them. Dates, whose parts stand in ``order``:
+    ``days`` since 1970, standardised, and ``date``, the same with a feature for each month and each day of the week.
     ``mean`` puts in the training rows' mean, ``indicator`` that and a feature that says so, ``drop`` leaves the row
     out, ``error`` refuses.
     """
@@ -87,13 +93,21 @@ class SchemaColumn:
     statistics: Statistics | None = None
     order: str = ORDERS[0]
     bins: int = 0
+    dimension: int = 0
+
+    @property
+    def categorical(self) -> bool:
+        """Whether it has a feature for each of its values."""
+        return self.kind in CATEGORIES
 
     @property
     def width(self) -> int:
         """How many features it becomes."""
         if self.kind == DROP:
             return 0
-        one = {ONE_HOT: len(self.values), DATE: 1 + MONTHS + WEEKDAYS, BINNED: self.bins - 1}.get(self.kind, 1)
+        if self.categorical:
+            return len(self.values) + (self.missing == "indicator")
+        one = {DATE: 1 + MONTHS + WEEKDAYS, BINNED: self.bins - 1}.get(self.kind, 1)
         return one + (self.missing == "indicator")
 
 
@@ -273,6 +287,10 @@ def _count(found: object, where: str) -> int:
 
 def check_joint(schema: Schema, standardise: bool) -> None:
     """Refuse (ConfigError) a schema that takes statistics of one owner's rows where the parties take all owners'."""
+    if standardise and any(column.kind == EMBEDDED for column in schema.used):
+        raise ConfigError(
+            "job.standardise, and a schema that embeds a column", "give it kind: one-hot, or leave job.standardise out"
+        )
     if standardise and schema.used and not schema.fixed:
         raise ConfigError(
             "job.standardise, and a schema whose statistics would be of these rows alone",
@@ -300,24 +318,44 @@ def _check(schema: Schema, where: str, part: bool) -> None:
 def _column(name: str, found: object, where: str) -> SchemaColumn:
     if isinstance(found, str):
         found = {"kind": found}
-    part = _mapping(found, where, ("kind", "missing", "values", "order", "bins", "statistics"), ("kind",))
+    known = ("kind", "missing", "values", "order", "bins", "dimension", "statistics")
+    part = _mapping(found, where, known, ("kind",))
     kind, missing = _one_of(part["kind"], KINDS, f"{where}.kind"), part.get("missing", "error")
     values = _words(part["values"], f"{where}.values") if "values" in part else ()
-    if (kind == ONE_HOT) != bool(values):
-        raise ConfigError(f"{where} is of kind {kind} with {len(values)} values", "one-hot lists its values, no other")
-    if len(values) > MOST_CATEGORIES:
+    if (kind in CATEGORIES) != bool(values):
+        what = f"{where} is of kind {kind} with {len(values)} values"
+        raise ConfigError(what, "one-hot and embedding list their values, no other")
+    most = MOST_EMBEDDED if kind == EMBEDDED else MOST_CATEGORIES
+    if len(values) > most:
         raise ConfigError(
-            f"{where} has {len(values)} categories, at most {MOST_CATEGORIES} become features",
-            "put rare ones together in the data, or give it kind: drop",
+            f"{where} has {len(values)} categories, at most {most} become features",
+            "put rare ones together in the data, or give it kind: drop"
+            + (f"; kind: embedding takes {MOST_EMBEDDED}" if kind == ONE_HOT else ""),
         )
     if "order" in part and kind not in DATES:
         raise ConfigError(f"{where} is of kind {kind} and has an order", "leave it out; days and date have one")
     order = _one_of(part.get("order", ORDERS[0]), ORDERS, f"{where}.order")
     bins = _bins(part, kind, where)
-    column = SchemaColumn(name, kind, _one_of(missing, MISSING, f"{where}.missing"), values, order=order, bins=bins)
+    size = _dimension(part, kind, len(values), where)
+    lacking = _one_of(missing, MISSING, f"{where}.missing")
+    column = SchemaColumn(name, kind, lacking, values, order=order, bins=bins, dimension=size)
     if "statistics" not in part:
         return column
     return replace(column, statistics=_statistics(part["statistics"], column.values, f"{where}.statistics", bins))
+
+
+def _dimension(part: Mapping[str, Any], kind: str, values: int, where: str) -> int:
+    if kind != EMBEDDED and "dimension" in part:
+        raise ConfigError(f"{where} is of kind {kind} and says a dimension", "leave it out, or give it kind: embedding")
+    found = part.get("dimension", dimension_of(values)) if kind == EMBEDDED else 0
+    if type(found) is not int or (kind == EMBEDDED and not 1 <= found <= MOST_DIMENSIONS):
+        raise ConfigError(f"{where}.dimension is {_short(found)}", f"it is a whole number of 1 to {MOST_DIMENSIONS}")
+    return found
+
+
+def dimension_of(values: int) -> int:
+    """Numbers of a category's vector where the schema does not say: half as many as categories, at most 16."""
+    return min(16, (values + 1) // 2)
 
 
 def _bins(part: Mapping[str, Any], kind: str, where: str) -> int:

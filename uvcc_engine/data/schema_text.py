@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from uvcc_engine.data.dates import ORDERS
-from uvcc_engine.data.schema import BINNED, CLASSES, UNLABELLED, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.schema import BINNED, CLASSES, EMBEDDED, UNLABELLED, Schema, SchemaColumn, Statistics
 
 
 def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None = None) -> str:
@@ -63,6 +63,8 @@ def _column_to_json(column: SchemaColumn) -> dict[str, Any]:
         found["order"] = column.order
     if column.kind == BINNED:
         found["bins"] = column.bins
+    if column.kind == EMBEDDED:
+        found["dimension"] = column.dimension
     if column.missing != "error":
         found["missing"] = column.missing
     if column.statistics is not None:

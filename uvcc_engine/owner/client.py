@@ -31,6 +31,7 @@ from uvcc_engine.data.schema import check_joint, load_schema
 from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Dataset, Floats, Labels, load_digits, split
 from uvcc_engine.model.definition.base_model import attached, merged, read_base
+from uvcc_engine.model.definition.column_embeddings import behind_embeddings
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import FITTED, prepared
@@ -90,14 +91,16 @@ def dataset_for(
 def _by_schema(job: PrivateJob, path: Path | None, schema: Path, pin: Path | None, fitted: Path | None) -> Dataset:
     if path is None:
         raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
-    check_joint(load_schema(schema), job.standardise)
+    plan = load_schema(schema)
+    check_joint(plan, job.standardise)
+    behind_embeddings(plan, fit_model(job), whole=True)
     made = prepared(path, schema, pin)
     own = made.schema.text.sha256 if made.schema.text is not None else ""
     if own != job.tokenizer:
         what = f"the schema's tokenizer has the hash {own or 'of none'}, the job's is {job.tokenizer or 'none'}"
         raise ConfigError(what, "take the tokenizer that the run was planned with, or plan it anew")
     parts = {name: len(x) for name, (x, _) in made.data.parts.items()}
-    check_held_out(job, parts["test"], parts.get("val", 0), some=load_schema(schema).fixed)
+    check_held_out(job, parts["test"], parts.get("val", 0), some=plan.fixed)
     if fitted is not None:
         about = "The schema with the statistics of the training rows: the owner's, for predictions in clear."
         files.write_atomic(fitted, schema_text(made.schema, about).encode(), mode=0o600)

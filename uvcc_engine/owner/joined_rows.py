@@ -22,7 +22,7 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import transform
 from uvcc_engine.data.fitting_pass import FittingPass, targets
-from uvcc_engine.data.schema import DROP, UNLABELLED, Schema, check_joint, load_schema
+from uvcc_engine.data.schema import DROP, EMBEDDED, UNLABELLED, Schema, check_joint, load_schema
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Ints, Labels, check_split, target_rows
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.owner.key_tags import TAG_BYTES, order_digest, positions, tags_of
@@ -79,6 +79,9 @@ def column_schema(job: PrivateJob, join: ColumnJoin, number: int, path: Path | N
     schema = load_schema(path, part=True)
     if schema.text is not None:
         raise ConfigError(f"{path.name} is of a text, and the job puts columns together")
+    if any(column.kind == EMBEDDED for column in schema.used):
+        what = f"{path.name} embeds a column, and the job puts several owners' columns together"
+        raise ConfigError(what, "give it kind: one-hot")
     if schema.kind != UNLABELLED and number != join.label:
         what = f"{path.name} names the target {schema.target!r}, and the proposal takes owner {join.label}'s labels"
         raise ConfigError(what, f"you are owner {number}: leave target out, and give that column kind: drop")

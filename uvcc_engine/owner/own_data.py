@@ -32,6 +32,7 @@ from uvcc_engine.data.sets import Floats, load_digits
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset
 from uvcc_engine.model.definition.base_model import Adapters, adapted, read_base
+from uvcc_engine.model.definition.column_embeddings import behind_embeddings, embedded_width
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 from uvcc_engine.model.layer_types.trees import trees_of
@@ -85,7 +86,9 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
     if args.file.suffix.lower() == ".txt":
         return _infer_text(args.file, out)
     table = read_table(args.file)
-    found = infer(table, args.target, args.bins)
+    if args.embed and (args.bins or args.embed < 1):
+        raise ConfigError(f"--embed {args.embed}", "how many categories are one-hot at most; leave --bins out")
+    found = infer(table, args.target, args.bins, args.embed)
     prepare(table, found.schema)  # what is written can be trained on, or is refused here
     about = f"{table.name}: {len(table)} rows. Read by `uvcc data infer`; change what it took wrongly.\n" + _HOW
     files.write_atomic(out, schema_text(found.schema, about, found.notes).encode(), mode=0o600)
@@ -114,7 +117,7 @@ def _infer_text(file: Path, out: Path) -> dict[str, Any]:
 
 
 _HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), bins (numbers as bits, for trees), one-hot (with
-values), days, date (with order), drop.
+values), embedding (with values and dimension: a learned vector for each), days, date (with order), drop.
 missing: error (the default), mean, indicator.
 target.kind: classes (the default), binary, real, count; target.values are the classes 0, 1, ...
 weight: the column of what each row counts in the loss, 0 to 16; it stands in no other place then.
@@ -127,12 +130,14 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     args.schema = owner_files.named_schema(args.data, args.schema)
     found: dict[str, Any] = {}
     positions, names = 1, list[str]()
+    schema: Schema | None = None
     bits: Floats | None = None
     if args.schema is not None:
         if args.data is None:
             raise ConfigError("there is a schema, and no data that it describes", "name the table with --data")
         ready, pin = _ready(args.data, args.schema)
-        features, classes, positions = ready.schema.features, ready.schema.outputs, ready.schema.positions
+        schema = ready.schema
+        features, classes, positions = schema.features, schema.outputs, schema.positions
         rows = {part: len(x) for part, (x, _) in ready.data.parts.items()}
         found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind], "weight": ready.schema.weight}
         found["tokenizer"] = pin.get("tokenizer", "")
@@ -147,18 +152,24 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         digits = load_digits(0)
         found["total"] = len(digits.train_x) + len(digits.test_x)
         features, classes = digits.train_x.shape[1], digits.classes
+    width = features if schema is None else embedded_width(schema)
     if args.base is not None:
+        if width != features:
+            raise ConfigError("a schema that embeds a column, and a public base", "give the column kind: one-hot")
         return found | _around_base(args, (features, classes, positions))
     if isinstance(asked, str) and is_module_file(asked):
         extras.require("torch", "job.model names a torch module")
         from uvcc_engine.model.definition.torch_module import model_of_file
 
-        made = model_of_file(asked, features, classes, positions)
-        return found | {"model": model_to_json(made.model), "notes": list(made.notes)}
+        made = model_of_file(asked, width, classes, positions)
+        model = made.model if schema is None else behind_embeddings(schema, made.model, whole=False)
+        return found | {"model": model_to_json(model), "notes": list(made.notes)}
     if isinstance(asked, list):
-        model = model_of_list(asked, features, classes, positions)
+        model = model_of_list(asked, width, classes, positions)
     else:
         model = find_model(asked) if isinstance(asked, str) else model_of_json(asked)
+    if schema is not None:
+        model = behind_embeddings(schema, model, whole=not isinstance(asked, list))
     if (model.features, model.classes) != (features, classes):
         raise ConfigError(
             f"the data has {features} features and {classes} classes, {model.name} takes {model.features} and"
@@ -303,6 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first.add_argument("--target", default="", help="the column to learn; else target, label, ... or the last one")
     first.add_argument("--out", type=Path, help="the schema's file; FILE.schema.yaml without it")
     first.add_argument("--bins", type=int, default=0, help="numbers become bits of so many quantile bins, for trees")
+    first.add_argument("--embed", type=int, default=0, help="columns of more categories than that are embedded")
     first.add_argument("--force", action="store_true", help="write over a schema that is there")
     fits = verbs.add_parser("plan", help="the model's shapes and the rows, as the data gives them")
     fits.add_argument("--model", required=True, help="a name, a list of layers or a model, both as JSON")

@@ -26,6 +26,7 @@ from uvcc_engine.data.schema import Schema, check_joint, load_schema
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels, check_split, public_stream
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights, check_own, part_targets
+from uvcc_engine.model.definition.column_embeddings import behind_embeddings
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.owner.client import input_tensors
 from uvcc_engine.sealing.components import Ring
@@ -76,6 +77,7 @@ def _whole(job: PrivateJob, args: argparse.Namespace, schema: Schema | None = No
 
 def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
     check_joint(schema, job.standardise)
+    behind_embeddings(schema, fit_model(job), whole=True)
     found = FittingPass(schema)
     for part in table_batches(path):
         found.add(part)

@@ -34,10 +34,11 @@ def run(argv: list[str]) -> int:
     infer.add_argument("--target", default="", metavar="COLUMN", help="else target, label, ... or the last column")
     infer.add_argument("--out", type=Path, metavar="FILE", help="the schema's file; NAME.schema.yaml without it")
     infer.add_argument("--bins", type=int, default=0, metavar="N", help="numbers as bits of N quantile bins, for trees")
+    infer.add_argument("--embed", type=int, default=0, metavar="N", help="embed columns of more than N categories")
     infer.add_argument("--force", action="store_true", help="write over a schema that is there")
     infer.add_argument("--json", action="store_true", help="print JSON on standard output")
     args = parser.parse_args(argv)
-    found = infer_schema(args.file, args.target, args.out, force=args.force, bins=args.bins)
+    found = infer_schema(args.file, args.target, args.out, force=args.force, bins=args.bins, embed=args.embed)
     if args.json:
         common.emit(found)
     else:
@@ -46,13 +47,14 @@ def run(argv: list[str]) -> int:
 
 
 def infer_schema(
-    file: Path, target: str = "", out: Path | None = None, *, force: bool = False, bins: int = 0
+    file: Path, target: str = "", out: Path | None = None, *, force: bool = False, bins: int = 0, embed: int = 0
 ) -> dict[str, Any]:
     """Have the owner's program write a schema; what it says of it. Raises UvccError."""
     command = ["infer", str(file), "--target", target]
     command += ["--out", str(out)] if out is not None else []
     command += ["--force"] if force else []
     command += ["--bins", str(bins)] if bins else []
+    command += ["--embed", str(embed)] if embed else []
     found: dict[str, Any] = json.loads(owners_program(command))
     return found
 
