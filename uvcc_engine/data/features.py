@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -182,14 +183,14 @@ def row_weights(table: CsvTable, schema: Schema) -> Floats | None:
 
 def _scaling(table: CsvTable, schema: Schema, y: Labels) -> Statistics | None:
     """What brings a real target to mean 0 and deviation 1, from the training rows."""
-    if schema.kind != REAL:
+    if schema.kind not in (REAL, COUNT):
         return None
     spread = float(y.std())
     if spread <= LEAST_SPREAD * max(1.0, float(np.abs(y).max())):
         raise ConfigError(
             f"{table.name}: the target {schema.target!r} is constant in the training rows", "name another target"
         )
-    return Statistics(shift=float(y.mean()), scale=1.0 / spread)
+    return Statistics(shift=float(y.mean()), scale=1.0 / spread) if schema.kind == REAL else None
 
 
 def class_numbers(table: CsvTable, schema: Schema) -> Ints:
@@ -332,24 +333,43 @@ def _fit(table: CsvTable, column: SchemaColumn, train: RowMask) -> Statistics:
     if column.categorical:
         seen = categories(table, column)[train]
         counts = np.bincount(seen[seen >= 0], minlength=len(column.values))
+        check_categories(table.name, column, counts, int((seen < 0).sum()))
         return Statistics(shares=tuple((counts / max(1, counts.sum())).tolist()))
     known = numbers(table, column)[train]
     known = known[~np.isnan(known)]
     if not known.size:
         raise ConfigError(f"{table.name}: column {column.name!r} has no value in a training row", "give it kind: drop")
     low, high = -np.inf, np.inf
-    if column.kind == BINNED:
-        return Statistics(float(known.mean()), edges=edges_of(known, column.bins))
     if column.kind == "clip":
         low, high = (float(q) for q in np.quantile(known, CLIP_AT))
     x = np.clip(known, low, high)
     x = np.log1p(x) if column.kind == "log" else x
     if float(np.ptp(x)) <= LEAST_SPREAD * max(1.0, float(np.abs(x).max())):
-        raise ConfigError(
-            f"{table.name}: column {column.name!r} is constant in the training rows", "give it kind: drop"
-        )
-    shift, spread = (x.min(), np.ptp(x)) if column.kind == "minmax" else (x.mean(), x.std())
+        raise _constant(table.name, column)
+    if column.kind == BINNED:
+        return Statistics(float(known.mean()), edges=edges_of(known, column.bins))
+    with np.errstate(over="ignore"):
+        shift, spread = (x.min(), np.ptp(x)) if column.kind == "minmax" else (x.mean(), x.std())
+    check_spread(table.name, column, float(spread))
     return Statistics(float(known.mean()), float(low), float(high), float(shift), 1.0 / float(spread))
+
+
+def check_categories(file: str, column: SchemaColumn, counts: Floats | Ints, lacking: int) -> None:
+    """Refuse (ConfigError) a column all of whose training rows hold the same. ``counts``: how many hold each value."""
+    told = column.missing == "indicator" and 0 < lacking < lacking + int(counts.sum())
+    if np.count_nonzero(counts) < 2 and not told:
+        raise _constant(file, column)
+
+
+def check_spread(file: str, column: SchemaColumn, spread: float) -> None:
+    """Refuse (ConfigError) numbers so far apart that they have no deviation."""
+    if not math.isfinite(spread):
+        what = f"{file}: column {column.name!r} holds numbers too far apart to be brought to one scale"
+        raise ConfigError(what, "mend the cells, or give the column kind: clip")
+
+
+def _constant(file: str, column: SchemaColumn) -> ConfigError:
+    return ConfigError(f"{file}: column {column.name!r} is constant in the training rows", "give it kind: drop")
 
 
 def _scaled(table: CsvTable, column: SchemaColumn) -> list[Floats]:

@@ -20,15 +20,17 @@ from uvcc_engine.data.features import (
     LEAST_SPREAD,
     RowMask,
     categories,
+    check_categories,
     check_columns,
     check_sides,
+    check_spread,
     class_numbers,
     complete_rows,
     numbers,
     sides,
     target_numbers,
 )
-from uvcc_engine.data.schema import BINNED, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.schema import BINNED, COUNT, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels
 
 SAMPLE: Final = 1 << 20
@@ -90,12 +92,14 @@ class _Column:
     changed: _Moments = field(default_factory=_Moments)
     sample: _Sample = field(default_factory=_Sample)
     counts: Floats = field(default_factory=lambda: np.zeros(0))
+    lacking: int = 0
 
     def add(self, table: CsvTable, train: RowMask) -> None:
         if self.column.categorical:
             seen = categories(table, self.column)[train]
             found = np.bincount(seen[seen >= 0], minlength=len(self.column.values)).astype(np.float64)
             self.counts = found + self.counts if self.counts.size else found
+            self.lacking += int((seen < 0).sum())
             return
         x = numbers(table, self.column)[train]
         x = x[~np.isnan(x)]
@@ -108,6 +112,7 @@ class _Column:
     def statistics(self, file: str) -> Statistics:
         c = self.column
         if c.categorical:
+            check_categories(file, c, self.counts, self.lacking)
             return Statistics(shares=tuple((self.counts / max(1.0, float(self.counts.sum()))).tolist()))
         if not self.plain.count:
             raise ConfigError(f"{file}: column {c.name!r} has no value in a training row", "give it kind: drop")
@@ -122,6 +127,7 @@ class _Column:
         if c.kind == BINNED:
             return Statistics(self.plain.mean, edges=edges_of(self.sample.values(), c.bins))
         shift, spread = (of.least, of.greatest - of.least) if c.kind == "minmax" else (of.mean, of.deviation)
+        check_spread(file, c, float(spread))
         return Statistics(self.plain.mean, low, high, shift, 1.0 / spread)
 
 
@@ -155,7 +161,7 @@ class FittingPass:
         y = targets(whole, schema)[train[kept]] if schema.kind != UNLABELLED else np.zeros(0)
         if schema.values:
             self._classes += np.bincount(y.astype(np.int64), minlength=len(schema.values))
-        elif schema.kind == REAL:
+        elif schema.kind in (REAL, COUNT):
             self._target.add(y.astype(np.float64))
         for column in self._columns:
             column.add(whole, train[kept])
@@ -173,12 +179,13 @@ class FittingPass:
                     f"{file} has no training row of class {value!r}", "take it from target.values, or add such rows"
                 )
         scaling = schema.scaling
-        if schema.kind == REAL:
+        if schema.kind in (REAL, COUNT):
             if self._target.constant:
                 raise ConfigError(
                     f"{file}: the target {schema.target!r} is constant in the training rows", "name another target"
                 )
-            scaling = Statistics(shift=self._target.mean, scale=1.0 / self._target.deviation)
+            of = self._target
+            scaling = Statistics(shift=of.mean, scale=1.0 / of.deviation) if schema.kind == REAL else None
         made = schema.fitted({c.column.name: c.statistics(file) for c in self._columns})
         return replace(made, scaling=scaling)
 

@@ -378,6 +378,9 @@ def _statistics(found: object, values: Sequence[str], where: str, bins: int = 0)
         raise ConfigError(f"{where}.edges does not fit {bins} bins", "give one edge less than bins, or no statistics")
     numbers = {key: _number(value, f"{where}.{key}") for key, value in part.items()}
     both = [tuple(_number(s, f"{where}.{k}") for s in v) for k, v in (("shares", shares), ("edges", edges))]
+    for key, value in [*numbers.items(), *(("shares", s) for s in both[0]), *(("edges", s) for s in both[1])]:
+        if key not in ("low", "high") and not math.isfinite(value):
+            raise ConfigError(f"{where}.{key} is {value}", "it must be finite; only low and high may lack a bound")
     return Statistics(**numbers, shares=both[0], edges=both[1])
 
 

@@ -28,7 +28,7 @@ from uvcc_engine.data.features import Prepared, feature_names, prepare, transfor
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema
 from uvcc_engine.data.schema_text import schema_text
-from uvcc_engine.data.sets import Floats, load_digits
+from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset
 from uvcc_engine.model.definition.base_model import Adapters, adapted, read_base
@@ -36,6 +36,7 @@ from uvcc_engine.model.definition.column_embeddings import behind_embeddings, em
 from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 from uvcc_engine.model.layer_types.trees import trees_of
+from uvcc_engine.sealing.inputs import check_range
 
 WEIGHTS, MODEL, FITTED = owner_files.WEIGHTS, owner_files.MODEL, owner_files.PREPROCESSING
 """What an owner holds after a training: opened weights, the model, and the fitted schema."""
@@ -142,11 +143,13 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         found = {"rows": rows, "pin": pin, "objective": OBJECTIVE[ready.schema.kind], "weight": ready.schema.weight}
         found["tokenizer"] = pin.get("tokenizer", "")
         bits, names = ready.data.train_x, feature_names(ready.schema) if ready.schema.text is None else []
+        _check_ranges(args.data.name, ready.data, names)
     elif args.columns:
         features, classes = args.columns, args.outputs
     elif args.data is not None:
         x, y = read_rows(args.data, args.labels)
         found["total"] = len(x)
+        check_range(f"{args.data.name}: a feature", x)
         features, classes, bits = x.shape[1], int(y.max()) + 1, x
     else:
         digits = load_digits(0)
@@ -179,6 +182,15 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     if bits is not None and trees_of(model) is not None:
         check_bits(bits, names, args.data.name)
     return found | {"model": asked if isinstance(asked, str) else model_to_json(model)}
+
+
+def _check_ranges(file: str, data: Dataset, names: Sequence[str]) -> None:
+    """Refuse (ConfigError naming the column) what could not be shared once pods are there."""
+    hint = "mend the cells or the statistics, or give the column kind: clip"
+    for part, (x, y) in sorted(data.parts.items()):
+        for at, name in enumerate(names):
+            check_range(f"{file}: column {name!r}, as the network would see its {part} rows,", x[:, at], hint)
+        check_range(f"{file}: the target's {part} rows", np.asarray(y, dtype=np.float64), "mend the cells")
 
 
 def _around_base(args: argparse.Namespace, size: tuple[int, int, int]) -> dict[str, Any]:

@@ -67,14 +67,19 @@ class PartyInputs:
 
 def encode_fixed(name: str, values: Floats, frac_bits: int) -> Ring:
     """Floats to fixed point, round to nearest. Raises ConfigError if a value is not finite or too large."""
+    check_range(name, values)
+    scaled = np.asarray(values * 2.0**frac_bits)
+    return np.rint(scaled, out=scaled).astype(np.int64)
+
+
+def check_range(name: str, values: Floats, hint: str = "scale the features first") -> None:
+    """Refuse (ConfigError) numbers that fixed point does not hold: infinite ones, no numbers, and too large ones."""
     highest, lowest = float(values.max(initial=0.0)), float(values.min(initial=0.0))  # what is no number stays none
     largest = max(highest, -lowest)
     if not math.isfinite(highest) or not math.isfinite(lowest):
         raise ConfigError(f"{name} holds a value that is not finite", "clean the data")
     if largest > FEATURE_LIMIT:
-        raise ConfigError(f"{name} reaches {largest:.6g}, beyond {FEATURE_LIMIT:g}", "scale the features first")
-    scaled = np.asarray(values * 2.0**frac_bits)
-    return np.rint(scaled, out=scaled).astype(np.int64)
+        raise ConfigError(f"{name} reaches {largest:.6g}, beyond {FEATURE_LIMIT:g}", hint)
 
 
 def check_units(job: PrivateJob, name: str, features: Floats) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.data.features import prepare, sides, transform
+from uvcc_engine.data.fitting_pass import FittingPass
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema
 from uvcc_engine.data.schema_text import schema_text
@@ -156,6 +157,53 @@ def test_rows_that_do_not_fit_the_schema_are_refused_by_row(tmp_path: Path, chan
     schema = infer(read_table(people(tmp_path)), "ill").schema
     with pytest.raises(ConfigError, match=what):
         prepare(read_table(people(tmp_path, **changes)), schema)
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns", "what"),
+    [
+        ({f"smoker_{i + 1}": "no" for i in range(ROWS)}, {}, "'smoker' is constant in the training rows .*kind: drop"),
+        ({f"smoker_{i + 1}": "" for i in range(ROWS)}, {"smoker": {"missing": "mean"}}, "'smoker' is constant"),
+        ({f"age_{i + 1}": 5 for i in range(ROWS)}, {"age": {"kind": "bins", "bins": 4}}, "column 'age' is constant"),
+        ({"age_7": "1e300"}, {}, "'age' holds numbers too far apart .*kind: clip"),
+        ({f"flag_{i + 1}": 3 for i in range(ROWS)}, {"flag": {"kind": "drop"}}, "target 'flag' is constant"),
+    ],
+)
+def test_both_ways_of_reading_a_table_refuse_what_tells_nothing(
+    tmp_path: Path, changes: Any, columns: dict[str, dict[str, Any]], what: str
+) -> None:
+    """The plan reads it whole, sharing in parts: what the one lets pass, the other must not refuse once pods run."""
+    schema = infer(read_table(people(tmp_path)), "ill").schema
+    changed = [replace(one, **columns.get(one.name, {})) for one in schema.columns]
+    if "flag" in columns:
+        left = [one for one in changed if one.name != "flag"]
+        schema = replace(schema, target="flag", kind="count", values=(), columns=(*left, SchemaColumn("ill", "drop")))
+    else:
+        schema = replace(schema, columns=tuple(changed))
+    table = read_table(people(tmp_path, **changes))
+    with pytest.raises(ConfigError, match=what):
+        prepare(table, schema)
+    parts = FittingPass(schema)
+    parts.add(table)
+    with pytest.raises(ConfigError, match=what):
+        parts.fitted(table.name)
+
+
+def test_a_plan_refuses_numbers_that_could_not_be_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, path = people(tmp_path), tmp_path / "s.yaml"
+    ready = prepare(read_table(data), infer(read_table(data), "ill").schema)
+    far = [
+        replace(one, statistics=replace(one.statistics, scale=1e6)) if one.name == "age" and one.statistics else one
+        for one in ready.schema.columns
+    ]
+    path.write_text(schema_text(replace(ready.schema, columns=tuple(far))))
+    code, _, said = engine(capsys, "plan", "--data", data, "--schema", path, "--model", '["linear"]')
+    assert code == 2
+    assert "people.csv: column 'age', as the network would see its test rows, reaches" in said
+    np.savez(tmp_path / "d.npz", x=np.full((9, 5), 5000.0), y=np.arange(9) % 3)
+    code, _, said = engine(capsys, "plan", "--data", tmp_path / "d.npz", "--model", '["linear"]')
+    assert code == 2
+    assert "d.npz: a feature reaches 5000, beyond 1024" in said
 
 
 def test_columns_that_the_schema_does_not_know_or_the_table_lacks_are_refused(tmp_path: Path) -> None:
