@@ -30,6 +30,11 @@ class LayerSpec:
         return bool(self.inner)
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether the layers that it is made of are all fed what it is fed, and not one after the other."""
+        return False
+
+    @property
     def grown(self) -> bool:
         """Whether its weight grows from the slopes of the loss, and is not moved by gradients: it stands alone then."""
         return False

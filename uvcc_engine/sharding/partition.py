@@ -63,7 +63,7 @@ def _place(
     """``layers``, fed ``layout``, the first weight among them having the number ``weights``; and the same behind."""
     found: list[Placed] = []
     for at, spec in enumerate(layers):
-        inner, after, weights = _place(model, spec.inner, tensor, layout, weights)
+        inner, after, weights = _place_inner(model, spec, tensor, layout, weights)
         heads = _heads(layers[at + 1]) if at + 1 < len(layers) else 0
         where = PlaceContext(model.name, layout, tensor, heads, tuple(inner), after)
         form = type_of(spec).tensor_parallel
@@ -76,6 +76,20 @@ def _place(
         found.append(one)
         layout = one.after
     return found, layout, weights
+
+
+def _place_inner(
+    model: ModelSpec, spec: LayerSpec, tensor: int, layout: str, weights: int
+) -> tuple[list[Placed], str, int]:
+    """A block's layers: one after the other, or each fed what the block is."""
+    if not spec.side_by_side:
+        return _place(model, spec.inner, tensor, layout, weights)
+    found: list[Placed] = []
+    after = layout
+    for one in spec.inner:
+        placed, after, weights = _place(model, [one], tensor, layout, weights)
+        found += placed
+    return found, after, weights
 
 
 def _heads(spec: LayerSpec) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from uvcc_engine.sharding.validation import fit_model
 torch.set_num_threads(1)
 UNIT = 2.0**-16
 TOPOLOGIES = [Topology(2, 1, 1, 2), Topology(1, 2, 1, 1), Topology(1, 1, 2, 1)]
-REFUSED = {("vit", 2), ("rotary", 2), ("written", 2), ("sequence", 2), ("mlp", 2), ("resnet", 2), ("tied", 2)}
+REFUSED = {("vit", 2), ("rotary", 2), ("written", 2), ("sequence", 2), ("tied", 2)}
 """Architectures and numbers of tensor ranks that a plan refuses."""
 ONE_BLOCK = {("tied", 2): "has 1 weighted layers or blocks for 2 stages"}
 """Architectures and numbers of stages that a plan refuses, and how."""
@@ -90,7 +91,7 @@ def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topolog
     job = job_of(name)
     parts = {"replicas": size.replicas, "stages": size.stages, "tensor": size.tensor, "microbatches": size.microbatches}
     if (name, size.tensor) in REFUSED or (name, size.stages) in ONE_BLOCK:
-        said = r"cannot be split over workers: (Branches|Rearrange|Residual)"
+        said = r"cannot be split over workers: (Rearrange|Residual)"
         with pytest.raises(ConfigError, match=ONE_BLOCK.get((name, size.stages), said)):
             fit_model(job, workers=2, **parts)
         return
@@ -135,6 +136,32 @@ def test_a_weight_is_used_twice_in_one_way_only(change: dict[str, bool], what: s
         layer_from_json(hostile)
     with pytest.raises(ConfigError, match="ends on 3 features, its table has vectors of 4"):
         model_of_list([{"tied": [{"embedding": {"vocabulary": 5, "width": 4}}, {"linear": 3}]}], 20, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "what"),
+    [
+        ([{"concat": [[{"linear": 4}], [{"linear": 4}]]}, "linear"], "columns of several branches side by side"),
+        ([{"sum": [[{"linear": 4}], [{"linear": 4}, {"linear": 4}]]}, "linear"], "its branches leave columns and rows"),
+    ],
+)
+def test_branches_that_cannot_meet_on_tensor_ranks_are_refused_by_name(layers: list[Any], what: str) -> None:
+    job = PrivateJob.from_json({"model": model_to_json(model_of_list(layers, 6, 2)), "test_rows": 8})
+    fit_model(job, workers=2, stages=1, replicas=2)
+    with pytest.raises(ConfigError, match=f"cannot be split over workers: Branches .{what}"):
+        fit_model(job, workers=2, tensor=2)
+
+
+def test_a_concatenation_in_rows_trains_on_tensor_ranks_as_its_plaintext_twin() -> None:
+    ends = [{"linear": 4}, "relu", {"linear": 3}]
+    model = model_of_list([{"linear": 8}, "relu", {"linear": 8}, {"concat": [ends, [*ends, "relu"]]}, "linear"], 6, 2)
+    rng, size = np.random.default_rng(4), Topology(1, 1, 2, 1)
+    x, y = rng.normal(size=(24, 6)), rng.integers(0, 2, 24)
+    data = Dataset(x[8:], y[8:], x[:8], y[:8], 2)
+    job = PrivateJob.from_json({"model": model_to_json(model), "steps": 2, "batch": 8, "lr": 0.1, "test_rows": 8})
+    found, clear = train(job, size, data=data), train_plaintext(job, data)
+    for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
 
 
 def test_a_language_model_of_ones_own_is_fitted_on_letters() -> None:

@@ -258,6 +258,7 @@ GOOD: dict[str, Any] = {"target": {"column": "y", "values": [0, 1]}, "columns": 
         ({"columns": {"a": {"kind": "one-hot", "values": [True, False]}}}, "put words in quotes"),
         ({"columns": {"a": {"kind": "one-hot", "values": list(range(10**6))}}}, "1000000 categories, at most 64"),
         ({"columns": {"y": {"kind": "log"}}}, "the target 'y' is one of the features"),
+        ({"columns": {"a": {"kind": "log", "statistics": {"scale": float("inf")}}}}, "scale is inf .it must be finite"),
         ({"columns": {"a": "drop"}}, "every column is dropped"),
         ({"columns": []}, "columns is no mapping"),
         ({"target": {"column": "y", "values": [1, 1.0]}}, "names a value twice"),

@@ -15,7 +15,7 @@ from uvcc_engine.model.parts import Pass, Plain, StagePart, backward_parts_proto
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
 from uvcc_engine.model.secret_layer import LayerBlock
 from uvcc_engine.model.shapes import WeightShape
-from uvcc_engine.model.tensor_parallel import PartContext, PlaceContext, Placed, TensorParallel
+from uvcc_engine.model.tensor_parallel import COLUMNS, PartContext, PlaceContext, Placed, TensorParallel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,10 @@ class Branches(LayerSpec):
     @property
     def inner(self) -> tuple[LayerSpec, ...]:
         return tuple(Chain(layers) for layers in self.branches)
+
+    @property
+    def side_by_side(self) -> bool:
+        return True
 
 
 class ChainLayer(LayerBlock):
@@ -146,7 +150,7 @@ class ChainPart(Plain):
 
 
 class BranchesPart(Plain):
-    """The branches side by side, on one rank."""
+    """The branches side by side, all in one layout: what they give meets on each rank by itself."""
 
     def __init__(self, join: str, parts: Sequence[StagePart]) -> None:
         super().__init__()
@@ -202,9 +206,14 @@ def _chain_plaintext(spec: Chain, at: PlaintextContext, x: Tensor) -> Tensor:
 
 
 def _place(spec: Branches, at: PlaceContext) -> Placed:
-    if at.tensor > 1:
-        raise at.refusal(spec, f"the {spec.join} of branches is computed on one rank")
-    return at.placed(spec, "", at.layout)
+    if at.tensor == 1:
+        return at.placed(spec, "", at.layout)
+    left = sorted({one.after for one in at.inner})
+    if len(left) > 1:
+        raise at.refusal(spec, f"its branches leave {' and '.join(left)}")
+    if spec.join == CONCAT and left == [COLUMNS]:
+        raise at.refusal(spec, "columns of several branches side by side would not lie as one layer's")
+    return at.placed(spec, "", left[0])
 
 
 def _chain_place(spec: Chain, at: PlaceContext) -> Placed:
