@@ -71,7 +71,10 @@ VERBS: Final[dict[str, Verb]] = {
     "tensorboard": Verb("view", "a run's TensorBoard through its pod's SSH connection"),
     "bench": Verb("machine", "the console's own benchmarks"),
 }
-_USAGE = "usage: uvcc [VERB] [options]      (without a verb: the console; --party P: that of one domain)"
+_USAGE = """\
+usage: uvcc [VERB] [options]
+       uvcc [--read-only]      the console over all runs
+       uvcc --party P          that of one domain"""
 
 
 def module_of(verb: str) -> ModuleType:
@@ -141,6 +144,8 @@ def _guarded(args: list[str]) -> int:
 def _dispatch(args: list[str]) -> int:
     if args and args[0].partition("=")[0] == "--party":  # one domain's console
         args = ["domain", "open", *args]
+    if args and args[0] == "--read-only":  # the console without a verb, as every other flag of that name
+        args = ["console", *args]
     verb = args[0] if args else "console"
     if verb != "console" and verb not in VERBS:
         from uvcc_engine.contract.errors import ConfigError

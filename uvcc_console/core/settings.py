@@ -11,19 +11,32 @@ from typing import Any, Final
 from uvcc_console.core import paths
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing.suggest import nearest
+from uvcc_engine.contract.text import clean
 
 FILE: Final = "config.yaml"
+OSC_9: Final = "osc9"
+OSC_777: Final = "osc777"
 _LARGEST: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One setting: its key in the file, its environment variable, its default, what it is for."""
+    """One setting: its key in the file, its environment variable, its default, what it is for.
+
+    ``choices``: what it may be beside its default; none: any text.
+    """
 
     key: str
     variable: str
     default: str | bool
     about: str
+    choices: tuple[str, ...] = ()
+
+    def refused(self, value: str | bool) -> str:
+        """Why this cannot be the value; empty where it can."""
+        if not self.choices or value == self.default or value in self.choices:
+            return ""
+        return f"{self.key} is {clean(str(value), 40)!r}, and may be {' or '.join(self.choices)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +54,13 @@ KNOWN: Final = (
     Known("utc", "UVCC_UTC", False, "times in UTC"),
     Known("notify_command", "UVCC_NOTIFY_COMMAND", "", "a program that gets each notice as its last argument"),
     Known("notify_url", "UVCC_NOTIFY_URL", "", "an address that each notice is posted to, as ntfy takes them"),
-    Known("notify_terminal", "UVCC_NOTIFY_TERMINAL", False, "notices through the terminal to the desktop (OSC 9)"),
+    Known(
+        "notify_terminal",
+        "UVCC_NOTIFY_TERMINAL",
+        "",
+        "notices through the terminal to the desktop: osc9 or osc777, as it takes them; tmux needs allow-passthrough",
+        (OSC_9, OSC_777),
+    ),
 )
 
 
@@ -77,6 +96,8 @@ def _file() -> Mapping[str, Any]:
         wanted = type(names[key].default)
         if not isinstance(value, wanted):
             raise ConfigError(f"{where}: {key} is to be {'true or false' if wanted is bool else 'text'}")
+        if why := names[key].refused(value):
+            raise ConfigError(f"{where}: {why}")
     return data
 
 
@@ -88,6 +109,8 @@ def effective() -> dict[str, OwnSetting]:
         given = os.environ.get(known.variable, "")
         if given:
             value: str | bool = given not in ("0", "false") if isinstance(known.default, bool) else given
+            if why := known.refused(value):
+                raise ConfigError(f"${known.variable}: {why}")
             found[known.key] = OwnSetting(known, value, f"${known.variable}")
         elif known.key in written:
             found[known.key] = OwnSetting(known, written[known.key], str(path()))

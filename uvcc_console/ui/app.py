@@ -143,6 +143,8 @@ class UvccApp(RunConsole):
         if (lines is None or lines) and self.main.ready:
             self.main.log_lines(lines)
         if not self.source.behind:
+            if lines is None and isinstance(self.source, ReplaySource):  # wound on or back: what is there is not news
+                self.notifier.forget()
             self.notifier.look(self.snap, now, changed)
 
     def redraw(self) -> None:
@@ -301,12 +303,15 @@ def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold
             app.writer.close()
 
 
-def run_home() -> int:
-    """The start screen over all runs and profiles, and from there any run, until the operator leaves."""
+def run_home(*, readonly: bool = False) -> int:
+    """The start screen over all runs and profiles, and from there any run, until the operator leaves.
+
+    ``readonly``: nothing is started, deleted or kept, and every run is shown read-only; a halt is still possible.
+    """
     from uvcc_console.ui.home.home_app import HomeApp
 
     while True:
-        choice = HomeApp(**_look()).run()
+        choice = HomeApp(**_look(), readonly=readonly, keeps_layout=True).run()
         if choice is None:
             return 0
-        run_app(choice.run_dir, replay=choice.replay, hold=choice.hold)
+        run_app(choice.run_dir, readonly=readonly or choice.replay, replay=choice.replay, hold=choice.hold)

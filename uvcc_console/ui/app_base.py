@@ -92,6 +92,8 @@ class ConsoleApp(App[Result]):
             settings.effective()
         except UvccError as e:
             self.call_later(self.say, str(e), "warning")
+        if (wanted := str(own("theme"))) and wanted not in self.available_themes:
+            self.call_later(self.say, f"there is no theme {wanted!r}: :theme lists those that there are", "warning")
         self.theme_changed_signal.subscribe(self, lambda _: self.recolour())
 
     def recolour(self) -> None:
@@ -132,5 +134,7 @@ class ConsoleApp(App[Result]):
         self.call_later(self.refresh)
 
     def say(self, text: str, severity: Severity = "information") -> None:
-        """A short word to the operator."""
-        self.notify(clean_block(text), severity=severity, timeout=4 if severity == "information" else 7, markup=False)
+        """A short word to the operator; one that still stands there is not said again below it."""
+        said = clean_block(text)
+        if not any(note.message == said for note in self._notifications):
+            self.notify(said, severity=severity, timeout=4 if severity == "information" else 7, markup=False)

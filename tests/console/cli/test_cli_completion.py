@@ -50,6 +50,10 @@ def test_what_stands_at_the_cursor_decides() -> None:
     assert words("owner", "share", "--data=x", "--sch") == ["--schema"]
     assert words("bench", "j") == ["journal"]
     assert words("rollout", "--set", "job.loss_e") == ["job.loss_every="]
+    assert words("rollout", "--set", "job.opt") == ["job.optimizer="]
+    assert words("rollout", "--set", "job.optimizer=a") == ["job.optimizer=adam"]
+    assert words("rollout", "--set", "job.optimizer", "=") == ["job.optimizer=sgd", "job.optimizer=adam"]
+    assert words("rollout", "--set", "job.optimizer", "=", "s") == ["job.optimizer=sgd"]
     assert words("rollout", "--set", "job.lr=1", "--s") == ["--seed", "--silence", "--set"]
     assert words("rollout", "dem") == ["demo", FILES]
     assert words("verify", "cur") == ["current", FILES]
@@ -92,6 +96,7 @@ CASES = (
     ("uvcc rollout --set job.loss_e", "job.loss_every="),
     ("uvcc owner share --data row", "rows.csv"),
 )
+CUT_AT_EQUALS = "uvcc rollout demo --set link = d"  # as bash hands the words over
 
 
 @pytest.mark.parametrize("name", SHELLS)
@@ -100,7 +105,7 @@ def test_the_shell_can_read_its_script(name: str, tmp_path: Path) -> None:
     subprocess.run([shell(name), "-n", str(tmp_path / "completion")], check=True, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize(("line", "wanted"), CASES)
+@pytest.mark.parametrize(("line", "wanted"), [*CASES, (CUT_AT_EQUALS, "direct")])
 def test_bash_completes(line: str, wanted: str, env: dict[str, str], tmp_path: Path) -> None:
     *_, last = typed = line.split()
     quoted = " ".join(typed)

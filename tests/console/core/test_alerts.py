@@ -151,6 +151,10 @@ def test_gates_data_memory() -> None:
     for k in range(60):
         creeping.tick(mem_mib=200.0 + 5 * k)
     assert "memory_creep" in creeping.names()
+    once = Healthy(0)
+    for k in range(60):  # a library is loaded half-way, and no more is taken from then on
+        once.tick(mem_mib=(210.0 if k < 32 else 343.0) + k / 10)
+        assert "memory_creep" not in once.names()
     on_gpu = Healthy(0)
     for k in range(60):
         on_gpu.tick(mem_mib=200.0, gpu_mem_alloc_mib=9000.0 + 100 * k)

@@ -39,6 +39,7 @@ def test_environment_goes_before_the_file_and_the_file_before_the_default(
     [
         ("theem: nord", "no setting 'theem'"),
         ("ascii: maybe", "ascii is to be true or false"),
+        ("notify_terminal: osc8", "may be osc9 or osc777"),
         ("- a", "not a mapping"),
         ("a: [", "is not YAML"),
         ("theme: " + "x" * 70_000, "larger than"),

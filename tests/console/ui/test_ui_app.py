@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from textual.command import CommandPalette
 from textual.widgets import Input
 from ui_desk import desk, typed
 from ui_journals import RUN, Story
@@ -338,6 +339,10 @@ async def test_a_change_of_theme_repaints_everything(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         before = d.app.export_screenshot()
         await d.press("colon", *typed("theme"), "enter")
+        assert isinstance(d.app.screen, CommandPalette)  # the list of all, searched by typing
+        await d.press("escape")
+        assert d.app.theme == "uvcc-dark"
+        await d.press("colon", *typed("theme light"), "enter")
         assert d.app.theme == "uvcc-light"
         after = d.app.export_screenshot()
         assert "#d5d9e3" in before, "the dark theme's text"

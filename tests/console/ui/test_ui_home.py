@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 from ui_desk import Keyboard, typed
 from ui_journals import RUN, T0, Story
 
+from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.fleet.procs import identify
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.ui.drawing.glyphs import UNICODE
-from uvcc_console.ui.feed import home_model
+from uvcc_console.ui.feed import home_model, kept_layout
 from uvcc_console.ui.feed.home_model import Draft, draft_lines
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
 from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel, fields_of
@@ -201,6 +205,8 @@ async def test_runs_are_searched_by_words_and_figures_and_sorted() -> None:
         await pilot.press("slash", *typed("status=failed"))
         assert [r.run_dir.name for r in runs.runs] == ["failed-20261121-0116-cd34"]
         assert "1 of 3" in text_of(app)
+        await pilot.press("escape", "slash", *typed("nosuch"), "enter")
+        assert "no run matches /nosuch" in text_of(app)
         await pilot.press("escape", "slash", *typed("step>20"), "enter")
         assert {r.run_dir.name for r in runs.runs} == {RUN, "failed-20261121-0116-cd34"}
         await pilot.press("escape", "o", "o", "o")
@@ -216,9 +222,50 @@ async def test_a_run_is_held_beside_the_one_under_the_cursor() -> None:
         text = text_of(app)
         assert "held beside" in text
         assert "status" in text
+        assert re.search(r"step +\d+ +\d+ ", text), "steps are whole"
+        assert " on this disk" not in text  # that is of one run
+        shutil.rmtree(paths.runs_dir() / RUN)
+        app.screen.query_one(RunsPanel).beside = RUN
+        app.look()
+        await settle(app, pilot)
+        assert "held beside" not in text_of(app)
+        assert " kB on this disk" in text_of(app)
 
 
-async def test_a_run_that_ended_is_deleted_or_packed_after_its_name_was_typed_and_a_live_one_never() -> None:
+async def test_help_themes_and_what_a_read_only_start_screen_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    three_runs()
+    app = HomeApp(now=lambda: T0 + 600, look_s=3600, utc=True, key_time=Keyboard(), keeps_layout=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(app, pilot)
+        await pilot.press("question_mark")
+        assert "A packs one away" in " ".join(text_of(app).split())
+        await pilot.press("escape", "T")
+        assert isinstance(app.screen, CommandPalette)
+        await pilot.press("escape")
+        app.theme = "nord"
+        await pilot.press("q")
+    assert kept_layout.load().theme == "nord"
+    app = HomeApp(now=lambda: T0 + 600, look_s=3600, key_time=Keyboard(), keeps_layout=True, readonly=True)
+    async with app.run_test(size=(160, 50)) as pilot:
+        await settle(app, pilot)
+        assert app.theme == "nord"
+        shown = text_of(app)
+        assert "archive" not in shown
+        app.screen.query_one(RunsPanel).current = RUN
+        for key in ("X", "n"):
+            await pilot.press(key)
+        await pilot.press("enter")
+        assert len(app.screen_stack) == 1
+        said = {n.message for n in app._notifications}
+        assert said == {f"{what}: read-only: start uvcc without --read-only" for what in ("delete", "new run")}
+        app.theme = "dracula"
+        await pilot.press("q")
+    assert kept_layout.load().theme == "nord"
+
+
+async def test_a_run_that_ended_is_deleted_or_packed_after_its_name_was_typed_and_a_live_one_never(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     three_runs()
     async with home() as (app, pilot):
         runs = app.screen.query_one(RunsPanel)
@@ -239,6 +286,22 @@ async def test_a_run_that_ended_is_deleted_or_packed_after_its_name_was_typed_an
         with tarfile.open(packed) as found:
             assert f"{RUN}/journal.sqlite" in found.getnames()
         assert [p.name for p in paths.runs_dir().iterdir()] == ["live-20261121-0117-ef56"]
+    assert main(["runs", "--archived"]) == 0
+    assert main(["runs", "--unpack", RUN]) == 0
+    assert (paths.run_dir(RUN) / "journal.sqlite").is_file()
+    assert not packed.exists()
+    assert main(["runs", "--unpack", RUN]) == 1  # nothing of that name is packed any more
+    assert main(["runs", "--archive", "live-20261121-0117-ef56"]) == 1
+    assert main(["runs", "--archive", RUN]) == 0
+    with tarfile.open(paths.data_dir() / "archive" / "evil.tar.gz", "w:gz") as evil:
+        member = tarfile.TarInfo("../../elsewhere")
+        evil.addfile(member)
+    assert main(["runs", "--unpack", "evil"]) == 2
+    assert not (paths.data_dir() / "elsewhere").exists()
+    assert {p.name for p in paths.runs_dir().iterdir()} == {"live-20261121-0117-ef56"}
+    said = capsys.readouterr()
+    assert f" kB  {RUN}" in said.out
+    assert "not proven gone" in said.err
 
 
 # ---- settings as fields, profiles of one's own
@@ -263,9 +326,16 @@ async def test_enter_on_a_setting_changes_it_and_tab_completes_its_key() -> None
         assert screen.query_one("#line", Input).value == "topology.replicas="
         await pilot.press("0", "enter")
         await settle(app, pilot)
+        assert fields.fields["topology.replicas"] == "0"  # wrong as it is, it stands where it was typed
         assert "topology.replicas" in screen.plan.error
         assert "topology.replicas" in text_of(app)
         assert not screen.query_one(WizardFooter).ready
+        await pilot.press("e", *typed("job.optimizer=a"), "tab")
+        assert screen.query_one("#line", Input).value == "job.optimizer=adam "
+        await pilot.press("escape")
+        fields.current = "job.optimizer"
+        await pilot.press("enter")
+        assert "sgd or adam." in text_of(app)  # what the setting means
 
 
 def test_settings_are_written_as_they_are_typed() -> None:

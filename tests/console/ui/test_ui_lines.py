@@ -88,7 +88,8 @@ async def test_a_replay_goes_to_moments_and_marks_and_gives_no_past_advice(folde
         assert "R retries" not in d.text
         assert "r resumes" not in d.text
         assert "t tear down" not in d.text
-        assert "next mark" in d.text
+        assert "{ } marks" in d.text
+        assert "? help" in d.text
         here = source.now()
         await d.press("left_curly_bracket")
         before = source.now()

@@ -58,6 +58,24 @@ def test_the_same_alert_is_not_repeated_within_a_minute() -> None:
     assert len(said) == 2
 
 
+def test_what_is_true_of_several_workers_is_one_word_and_a_recording_wound_on_says_nothing() -> None:
+    story = Story(replicas=2).full(3)
+    said: list[Note] = []
+    notifier = Notifier(said.append)
+    notifier.look(fold(story.events), story.now)
+    for n, coord in enumerate(story.coords):
+        story.add(ev.Alert(level="warn", name="memory_creep", text=f"{300 + n} MiB", subject=coord))
+    story.add(ev.Alert(level="error", name="disk_filling", text="full", subject="p0r0"))
+    notifier.look(fold(story.events), story.now)
+    first, *others = story.coords
+    told = f"{first}: 300 MiB (and {', '.join(others[:3])}, {len(others) - 3} more)"
+    assert said == [Note("warn", told), Note("error", "p0r0: full")]
+    notifier.forget()
+    story.add(alert("slow"), 1.0)
+    notifier.look(fold(story.events), story.now)
+    assert len(said) == 2
+
+
 @pytest.mark.parametrize(
     ("build", "level", "text"),
     [
@@ -207,13 +225,24 @@ def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
 def test_the_ways_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     assert notices.ways(None, written.append, written.append) is None
-    monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "1")
+    monkeypatch.delenv("TMUX", raising=False)
+    monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "osc9")
     send = notices.ways(None, written.append, written.append)
     assert send is not None
     send(Note("error", "P1 lost\x1b]0;evil\x07; halted"))
     assert written[0].startswith("\x1b]9;P1 lost")
     assert written[0].count("\x1b") == 1
     assert written[0].count("\x07") == 1
+    monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "osc777")
+    monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
+    send = notices.ways(None, written.append, written.append)
+    assert send is not None
+    send(Note("warn", "a; b"))
+    assert written[1] == "\x1bPtmux;\x1b\x1b]777;notify;uvcc;a, b\x07\x1b\\"
+    monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "growl")
+    with pytest.raises(ConfigError, match="may be osc9 or osc777"):
+        notices.ways(None, written.append, written.append)
+    monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "")
     monkeypatch.setenv("UVCC_NOTIFY_URL", "file:///etc/passwd")
     with pytest.raises(ConfigError, match="no web address"):
         notices.ways(None, written.append, written.append)

@@ -351,11 +351,13 @@ def test_alerts_stand_below_the_gates_with_their_hints() -> None:
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 def test_the_time_line_marks_what_happened_and_where_we_are(glyphs: object) -> None:
     view = View(glyphs=glyphs)  # type: ignore[arg-type]
-    line = scrub.scrub_line(Tape(0, 100, 50, 4, True, ((25, "warn"), (75, "bad"))), view, 127)
+    line = scrub.scrub_line(Tape(0, 100, 50, 4, True, ((25, "warn"), (75, "bad"))), view, 101 + scrub.LEFT)
     cells = [(c, role) for text, role in line for c in text][scrub.LEFT :]
-    assert cells[50][0] == view.glyphs.live
-    assert [i for i, (c, r) in enumerate(cells) if r == "warn"] == [25]
-    assert [i for i, (c, r) in enumerate(cells) if r == "bad"] == [75]
+    assert cells[49][0] == view.glyphs.live
+    assert [i for i, (c, r) in enumerate(cells) if r == "warn"] == [24]
+    assert [i for i, (c, r) in enumerate(cells) if r == "bad"] == [74]
+    far = "".join(text for text, _ in scrub.scrub_line(Tape(0, 45_240, 3720, 1, True, ()), view, 80))
+    assert "1 h 02 m of 12 h 34 m " in far  # with its speed apart from it
 
 
 async def test_a_click_on_the_time_line_goes_there(folder: Path) -> None:

@@ -59,4 +59,9 @@ def test_how_far_it_is_stands_before_a_cost_of_nothing(width: int) -> None:
         assert "eta" in text
     crumbs = track_line(replace(view, crumbs=("overview", "Fleet", "p0r0")), width)
     assert width_of(crumbs) <= width
-    assert "overview > Fleet > p0r0" in plain(crumbs)
+    assert ("overview > Fleet > p0r0" if width > 70 else "p0r0") in plain(crumbs)
+    far = track_line(replace(view, crumbs=("overview", "Fleet", "Charts", "Log", "NCCL & plane", "Ledger")), width)
+    assert width_of(far) <= width
+    assert " Ledger " in plain(far)
+    for lamp in ("cond ", "haltd ", "ssh ", "relay ", "lease "):  # however far one went
+        assert lamp.replace("cond ", "cond" if width < 150 else "conductor") in plain(far) or width >= 150

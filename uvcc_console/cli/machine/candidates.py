@@ -29,14 +29,25 @@ class Candidate(NamedTuple):
 
 def candidates(words: Sequence[str]) -> list[Candidate]:
     """What may stand in place of the last of ``words``, those after ``uvcc``; it may be empty or begun."""
-    *before, begun = words or [""]
+    *before, begun = glued(words) or [""]
     found = _verbs() if not before else _of_verb(before, begun)
     return [c for c in found if c.word == FILES or c.word.startswith(begun)]
 
 
+def glued(words: Sequence[str]) -> list[str]:
+    """The words as they were typed: bash cuts them at ``=`` and gives that sign as a word of its own."""
+    out: list[str] = []
+    for i, word in enumerate(words):
+        if out and (word == "=" or (i and words[i - 1] == "=")):
+            out[-1] += word
+        else:
+            out.append(word)
+    return out
+
+
 def _verbs() -> Iterator[Candidate]:
     yield from (Candidate(verb, about.does) for verb, about in VERBS.items())
-    yield from (Candidate(flag) for flag in ("--help", "--version", "--party"))
+    yield from (Candidate(flag) for flag in ("--help", "--version", "--party", "--read-only"))
 
 
 def _of_verb(before: Sequence[str], begun: str) -> Iterator[Candidate]:
@@ -60,7 +71,7 @@ def _of_verb(before: Sequence[str], begun: str) -> Iterator[Candidate]:
         else:
             given.append(word)
     if awaited is not None:
-        yield from _values(awaited)
+        yield from _values(awaited, begun)
     elif begun.startswith("-"):
         yield from _options(parser, seen)
     else:
@@ -92,15 +103,20 @@ def _positional(parser: argparse.ArgumentParser, at: int) -> Iterator[Candidate]
             yield from _values(last)
 
 
-def _values(action: argparse.Action) -> Iterator[Candidate]:
-    """What a value of an option or a place may be; nothing where nobody can tell."""
+def _values(action: argparse.Action, begun: str = "") -> Iterator[Candidate]:
+    """What a value of an option or a place may be, where so much of it is typed; nothing where nobody can tell."""
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     if action.choices:
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif metavar == "KEY=VALUE":
         from uvcc_console.plan.meanings import MEANINGS
 
-        yield from (Candidate(f"{key}=", _told(said)) for key, said in MEANINGS.items())
+        if "=" in begun:
+            from uvcc_console.plan.key_choices import offered
+
+            yield from map(Candidate, offered(begun))
+        else:
+            yield from (Candidate(f"{key}=", _told(said)) for key, said in MEANINGS.items())
     elif metavar == "TOPIC":
         from uvcc_console.report import manual
 

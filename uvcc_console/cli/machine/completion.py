@@ -18,6 +18,9 @@ _uvcc() {
         while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$word")
         compopt -o filenames 2>/dev/null
     fi
+    if [ "$word" = "=" ] || [ "${COMP_WORDS[COMP_CWORD-1]}" = "=" ]; then  # what stands before the sign is kept
+        COMPREPLY=("${COMPREPLY[@]#*=}")
+    fi
     case "${COMPREPLY[0]-}" in *=) compopt -o nospace 2>/dev/null ;; esac
 }
 complete -F _uvcc uvcc"""

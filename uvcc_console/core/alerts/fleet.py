@@ -11,13 +11,14 @@ from uvcc_console.core.snapshot import Snapshot
 
 CREEP = 1.3
 LEAST_MIB = 64.0
+STEADY = 0.2  # of the whole growth, between each third and the next
 DISK_FULL_S = 3600.0
 PATH_DEAD_S = 30.0
 SPENT = 0.9
 
 
 def memory_creep(s: Snapshot, now: float) -> Iterator[Finding]:
-    """Memory, also a GPU's, grows and does not come back: higher in each third of what is known, and by much in all."""
+    """Memory, also a GPU's, grows and does not come back: well higher in each third of what is known than before."""
     hint = "something is kept from step to step; a stack dump may show it"
     for w in training(s):
         grown = [words for name, where in _MEMORIES if (words := _grown(line(s, w.coord, name).ys(), where))]
@@ -33,7 +34,8 @@ def _grown(ys: Sequence[float], where: str) -> str:
         return ""
     third = len(ys) // 3
     early, mid, late = (middle(ys[k * third : (k + 1) * third]) for k in range(3))
-    if early < mid < late and late > CREEP * early and late - early > LEAST_MIB:
+    least = STEADY * (late - early)  # what is loaded once, such as a compiled loop, is one step and no creep
+    if mid - early > least and late - mid > least and late > CREEP * early and late - early > LEAST_MIB:
         return f"{late:.0f} MiB{where}, was {early:.0f} MiB"
     return ""
 

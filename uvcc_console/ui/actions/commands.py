@@ -17,6 +17,7 @@ from uvcc_console.ui.actions import saved_screens, typing_offers
 from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.notices import Note
 from uvcc_console.ui.actions.view_actions import ViewActions
+from uvcc_console.ui.drawing.theme import DARK, LIGHT
 from uvcc_console.ui.feed.run_processes import see_to
 from uvcc_console.ui.feed.source import ReplaySource
 from uvcc_console.ui.halting.uncover import Uncover, make_room
@@ -71,6 +72,8 @@ class Commands(ViewActions, LogActions):
         if self.left:
             return
         why = action.reason(self.app.context())
+        if why and by_key and action.id == "back":
+            return  # Esc is pressed to be sure of the overview, which needs no word
         if why:
             self.app.say(f"{action.name}: {why}", "warning")
             return
@@ -168,6 +171,9 @@ class Commands(ViewActions, LogActions):
 
         app, s = self.app, self.app.snap
         if isinstance(app.screen, ConfirmScreen):
+            return
+        if s.ended:
+            app.say(f"nothing to halt: the run has ended ({s.status.replace('_', ' ')})", "warning")
             return
 
         def answered(yes: bool | None) -> None:
@@ -370,15 +376,19 @@ class Commands(ViewActions, LogActions):
         self.app.action_command_palette()
 
     def do_theme(self, text: str) -> None:
-        """The theme that is named, else light or dark."""
-        name = text.strip()
+        """The theme that is named, light or dark; without a name the list of all."""
+        name = {"light": LIGHT.name, "dark": DARK.name}.get(text.strip(), text.strip())
+        if not name:
+            if halting(self.app.snap):
+                self.app.say("theme: a halt is under way and would be covered; :theme NAME sets one", "warning")
+            else:
+                self.app.search_themes()
+                make_room(self.app.screen, self.app.main)
+            return
         if name and name not in self.app.available_themes:
             self.app.say(f"no theme {name!r}; there are {', '.join(sorted(self.app.available_themes))}", "warning")
             return
-        if name:
-            self.app.theme = name
-            return
-        self.app.theme = "uvcc-light" if self.app.current_theme.dark else "uvcc-dark"
+        self.app.theme = name
 
     def do_panel(self, which: str) -> None:
         """Show one panel alone, or all of them again."""

@@ -5,6 +5,7 @@ What a way does or fails to do is its own affair, but that it failed is said onc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,9 +30,13 @@ class Note:
 NoticeWay = Callable[[Note], None]
 
 
-def desktop(text: str) -> str:
-    """The terminal's own notification (OSC 9), which iTerm2, kitty, WezTerm, ghostty and others show."""
-    return f"\x1b]9;{clean(text, 200).replace(';', ',')}\x07"
+def desktop(text: str, form: str = settings.OSC_9, *, in_tmux: bool = False) -> str:
+    """The terminal's own notification: OSC 9 as iTerm2, kitty, WezTerm and ghostty take it, or OSC 777 as urxvt, foot
+    and VTE do, which has a title. tmux hands it on where ``allow-passthrough`` is on.
+    """
+    said = clean(text, 200).replace(";", ",")
+    code = f"\x1b]777;notify;uvcc;{said}\x07" if form == settings.OSC_777 else f"\x1b]9;{said}\x07"
+    return "\x1bPtmux;" + code.replace("\x1b", "\x1b\x1b") + "\x1b\\" if in_tmux else code
 
 
 def post(url: str, failed: Say) -> NoticeWay:
@@ -63,8 +68,9 @@ def ways(program: Say | None, write: Say, failed: Say) -> NoticeWay | None:
         found.append(lambda note: program(note.text))
     if url := settings.text("notify_url"):
         found.append(post(url, failed))
-    if settings.truth("notify_terminal"):
-        found.append(lambda note: write(desktop(note.text)))
+    if form := settings.text("notify_terminal"):
+        in_tmux = bool(os.environ.get("TMUX"))
+        found.append(lambda note: write(desktop(note.text, form, in_tmux=in_tmux)))
     if not found:
         return None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from uvcc_console.core import settings
 from uvcc_console.core.shown import CHANGED, Changes, shown
@@ -16,6 +16,7 @@ from uvcc_console.ui.actions.notices import Note, NoticeWay
 from uvcc_console.ui.judging.view import holding
 
 AGAIN_S = 60.0
+NAMED = 3  # subjects that a word names beside the first
 
 
 def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
@@ -38,6 +39,18 @@ def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
     return None
 
 
+def together(alerts: Sequence[LogEntry]) -> list[tuple[LogEntry, list[str]]]:
+    """The first alert of each name and level, with the others it is true of: one word for a fleet, not one a worker."""
+    first: dict[tuple[str, str], tuple[LogEntry, list[str]]] = {}
+    for a in alerts:
+        kind = (a.alert or a.text, a.level)
+        if kind in first:
+            first[kind][1].append(a.source)
+        else:
+            first[kind] = (a, [])
+    return list(first.values())
+
+
 class Notifier:
     """Remembers what was said. ``say`` shows a note; ``send`` hands it to the operator's own program."""
 
@@ -56,16 +69,23 @@ class Notifier:
             if state is not None and state != self._state:
                 self._tell(state, now)
             known = {(a.ts, a.text) for a in self._alerts}
-            for a in alerts:
-                if (a.ts, a.text) not in known and a.level in ("warn", "error") and holding(s, now) is None:
-                    self._tell(Note(a.level, f"{a.source}: {a.text}"), now)
+            fresh = [a for a in alerts if (a.ts, a.text) not in known and a.level in ("warn", "error")]
+            for a, also in together(fresh) if holding(s, now) is None else ():
+                others = also if len(also) <= NAMED else [*also[:NAMED], f"{len(also) - NAMED} more"]
+                more = f" (and {', '.join(others)})" if others else ""
+                self._tell(Note(a.level, f"{a.source}: {a.text}"), now, more)
         self._started = True
         self._state, self._alerts = state, alerts
 
-    def _tell(self, note: Note, now: float) -> None:
+    def forget(self) -> None:
+        """What comes next was there before: a recording has been wound on or back."""
+        self._started = False
+
+    def _tell(self, note: Note, now: float, more: str = "") -> None:
         if now - self._said.get(note.text, float("-inf")) < AGAIN_S:
             return
         self._said[note.text] = now
+        note = Note(note.level, note.text + more)
         self._say(note)
         if self._send is not None:
             self._send(note)

@@ -29,11 +29,11 @@ def words(app: RunConsole, kind: str, text: str) -> list[str]:
     if command in _PODS:
         return list(app.snap.pods)
     if command in ("sort", "columns"):
-        return [*(("worst", "place", "desc") if command == "sort" else ("usual",)), *COLUMNS]
+        return [*(("worst", "place", "asc", "desc") if command == "sort" else ("usual",)), *COLUMNS]
     if command == "compare":
         return [] if app.alone else compared.others(app.run_dir)
     if command == "theme":
-        return sorted(app.available_themes)
+        return ["dark", "light", *sorted(app.available_themes)]
     if command == "view":
         return [str(p.relative_to(app.run_dir / "artifacts")) for p in texts(app.run_dir)[:MOST]]
     if command == "goto":

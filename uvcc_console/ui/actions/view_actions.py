@@ -115,14 +115,18 @@ class ViewActions(PodActions):
     # ---- fleet and charts
 
     def do_sort(self, text: str) -> None:
-        """Sort the fleet by a column, ``worst`` or ``place``; ``desc`` the other way round."""
+        """Sort the fleet by a column, ``worst`` or ``place``; ``asc`` and ``desc`` of a column say which way."""
         name, _, way = text.strip().partition(" ")
         try:
             key = name if name in ("worst", "place") else (parse_columns(name) or ("worst",))[0]
         except ConfigError as e:
             self.app.say(str(e), "warning")
             return
-        self.app.main.query_one(FleetPanel).sort_by(key, reverse=way.startswith(("d", "r")))
+        fleet = self.app.main.query_one(FleetPanel)
+        if key in ALL_COLUMNS and way[:1] in ("a", "d"):
+            fleet.sort_by(key, falling=way.startswith("d"))
+        else:
+            fleet.sort_by(key, reverse=way.startswith(("d", "r")))
 
     def do_columns(self, text: str) -> None:
         """Choose the fleet's columns; ``usual`` brings those back that this kind of run has."""

@@ -105,6 +105,7 @@ class Draft:
     quote: Quote | None = None
     error: str = ""
     doubt: str = ""  # why a command could not be held
+    asking: bool = False  # whether the provider is being asked for the price
 
     @property
     def hourly(self) -> float | None:
@@ -220,6 +221,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     lines += _pair("pods", f"{len(plan.requests)} on {providers}" + (f", {p.fleet.gpu}" if p.fleet.gpu else ""), width)
     if elsewhere := _elsewhere(p.fleet):
         lines += _pair("stock", elsewhere, width)
+    lines.append(price_line(draft, width, g))
     lines += _pair("link", p.link, width)
     smoke = plan.phases.get("smoke")
     lines += _pair(
@@ -235,25 +237,37 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     lines += _pair("stages", f" {g.dot} ".join(plan.stages), width)
     if draft.settings:
         lines += _pair("set", "  ".join(draft.settings), width, "accent")
-    lines.append([("", "")])
-    lines += _quote_lines(draft, width, g)
+    if more := _quote_lines(draft, width, g):
+        lines += [[("", "")], *more]
     return lines
 
 
-def _quote_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
+def price_line(draft: Draft, width: int, g: Glyphs) -> Line:
+    """What an hour costs, or that nobody can tell yet."""
     if draft.error:
-        return list(wrap([(f"{g.fail} {clean(draft.error)}", "bad")], width))
+        return [("price     ", "muted"), (f"{g.fail} none: see below", "bad")]
     if draft.quote is None:
-        return [[("price     ", "muted"), ("asking the provider", "warn")]]
+        words = ("asking the provider", "warn") if draft.asking else ("asked of the provider before it starts", "muted")
+        return [("price     ", "muted"), words]
     q = draft.quote
-    first: list[Span] = [
+    line: list[Span] = [
         ("price     ", "muted"),
         (f"${q.hourly:.2f}/h", "title"),
         (f" for {counted(len(q.lines), 'pod')}", "muted"),
     ]
     if q.wallet is not None:
-        first.append((f", wallet ${q.wallet:.2f}", "muted"))
-    lines: list[Line] = [cut(first, width)]
+        line.append((f", wallet ${q.wallet:.2f}", "muted"))
+    return cut(line, width)
+
+
+def _quote_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
+    """What is wrong with the plan; else the pods' prices one by one, and how many offers each wish has left."""
+    if draft.error:
+        return list(wrap([(f"{g.fail} {clean(draft.error)}", "bad")], width))
+    if draft.quote is None:
+        return []
+    q = draft.quote
+    lines: list[Line] = []
     for line in q.lines[:24] if q.hourly else ():
         request = line.request
         where = f"{line.provider} {line.region}".strip()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -16,33 +16,47 @@ from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from uvcc_console.core import paths
+from uvcc_console.runs import keeping
 from uvcc_console.ui.app_base import ConsoleApp, KeyTime
 from uvcc_console.ui.drawing.format import clock
-from uvcc_console.ui.drawing.paint import Line, spread
+from uvcc_console.ui.drawing.paint import Line, Span, spread, width_of
 from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.feed.home_model import Draft, RunSummary
+from uvcc_console.ui.feed.kept_layout import keep, load
 from uvcc_console.ui.feed.source import WallTime
-from uvcc_console.ui.home import keeping
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel
 from uvcc_console.ui.panels.result import home_short
 from uvcc_console.ui.screens.confirm import ConfirmScreen
+from uvcc_console.ui.screens.viewer import ViewerScreen
 from uvcc_console.ui.widgets.bars import Bar
 from uvcc_console.ui.widgets.list_panel import ListPanel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 LOOK_S = 1.0
+READ_ONLY = "read-only: start uvcc without --read-only"
 KEYS = (
-    ("enter", "open or start"),
+    ("enter", "open"),
     ("p", "replay"),
     ("n", "new run"),
     ("/", "search"),
-    ("c", "compare"),
-    ("tab", "other panel"),
+    ("?", "help"),
     ("q", "leave"),
+    ("c", "compare"),
+    ("o", "sort"),
+    ("A", "archive"),
+    ("X", "delete"),
+    ("T", "themes"),
+    ("tab", "other panel"),
+)
+HELP = (
+    "1, 2, n, Tab: the runs, the profiles, the other panel",
+    "F9: open the live run under the cursor and hold it; with one live run from anywhere",
+    "T: the list of themes; the one that is chosen is kept",
+    "q: leave; live runs go on",
 )
 
 
@@ -70,9 +84,16 @@ class HomeFooter(Bar):
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         live = any(r.live for r in self.screen.query_one(RunsPanel).runs)
-        line = [(" F9 ", "alarm" if live else "grey"), (" HALT the live run", "title" if live else "faint")]
+        line: list[Span] = [(" F9 ", "grey"), (" HALT", "faint")]
+        line = [(" F9 ", "alarm"), (" HALT the live run", "title")] if live else line
+        barred = ("n", "A", "X") if cast("HomeApp", self.app).readonly else ()
         for key, name in KEYS:
-            line += [("  ", ""), (key, "key"), (f" {name}", "muted")]
+            part: list[Span] = [("  ", ""), (key, "key"), (f" {name}", "muted")]
+            if key in barred:
+                continue
+            if width_of(line) + width_of(part) > width - 2:
+                break
+            line += part
         return [spread(line, [], width)]
 
 
@@ -107,6 +128,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         ("A", "archive", "archive"),
         ("X", "delete", "delete"),
         ("question_mark", "help", "help"),
+        ("T", "themes", "themes"),
     ]
 
     def __init__(
@@ -117,8 +139,14 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         ascii_only: bool = False,
         utc: bool = False,
         key_time: KeyTime = lambda event: event.time,
+        readonly: bool = False,
+        keeps_layout: bool = False,
     ) -> None:
         super().__init__(ascii_only=ascii_only, utc=utc, key_time=key_time)
+        self.readonly = readonly
+        self._keeps = keeps_layout
+        self._usual_theme = self.theme
+        self._weighed = ""
         self._now = now
         self._look_s = look_s
         self._known: dict[str, RunSummary] = {}
@@ -134,6 +162,8 @@ class HomeApp(ConsoleApp[RunChoice | None]):
     def _begin(self) -> None:
         if not self.glyphs.braille:
             self._home.add_class("-ascii")
+        if self._keeps and (kept := load().theme) in self.available_themes:
+            self.theme = kept
         self.recolour()
         self.look()
         self.set_interval(self._look_s, self.look)
@@ -143,10 +173,15 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         """Read how the runs stand."""
         found = home_model.find_runs(self._known)
         self._known = {r.run_dir.name: r for r in found}
-        self._home.query_one(RunsPanel).runs = found
+        panel = self._home.query_one(RunsPanel)
+        panel.runs = found
+        panel.beside = panel.beside if panel.beside in self._known else ""
         about = self._home.query_one(AboutPanel)
         if not isinstance(about.subject, Draft):
             about.subject = self._current_run()
+            about.beside = self._known.get(panel.beside)
+            if about.subject is not None and about.subject.run_dir.name != self._weighed:
+                self._weigh(about.subject.run_dir)
         self.redraw()
 
     @work(thread=True, exit_on_error=False, group="profiles")
@@ -194,7 +229,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
 
     @work(thread=True, exclusive=True, exit_on_error=False, group="size")
     def _weigh(self, run_dir: Path) -> None:
-        worker = get_current_worker()
+        worker, self._weighed = get_current_worker(), run_dir.name
         words = keeping.size_words(keeping.size_of(run_dir))
         if not worker.is_cancelled:
             self.call_from_thread(self._show_size, run_dir, words)
@@ -215,6 +250,9 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         if isinstance(event.panel, RunsPanel):
             self._open(self._known[event.name])
             return
+        if self.readonly:
+            self.say(f"new run: {READ_ONLY}", "warning")
+            return
         from uvcc_console.ui.screens.wizard import WizardScreen
 
         def done(run_dir: Path | None) -> None:
@@ -224,6 +262,21 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         self.push_screen(WizardScreen(event.name), done)
 
     # ---- keys
+
+    def exit(self, result: RunChoice | None = None, return_code: int = 0, message: Any = None) -> None:
+        """Leave, remembering the theme where it was chosen here."""
+        if self._keeps and not self.readonly:
+            theme = "" if self.theme == self._usual_theme else self.theme
+            try:
+                if load().theme != theme:
+                    keep(replace(load(), theme=theme))
+            except UvccError as e:
+                message = f"the theme is not kept: {e}"
+        super().exit(result, return_code, message)
+
+    def action_themes(self) -> None:
+        """The list of themes, searched by typing."""
+        self.search_themes()
 
     def action_leave(self) -> None:
         """Leave the console; live runs go on."""
@@ -283,7 +336,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
 
     def action_archive(self) -> None:
         """Pack the run under the cursor away, after asking."""
-        self._part_with("Archive", "Its folder becomes one packed file beside the runs; replay needs it unpacked.")
+        self._part_with("Archive", "Its folder becomes one packed file; uvcc runs --unpack brings it back.")
 
     def action_delete(self) -> None:
         """Delete the run under the cursor, after asking."""
@@ -292,6 +345,9 @@ class HomeApp(ConsoleApp[RunChoice | None]):
     def _part_with(self, what: str, warning: str) -> None:
         run = self._current_run()
         if run is None or not isinstance(self._home.focused, RunsPanel):
+            return
+        if self.readonly:
+            self.say(f"{what.lower()}: {READ_ONLY}", "warning")
             return
         if why := keeping.cannot_go(run.snap, run.live):
             self.say(f"{what.lower()}: {why}", "warning")
@@ -309,7 +365,8 @@ class HomeApp(ConsoleApp[RunChoice | None]):
     def _part(self, what: str, run_dir: Path) -> None:
         try:
             if what == "Archive":
-                said = f"{run_dir.name} is packed in {keeping.archive(run_dir)}"
+                made = keeping.archive(run_dir)
+                said = f"{run_dir.name} is packed in {made}, {keeping.size_words(made.stat().st_size)}"
             else:
                 keeping.delete(run_dir)
                 said = f"{run_dir.name} is deleted"
@@ -328,6 +385,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         self._home.query_one(RunsPanel).focus()
 
     def action_help(self) -> None:
-        """What the panel under the cursor is for."""
+        """What the panel under the cursor is for, then the keys of all of them."""
         focused = self._home.focused
-        self.say(focused.context_help() if isinstance(focused, ListPanel | AboutPanel) else "Tab changes the panel")
+        about = [focused.context_help(), ""] if isinstance(focused, ListPanel | AboutPanel) else []
+        self.push_screen(ViewerScreen("Help", [*about, *HELP]))

@@ -104,12 +104,7 @@ def fleet_lines(
     mark = sort_sign(view, state)
     lines: list[Line] = [head(chosen, sorted_by=state.sort, mark=mark)]
     if not rows:
-        what = (
-            f"nothing matches /{view.filter.source}"
-            if view.filter
-            else "no pods yet: they appear when provisioning starts"
-        )
-        lines.append([(f"  {what}", "muted")])
+        lines.append([(f"  {nothing_words(view)}", "muted")])
     for row in rows:
         under = "sel" if focused and key_of(row) == state.cursor else ""
         lines.append(
@@ -121,6 +116,13 @@ def fleet_lines(
             )
         )
     return [cut(line, width) for line in lines]
+
+
+def nothing_words(view: View) -> str:
+    """Why no worker is shown."""
+    if view.filter:
+        return f"nothing matches /{view.filter.source}"
+    return "no pods yet: they appear when provisioning starts"
 
 
 def labels(count: int) -> list[str]:
@@ -193,7 +195,7 @@ class FleetPanel(Panel):
             rows = visible_rows(view, replace(self.state, sort="place"))
             lines = grid_lines(view, rows, width, cursor=self._shown_cursor(), marked=self.state.marked)
             if not rows:
-                lines = [[(f"nothing matches /{view.filter.source}", "muted")]]
+                lines = [[(nothing_words(view), "muted")]]
         else:
             lines = fleet_lines(view, self.state, width, focused=self.has_focus, jump=self.jump)
         roomy = self.app.size.height >= ROOMY or self.has_class("-paged")
@@ -307,9 +309,14 @@ class FleetPanel(Panel):
         self.state = replace(self.state, reverse=not self.state.reverse)
         self.redraw()
 
-    def sort_by(self, name: str, *, reverse: bool = False) -> None:
-        """Sort by a column, ``worst`` or ``place``; by the same again: the other way round."""
-        again = name == self.state.sort and not reverse
+    def sort_by(self, name: str, *, reverse: bool = False, falling: bool | None = None) -> None:
+        """Sort by a column, ``worst`` or ``place``; by the same again: the other way round.
+
+        ``falling``: which way a column shall run, whatever it does by itself.
+        """
+        if falling is not None:
+            reverse = COLUMNS[name].falls != falling
+        again = name == self.state.sort and not reverse and falling is None
         self.state = replace(self.state, sort=name, reverse=not self.state.reverse if again else reverse, board=False)
         self.redraw()
 

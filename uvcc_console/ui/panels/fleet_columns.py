@@ -153,7 +153,7 @@ _ALL: Final = (
     FleetColumn(_c("temp", "temp", 5, "r", 8), _vital("temp"), _limits(_vital("temp"), 87, 93, "°C"), falls=True),
     FleetColumn(_c("power", "power", 6, "r", 9), _vital("power"), _limits(_vital("power"), 1e9, 1e9, " W"), falls=True),
     FleetColumn(_c("cpu", "CPU", 5, "r", 10), _vital("cpu"), _limits(_vital("cpu"), 1e9, 1e9, " %"), falls=True),
-    FleetColumn(_c("mem", "MiB", 6, "r", 9), _beat("mem_mib"), _number(_beat("mem_mib"), 5), falls=True),
+    FleetColumn(_c("mem", "MiB", 6, "r", 9), _beat("mem_mib"), _limits(_beat("mem_mib"), 1e9, 1e9, ""), falls=True),
     FleetColumn(_c("trend", "step time", TREND, "r", 12), _vital("step_s"), _trend, falls=True),
     FleetColumn(_c("waits", "waits for", 14, "l", 11), lambda r: str(Waiting.of(r.beat) or ""),
                 lambda v, r, s: (clean(str(Waiting.of(r.beat) or "")), "warn"), falls=True),
@@ -197,8 +197,8 @@ def chosen(view: View, names: Sequence[str]) -> list[Column]:
     if names:
         wanted = [Column(c.key, c.title, c.width, c.align, i, c.stretch) for i, c in enumerate(wanted)]
     if names and not any(c.stretch for c in wanted):
-        last = wanted[-1]
-        wanted[-1] = Column(last.key, last.title, last.width, last.align, last.importance, True)
+        last = wanted[-1]  # a number stays beside its neighbour, a text may be long
+        wanted[-1] = replace(last, stretch=True, most=last.width if last.align == "r" else 0)
     longest = max((len(p) for p in view.snap.pods), default=0)
     return [CURSOR, *(replace(c, most=max(c.width, longest)) if c.stretch and c.key == "pod" else c for c in wanted)]
 

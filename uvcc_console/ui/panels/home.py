@@ -121,8 +121,9 @@ class RunsPanel(ListPanel):
     BINDINGS: ClassVar[list[BindingType]] = [("o", "sort", "sort"), ("c", "beside", "compare")]
     help = (
         "The runs of this machine. Enter shows one, p plays it back, F9 opens a live one and holds it. / searches by "
-        "name, profile, job and state (loss<0.5, spent>10, status=failed), o sorts by the next column, c holds a run "
-        "beside the one under the cursor, A packs one away, X deletes one."
+        "name, profile, job and state (loss<0.5, spent>10, status=failed), Esc shows all again, o sorts by the next "
+        "column, c holds a run beside the one under the cursor, A packs one away (uvcc runs --unpack brings it back), "
+        "X deletes one."
     )
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -145,6 +146,8 @@ class RunsPanel(ListPanel):
         self.known = found
 
     def empty(self) -> str:
+        if self.known and self.search:
+            return f"no run matches /{self.search.source}: Esc shows all {len(self.known)}"
         return "no runs yet: choose a profile and press Enter"
 
     def _columns(self, width: int) -> list[tuple[Column, int]]:
@@ -171,8 +174,10 @@ class RunsPanel(ListPanel):
         return words, ("" if self.sort == "created" else f"by {self.sort}")
 
     def action_sort(self) -> None:
-        """Sort by the next column."""
-        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        """Sort by the next column that is shown, at last by the age of the runs again."""
+        shown = {c.key for c, _ in self._columns(self.content_region.width)}
+        order = [*SORTS[SORTS.index(self.sort) + 1 :], *SORTS]
+        self.sort = next(name for name in order if name == SORTS[0] or name in shown)
         self.redraw()
 
     def action_beside(self) -> None:
@@ -202,6 +207,8 @@ def _shown(name: str, value: str | float | None, view: View) -> str:
         return when(float(value), view.utc)
     if name == "took":
         return duration(float(value))
+    if name == "step":
+        return f"{int(float(value))}"
     return money(float(value)) if name == "spent" else number(value) if isinstance(value, float) else clean(value)
 
 
@@ -257,7 +264,7 @@ class AboutPanel(Panel):
 
     def heading(self, view: View) -> tuple[str, str]:
         if isinstance(self.subject, Draft):
-            return f"Profile {self.subject.profile}", "Enter starts"
+            return f"Profile {self.subject.profile}", "Enter: settings and price"
         return (f"Run {clean(self.subject.run_dir.name)}", "Enter opens") if self.subject else ("About", "")
 
 

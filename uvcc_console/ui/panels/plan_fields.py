@@ -47,6 +47,9 @@ class FieldsPanel(ListPanel):
         """The profile as it is now; None keeps the fields of before, for a change that is not possible."""
         if profile is not None:
             self.fields = dict(flat(profile))
+        else:  # what was typed stands in its field, wrong as it is
+            said = dict(s.partition("=")[::2] for s in settings)
+            self.fields |= {key.strip(): text.strip() for key, text in said.items() if key.strip() in self.fields}
         self.changed = frozenset(s.partition("=")[0].strip() for s in settings)
         self.wrong = error
 

@@ -127,6 +127,8 @@ def action_words(view: View) -> list[Span]:
     for name in _DONE_HERE:
         a = ACTIONS[name]
         possible = not a.reason(context)
+        if view.replay and not possible:  # nothing is done to a pod of the past
+            continue
         out += [("  ", ""), (a.label, "key" if possible else "faint"), (f" {a.name}", "muted" if possible else "faint")]
     return out
 

@@ -247,11 +247,11 @@ _ALL = (
              _run, "compare", "uvcc compare RUN", "screen"),
     UiAction("view", "", ":view", "view", "read the newest stack dump or flight record, or the artifact named", _run,
              "view", "uvcc logs RUN", "screen"),
-    UiAction("sort", "", ":sort", "sort", "the fleet by a column, worst or place; desc the other way round", _run,
+    UiAction("sort", "", ":sort", "sort", "the fleet by a column, worst or place; asc and desc say which way", _run,
              "sort", group="screen"),
     UiAction("columns", "", ":columns", "columns", "choose the fleet's columns; usual brings the usual ones back", _run,
              "columns", group="screen"),
-    UiAction("theme", "", ":theme", "theme", "the theme that is named; without a name light or dark", _always,
+    UiAction("theme", "", ":theme", "theme", "the theme that is named, light or dark; no name lists all", _always,
              "theme", group="screen"),
     UiAction("replay_toggle", "p", "p", "pause", "pause or go on", _replay, "pause", "uvcc replay RUN", "replay"),
     UiAction("replay_back", "left_square_bracket", "[", "back", "a twentieth of the recording back", _replay,
@@ -281,6 +281,29 @@ def bindings() -> list[Binding]:
     ]
 
 
+_PAIRS = (
+    ("replay_back", "replay_on", "move"),
+    ("replay_before", "replay_next", "marks"),
+    ("replay_slower", "replay_faster", "speed"),
+)
+
+
+def _paired(out: list[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:
+    """A recording's keys with those that belong together as one, so that help and the way out have room, too."""
+    mine = {(a.label, a.name): a.id for a in ACTIONS.values() if a.group == "replay"}
+    first = {one: (f"{ACTIONS[one].label} {ACTIONS[two].label}", word) for one, two, word in _PAIRS}
+    second = {two for _, two, _ in _PAIRS}
+    found: list[tuple[str, str, bool]] = []
+    for label, name, possible in out:
+        action = mine.get((label, name), "")
+        if action in first:
+            found.append((*first[action], possible))
+        elif action not in second and action != "goto":  # :goto is in the help and on the : line
+            found.append((label, name, possible))
+    speed = [entry for entry in found if entry[1] == "speed"]  # help and the way out matter more
+    return [entry for entry in found if entry[1] != "speed"] + speed
+
+
 def footer(context: Context) -> list[tuple[str, str, bool]]:
     """(key, name, possible now) of the footer's actions, in a replay its own first.
 
@@ -294,6 +317,8 @@ def footer(context: Context) -> list[tuple[str, str, bool]]:
         past = context.replay and a.id in ("resume", "teardown")
         if (a.footer and not past) or (sometimes and possible):
             out.append((a.label, a.name, possible))
+    if context.replay:
+        out = _paired(out)
     out.insert(3 if len(out) > 3 else len(out), ("1-7", "panels", context.has_run))
     return out
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -75,6 +76,7 @@ class WizardScreen(Screen[Path | None]):
         self._profile = profile
         self._settings: tuple[str, ...] = ()
         self._starting = False
+        self._choices: Mapping[str, tuple[str, ...]] = {}
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="wizard"):
@@ -86,6 +88,14 @@ class WizardScreen(Screen[Path | None]):
     def on_mount(self) -> None:
         self.query_one(PlanPanel).border_title = literal(f"Rollout of {self._profile}")
         self._think(self._settings)
+        self._look_up()
+
+    @work(thread=True, exit_on_error=False, group="choices")
+    def _look_up(self) -> None:
+        """What settings may be, for Tab; every installed provider is asked, so it is not waited for."""
+        from uvcc_console.plan.key_choices import choices
+
+        self._choices = choices()
 
     @property
     def plan(self) -> Draft:
@@ -104,7 +114,7 @@ class WizardScreen(Screen[Path | None]):
     @work(thread=True, exclusive=True, exit_on_error=False, group="draft")
     def _think(self, settings: tuple[str, ...]) -> None:
         worker, app = get_current_worker(), self.app
-        draft = home_model.make_draft(self._profile, settings)
+        draft = replace(home_model.make_draft(self._profile, settings), asking=True)
         if not worker.is_cancelled:
             app.call_from_thread(self._show, draft)
         if draft.error or worker.is_cancelled:
@@ -119,8 +129,17 @@ class WizardScreen(Screen[Path | None]):
         self._edit("")
 
     def _edit(self, text: str) -> None:
-        offer = lambda line: [f"{key}=" for key in self.query_one(FieldsPanel).fields]  # noqa: E731
-        self.query_one(Prompt).ask("set", "set ", text, "job.steps=100   topology.replicas=2   link=direct", offer)
+        from uvcc_console.plan.meanings import MEANINGS
+
+        said = MEANINGS.get(text.partition("=")[0], "job.steps=100   topology.replicas=2   link=direct")
+        self.query_one(Prompt).ask("set", "set ", text, said, self._offers)
+
+    def _offers(self, line: str) -> list[str]:
+        """The keys that there are; after ``=`` the values that this one may have."""
+        key, sign, _ = line.partition("=")
+        if sign:
+            return [f"{key}={value}" for value in self._choices.get(key.strip(), ())]
+        return [f"{name}=" for name in self.query_one(FieldsPanel).fields]
 
     @on(ListPanel.Moved)
     def _moved(self, event: ListPanel.Moved) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.drawing.format import clock, duration, money
@@ -171,7 +171,8 @@ def _lamp(view: View, lamp: Lamp) -> Span:
 def track_line(view: View, width: int) -> Line:
     """The way here, the rollout's stages, done, running with its name, still to come; and the lamps."""
     if view.crumbs:
-        way = _crumbs(view)
+        room = width - width_of(lamps(view, wide=False)) - _LEAST_STAGES
+        way = _crumbs(view, room)
         return [*way, *track_line(replace(view, crumbs=()), max(10, width - width_of(way)))]
     for wide in (True, False):
         signs = lamps(view, wide=wide)
@@ -183,12 +184,21 @@ def track_line(view: View, width: int) -> Line:
     return spread(stages, signs, width) if signs else stages
 
 
-def _crumbs(view: View) -> list[Span]:
-    """``overview > Fleet > p1r0``, the last one where we are."""
-    *way, here = view.crumbs
-    arrow = " > "
-    out: list[Span] = [(" ", ""), *((clean(name) + arrow, "muted") for name in way), (clean(here), "accent bold")]
-    return [*out, ("  ", "")]
+_LEAST_STAGES: Final = 12
+"""Cells that the stages keep beside a long way here."""
+
+
+def _crumbs(view: View, room: int) -> list[Span]:
+    """``overview > Fleet > p1r0``, the last one where we are; of a long way the middle goes, for the lamps stay."""
+    first, *way, here = view.crumbs
+    arrow, more = " > ", view.glyphs.more
+    for kept in range(len(way), -1, -1):
+        names = [first, *([more] if kept < len(way) else []), *way[len(way) - kept :]]
+        out: list[Span] = [(" ", ""), *((clean(name) + arrow, "muted") for name in names)]
+        out += [(clean(here), "accent bold"), ("  ", "")]
+        if width_of(out) <= room:
+            return out
+    return [(" ", ""), (clean(here), "accent bold"), ("  ", "")]
 
 
 def _full(view: View, line: Line) -> bool:

@@ -242,6 +242,9 @@ def _ascii(mask: int) -> str:
 def y_labels(scale: AxisScale, height: int) -> dict[int, str]:
     """Labels by row, no two of them the same: as many digits as it takes to tell them apart."""
     ticks = nice_ticks(scale.y0, scale.y1, max(1, height // 3))
+    more = 2
+    while len(ticks) < 2 and more < 5 and height > 2:  # one mark tells no size
+        ticks, more = nice_ticks(scale.y0, scale.y1, more), more + 1
     texts: list[str] = []
     for digits in range(3, 10):
         if scale.log:

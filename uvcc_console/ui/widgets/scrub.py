@@ -13,7 +13,7 @@ from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.bars import Bar
 
-LEFT = 26
+LEFT = 34  # room for 1 h 02 m of 12 h 34 m
 
 
 def scrub_line(tape: Tape, view: View, width: int) -> Line:

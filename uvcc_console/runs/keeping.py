@@ -1,4 +1,4 @@
-"""Old runs: how large they are, packing one away, and deleting one. Never a run that somebody conducts."""
+"""Old runs: how large they are, packing one away and unpacking it, deleting one. Never one that somebody conducts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Final
 
 from uvcc_console.core import paths, pod_states
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.errors import UnreadableError, UvccError
 
-ARCHIVES = "archive"
+ARCHIVES: Final = "archive"
+_PACKED: Final = ".tar.gz"
 
 
 def size_of(folder: Path) -> int:
@@ -62,7 +64,7 @@ def delete(run_dir: Path) -> None:
 def archive(run_dir: Path) -> Path:
     """The run as one packed file beside the runs; its folder goes once that is read back. Raises UvccError."""
     folder = paths.ensure(paths.data_dir() / ARCHIVES)
-    packed, partial = folder / f"{run_dir.name}.tar.gz", folder / f".{run_dir.name}.partial"
+    packed, partial = folder / f"{run_dir.name}{_PACKED}", folder / f".{run_dir.name}.partial"
     wanted = sum(len(names) for _, _, names in os.walk(run_dir))
     try:
         with tarfile.open(partial, "w:gz") as out:
@@ -80,3 +82,34 @@ def archive(run_dir: Path) -> Path:
         raise
     delete(run_dir)
     return packed
+
+
+def archived() -> dict[str, int]:
+    """Run -> bytes of its packed file, of every run that was packed away."""
+    found = sorted((paths.data_dir() / ARCHIVES).glob(f"[!.]*{_PACKED}"))
+    return {path.name.removesuffix(_PACKED): path.stat().st_size for path in found if path.is_file()}
+
+
+def unpack(name: str) -> Path:
+    """The folder of a run that was packed away, back among the runs; the packed file goes then. Raises UvccError."""
+    packed = paths.data_dir() / ARCHIVES / f"{name}{_PACKED}"
+    if name not in archived():
+        raise UvccError(f"no run {name[:80]} was packed away", "see: uvcc runs --archived")
+    wanted = paths.run_dir(name)
+    if wanted.exists():
+        raise UvccError(f"there is a run {name} already", f"move {packed} elsewhere, or delete the run first")
+    partial = paths.ensure(paths.runs_dir()) / f".{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with tarfile.open(packed) as found:
+            found.extractall(partial, filter="data")
+        inner = partial / name
+        if not inner.is_dir() or [p.name for p in partial.iterdir()] != [name]:
+            raise UnreadableError(f"{packed} holds no run {name}")
+        inner.rename(wanted)
+    except (OSError, tarfile.TarError, EOFError) as e:
+        raise UnreadableError(f"cannot unpack {packed}: {e}") from e
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    packed.unlink()
+    return wanted
