@@ -63,6 +63,7 @@ VERBS: Final[dict[str, Verb]] = {
     "handoff": Verb("evidence", "the hand-over checklist of a run, filled from facts"),
     "pods": Verb("steer", "pods that exist; --sweep deletes what dead runs left"),
     "docs": Verb("machine", "the manual: a page, an alert, a gate, a verb; with a search"),
+    "man": Verb("machine", "the man page of uvcc, or of uvcc-engine"),
     "doctor": Verb("machine", "is this machine and terminal fit for it?"),
     "paths": Verb("machine", "where files lie"),
     "profiles": Verb("machine", "known profiles; show NAME prints one"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +49,19 @@ def test_every_section_of_the_manual_can_be_named() -> None:
     for page in known:
         for part in manual.sections(page):
             assert manual.look_up(part.address, known) == (page, part.anchor)
+
+
+def test_the_man_page_is_printed_and_found_and_no_formatter_stumbles_over_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["man"]) == 0
+    source = capsys.readouterr().out
+    assert source.startswith('.\\" made by')
+    assert ".TH UVCC 1" in source
+    assert main(["man", "uvcc-engine", "--path"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.name == "uvcc-engine.1"
+    assert main(["man", "nothing"]) == 2
+    if groff := shutil.which("groff"):
+        done = subprocess.run([groff, "-man", "-ww", "-z", str(path)], capture_output=True, text=True, check=True)
+        assert done.stderr == ""

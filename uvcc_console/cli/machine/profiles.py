@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import Any
 
 from uvcc_console.cli import common
@@ -41,6 +43,11 @@ def line(name: str, about: str, found: dict[str, Any]) -> str:
     return f"{name:<28} {found['job']:<8} {found['pods']:>4}  {cap:>8} {_hours(found['hours']):>7}  {about}"
 
 
+def fitting(row_text: str, width: int) -> str:
+    """A row on one line of a terminal so wide; 0 for no terminal, where all of it is wanted."""
+    return row_text if not width or len(row_text) <= width else f"{row_text[: width - 1].rstrip()}…"
+
+
 def run(argv: list[str]) -> int:
     parser = common.Parser(
         "profiles",
@@ -63,9 +70,10 @@ def run(argv: list[str]) -> int:
         if args.json:
             common.emit([{"name": f.name, "path": str(f.path), "about": f.about, **row(f.name)} for f in found])
             return 0
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         common.show(f"{'profile':<28} {'job':<8} {'pods':>4}  {'cap':>8} {'time':>7}")
         for f in found:
-            common.show(line(f.name, f.about, row(f.name)))
+            common.show(fitting(line(f.name, f.about, row(f.name)), width))
         return 0
     if not args.name:
         parser.error(f"{args.action} wants the name of a profile")
