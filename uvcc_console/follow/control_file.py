@@ -9,6 +9,7 @@ import asyncio
 import json
 import shlex
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
@@ -38,6 +39,7 @@ class ControlFileChannel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._nonce = ""
         self._mode = ""
+        self._run = ""  # as the ladder named it: a trainer's exit record may tell its name only afterwards
 
     @property
     def up(self) -> bool:
@@ -89,7 +91,7 @@ class ControlFileChannel:
                     AckCode.FAILED,
                     f"{files.HALT} cannot be written there: is the folder yours, and the disk not full?",
                 )
-        self._nonce, self._mode = nonce, command.mode
+        self._nonce, self._mode, self._run = nonce, command.mode, command.run
         return AckCode.FAILED, ""
 
     def heard(self, event: ev.Event) -> None:
@@ -111,12 +113,8 @@ class ControlFileChannel:
 
     def _say(self, stage: str, coord: str, step: object, checkpoint: str = "", detail: str = "") -> None:
         at = step if isinstance(step, int) else -1
-        run = self._reader.run
-        self._tell(
-            HaltStage(
-                run=run, nonce=self._nonce, stage=stage, coord=coord, step=at, checkpoint=checkpoint, detail=detail
-            )
-        )
+        told = HaltStage(run=self._run, nonce=self._nonce, stage=stage, coord=coord, step=at)
+        self._tell(replace(told, checkpoint=checkpoint, detail=detail))
 
     async def close(self) -> None:
         """What is being written is written."""

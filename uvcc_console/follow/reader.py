@@ -359,7 +359,9 @@ class FolderReader:
                 self.run, self.steps = run, steps_of(read)
                 self._decode()
             elif run and not self.run:
+                # an exit record tells the name of what was followed all the time: no other run begins with it
                 self.run = self._decoder.engine_run = run
+                self._begun = run if self._begun else ""
             elif base == files.RUN_JSON:
                 self.steps = self.steps or steps_of(read)
         if files.is_heartbeat(base):

@@ -27,7 +27,8 @@ from uvcc_console.ui.halting.halt_switch import HaltSwitch
 from uvcc_console.ui.judging.lamps import MOVING, Lamp
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.charts import overview_lines
-from uvcc_console.ui.panels.fleet import FleetState, fleet_lines
+from uvcc_console.ui.panels.fleet import FleetState, fleet_lines, visible_rows
+from uvcc_console.ui.panels.fleet_grid import grid_lines
 from uvcc_console.ui.panels.pod_page import pod_lines
 from uvcc_console.ui.widgets.bars import header_line, track_line
 
@@ -90,7 +91,9 @@ def looked_at(s: Snapshot) -> None:
         fleet = fleet_lines(view, FleetState(), width)
         page = pod_lines(view, "p0r0", width, height)
         bars = [header_line(view, width), track_line(view, width)]
-        shown = "\n".join(plain(line) for line in (*bars, *fleet, *curves, *page))
+        board = grid_lines(view, visible_rows(view, FleetState()), width)
+        shown = "\n".join(plain(line) for line in (*bars, *fleet, *board, *curves, *page))
+        assert f"step {s.step}" in plain(bars[0])
         assert all(len(plain(line)) <= width for line in (*bars, *fleet, *curves, *page))
         assert "FOLLOW" in plain(bars[0])
         assert "loss" in plain(curves[0])
@@ -178,6 +181,7 @@ def test_the_control_file_follows_the_one_rule_of_requests(tmp_path: Path) -> No
     from uvcc_console.follow.reader import FolderReader
     from uvcc_console.follow.shells import LocalShell
     from uvcc_engine.contract.agent_protocol.agent_commands import HaltCommand, SignalCommand
+    from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage
     from uvcc_engine.contract.agent_protocol.wire import AckCode
     from uvcc_engine.contract.run_files.control import HALT, HOLD, RELEASE, read_halt
 
@@ -198,6 +202,19 @@ def test_the_control_file_follows_the_one_rule_of_requests(tmp_path: Path) -> No
         assert not (await signalled).ok  # nothing there is ever ended by a signal
         return found
 
+    async def witnessed() -> list[tuple[str, str]]:
+        """A run without a name when it was asked to halt, whose exit record tells one, is the one that was asked."""
+        told: list[HaltStage] = []
+        reader = FolderReader(LocalShell(), str(tmp_path))
+        channel = ControlFileChannel(reader, lambda: True, told.append)
+        (tmp_path / ".HALT").unlink()
+        answer = channel.post(HaltCommand(run="", mode=HALT, deadline_s=5.0), nonce="d")
+        assert answer is not None
+        assert (await answer).ok
+        reader.run = "mine-1"
+        channel.heard(ev.EngineEvent(pod="p0r0", level="info", event="exit", fields={"step": 3}))
+        return [(stage.run, stage.stage) for stage in told]
+
     acks = asyncio.run(ask())
     assert [ok for ok, _ in acks] == [True, False, True, False, True, False]
     assert [code for ok, code in acks if not ok] == [AckCode.OTHER, AckCode.OVERTAKEN, AckCode.FINAL]
@@ -205,3 +222,4 @@ def test_the_control_file_follows_the_one_rule_of_requests(tmp_path: Path) -> No
     asked = read_halt(tmp_path, "mine-1")
     assert asked is not None
     assert (asked.mode, asked.nonce) == ("halt", "c")
+    assert asyncio.run(witnessed()) == [("", "gone")]

@@ -174,6 +174,19 @@ async def test_a_run_directory_is_read_as_an_agents_lines_are(tmp_path: Path) ->
     assert [step for step, _ in watched.losses()] == [1, 2, 3, 3]
 
 
+async def test_a_run_whose_name_only_its_exit_tells_is_the_same_run_to_its_end(tmp_path: Path) -> None:
+    """A trainer that describes itself nowhere: what was drawn of it stays when it ends."""
+    watched = Watched(tmp_path)
+    with RunWriter.open(tmp_path, run="mine-1") as run:
+        run.step(1, loss=2.0)
+        await watched.look()
+        run.exit("halted", step=1)
+    await watched.look()
+    assert watched.reader.over
+    assert watched.reader.run == "mine-1"
+    assert [e.engine_run for e in watched.events if isinstance(e, ev.PhaseStarted)] == [tmp_path.name]
+
+
 async def test_heartbeats_of_several_ranks_that_name_no_worker_are_told_apart(tmp_path: Path) -> None:
     for rank in (0, 1):
         beat = json.dumps({"ts": 1.0, "rank": rank, "step": 4 + rank, "phase": "train"})

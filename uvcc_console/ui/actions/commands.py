@@ -32,7 +32,7 @@ from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
-from uvcc_engine.contract.text import counted
+from uvcc_engine.contract.text import clean, counted
 
 RUNBOOKS = "runbooks/index"
 PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
@@ -254,6 +254,15 @@ class Commands(ViewActions, LogActions):
         from uvcc_console.ui.screens.confirm import ConfirmScreen
 
         s = self.app.snap
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._intend("teardown")
+
+        if s.followed:
+            lines = [f"{clean(s.followed)} is followed no longer.", "Nothing there is ended or deleted."]
+            self._open(ConfirmScreen("Stop following", lines, s.run), answered)
+            return
         pods = [p for p in s.pods.values() if p.state not in pod_states.ABSENT]
         lines = [f"This deletes {counted(len(pods), 'pod')} of {s.run}:"]
         lines += [f"  {p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods[:12]]
@@ -263,11 +272,6 @@ class Commands(ViewActions, LogActions):
             lines.append(
                 f"At step {s.step} of {s.steps_planned} and not halted: steps since the last checkpoint are lost."
             )
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._intend("teardown")
-
         self._open(ConfirmScreen("Tear down", lines, s.run), answered)
 
     def do_snapshot(self, _: str) -> None:

@@ -40,6 +40,8 @@ def progress(view: View) -> list[tuple[str, int, int, str]]:
         ("bootstrap", agents, n, "agents up"),
         ("", wired, n, "with every path for a halt"),
     ]
+    if s.followed:  # nothing is rented, and no agent comes there
+        found = [("connect", reached, n, "reached")]
     if s.phase and s.engine_run:
         rows = [r for r in fleet_rows(view) if r.coord]
         total = max(len(rows), expected(s))
@@ -112,7 +114,8 @@ def board_lines(view: View, width: int, height: int) -> list[Line]:
     took = duration(max(0.0, (stage.ended or view.now) - stage.started)) if stage and stage.started else ""
     what = f"{stage.name} {stage.status}" if stage else "planned"
     there = counted(len(pods), "pod") if pods else f"{counted(planned(s), 'pod')} planned,"
-    head: Line = [(f"{there} before training: ", "muted"), (what, "title"), (f" {took}", "muted")]
+    where = "the folder" if s.followed else f"{there} before training"
+    head: Line = [(f"{where}: ", "muted"), (what, "title"), (f" {took}", "muted")]
     # why it takes so long, which nothing else shows on a small screen: stock that is waited for, a price too high
     why = stage is not None and stage.status == "running" and stage.detail
     told = wrap([(clean(why), "warn")], width)[:2] if why else []

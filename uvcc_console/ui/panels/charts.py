@@ -75,6 +75,8 @@ def chart(
     mark: bool = False,
 ) -> list[Line]:
     """One chart: heading with the newest values, then the plot. Always exactly ``height`` lines."""
+    if axis_of(view.snap, look.axis) is None:  # kept of another run: this one does not know it
+        look = replace(look, axis=AXES[0])
     curves, bands, same = curves_of(view, name, look)
     frame = replace(frame or Frame(), unit=look.axis)
     if name in FROM_ZERO:
@@ -277,7 +279,7 @@ class ChartsPanel(Panel):
         notes = ["log"] if self.log_scale else []
         if self.look.smooth:
             notes.append(f"smoothed {self.look.smooth:g}")
-        if self.look.axis != "step":
+        if self.look.axis != "step" and axis_of(view.snap, self.look.axis) is not None:
             notes.append(f"over {self.look.axis if self.look.axis == 'time' else per_step(view.snap)[1]}")
         if frame.x0 is not None and frame.x1 is not None:
             notes.append(f"steps {frame.x0:.0f} to {frame.x1:.0f}")

@@ -122,6 +122,8 @@ def nothing_words(view: View) -> str:
     """Why no worker is shown."""
     if view.filter:
         return f"nothing matches /{view.filter.source}"
+    if view.snap.followed:
+        return "nothing was reached yet"
     return "no pods yet: they appear when provisioning starts"
 
 

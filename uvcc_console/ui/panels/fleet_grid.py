@@ -25,7 +25,7 @@ def summary_lines(view: View, rows: Sequence[FleetRow], width: int) -> list[Line
         for r in sorted(mine, key=lambda r: r.health.rank):
             key = (r.health.glyph, r.health.word, r.health.role)
             words[key] = words.get(key, 0) + 1
-        line: list[Span] = [(f"P{party} ", f"p{party} bold" if 0 <= party < 3 else "muted")]
+        line: list[Span] = [(f"{party_word(view, party)} ", f"p{party} bold" if 0 <= party < 3 else "muted")]
         for (glyph, word, role), count in words.items():
             line.append((f" {glyph} {count} {word} ", role))
         steps = [r.step for r in mine if r.step >= 0]
@@ -34,6 +34,11 @@ def summary_lines(view: View, rows: Sequence[FleetRow], width: int) -> list[Line
             line.append((f"  {spread}", "warn" if max(steps) - min(steps) > 2 else "muted"))
         lines.append(cut(line, width))
     return lines
+
+
+def party_word(view: View, party: int) -> str:
+    """``P1``; of a run without parties a plain word."""
+    return f"P{party}" if view.snap.proves or not view.snap.job_kind else "run"
 
 
 def cell(row: FleetRow | None, width: int, view: View, *, sign: str, under: str) -> list[Span]:
@@ -68,7 +73,7 @@ def grid_lines(
     lines: list[Line] = [*summary_lines(view, rows, width), [("", "")]]
     head: list[Span] = [(fit("", label), "")]
     for party in parties:
-        head.append((fit(f"  P{party}", each), f"p{party} bold" if 0 <= party < 3 else "muted"))
+        head.append((fit(f"  {party_word(view, party)}", each), f"p{party} bold" if 0 <= party < 3 else "muted"))
     lines.append(cut(head, width))
     for place in places(rows):
         r, s, t = place

@@ -77,7 +77,7 @@ def stopped_line(view: View) -> Line:
     s, h = view.snap, view.snap.halt
     total, proved = h.total or len(s.pods), verified(s)
     stopped = {s.pods[p].party for p, (stage, *_) in h.acks.items() if _REACHED.get(stage, -1) >= 2 and p in s.pods}
-    if stopped and proved < total and h.mode != "release":
+    if s.proves and stopped and proved < total and h.mode != "release":
         names = ", ".join(f"P{p}" for p in sorted(stopped))
         return [("  ", ""), (f"{_STOPPED}: {names} no longer answers the others", "text")]
     return []

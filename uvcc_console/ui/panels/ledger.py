@@ -181,6 +181,9 @@ class LedgerPanel(Panel):
     )
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
+        if self.has_class("-paged") and view.snap.job_kind and not view.snap.proves:
+            none = "no ledger: only a private run has parties that commit to what they sent and received"
+            return list(wrap([(none, "muted")], width))
         if self.has_class("-paged"):
             return board_lines(view, width)
         return ledger_lines(view, width, compact=self.screen.has_class("-short"))

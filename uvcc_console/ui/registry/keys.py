@@ -288,6 +288,9 @@ _PAIRS = (
 )
 
 
+_FOLLOWED = {"teardown": "stop following"}  # nothing of somebody else's is torn down
+
+
 def _paired(out: list[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:
     """A recording's keys with those that belong together as one, so that help and the way out have room, too."""
     mine = {(a.label, a.name): a.id for a in ACTIONS.values() if a.group == "replay"}
@@ -316,7 +319,7 @@ def footer(context: Context) -> list[tuple[str, str, bool]]:
         sometimes = a.id in ("retry", "skip", "back") or (a.group == "replay" and context.replay)
         past = context.replay and a.id in ("resume", "teardown")
         if (a.footer and not past) or (sometimes and possible):
-            out.append((a.label, a.name, possible))
+            out.append((a.label, _FOLLOWED.get(a.id, a.name) if context.snap.followed else a.name, possible))
     if context.replay:
         out = _paired(out)
     out.insert(3 if len(out) > 3 else len(out), ("1-7", "panels", context.has_run))

@@ -43,6 +43,8 @@ def _progress(view: View, cells: int) -> tuple[list[Span], list[Span], list[Span
         at = s.step if s.step >= 0 else 0
         role = "faint" if dim else "muted"
         step = [("step ", role), (f"{at}", role if dim else "title"), (f"/{s.steps_planned}", role), ("  ", "")]
+    elif s.followed and s.step >= 0:  # nobody says how many there will be
+        step = [("step ", "faint" if dim else "muted"), (f"{s.step}", "faint" if dim else "title"), ("  ", "")]
     bar = progress_bar(view, cells, dim=dim)
     bar = [*bar, ("  ", "")] if bar else []
     if stalled and not view.stale:
@@ -283,7 +285,9 @@ def footer_line(view: View, width: int, keys: Sequence[tuple[str, str, bool]]) -
         line: list[Span] = [(" F9 ", "alarm"), (" HALT now  ", "title"), (" Esc ", "green"), (" release  ", "title")]
         return cut([*line, (f"halts by itself in {left_s:.1f} s", "warn")], width)
     lost = any(unknown_after_halt(view.snap, pod) for pod in view.snap.halt.acks)
-    over = view.replay or ((bool(view.snap.ended) or view.snap.status == "halted") and not lost)
+    over = (
+        view.replay or bool(view.snap.no_halt) or ((bool(view.snap.ended) or view.snap.status == "halted") and not lost)
+    )
     out: list[Span] = [(" F9 ", "grey" if over else "alarm"), (" HALT ", "faint" if over else "title")]
     for key, name, enabled in keys:
         part: list[Span] = [
