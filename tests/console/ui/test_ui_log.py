@@ -186,6 +186,10 @@ async def test_keys_of_the_log_wrap_narrow_copy_and_save(folder: Path) -> None:
         await d.press("S")
         (kept,) = folder.glob("log-*.txt")
         assert len(kept.read_text().splitlines()) == len(log.ring)
+        await d.press("slash", *typed("nosuchword"), "enter")
+        assert f"none of {log.ring.total} lines is shown" in d.text
+        d.app.commands.set_filter("", final=True)
+        await d.settle()
         await d.press("colon", *typed("find checkpoint"), "enter")
         assert "checkpoint written at step 20" in log.ring[log.hit].text
 

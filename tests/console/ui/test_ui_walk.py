@@ -14,6 +14,7 @@ from uvcc_console.core.state import fold
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.feed.home_model import RunSummary
 from uvcc_console.ui.feed.moments import moment
+from uvcc_console.ui.judging.lamps import DEAD, Lamp
 from uvcc_console.ui.judging.past import as_told
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View
@@ -91,6 +92,18 @@ def test_a_recording_repeats_no_advice_of_its_time() -> None:
     told = "p0r1s0t0: no heartbeat for 15 s (last step 80, limit 15 s) (look at its pod: log, shell; F9 if it stays)"
     assert as_told(view, told) == told
     assert as_told(replace(view, replay="x"), told) == "p0r1s0t0: no heartbeat for 15 s (last step 80, limit 15 s)"
+
+
+def test_a_read_only_console_advises_no_key_that_it_refuses() -> None:
+    view = at("private", "failed")
+    banner = " ".join(plain(line) for line in banner_lines(replace(view, readonly=True), 158))
+    assert "resumes" in " ".join(plain(line) for line in banner_lines(view, 158))
+    assert not any(word in banner for word in ("resumes", "retries", "tears down"))
+    assert f"uvcc attach {view.snap.run}" in banner
+    alone = replace(view, snap=fold(Story().full(5).events), conductor=Lamp(DEAD), readonly=True)
+    assert "F9 starts another" in " ".join(
+        plain(line) for line in banner_lines(replace(alone, sidecar=Lamp(DEAD)), 158)
+    )
 
 
 def test_a_recording_goes_to_what_an_operator_calls_it() -> None:

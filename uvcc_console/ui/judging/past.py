@@ -1,4 +1,4 @@
-"""What was advised then: a recording shows what happened, and no key of that moment works any more."""
+"""What is advised where it cannot be done: in a recording nothing is, and a read-only console has few of the keys."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.ui.drawing.paint import clean
 from uvcc_console.ui.judging.view import View
 
 _KEPT: Final = re.compile(r"; pods kept until .*$", re.DOTALL)
 _WORDS: Final = r"\b(?:uvcc|F9|Esc|look|see|retry|raise|replace|restart|goes back)\b"
 _ADVICE: Final = re.compile(rf"\s*\((?=[^()]*{_WORDS})[^()]*\)")
+_PARTS: Final = re.compile(r"(?<=[,;]) ")
+_KEY: Final = re.compile(r"[rRtxWP] [a-z]")  # of an action that a read-only console refuses
 _HINTS: Final = frozenset(("hint", "cure"))
 _WITH_DETAIL: Final = (ev.StageChanged, ev.PodChanged, ev.LinkChanged, ev.ActionDone, ev.RunEnded, ev.PhaseVerdict)
 
@@ -19,6 +22,16 @@ _WITH_DETAIL: Final = (ev.StageChanged, ev.PodChanged, ev.LinkChanged, ev.Action
 def as_told(view: View, text: str) -> str:
     """A text of the run as it is to be shown: in a recording without what could have been done then."""
     return _bare(text) if view.replay else text
+
+
+def advice_here(view: View, hint: str) -> str:
+    """Advice as this console can follow it: a read-only one halts, and anything else is done by another."""
+    parts = _PARTS.split(hint)
+    mine = [part for part in parts if not _KEY.match(part)]
+    if not view.readonly or view.replay or len(mine) == len(parts):
+        return hint
+    other = f"read-only here, so in another terminal: uvcc attach {clean(view.snap.run)}"
+    return "; ".join([*(part.rstrip(",;") for part in mine), other])
 
 
 def without_advice(event: ev.Event) -> ev.Event:

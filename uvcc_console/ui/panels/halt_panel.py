@@ -160,6 +160,7 @@ def _next(view: View) -> list[Span]:
     now = judge(view.snap, conductor=view.conductor, behind_s=view.behind_s)
     keys = {"unknown": (("F9", " asks again"), ("t", " tears down")), "halted": (("t", " tears down"),)}
     found = keys.get(now.name, () if now.resume else (("r", " resumes"), ("t", " tears down")))
+    found = tuple(pair for pair in found if pair[0] == "F9" or not view.readonly)
     return [*join([[(key, "key"), (word, "text")] for key, word in found])] if not view.replay else []
 
 

@@ -251,6 +251,9 @@ class LogView(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         at, part = self._at_row(y + self.scroll_offset.y)
         if at >= len(self.ring):
+            if y == 0 and not len(self.ring) and self.ring.total:
+                words = f"none of {self.ring.total} lines is shown: i the time, l the level, / the filter"
+                return cast(HasPalette, self.app).palette.strip([(words, "muted")], width, base)
             return Strip.blank(width, base)
         line = self._line(at)
         palette = cast(HasPalette, self.app).palette

@@ -25,7 +25,7 @@ WAITS = (
     Column("phase", "phase", 8, importance=3),
     Column("seq", "seq", 7, "r", importance=1),
     Column("last", "last collective", 21, importance=1),
-    Column("waits", "waits for", 18, stretch=True),
+    Column("waits", "waits for", 18, stretch=True, most=40),
     Column("beat", "heartbeat", 10, importance=2),
 )
 

@@ -12,7 +12,7 @@ from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of, wrap
 from uvcc_console.ui.judging.condition import health_spans, judge, stalled_s, status_word, undecided, warnings
 from uvcc_console.ui.judging.lamps import STARTING, Lamp, halt_paths, needs_sidecar
-from uvcc_console.ui.judging.past import as_told
+from uvcc_console.ui.judging.past import advice_here, as_told
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
@@ -238,6 +238,7 @@ def banner_lines(view: View, width: int) -> list[Line]:
     out: list[Line] = []
 
     def block(role: str, text: str, hint: str = "") -> None:
+        hint = advice_here(view, hint)
         rows = [*wrap([(f"{text}", role)], width - 4, "")]
         beside = f"   {hint}" if hint and width_of(rows[-1]) + len(hint) + 6 <= width else ""
         rows += wrap([(hint, role)], width - 4, "") if hint and not beside else []
