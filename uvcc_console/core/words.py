@@ -202,6 +202,11 @@ def value_words(value: Any) -> str:
     return str(value)
 
 
+def figure(value: float) -> str:
+    """A measured number in three digits, or whole: 0.00012, 1.05, 4734, and 1e+20 where nobody counts digits."""
+    return f"{value:.0f}" if 100 <= abs(value) < 1e15 else f"{value:.3g}"
+
+
 def _short(value: Any) -> str:
     """A value of a field; of a hash the beginning."""
     text = value_words(value)

@@ -18,7 +18,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.core.alerts.quality import differing
 from uvcc_console.core.state import fold
-from uvcc_console.core.words import ACKS, PODS, engine_words, value_words
+from uvcc_console.core.words import ACKS, PODS, engine_words, figure, value_words
 from uvcc_engine.contract.run_files import narrate
 from uvcc_engine.contract.run_files.event_names import NAMES
 
@@ -184,3 +184,14 @@ def test_a_path_that_ends_with_its_pod_is_no_warning() -> None:
         "deleting": "info",
         "gone": "info",
     }
+
+
+def test_a_measured_figure_has_no_power_of_ten_that_a_reader_must_count() -> None:
+    assert [figure(v) for v in (0.000123456, 1.0454, 0.0, 99.96, 4734.2, -250.0)] == [
+        "0.000123",
+        "1.05",
+        "0",
+        "100",
+        "4734",
+        "-250",
+    ]

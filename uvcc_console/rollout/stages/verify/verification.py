@@ -9,7 +9,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core.alerts.quality import differing
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.words import value_words
+from uvcc_console.core.words import figure, value_words
 from uvcc_console.plan.plan import SMOKE, Phase
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.report.recheck import digests
@@ -129,7 +129,7 @@ def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasur
         ("gate_entropy", gates.gate_entropy, _beats(s, "gate_entropy_mean")),
     ):
         if wanted_floor > 0:
-            shown = f"{min(found):.3g}" if found else "not reported"
+            shown = figure(min(found)) if found else "not reported"
             good = bool(found) and min(found) >= wanted_floor
             yield ev.GateMeasured(name=name, ok=good, wanted=f">= {wanted_floor:g}", measured=shown)
     for name, ceiling, off, found in (
@@ -138,7 +138,7 @@ def measure(s: Snapshot, gates: GatesPart, phase: str) -> Iterator[ev.GateMeasur
         ("fetch_s", gates.fetch_s, 0.0, _beats(s, "dt_fetch_s")),
     ):
         if ceiling != off:
-            shown = f"{max(found):.3g}" if found else "not reported"
+            shown = figure(max(found)) if found else "not reported"
             good = bool(found) and max(found) <= ceiling
             yield ev.GateMeasured(name=name, ok=good, wanted=f"<= {ceiling:g}", measured=shown)
     if gates.watchdog_dumps >= 0:

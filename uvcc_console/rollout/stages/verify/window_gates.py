@@ -15,6 +15,7 @@ from typing import Final
 from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.words import figure
 from uvcc_console.plan.measurable import STEP_MARK, windows
 from uvcc_console.plan.plan import FULL
 from uvcc_console.plan.schema import GatesPart
@@ -62,7 +63,7 @@ def _fall(ys: Sequence[float]) -> float:
 
 
 def _shown(value: float | None) -> str:
-    return "not reported" if value is None else f"{value:.3g}"
+    return "not reported" if value is None else figure(value)
 
 
 def _result(name: str, step: int, ok: bool, wanted: str, shown: str) -> ev.GateMeasured:
