@@ -40,19 +40,19 @@ def measure(s: Snapshot, gates: GatesPart, since: int, until: int) -> Iterator[e
         falls = [_fall(ys) for ys in within("loss")]
         shown = f"{min(falls):+.4f}" if falls else "no loss"
         yield _result("loss_falls", until, bool(falls) and min(falls) > 0, "> 0", shown)
-    for name, figure, floor in (
+    for name, column, floor in (
         ("toks_per_s", "toks_per_s", gates.toks_per_s),
         ("gate_entropy", "gate_entropy_mean", gates.gate_entropy),
     ):
         if floor > 0:
-            least = min((median(ys) for ys in within(figure)), default=None)
+            least = min((median(ys) for ys in within(column)), default=None)
             yield _result(name, until, least is not None and least >= floor, f">= {floor:g}", _shown(least))
-    for name, figure, ceiling, off in (
+    for name, column, ceiling, off in (
         ("gate_collapse", "gate_collapse_frac", gates.gate_collapse, 1.0),
         ("fetch_s", "dt_fetch_s", gates.fetch_s, 0.0),
     ):
         if ceiling != off:
-            most = max((median(ys) for ys in within(figure)), default=None)
+            most = max((median(ys) for ys in within(column)), default=None)
             yield _result(name, until, most is not None and most <= ceiling, f"<= {ceiling:g}", _shown(most))
 
 
