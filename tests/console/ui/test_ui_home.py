@@ -205,6 +205,8 @@ async def test_runs_are_searched_by_words_and_figures_and_sorted() -> None:
         await pilot.press("slash", *typed("status=failed"))
         assert [r.run_dir.name for r in runs.runs] == ["failed-20261121-0116-cd34"]
         assert "1 of 3" in text_of(app)
+        await pilot.press("escape", "slash", *typed("status=f"), "tab")
+        assert app.screen.query_one("#line", Input).value == "status=failed "
         await pilot.press("escape", "slash", *typed("nosuch"), "enter")
         assert "no run matches /nosuch" in text_of(app)
         await pilot.press("escape", "slash", *typed("step>20"), "enter")

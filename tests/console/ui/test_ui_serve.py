@@ -350,3 +350,8 @@ async def test_in_a_page_f9_wants_the_runs_name(tmp_path: Path) -> None:
         ((mode, nonce),) = modes(d)
         assert (mode, len(nonce)) == ("halt", 16)
         assert d.asked(ev.HaltRequested)[-1].by.endswith(" browser")
+        d.append(ev.RunEnded(status="ok"))
+        await d.settle()
+        await d.press("f9")
+        assert "nothing to halt: the run has ended" in d.toasts
+        assert modes(d) == [(mode, nonce)]

@@ -27,7 +27,7 @@ from uvcc_console.ui.feed.source import WallTime
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.view import View
-from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel
+from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel, fields_of
 from uvcc_console.ui.panels.result import home_short
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.viewer import ViewerScreen
@@ -307,7 +307,16 @@ class HomeApp(ConsoleApp[RunChoice | None]):
     def action_search(self) -> None:
         """Narrow the list of runs while typing."""
         panel = self._home.query_one(RunsPanel)
-        self._home.query_one(Prompt).ask("search", "/", panel.search.source, "status=failed loss<0.5 spent>10 demo")
+        said = "status=failed loss<0.5 spent>10 demo"
+        self._home.query_one(Prompt).ask("search", "/", panel.search.source, said, self._offers)
+
+    def _offers(self, _: str) -> list[str]:
+        """What a search may ask: every field of these runs, and of words the values that there are."""
+        asked: dict[str, None] = {}
+        for run in self._known.values():
+            for name, value in fields_of(run).items():
+                asked |= dict.fromkeys((f"{name}<", f"{name}>") if isinstance(value, float) else (f"{name}={value}",))
+        return sorted(asked)
 
     def action_everything(self) -> None:
         """Every run again, none held beside another."""

@@ -29,7 +29,7 @@ class Prompt(Horizontal):
     Prompt { height: 1; display: none; background: $panel; }
     Prompt Label { width: auto; padding: 0 0 0 1; color: $primary; text-style: bold; }
     Prompt Input, Prompt Input:focus { border: none; width: 1fr; height: 1; padding: 0; background: $panel; }
-    Prompt #hint { max-width: 70%; color: $uvcc-muted; padding: 0 1; text-style: none; }
+    Prompt #hint { max-width: 50%; color: $uvcc-muted; padding: 0 1; text-style: none; }
     """
 
     class Changed(Message):
