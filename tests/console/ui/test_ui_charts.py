@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ui_journals import RUN, Story
 from uvcc_console.core import events as ev
 from uvcc_console.core.series import Series
 from uvcc_console.core.state import fold
-from uvcc_console.ui.actions.compared import chosen
+from uvcc_console.ui.actions.compared import chosen, others
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.board import board_lines
@@ -165,6 +166,31 @@ def test_another_run_is_named_by_its_beginning_or_its_end(tmp_path: Path) -> Non
     assert chosen(tmp_path / "here", "2") == "a-2"
     with pytest.raises(ConfigError, match="the beginning of 2 runs"):
         chosen(tmp_path / "here", "a")
+
+
+def test_runs_of_the_same_profile_are_the_first_to_be_compared(tmp_path: Path) -> None:
+    names = (
+        "demo-20261126-0101-aaaa",
+        "demo-20261126-0102-bbbb",
+        "other-20261126-0103-cccc",
+        "demo-20261126-0104-dddd",
+    )
+    for age, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.sqlite").touch()
+        os.utime(tmp_path / name / "journal.sqlite", (age, age))
+    assert others(tmp_path / names[3]) == [names[1], names[0], names[2]]
+
+
+def test_small_charts_have_two_marks_and_an_axis_that_a_run_does_not_know_is_steps() -> None:
+    view = view_of(Story().full(60))
+    for height in range(6, 20):
+        lines = [plain(line) for line in chart(view, "samples_per_s", 40, height)]
+        assert sum("┤" in line for line in lines) >= 2, "\n".join(lines)
+    bare = replace(view, snap=replace(view.snap, profile=MappingProxyType({})))
+    steps = [plain(line) for line in chart(bare, "loss", 76, 10)]
+    assert [plain(line) for line in chart(bare, "loss", 76, 10, look=ChartLook(axis="tokens"))] == steps
+    assert any("20" in line and "20.00" not in line for line in steps[-1:])
 
 
 @pytest.mark.parametrize("size", [(56, 12), (76, 16), (150, 40), (240, 70)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 
 from uvcc_console.core.journal import Journal, read_newest
 from uvcc_console.core.paths import JOURNAL
@@ -10,11 +12,20 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.suggest import nearest
 
+_WHEN: Final = re.compile(r"-\d{8}-\d{4}-")
+
 
 def others(run_dir: Path) -> list[str]:
-    """Names of the other runs beside this one, the newest first."""
+    """Names of the other runs beside this one: those of its own profile, then all others, the newest first."""
     found = [p for p in run_dir.parent.glob(f"*/{JOURNAL}") if p.parent != run_dir]
-    return [p.parent.name for p in sorted(found, key=lambda p: -p.stat().st_mtime)]
+    mine = _profile(run_dir.name)
+    order = sorted(found, key=lambda p: (_profile(p.parent.name) != mine, -p.stat().st_mtime))
+    return [p.parent.name for p in order]
+
+
+def _profile(run: str) -> str:
+    """What a run's id begins with: its profile, or the folder that is followed."""
+    return _WHEN.split(run, maxsplit=1)[0]
 
 
 def chosen(run_dir: Path, word: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,7 +60,8 @@ class LogActions:
         """Lines of the log: to the clipboard, or into a file of the run's folder."""
         if not save:
             self.app.copy_to_clipboard("\n".join(lines) + "\n")
-            self.app.say(f"{counted(len(lines), 'line')} copied (OSC 52: the terminal must allow it)")
+            needs = "tmux needs set -g set-clipboard on" if os.environ.get("TMUX") else "the terminal must allow it"
+            self.app.say(f"{counted(len(lines), 'line')} copied (OSC 52: {needs})")
             return
         if self.app.readonly:
             self.app.say("not saved: this console is read-only; y copies", "warning")
