@@ -107,8 +107,8 @@ class Truth:
 def _phase(t: Truth, e: ev.PhaseStarted) -> None:
     if e.engine_run != t.engine_run:
         t.workers.clear()
-    for w in t.workers.values():
-        w.ended = ""
+    for w in t.workers.values():  # those of the attempt before; this one's are being started
+        w.ended, w.pid, w.beat = "", 0, 0.0
     t.engine_run, t.nonce, t.mode, t.proved, t.waiting = e.engine_run, "", "", None, False
     t.acks = {}
 
