@@ -278,7 +278,8 @@ class Walk:
         if biased:
             raise self.graph.refusal(node, "adds a bias to a product with the embedding's table", "give bias=False")
         letters = self.table[1]
-        (table,) = [one for one in (letters, replace(letters, places=True)) if run.layers[:1] == [one]] or [None]
+        begins = (letters, replace(letters, places=True))
+        table = next((one for one in begins if run.layers[:1] == [one]), None)
         if table is None:
             why = f"uses the weight of {self.used[name]} again, beside the layers that begin with it"
             raise self.graph.refusal(node, why, "tie the last product of the stack that the embedding begins")
