@@ -29,7 +29,7 @@ PAGES: Final = [
 ]
 NUMBERS: Final = {"STEP": "1", "SECONDS": "1", "N": "1"}  # what stands for a number
 PROGRAMS: Final = ("uvcc", "uvcc-engine")
-WITHOUT_A_VERB: Final = ("--help", "--version", "--party")
+WITHOUT_A_VERB: Final = ("--help", "--version", "--party", "--read-only")
 
 
 def named(text: str) -> Iterator[tuple[str, bool]]:

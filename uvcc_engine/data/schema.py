@@ -288,9 +288,8 @@ def _count(found: object, where: str) -> int:
 def check_joint(schema: Schema, standardise: bool) -> None:
     """Refuse (ConfigError) a schema that takes statistics of one owner's rows where the parties take all owners'."""
     if standardise and any(column.kind == EMBEDDED for column in schema.used):
-        raise ConfigError(
-            "job.standardise, and a schema that embeds a column", "give it kind: one-hot, or leave job.standardise out"
-        )
+        what = "job.standardise, and a schema that embeds a column"
+        raise ConfigError(what, "give it kind: one-hot, or leave job.standardise out")
     if standardise and schema.used and not schema.fixed:
         raise ConfigError(
             "job.standardise, and a schema whose statistics would be of these rows alone",
@@ -337,8 +336,8 @@ def _column(name: str, found: object, where: str) -> SchemaColumn:
     order = _one_of(part.get("order", ORDERS[0]), ORDERS, f"{where}.order")
     bins = _bins(part, kind, where)
     size = _dimension(part, kind, len(values), where)
-    lacking = _one_of(missing, MISSING, f"{where}.missing")
-    column = SchemaColumn(name, kind, lacking, values, order=order, bins=bins, dimension=size)
+    missing = _one_of(missing, MISSING, f"{where}.missing")
+    column = SchemaColumn(name, kind, missing, values, order=order, bins=bins, dimension=size)
     if "statistics" not in part:
         return column
     return replace(column, statistics=_statistics(part["statistics"], column.values, f"{where}.statistics", bins))

@@ -132,8 +132,9 @@ class WorkerSession:
         """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
         a, job, folder, attempt = self._admitted, self._admitted.job, Path(self._spec.dir), self._spec.attempt
         begin_attempt(folder, a.coord, attempt)
-        sid = a.policy.sid_job.hex()
-        self._mark = HighWaterMark.claim(Path(self._spec.identity_dir), sid, a.coord, attempt, folder)
+        self._mark = HighWaterMark.claim(
+            Path(self._spec.identity_dir), a.policy.sid_job.hex(), a.coord, attempt, folder
+        )
         self.step = self._agree_where_to_start()
         self.running = True
         self._open_evidence(self._epoch(self.step))
@@ -142,7 +143,7 @@ class WorkerSession:
             self._load(self.step)
         elif job.start is not None:
             self._migrate(job.start)
-        self._writer.event("party_start", party=self._admitted.party, step=self.step, attempt=self._spec.attempt)
+        self._writer.event("party_start", party=a.party, step=self.step, attempt=attempt)
         self._writer.heartbeat(self.step, self.PHASE, "start")
         while self.step < job.steps and not ended_early(self._trainer):
             if self._before_step().vote == HALT:

@@ -88,7 +88,7 @@ def test_no_place_of_a_stream_is_given_twice(ahead: DrawAhead) -> None:
     assert rt.forecast.met == 1
     again = torch.empty(LONG, dtype=torch.int64)
     with pytest.raises(ProtocolError, match="mask reuse refused"):
-        rt._streams[0].draw(2, 0, 0, 0, again)
+        rt.streams[0].draw(2, 0, 0, 0, again)
 
 
 def test_what_lies_ready_stays_within_its_memory() -> None:
@@ -116,8 +116,8 @@ def test_the_thread_ends_with_its_runtimes() -> None:
     rt = alone(ahead)
     epoch_of(rt, 0)
     epoch_of(rt, 1)
-    thread, seen = ahead._thread, weakref.ref(ahead)
-    assert thread is not None
+    (thread,) = (t for t in threading.enumerate() if t.name == "draws ahead")
+    seen = weakref.ref(ahead)
     assert thread.is_alive()
     del rt, ahead
     gc.collect()

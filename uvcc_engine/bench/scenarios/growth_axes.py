@@ -131,8 +131,8 @@ def costs_of(fleet: Fleet) -> Costs:
                 found = [Leaf.unpack(record) for record in leaf_file.records(file, block)]
                 leaves += len(found)
                 sent += sum(leaf.size for leaf in found if leaf.direction == SENT and leaf.src != leaf.dst)
-    followed = [path for home in {fleet.dir(c) for c in fleet.coords} for path in home.glob("*.jsonl")]
-    told = sum(path.stat().st_size for path in followed)
+    homes = {fleet.dir(c) for c in fleet.coords}
+    told = sum(path.stat().st_size for home in homes for path in home.iterdir() if path.suffix == ".jsonl")
     steps = fleet.job.steps
     return {
         "bytes": sent,

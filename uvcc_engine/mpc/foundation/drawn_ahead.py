@@ -1,7 +1,7 @@
 """Random numbers of the next epoch, drawn on a thread of its own while this one is computed.
 
 What a program draws depends on no data, and an epoch's program is nearly always that of the epoch before: so the draws
-of one foretell those of the next. A draw that was foretold lies ready when the program comes to it, any other is made
+of one say which the next will make. A draw that was foretold lies ready when the program comes to it, any other is made
 where it is needed. The bits are the same either way, and every draw takes its place in its stream, which gives no place
 twice. Numbers that nobody has taken yet fill at most a bounded memory.
 
@@ -144,9 +144,9 @@ class DrawAhead:
         self._thread: threading.Thread | None = None
         weakref.finalize(self, self._shared.close)
 
-    def forecast(self, streams: Mapping[int, Stream], stream: int) -> Forecast:
+    def forecast(self, streams: Mapping[int, Stream], stream: int) -> ForetoldDraws:
         """That of a runtime which draws from ``streams`` in the stream ``stream`` of its messages."""
-        return Forecast(self, self._shared, streams, stream)
+        return ForetoldDraws(self, self._shared, streams, stream)
 
     def start(self) -> None:
         """Have the thread run. Called by the computing thread only."""
@@ -173,7 +173,7 @@ class DrawAhead:
         return self._shared.held
 
 
-class Forecast:
+class ForetoldDraws:
     """What one program has drawn in this epoch, and what of it lies ready. Used by its computing thread."""
 
     def __init__(self, owner: DrawAhead, shared: _Shared, streams: Mapping[int, Stream], stream: int) -> None:

@@ -114,7 +114,8 @@ class Stream:
         return type(self)(self._key, self._name)
 
     def generate(self, place: tuple[int, int, int], piece: int, out: Tensor, room: Tensor | None) -> None:
-        """Fill ``out`` (not empty) with what :meth:`draw` gives there, without taking it: for who reserves it."""
+        """Fill ``out`` (of any shape, not empty) with what :meth:`draw` gives there, without taking it: for who reserves
+        it."""
         self._generate(struct.pack(">IHI", *place), piece, out, room)
 
     def _generate(self, place: bytes, piece: int, out: Tensor, room: Tensor | None) -> None:
@@ -205,7 +206,7 @@ def _key_stream(cipher: CipherContext, view: memoryview) -> None:
 
 
 class Foretold(Protocol):
-    """What may have been drawn before a program comes to it (``drawn_ahead.Forecast``)."""
+    """What may have been drawn before a program comes to it (``drawn_ahead.ForetoldDraws``)."""
 
     def take(self, component: int, op: int, piece: int, nbytes: int) -> Tensor | None:
         """The bytes of the program's next draw, if they lie ready."""

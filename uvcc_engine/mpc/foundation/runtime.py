@@ -77,12 +77,12 @@ class Runtime:
         kind = STREAMS[prg]
         secrets = {party: keys.prev, self.next: keys.next, OWN: keys.own}
         labels = {party: f"component{party}", self.next: f"component{self.next}", OWN: f"own{party}"}
-        self._streams = {
+        self.streams = {
             c: kind(derive_key(secret, sid_sub, attempt, labels[c], kind.key_bytes), labels[c])
             for c, secret in secrets.items()
         }
         here = ahead if self.device.type == "cpu" else None
-        self.forecast = here.forecast(self._streams, stream) if here is not None else None
+        self.forecast = here.forecast(self.streams, stream) if here is not None else None
         self._epoch = -1
         self._op = 0
         self._sent = {self.next: 0, self.prev: 0}
@@ -128,19 +128,19 @@ class Runtime:
         """Random streams of the next operation. Every party must call this at the same place of the program."""
         if self._epoch < 0:
             self.begin_epoch(0)
-        draws = Draws(self._streams, self._epoch, self.stream, self._op, self.device, self.forecast)
+        draws = Draws(self.streams, self._epoch, self.stream, self._op, self.device, self.forecast)
         self._op += 1
         return draws
 
     def time_draws(self) -> None:
         """From now on measure the processor time of drawing random numbers; see :attr:`drawing_s`."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.timed = True
 
     @property
     def drawing_s(self) -> float:
         """Processor seconds of this thread that went into random numbers while they were measured."""
-        return sum(stream.seconds for stream in self._streams.values())
+        return sum(stream.seconds for stream in self.streams.values())
 
     def watch(self, z: Tensor, *, parties: int, shift: int) -> None:
         """Show a range watch, if there is one, this party's summand of what the next operation truncates."""
