@@ -132,9 +132,8 @@ class WorkerSession:
         """Train to the end or to a halt. Raises what the protocol, the plane and the disk raise."""
         a, job, folder, attempt = self._admitted, self._admitted.job, Path(self._spec.dir), self._spec.attempt
         begin_attempt(folder, a.coord, attempt)
-        self._mark = HighWaterMark.claim(
-            Path(self._spec.identity_dir), a.policy.sid_job.hex(), a.coord, attempt, folder
-        )
+        mine = Path(self._spec.identity_dir)
+        self._mark = HighWaterMark.claim(mine, a.policy.sid_job.hex(), a.coord, attempt, folder)
         self.step = self._agree_where_to_start()
         self.running = True
         self._open_evidence(self._epoch(self.step))
@@ -202,9 +201,7 @@ class WorkerSession:
                 raise altered
             if spec.start not in common:
                 there = ", ".join(map(str, sorted(common))) or "none"
-                what = (
-                    f"not every worker holds a whole checkpoint of step {spec.start}; all hold those of steps {there}"
-                )
+                what = f"not every worker holds a whole checkpoint of step {spec.start}; all hold steps {there}"
                 raise ConfigError(what, "uvcc resume RUN --from one of these, or --from 0 to start over")
         start = max(start if spec.start < 0 else spec.start, first)
         if spec.start < 0 and (altered := found.newer_altered(start)) is not None:

@@ -114,8 +114,8 @@ class Stream:
         return type(self)(self._key, self._name)
 
     def generate(self, place: tuple[int, int, int], piece: int, out: Tensor, room: Tensor | None) -> None:
-        """Fill ``out`` (of any shape, not empty) with what :meth:`draw` gives there, without taking it: for who reserves
-        it."""
+        """Fill ``out`` (of any shape, not empty) with what :meth:`draw` gives there, without taking it: for who
+        reserves it."""
         self._generate(struct.pack(">IHI", *place), piece, out, room)
 
     def _generate(self, place: bytes, piece: int, out: Tensor, room: Tensor | None) -> None:
