@@ -27,6 +27,7 @@ from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.place import RankAddress
@@ -67,6 +68,7 @@ def main(spec: WorkerSpec) -> int:
     Exit codes: 0 done or halted, 2 something to configure, 3 protocol violation, 4 a peer is lost, 1 other failures.
     """
     directory = Path(spec.dir)
+    keep_freed_memory()  # before there are threads
     LOOPS.compile_beside()
     with (
         RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer,
