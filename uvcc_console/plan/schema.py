@@ -377,9 +377,8 @@ class Profile(Strict):
             )
         if self.link == "nats" and not self.nats.url.startswith(("nats://", "tls://")):
             raise ValueError(f"link nats needs the server's address in nats.url, not {self.nats.url!r}")
-        size = self.topology.model_dump()
-        if isinstance(self.job, PrivateJobSettings) and self.job.verify != OFF and set(size.values()) != {1}:
-            many = next(f"topology.{name} {n}" for name, n in size.items() if n != 1)
+        if isinstance(self.job, PrivateJobSettings) and self.job.verify != OFF and self.topology.tensor != 1:
+            many = f"topology.tensor {self.topology.tensor}"
             raise ValueError(f"job.verify {self.job.verify}: there is no proof with {many}; give 1, or verify: off")
         if not isinstance(self.job, LmJobSettings) and any(self.fleet.of(p).volume for p in range(PARTIES)):
             raise ValueError(_NO_VOLUME[self.job.kind])

@@ -1,7 +1,7 @@
 """The parts of layers on tensor ranks: what a part must give, and those that serve many layer types.
 
 Gradients of weights are not truncated here: they stay additive terms, which are summed over microbatches, tensor ranks
-and replicas first.
+and replicas first. Only where products are proved each is, with the claim of its product (``Settling``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
 from uvcc_engine.model.registry import SecretContext
 from uvcc_engine.model.secret_layer import FusedActivation, Layer
 from uvcc_engine.model.stage_part import Pass as Pass
+from uvcc_engine.model.stage_part import Settling as Settling
 from uvcc_engine.model.stage_part import StagePart as StagePart
 from uvcc_engine.model.tensor_parallel import ROWS, WHOLE, PartContext, PlaceContext, Placed, TensorParallel, bounds
 
@@ -106,17 +107,33 @@ class WholeWeight(Plain):
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         mine: Layer = on.take(self)
+        rate = 1.0 if on.settling is None else on.settling.rate
         if not wanted:
-            self._hand_over(on, (yield from mine.weight_gradient_protocol(on.rt, grad, 1.0)))
+            self._hand_over(on, (yield from mine.weight_gradient_protocol(on.rt, grad, rate)))
             return grad
         below, found = yield from ops.par(
-            mine.input_gradient_protocol(on.rt, grad), mine.weight_gradient_protocol(on.rt, grad, 1.0)
+            mine.input_gradient_protocol(on.rt, grad), mine.weight_gradient_protocol(on.rt, grad, rate)
         )
         self._hand_over(on, found)
         return below
 
     def _hand_over(self, on: Pass, gradient: Share) -> None:
-        on.gradient(self, 0, gradient.first << self.weights[0].f)
+        if on.settling is not None:
+            on.settling.take(self, 0, gradient)
+        else:
+            on.gradient(self, 0, gradient.first << self.weights[0].f)
+
+
+def weight_gradient_protocol(on: Pass, part: StagePart, left: Share, right: Share) -> MpcProtocol[None]:
+    """Hand over ``left @ right`` as the gradient of the part's only weight: no round, 2 where gradients are settled.
+
+    ``left``: [inputs, lines]; ``right``: [lines, outputs].
+    """
+    dealer, settling = part.dealers[0], on.settling
+    if settling is None:
+        on.gradient(part, 0, ops.product(on.rt, left, right, dealer))
+        return
+    settling.take(part, 0, (yield from ops.matmul_protocol(on.rt, left, right, scale=settling.rate, dealer=dealer)))
 
 
 def leaves(parts: Sequence[StagePart]) -> Iterator[StagePart]:

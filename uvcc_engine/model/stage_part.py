@@ -15,13 +15,26 @@ if TYPE_CHECKING:
     from uvcc_engine.parallel.group import Communicator
 
 
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """Where products are proved: gradients leave a part settled, each a claim of its own with its own truncation.
+
+    Terms of several products that are added up before a truncation would be claims of no single worker.
+    ``rate``: what the summed gradient is multiplied by in its truncation. ``take(part, k, gradient)`` takes the
+    gradient of the part's weight ``k`` times the rate, in the weight's shape and fractional bits.
+    """
+
+    rate: float
+    take: Callable[[StagePart, int, Share], None]
+
+
 @dataclass
 class Pass:
     """One microbatch on its way through a stage: forward on one runtime, backward on another.
 
     ``rows`` is its number of lines over all tensor ranks. ``gradient(part, k, term)`` takes an additive term of the
-    gradient of the part's weight ``k``, at twice the job's fractional bits. ``batch``: which rows of a step's batch
-    they are, where it trains on them; None where it does not.
+    gradient of the part's weight ``k``, at twice the job's fractional bits; with ``settling`` it refuses. ``batch``:
+    which rows of a step's batch they are, where it trains on them; None where it does not.
     """
 
     rt: Runtime
@@ -30,6 +43,7 @@ class Pass:
     gradient: Callable[[StagePart, int, Tensor], None]
     kept: dict[int, Any] = field(default_factory=dict)
     batch: BatchPlace | None = None
+    settling: Settling | None = None
 
     def keep(self, part: StagePart, value: Any) -> None:
         """Remember for the backward pass what the forward pass saw."""

@@ -3,6 +3,8 @@
 Each replica answers its slice of the rows. Where the accuracy alone is revealed, each counts its own right answers, and
 one worker of each party opens the sum. For any other metric the answers, still shared, are gathered at that worker
 within its party, which computes it as a party of one worker does.
+
+Where products are proved, the sum is opened once the proofs of all workers have passed; nothing else has a proof.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import METRICS
 from uvcc_engine.model import losses
 from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
@@ -32,14 +35,18 @@ AtEnd = Callable[[Pass, Share, Tensor], MpcProtocol[Share]]
 """What the last stage does with its inputs for some rows: what it gives is kept."""
 
 
-def evaluate(fleet: FleetPart) -> dict[str, float]:
-    """Open the metrics that the job lists, over all test rows, by name. All workers call it together."""
+def evaluate(fleet: FleetPart, prove: Callable[[], None]) -> dict[str, float]:
+    """Open the metrics that the job lists, over all test rows, by name. All workers call it together.
+
+    ``prove``: see :func:`count_correct`.
+    """
     listed = set(METRICS) & set(fleet.job.reveal)
     if not listed:
         return {}
     if listed == {"accuracy"} and fleet.model.classes > 1:
         rows = int(fleet.tensors["test_x"].shape[0])
-        return {"accuracy": count_correct(fleet) / (rows * fleet.model.positions)}
+        return {"accuracy": count_correct(fleet, prove) / (rows * fleet.model.positions)}
+    _check_proofless(fleet)
     outputs, rt = _outputs(fleet, "test", 0), fleet.runtimes.main
     if not fleet.opener or outputs is None:
         return fleet.told_all(None)
@@ -52,6 +59,7 @@ def validate(fleet: FleetPart) -> dict[str, float]:
 
     The passes take streams behind those of the step's microbatches. All workers call it together.
     """
+    _check_proofless(fleet)
     outputs, rt = _outputs(fleet, "val", fleet.groups.place.topology.microbatches), fleet.runtimes.main
     if not fleet.opener or outputs is None:
         return fleet.told_all(None)
@@ -59,8 +67,17 @@ def validate(fleet: FleetPart) -> dict[str, float]:
     return fleet.told_all(rt.run(validate_protocol(rt, fleet.job, fleet.model, outputs, targets)))
 
 
-def count_correct(fleet: FleetPart) -> int:
-    """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""
+def _check_proofless(fleet: FleetPart) -> None:
+    """Refuse what a proved training has no proof of, before anything of it is computed: the plan refused it, too."""
+    if fleet.job.proves:
+        raise ConfigError(f"proofs of what {', '.join(fleet.job.reveal)} reveal", "reveal the accuracy alone")
+
+
+def count_correct(fleet: FleetPart, prove: Callable[[], None]) -> int:
+    """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum.
+
+    ``prove`` is called at every worker before anything is opened, once all that it depends on is computed.
+    """
     main = fleet.runtimes.main
 
     def hits_protocol(on: Pass, x: Share, rows: Tensor) -> MpcProtocol[Share]:
@@ -70,6 +87,7 @@ def count_correct(fleet: FleetPart) -> int:
 
     hits = [public(main, torch.zeros(1), f=fleet.job.frac_bits), *_through(fleet, "test", 0, hits_protocol)]
     total = fleet.summed(hits) if fleet.pipe.last else None
+    prove()
     opened = main.run(open_ring_protocol(main, total)) if fleet.opener and total is not None else None
     return int(fleet.told(None if opened is None else int(opened.item()) >> fleet.job.frac_bits))
 

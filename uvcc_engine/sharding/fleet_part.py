@@ -18,7 +18,7 @@ from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.pipeline import Pipe
 from uvcc_engine.sharding.microbatches import StreamRuntimes
 from uvcc_engine.sharding.stage import Stage
-from uvcc_engine.sharding.stage_passes import Pass, StagePart, my_rows
+from uvcc_engine.sharding.stage_passes import Pass, Settling, StagePart, my_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,16 @@ class FleetPart:
         return self.pipe.last and c.replica == 0 and c.tensor == 0
 
     def passing(
-        self, rt: Runtime, rows: int, take: Callable[[StagePart, int, Tensor], None], batch: BatchPlace | None = None
+        self,
+        rt: Runtime,
+        rows: int,
+        take: Callable[[StagePart, int, Tensor], None],
+        batch: BatchPlace | None = None,
+        settling: Settling | None = None,
     ) -> Pass:
-        """A microbatch of so many rows of the data; ``take`` gets the gradients' terms. ``batch``: see ``Pass``."""
-        return Pass(rt, self.groups.tp, rows * self.model.positions, take, batch=batch)
+        """A microbatch of so many rows of the data; ``take`` gets the gradients' terms. ``batch``, ``settling``: see
+        ``Pass``."""
+        return Pass(rt, self.groups.tp, rows * self.model.positions, take, batch=batch, settling=settling)
 
     def my_lines(self, name: str, rows: Tensor, width: int) -> Share:
         """This tensor rank's lines of some rows of a tensor, one per position: [lines, width]."""

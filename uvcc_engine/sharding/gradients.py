@@ -134,6 +134,33 @@ class Gradients:
         return [Share(both[0, at : at + 1], both[1, at : at + 1], s.f) for at, s in enumerate(squares)]
 
 
+class SettledGradients:
+    """The gradient sums of one worker where each was truncated by itself: shares, of which both components are added.
+
+    Adding up shares is local, so a party that adds up wrongly holds other numbers than the two that hold them with it.
+    """
+
+    def __init__(self, slots: Sequence[tuple[StagePart, int]], groups: PartyGroups, f: int) -> None:
+        """``f``: fractional bits of the gradients; the rest as of ``Gradients``."""
+        self._f = f
+        self._components = [Gradients(slots, groups) for _ in range(2)]
+
+    def begin(self, microbatches: int) -> None:
+        """See ``Gradients.begin``."""
+        for one in self._components:
+            one.begin(microbatches)
+
+    def take(self, part: StagePart, weight: int, gradient: Share) -> None:
+        """See ``Gradients.take``. The gradient stays as it is: claims may be about its memory."""
+        for one, component in zip(self._components, (gradient.first, gradient.second), strict=True):
+            one.take(part, weight, component.clone())
+
+    def slices(self) -> list[Share]:
+        """See ``Gradients.slices``."""
+        first, second = (one.slices() for one in self._components)
+        return [Share(a, b, self._f) for a, b in zip(first, second, strict=True)]
+
+
 def padded(flat: Tensor, size: int) -> Tensor:
     """A flat tensor with zeros behind it, up to a multiple of ``size`` elements."""
     short = -len(flat) % size

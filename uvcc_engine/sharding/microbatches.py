@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.parallel.pipeline import BACKWARD
 
@@ -43,8 +44,20 @@ class StreamRuntimes:
         """The runtime on which a microbatch passes forward or backward; made at its first use."""
         stream = stream_of(direction, microbatch)
         if stream not in self._others:
-            self._others[stream] = self._make(stream)
+            made = self._others[stream] = self._make(stream)
+            if self.main.ledger is not None:
+                made.ledger = ClaimLedger(everything=self.main.ledger.everything, sisters=True)
         found = self._others[stream]
         if found.epoch != self.main.epoch:
             found.begin_epoch(self.main.epoch)
+        if self.main.ledger is not None:
+            self.main.ledger.hold_openings()
         return found
+
+    def collect_claims(self) -> None:
+        """Put the claims of all streams into the main ledger, where they are proved: by stream, whatever pass ended
+        first, since the order of the claims must be that of the other two parties."""
+        for stream in sorted(self._others):
+            ledger = self._others[stream].ledger
+            if ledger is not None and self.main.ledger is not None:
+                self.main.ledger.take_in(ledger)

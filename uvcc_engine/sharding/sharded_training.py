@@ -5,6 +5,9 @@ party (1F1B); the weights' gradients stay additive terms until they are summed o
 truncated once with the learning rate and 1/R in the truncation, each replica doing its slice, and the updates are
 gathered: all replicas of a party hold identical shares, bit for bit. What is opened (loss, accuracy) is summed over
 the whole fleet before one worker of each party opens it.
+
+Where products are proved, every microbatch's gradient is truncated by itself, and shares are added up: a claim is about
+one product of one worker. What is opened waits for the proofs of all workers (``fleet_proof``).
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime
 from uvcc_engine.mpc.foundation.share import Share
@@ -36,18 +41,21 @@ from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Pipe, PipelineReceiver, Record
 from uvcc_engine.parallel.schedule import one_f_one_b
 from uvcc_engine.plane.api import Wakeable, WatchedPlane
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding import fleet_answers
 from uvcc_engine.sharding.fleet_part import FleetPart
-from uvcc_engine.sharding.gradients import Gradients
+from uvcc_engine.sharding.fleet_proof import prove_together
+from uvcc_engine.sharding.gradients import Gradients, SettledGradients
 from uvcc_engine.sharding.loss_ends import Reached, Targets, descend_protocol, reached_protocol
 from uvcc_engine.sharding.microbatches import MainRuntime, StreamRuntimes, in_flight, stream_of
 from uvcc_engine.sharding.overlap import Overlap, Passage
 from uvcc_engine.sharding.partition import bounds
 from uvcc_engine.sharding.stage import build_stage
-from uvcc_engine.sharding.stage_passes import Pass, backward_protocol, forward_protocol
+from uvcc_engine.sharding.stage_passes import Pass, Settling, StagePart, backward_protocol, forward_protocol
 from uvcc_engine.sharding.updates import OPTIMIZERS
+from uvcc_engine.sharding.validation import check_provable
 
 __all__ = ["Learner", "ParallelTrainer", "stream_of"]
 
@@ -94,6 +102,10 @@ class ParallelTrainer:
         size = groups.place.topology
         if size.microbatches > job.batch:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
+        check_provable(job, model, tensor=size.tensor)
+        if job.proves:
+            main.ledger = ClaimLedger(everything=job.verify == PROOFS, sisters=not groups.alone)
+        self.proved_metrics = NOTHING_PROVED
         self._job, self._model, self._groups, self._on_event = job, model, groups, on_event
         self._whole_job = replace(job, batch=job.batch * size.replicas)
         self._runtimes = StreamRuntimes(runtime, main)
@@ -109,6 +121,8 @@ class ParallelTrainer:
         self._optimizer = OPTIMIZERS[job.optimizer](
             main, self._whole_job, model.positions, self._slots, self._gradients, decaying
         )
+        self._settled = SettledGradients(self._slots, groups, job.frac_bits) if job.proves else None
+        self._settling: Settling | None = None
         self._pipe = Pipe(groups.pp, groups.pp_back, record)
         self._fleet = FleetPart(job, model, tensors, self._stage, groups, self._pipe, self._runtimes)
         if not isinstance(main.plane, WatchedPlane):
@@ -137,19 +151,23 @@ class ParallelTrainer:
         reveal, self._step = self._job.reveals_loss(step), step
         rows = self._my_batch(step)
         self._gradients.begin(size.microbatches)
+        if self._settled is not None:
+            self._settled.begin(size.microbatches)
+            self._settling = Settling(self._optimizer.factor(step), self._settled.take)
         self._losses = []
         gantt = Gantt()
         self._overlap.run(self._passages(rows, reveal, gantt))
         self._pipe.finish()
         began = time.time()
-        loss = self._update(step, reveal)
+        loss, proved = self._update(step, reveal)
         gantt.ticks.append((UPDATE, 0, began, time.time()))
         coord = str(place.coord)
         for name in ("fwd_open_ok", "bwd_open_ok"):
             self._on_event(name, {"coord": coord, "step": step, "count": size.microbatches})
         if step == min(1, self._job.steps - 1):
             self._tell(gantt, step)
-        return StepResult(loss, validated=self._validated(step + 1) if self._job.validates(step) else {})
+        validated = self._validated(step + 1) if self._job.validates(step) else {}
+        return StepResult(loss, proved, validated=validated)
 
     def _my_batch(self, step: int) -> Tensor:
         size = self._groups.place.topology
@@ -203,7 +221,8 @@ class ParallelTrainer:
 
     def _forward(self, rt: Runtime, m: int, rows: Tensor, incoming: Share | None) -> MpcProtocol[Share | None]:
         """What goes to the next stage; the last one keeps what its loss needs."""
-        self._passes[m] = on = self._fleet.passing(rt, len(rows), self._gradients.take, self._place(m))
+        take = self._gradients.take if self._settled is None else _unproved
+        self._passes[m] = on = self._fleet.passing(rt, len(rows), take, self._place(m), self._settling)
         x = self._fleet.tensors["train_x"].index(rows) if incoming is None else incoming
         out = yield from forward_protocol(on, self._stage.parts, x)
         if not self._pipe.last:
@@ -240,21 +259,29 @@ class ParallelTrainer:
 
     # -- the update --------------------------------------------------------------------------------------------------
 
-    def _update(self, step: int, reveal: bool) -> float | None:
-        """Sum the gradients over the replicas, truncate this replica's slice, gather, apply; open the loss beside."""
+    def _update(self, step: int, reveal: bool) -> tuple[float | None, ProvedStep | None]:
+        """Sum the gradients over the replicas, truncate this replica's slice, gather, apply; open the loss beside, or
+        after all is proved."""
         groups = self._groups
-        slices = self._gradients.slices()
+        slices = self._gradients.slices() if self._settled is None else self._settled.slices()
         if self._first_sum:
             self._first_sum = False
             if groups.dp.size > 1:
                 self._on_event("dp_ok", {"coord": str(groups.place.coord)})
         total = self._fleet.summed(self._losses) if reveal and self._pipe.last else None
-        opening = self._opening_protocol(total if self._fleet.opener else None)
-        opened: Tensor | None = self._optimizer.update(step, slices, opening)
+        opening = partial(self._opening_protocol, total if self._fleet.opener else None)
+        opened: Tensor | None
+        proved: ProvedStep | None = None
+        if self._settled is None:
+            opened = self._optimizer.update(step, slices, opening())
+        else:
+            self._optimizer.update(step, slices, self._opening_protocol(None))
+            proved = prove_together(self._runtimes, groups)
+            opened = self._runtimes.main.run(opening())
         if not reveal:
-            return None
+            return None, proved
         told = None if opened is None or total is None else float(opened.item()) / 2.0**total.f
-        return self._fleet.told(told) / (self._whole_job.batch * self._model.positions)
+        return self._fleet.told(told) / (self._whole_job.batch * self._model.positions), proved
 
     def _opening_protocol(self, loss: Share | None) -> MpcProtocol[Tensor | None]:
         return None if loss is None else (yield from open_ring_protocol(self._runtimes.main, loss))
@@ -276,11 +303,16 @@ class ParallelTrainer:
         """See ``Learner``. The weights are those of the least validation loss from now on, where the job keeps them."""
         if self._job.keep_best:
             self._set_weights(self._best)
-        return fleet_answers.evaluate(self._fleet)
+        return fleet_answers.evaluate(self._fleet, self._prove_metrics)
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""
-        return fleet_answers.count_correct(self._fleet)
+        return fleet_answers.count_correct(self._fleet, self._prove_metrics)
+
+    def _prove_metrics(self) -> None:
+        """Where products are proved: before anything of the answers is opened, by all workers together."""
+        if self._job.proves:
+            self.proved_metrics = prove_together(self._runtimes, self._groups)
 
     @property
     def test_rows(self) -> int:
@@ -337,6 +369,11 @@ class ParallelTrainer:
 
 def _nobody() -> None:
     """What is called where nobody waits."""
+
+
+def _unproved(part: StagePart, weight: int, term: Tensor) -> None:
+    """What takes an additive term where products are proved: nobody could prove it."""
+    raise ConfigError(f"a gradient of {type(part).__name__} has no proof", "verify: off, or another layer")
 
 
 def _arrived(source: PipelineReceiver | None, microbatch: int) -> bool:

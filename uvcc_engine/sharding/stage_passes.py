@@ -4,13 +4,23 @@ of the layer types: ``model.parts``, ``model.tensor_parallel``.)
 
 from __future__ import annotations
 
-from uvcc_engine.model.parts import Pass, Plain, StagePart, gather_rows, leaves, my_rows
+from uvcc_engine.model.parts import Pass, Plain, Settling, StagePart, gather_rows, leaves, my_rows
 from uvcc_engine.model.parts import backward_parts_protocol as backward_protocol
 from uvcc_engine.model.parts import forward_parts_protocol as forward_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol
 from uvcc_engine.mpc.foundation.share import Share
 
-__all__ = ["Pass", "Plain", "StagePart", "ToRows", "backward_protocol", "forward_protocol", "leaves", "my_rows"]
+__all__ = [
+    "Pass",
+    "Plain",
+    "Settling",
+    "StagePart",
+    "ToRows",
+    "backward_protocol",
+    "forward_protocol",
+    "leaves",
+    "my_rows",
+]
 
 
 class ToRows(Plain):

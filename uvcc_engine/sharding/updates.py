@@ -30,6 +30,8 @@ from uvcc_engine.sharding.stage_passes import StagePart
 
 Slots = Sequence[tuple[StagePart, int]]
 """(part, which of its weights), in the order of the weights."""
+Slices = Sequence[Tensor] | Sequence[Share]
+"""Of every weight's summed gradient: additive terms, or where products are proved the gradient times the factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ class SlicedOptimizer(Protocol):
 
     moments: dict[str, list[Share]]
 
-    def update(self, step: int, slices: Sequence[Tensor], beside: MpcProtocol[Any]) -> Any:
+    def factor(self, step: int) -> float:
+        """What the summed gradient is multiplied by in its truncation."""
+
+    def update(self, step: int, slices: Slices, beside: MpcProtocol[Any]) -> Any:
         """One step from this worker's slices of the summed gradients; returns what ``beside`` gives, which shares its
         rounds. All workers of the party call it together."""
 
@@ -72,12 +77,12 @@ class _Sliced:
     def _settled(
         self,
         step: int,
-        slices: Sequence[Tensor],
+        slices: Slices,
         factor: float,
         kept: Callable[[int], MpcProtocol[Share | None]],
         beside: MpcProtocol[Any],
     ) -> tuple[list[SliceUpdate], Any]:
-        """Every slice truncated with ``factor``, and ``beside`` in the same rounds: 2 of them."""
+        """Every slice truncated with ``factor`` where it is not yet, and ``beside`` in the same rounds: 2 of them."""
         steps: list[MpcProtocol[Any]] = [
             self._slice_protocol(step, at, z, factor, kept(at)) for at, z in enumerate(slices)
         ]
@@ -85,12 +90,12 @@ class _Sliced:
         return found, told
 
     def _slice_protocol(
-        self, step: int, at: int, z: Tensor, factor: float, kept: MpcProtocol[Share | None]
+        self, step: int, at: int, z: Tensor | Share, factor: float, kept: MpcProtocol[Share | None]
     ) -> MpcProtocol[SliceUpdate]:
         part, k = self._slots[at]
         f = self._job.frac_bits
         three: MpcProtocol[list[Any]] = par(
-            settle_protocol(self._rt, z, f, f, part.dealers[k], factor),
+            _same_protocol(z) if isinstance(z, Share) else settle_protocol(self._rt, z, f, f, part.dealers[k], factor),
             kept,
             decayed_protocol(self._rt, self._mine(at, part.weights[k]), self._job, step, self._decaying[at]),
         )
@@ -117,14 +122,18 @@ class SlicedSgd(_Sliced):
         super().__init__(rt, job, positions, slots, gradients, decaying)
         self.moments = {"velocity": self._zeros(job.frac_bits)}
 
-    def update(self, step: int, slices: Sequence[Tensor], beside: MpcProtocol[Any]) -> Any:
+    def factor(self, step: int) -> float:
+        """See ``SlicedOptimizer``: the learning rate, for a mean over the rows."""
+        return self._job.rate_at(step) / self._positions
+
+    def update(self, step: int, slices: Slices, beside: MpcProtocol[Any]) -> Any:
         """See ``SlicedOptimizer``."""
         job, before = self._job, self.moments["velocity"]
 
         def kept(at: int) -> MpcProtocol[Share | None]:
             return mul_public_protocol(self._rt, self._mine(at, before[at]), job.decay_at(step))
 
-        found, told = self._settled(step, slices, job.rate_at(step) / self._positions, kept, beside)
+        found, told = self._settled(step, slices, self.factor(step), kept, beside)
         if job.clip_norm:
             found = cut_to_norm(self._rt, self._gradients, found, job.clip_norm * job.lr_at(step))
         mine = [one.fresh if one.kept is None else add(one.kept, one.fresh) for one in found]
@@ -143,10 +152,14 @@ class SlicedAdam(_Sliced):
         super().__init__(rt, job, positions, slots, gradients, decaying)
         self.moments = {"velocity": self._zeros(job.frac_bits), "second": self._zeros(second_bits(job.frac_bits))}
 
-    def update(self, step: int, slices: Sequence[Tensor], beside: MpcProtocol[Any]) -> Any:
+    def factor(self, step: int) -> float:
+        """See ``SlicedOptimizer``: the same in every step."""
+        return gradient_gain(self._job.batch, self._positions)
+
+    def update(self, step: int, slices: Slices, beside: MpcProtocol[Any]) -> Any:
         """See ``SlicedOptimizer``."""
         job, rt, join = self._job, self._rt, self._gradients.joined
-        gain = gradient_gain(job.batch, self._positions)
+        gain = self.factor(step)
         found, told = self._settled(step, slices, gain, lambda at: _nothing_protocol(), beside)
         if job.clip_norm:
             limit = job.clip_norm * gain * job.batch * self._positions
@@ -184,6 +197,11 @@ def _decays(gradients: Gradients, found: Sequence[SliceUpdate], weights: Sequenc
 
 def _each_protocol(steps: Iterable[MpcProtocol[Any]]) -> MpcProtocol[list[Any]]:
     return (yield from par(*steps))
+
+
+def _same_protocol(settled: Share) -> MpcProtocol[Share]:
+    return settled
+    yield  # a generator like its siblings
 
 
 def _nothing_protocol() -> MpcProtocol[None]:

@@ -48,6 +48,7 @@ from uvcc_engine.worker.step_costs import StepCosts
 from uvcc_engine.worker.validation_notes import ended_early, remember_validations, validations_so_far
 
 _TERMINATED: Final = "sigterm"
+_PROVES: Final = (PrivateTrainer, ParallelTrainer, Predictor, ServedModel)
 COUNT_EVERY_S: Final = 10.0  # what the plane counted is told at least so often while steps are made
 
 
@@ -110,7 +111,7 @@ class WorkerSession:
             return ServedModel(self._rt, a.job, a.model, a.inputs)
         if a.job.task == "infer":
             return Predictor(self._rt, a.job, a.model, a.inputs)
-        if groups.alone and a.policy.topology.microbatches == 1:  # the one kind that proves: see check_provable
+        if groups.alone and a.policy.topology.microbatches == 1:
             return trainer_of(self._rt, a.job, a.model, a.inputs)
 
         def tell(name: str, fields: dict[str, Any]) -> None:
@@ -411,8 +412,7 @@ class WorkerSession:
         self._settle_votes(epoch, mine)  # a halt that comes now is outrun by the end of the run
         blinds = self._ranks.of_first_replica(state_blinds(a.identity, a.policy, a.coord))
         digests_of_all = agree_on_state(self._table, own_digests(self._trainer, blinds, a.party))
-        learner = self._trainer if job.proves else None
-        proved = learner.proved_metrics if isinstance(learner, PrivateTrainer | Predictor | ServedModel) else None
+        proved = self._trainer.proved_metrics if job.proves and isinstance(self._trainer, _PROVES) else None
         whole = self._ranks.whole_state(digests_of_all)
         self._finished(self._proof.outcome(values, whole, verdict_of(proved), self.step))
         self._settle_roots()

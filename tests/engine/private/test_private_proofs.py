@@ -262,7 +262,7 @@ def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zyg
         ({"optimizer": "adam"}, 1, "optimizer 'adam'"),
         ({"device": "cuda"}, 1, "device 'cuda'"),
         ({"clip_norm": 1.0}, 1, "clip_norm"),
-        ({}, 2, "2 workers"),
+        ({}, 2, "2 tensor ranks"),
     ],
 )
 def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(
@@ -270,7 +270,7 @@ def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(
 ) -> None:
     job = replace(PrivateJob(verify=verify), **change)
     with pytest.raises(ConfigError, match=words):
-        fit_model(job, workers=size)
+        fit_model(job, workers=size, tensor=size)
 
 
 def test_every_combination_has_a_proof_or_is_refused_by_what_has_none() -> None:
@@ -284,18 +284,18 @@ def test_every_combination_has_a_proof_or_is_refused_by_what_has_none() -> None:
     ):
         job = replace(JOB, verify=mode, model=models[why], optimizer=optimizer, device=device)  # type: ignore[arg-type]
         job = replace(job, task=task, reveal=tasks[task])  # type: ignore[arg-type]
-        odd = [word for word in (why, optimizer, device, f"{workers} workers") if word not in ("", "sgd", "auto")]
-        odd = [word for word in odd if word != "1 workers"]
+        odd = [word for word in (why, optimizer, device) if word not in ("", "sgd", "auto")]
+        odd += [f"{workers} workers"] if workers > 1 and task != "train" else []
         if mode == "off" or not odd:
-            if workers == 1:
-                fit_model(job)
+            if workers == 1 or mode != "off":
+                fit_model(job, workers=workers, replicas=workers)
                 accepted += 1
             continue
         with pytest.raises(ConfigError) as refused:
-            fit_model(job, workers=workers)
+            fit_model(job, workers=workers, replicas=workers)
         assert mode in refused.value.what or "workers" in refused.value.what
         assert any(word in refused.value.what for word in odd)
-    assert accepted == 2 * 2 + 2 * 8
+    assert accepted == 2 * 2 + 2 * 8 + 2
 
 
 def test_a_mode_that_is_not_there_is_refused_with_the_reason() -> None:

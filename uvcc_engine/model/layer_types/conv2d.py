@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import im2col, ops
-from uvcc_engine.model.parts import Pass, Plain, gather_rows, my_rows, with_ones
+from uvcc_engine.model.parts import Pass, Plain, gather_rows, my_rows, weight_gradient_protocol, with_ones
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -190,13 +190,16 @@ class ConvPart(Plain):
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         seen: Share = on.take(self)
-        dealer = self.dealers[0]
         last = grad.map(lambda t: im2col.channels_last(t, self._spec.out))
-        on.gradient(self, 0, ops.product(on.rt, seen.T, last, dealer))
+        given = weight_gradient_protocol(on, self, seen.T, last)
         if not wanted:
+            yield from given
             return grad
-        kernel = self.weights[0].index(slice(0, -1)).T
-        below = yield from ops.product_with_protocol(on.rt, last, kernel, _back(on.rt, self._spec), dealer=dealer)
+        kernel, back, cut = self.weights[0].index(slice(0, -1)).T, _back(on.rt, self._spec), _cut(self._spec)
+        both: MpcProtocol[list[Any]] = ops.par(
+            given, ops.product_with_protocol(on.rt, last, kernel, back, dealer=self.dealers[0], cut=cut)
+        )
+        below = cast("Share", (yield from both)[1])
         return gather_rows(on.tp, below, on.rows) if self._cuts else below
 
 

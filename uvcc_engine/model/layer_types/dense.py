@@ -7,13 +7,23 @@ heads (Shoeybi et al., "Megatron-LM", 2019).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
-from uvcc_engine.model.parts import Local, Pass, Plain, ProductPart, StagePart, gather_rows, my_rows, with_ones
+from uvcc_engine.model.parts import (
+    Local,
+    Pass,
+    Plain,
+    ProductPart,
+    StagePart,
+    gather_rows,
+    my_rows,
+    weight_gradient_protocol,
+    with_ones,
+)
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -121,13 +131,15 @@ class ColumnDense(ProductPart):
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         seen: Share = on.take(self)
-        dealer = self.dealers[0]
-        on.gradient(self, 0, ops.product(on.rt, seen.T, grad, dealer))
+        dealer, given = self.dealers[0], weight_gradient_protocol(on, self, seen.T, grad)
         if not wanted:
+            yield from given
             return grad
         back = self.weights[0].index(slice(0, -1)).T
         if on.tp.size == 1:
-            return (yield from ops.matmul_protocol(on.rt, grad, back, dealer=dealer))
+            both: MpcProtocol[list[Any]] = ops.par(given, ops.matmul_protocol(on.rt, grad, back, dealer=dealer))
+            return cast("Share", (yield from both)[1])
+        yield from given
         term = on.tp.sum_(ops.product(on.rt, grad, back, dealer))
         return (yield from ops.settle_protocol(on.rt, my_rows(on.tp, term), back.f, grad.f, dealer))
 

@@ -4,7 +4,8 @@ A ledger is a party's own notes: what it put into a product, what it sent, what 
 All parties file the same claims in the same order, because they run the same program.
 
 A ledger of ``everything`` is the other half of a promise: the runtime asks it before every message, and it lets none
-go that no claim covers, and no opening while a claim is left to prove.
+go that no claim covers, and no opening while a claim is left to prove. A party of several workers has a ledger at each,
+and an opening waits for the proofs of all of them (``sisters``), not only for those of the worker that opens.
 """
 
 from __future__ import annotations
@@ -85,14 +86,18 @@ _OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN)
 class ClaimLedger:
     """The claims of one party and stream that are not proved yet."""
 
-    def __init__(self, *, everything: bool = False) -> None:
-        """``everything``: not only products are proved, but every message."""
-        self.everything = everything
+    def __init__(self, *, everything: bool = False, sisters: bool = False) -> None:
+        """``everything``: not only products are proved, but every message. ``sisters``: other workers of the party
+        compute parts of the same step, and nothing is opened before :meth:`all_proved`.
+        """
+        self.everything, self.sisters = everything, sisters
+        self._waits = sisters
         self._products: list[ProductNotes] = []
         self._claims: list[BilinearClaim] = []
 
     def file(self, notes: ProductNotes) -> ProductNotes:
         """Keep what a product will be proved with. Raises ConfigError for a product that has no proof."""
+        self._waits |= self.sisters
         matrices = notes.form in (MATMUL, PATCHES)
         if not (matrices or notes.form in (ELEMENTWISE, LINEAR)) or (matrices and notes.z.dim() != 2):
             raise ConfigError(
@@ -106,6 +111,7 @@ class ClaimLedger:
 
     def claim(self, *claims: BilinearClaim) -> None:
         """Keep equations that will be proved."""
+        self._waits |= self.sisters
         self._claims += claims
 
     @property
@@ -119,18 +125,33 @@ class ClaimLedger:
         self._products, self._claims = [], []
         return found
 
+    def take_in(self, other: ClaimLedger) -> None:
+        """Keep what another ledger of this worker holds, after all that is here; that one is then empty."""
+        products, claims = other.take()
+        self._products += products
+        self._claims += claims
+        self._waits |= self.sisters
+
+    def hold_openings(self) -> None:
+        """Another ledger of this worker gets claims: nothing is opened before :meth:`all_proved`."""
+        self._waits = True
+
+    def all_proved(self) -> None:
+        """What was filed is proved, and so is what the party's other workers filed up to the same place."""
+        self._waits = False
+
     def check_message(self, kind: int, *, proved: bool, opening: bool) -> None:
-        """Refuse (ConfigError) a message of ``kind`` that nothing would prove, or an opening before what it depends on
-        is proved, where everything is to be."""
-        if not self.everything or kind in _OF_THE_PROOF:
+        """Refuse (ConfigError) a message of ``kind`` that nothing would prove where everything is to be, or an opening
+        before what it depends on is proved."""
+        if opening and ((len(self) and self.everything) or self._waits):
+            waits = f"{len(self)} claims" if len(self) else "the claims of this party's other workers or passes"
+            raise ConfigError(
+                f"something would be opened before {waits} that it may depend on are proved",
+                "report this: it is a defect",
+            )
+        if opening or not self.everything or kind in _OF_THE_PROOF:
             return
-        if opening:
-            if len(self):
-                raise ConfigError(
-                    f"something would be opened before {len(self)} claims that it may depend on are proved",
-                    "report this: it is a defect",
-                )
-        elif not proved:
+        if not proved:
             raise ConfigError(
                 f"a message of kind {kinds.NAMES.get(kind, kind)} has no proof",
                 "verify: products, or a job that can be proved whole",

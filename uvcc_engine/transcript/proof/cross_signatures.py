@@ -42,6 +42,8 @@ def check_histories(bundle: Bundle) -> None:
         _check_values(bundle, worker)
     for anchor in [c for c in by_coord if c.party == 0]:
         three = [by_coord[at_party(anchor, p)] for p in range(PARTIES)]
+        for worker in three:
+            _check_verdicts(bundle, worker, three[0])
         history = History(sid_of(bundle.policy.sid_job, anchor))
         for row in zip(*(w.roots for w in three), strict=True):
             for _, statement in row:
@@ -60,11 +62,17 @@ def _check_values(bundle: Bundle, worker: WorkerPart) -> None:
         stated = set(mine.values) | (wanted & MAY_LACK)
         _equal("revealed values", f"what is revealed in {where}", sorted(stated), sorted(wanted))
         _equal("revealed values", f"the values of {where}", dict(mine.values), dict(first.values))
+
+
+def _check_verdicts(bundle: Bundle, worker: WorkerPart, anchor: WorkerPart) -> None:
+    """``anchor``: the worker of the first party at the same place of its party."""
+    for (_, mine), (_, first) in zip(worker.roots, anchor.roots, strict=True):
         _check_verdict(bundle, worker, mine, first)
 
 
 def _check_verdict(bundle: Bundle, worker: WorkerPart, mine: RootStatement, first: RootStatement) -> None:
-    """Where products are proved, all three signed one verdict, of at least one claim where anything was computed."""
+    """Where products are proved, the three at each place signed one verdict, of at least one claim where anything was
+    computed: every worker computes something in every step."""
     policy, where = bundle.policy, f"epoch {mine.root.epoch} of {worker.coord}"
     _equal("verdict", f"whether {where} states a proof", mine.proved is not None, policy.proves)
     if mine.proved is None or first.proved is None:

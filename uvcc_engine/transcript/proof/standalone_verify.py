@@ -365,7 +365,7 @@ class Bundle:
             same(f"worker and job in {where}", [s["coord"], s["sid_job"]], [w.name, p.sid.hex()])
             same(f"what {where} reveals", sorted({*s["values"], *filter(LACKING.fullmatch, p.values(e))}), p.values(e))
             same(f"the values of {where}", s["values"], first.roots[e]["values"])
-            same(f"the verdict of {where}", s.get("proved"), first.roots[e].get("proved"))
+            same(f"the verdict of {where}", s.get("proved"), mates[0].roots[e].get("proved"))
             due = p.first + e < p.steps or set(first.last["values"]) - {"loss"}
             good = ("proved" in s) == p.proves and (not p.proves or not due or s["proved"]["claims"])
             need(good, Wrong, f"{where} does not state the proof that the policy wants of it")

@@ -1,0 +1,104 @@
+"""The proofs of a party of several workers: each triple of workers proves its own step, and all wait for all.
+
+A worker proves to the workers at its place in the other two parties what it sent to them. Its loss, its weights and
+whatever else is opened depend on what the party's other workers computed as well, so nobody goes on before every worker
+of the party has said that the proof of its triple held. Both honest parties hear of a failed proof in that triple; so
+where it fails, the workers of both of them stop, all of them, and each names the pair.
+
+What a worker says here is heard by its own party only, and is no evidence: the signed verdicts are, one for each place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import torch
+
+from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
+from uvcc_engine.mpc.foundation.roles import known
+from uvcc_engine.parallel.group import Communicator
+from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
+from uvcc_engine.sharding.microbatches import StreamRuntimes
+
+WORD_BYTES: Final = 1536
+_MOST_LETTERS: Final = 240  # of each of two texts, whose escapes take twice as much at most
+_HELD: Final = b""
+
+
+def prove_together(runtimes: StreamRuntimes, groups: PartyGroups) -> ProvedStep:
+    """Prove all that this worker's streams filed, and wait until every worker of the party has proved its own.
+
+    Raises ProofFailedError where a proof does not hold, at whatever place, and ProtocolError where a peer broke a rule
+    in one; then nothing of the step may be opened by anybody.
+    """
+    main = runtimes.main
+    runtimes.collect_claims()
+    found = agree(groups, lambda: main.run(prove_protocol(main)))
+    known(main.ledger).all_proved()
+    return found
+
+
+def agree(groups: PartyGroups, prove: Callable[[], ProvedStep]) -> ProvedStep:
+    """What ``prove`` gives, once it has given something at every worker of this party. Raises as it does, there or at
+    a sister.
+    """
+    failed: ProtocolError | None = None
+    proved: ProvedStep | None = None
+    try:
+        proved = prove()
+    except ProtocolError as error:
+        failed = error
+    word = _HELD if failed is None else _encoded(str(groups.place.coord), failed)
+    try:
+        heard = _greatest(groups, word)
+        if heard != _HELD:
+            with suppress(PeerLostError):
+                _greatest(groups, word)  # a worker that leaves before all have heard it would cut the others short
+    except PeerLostError:
+        if failed is None:
+            raise
+    if failed is not None:
+        raise failed
+    if heard != _HELD:
+        raise _decoded(heard)
+    return known(proved)
+
+
+def _greatest(groups: PartyGroups, word: bytes) -> bytes:
+    """The same at every worker of the party: a failure, if there was one anywhere."""
+    if groups.alone:
+        return word
+    groups.start_dp()
+    found = word.ljust(WORD_BYTES, b"\0")
+    for group in (groups.tp, groups.pp, groups.dp):
+        found = max(_gathered(group, found))
+    return found.rstrip(b"\0")
+
+
+def _gathered(group: Communicator, word: bytes) -> list[bytes]:
+    if group.size == 1:
+        return [word]
+    mine = torch.frombuffer(bytearray(word), dtype=torch.uint8)
+    return [one.numpy().tobytes() for one in group.gather(mine)]
+
+
+def _encoded(coord: str, error: ProtocolError) -> bytes:
+    proof = {"pair": error.pair, "prover": error.prover} if isinstance(error, ProofFailedError) else {}
+    what, hint = (t.encode("ascii", "replace").decode()[:_MOST_LETTERS] for t in (error.what, error.hint))
+    return json.dumps({"at": coord, "what": what, "hint": hint, "party": error.party} | proof).encode()
+
+
+def _decoded(word: bytes) -> ProtocolError:
+    """What a sister said. Its party runs the same code; a word that cannot be read is a failure all the same."""
+    try:
+        said: dict[str, Any] = json.loads(word)
+        what, hint, party = f"{said['at']}: {said['what']}", str(said["hint"]), int(said["party"])
+        if "pair" not in said:
+            return ProtocolError(what, hint, party=party)
+        return ProofFailedError(what, hint, pair=tuple(map(int, said["pair"])), prover=int(said["prover"]))
+    except (ValueError, KeyError, TypeError):
+        return ProofFailedError("a worker of this party reports that a proof of this step does not hold")
