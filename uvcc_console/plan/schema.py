@@ -28,7 +28,7 @@ from uvcc_engine.contract.job.private_job import (
     StandardiseBy,
     Task,
 )
-from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, why_not
+from uvcc_engine.contract.job.proof_mode import ProofMode, why_not
 from uvcc_engine.contract.job.served_clients import check_clients, misplaced
 from uvcc_engine.contract.job.spec import LM_SEED
 from uvcc_engine.contract.job.topology import MOST_OF_PROFILE, PARTIES
@@ -377,9 +377,6 @@ class Profile(Strict):
             )
         if self.link == "nats" and not self.nats.url.startswith(("nats://", "tls://")):
             raise ValueError(f"link nats needs the server's address in nats.url, not {self.nats.url!r}")
-        if isinstance(self.job, PrivateJobSettings) and self.job.verify != OFF and self.topology.tensor != 1:
-            many = f"topology.tensor {self.topology.tensor}"
-            raise ValueError(f"job.verify {self.job.verify}: there is no proof with {many}; give 1, or verify: off")
         if not isinstance(self.job, LmJobSettings) and any(self.fleet.of(p).volume for p in range(PARTIES)):
             raise ValueError(_NO_VOLUME[self.job.kind])
         if isinstance(self.job, PrivateJobSettings) and self.job.task != "train" and self.smoke.steps:

@@ -136,6 +136,22 @@ def weight_gradient_protocol(on: Pass, part: StagePart, left: Share, right: Shar
     settling.take(part, 0, (yield from ops.matmul_protocol(on.rt, left, right, scale=settling.rate, dealer=dealer)))
 
 
+def summed_product_protocol(on: Pass, x: Share, y: Share, dealer: int) -> MpcProtocol[Share]:
+    """``x @ y`` summed over the tensor ranks, of it this rank's rows: 2 rounds.
+
+    Additive terms are summed and truncated once. Where products are proved each rank's is truncated by itself, whole,
+    and shares are summed: a claim is about one worker's product. ``x``: [rows, k]; ``y``: [k, n] of this rank.
+    """
+    if on.tp.size == 1:
+        return (yield from ops.matmul_protocol(on.rt, x, y, dealer=dealer))
+    if on.rt.ledger is None:
+        term = on.tp.sum_(ops.product(on.rt, x, y, dealer))
+        return (yield from ops.settle_protocol(on.rt, my_rows(on.tp, term), y.f, x.f, dealer))
+    mine = yield from ops.matmul_protocol(on.rt, x, y, dealer=dealer)
+    both = on.tp.sum_(ops.torch.stack([mine.first, mine.second]))
+    return ops.Share(my_rows(on.tp, both[0]), my_rows(on.tp, both[1]), mine.f)
+
+
 def leaves(parts: Sequence[StagePart]) -> Iterator[StagePart]:
     """All parts, those inside of blocks in their place."""
     for part in parts:

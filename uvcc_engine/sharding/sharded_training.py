@@ -102,7 +102,7 @@ class ParallelTrainer:
         size = groups.place.topology
         if size.microbatches > job.batch:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
-        check_provable(job, model, tensor=size.tensor)
+        check_provable(job, model)
         if job.proves:
             main.ledger = ClaimLedger(everything=job.verify == PROOFS, sisters=not groups.alone)
         self.proved_metrics = NOTHING_PROVED

@@ -74,7 +74,7 @@ def fit_model(
     check_metrics(job, model)
     check_regression(job, model)
     check_trees(job, model)
-    check_provable(job, model, tensor=tensor)
+    check_provable(job, model)
     special = [
         f"{name} {value!r}"
         for name, value, plain in (
@@ -93,12 +93,8 @@ def fit_model(
     return model
 
 
-def check_provable(job: PrivateJob, model: ModelSpec, *, tensor: int = 1) -> None:
-    """Refuse (ConfigError naming it) what ``job.verify`` cannot prove yet: nothing is computed without a proof then.
-
-    ``tensor``: ranks over which a layer is split. They add up products before these are truncated, and a claim is about
-    one worker's product.
-    """
+def check_provable(job: PrivateJob, model: ModelSpec) -> None:
+    """Refuse (ConfigError naming it) what ``job.verify`` cannot prove yet: nothing is computed without a proof then."""
     if not job.proves:
         return
     odd = [
@@ -114,13 +110,12 @@ def check_provable(job: PrivateJob, model: ModelSpec, *, tensor: int = 1) -> Non
     told = (*METRICS[1:], *VALIDATIONS, STANDARD_ERRORS)
     odd += [f"job.reveal {name!r}" for name in told if name in job.reveal]
     odd += [f"job.device {job.device!r}"] if job.device == "cuda" else []
-    odd += [f"a layer split over {tensor} tensor ranks"] if tensor > 1 else []
     odd += [f"layer {type(layer).__name__}" for layer in _all_layers(model.layers) if type(layer) not in PROVED_LAYERS]
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
             "verify: off, or dense and convolutional layers, pooling, activations and residuals of these, trained by"
-            " SGD on the cross-entropy or asked, on processors and without tensor ranks",
+            " SGD on the cross-entropy or asked, on processors",
         )
 
 

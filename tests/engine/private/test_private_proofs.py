@@ -262,7 +262,7 @@ def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zyg
         ({"optimizer": "adam"}, 1, "optimizer 'adam'"),
         ({"device": "cuda"}, 1, "device 'cuda'"),
         ({"clip_norm": 1.0}, 1, "clip_norm"),
-        ({}, 2, "2 tensor ranks"),
+        ({"task": "infer", "reveal": ("predictions",)}, 2, "task 'infer' on 2 workers"),
     ],
 )
 def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(

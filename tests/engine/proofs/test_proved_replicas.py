@@ -79,21 +79,33 @@ def _has_coins_of_its_own_at_every_place(proved: Outcome, job: PrivateJob) -> No
         assert all(claims > 0 for claims in one.claims)
 
 
-@pytest.mark.parametrize("mode", ["products", "proofs"])
-def test_stages_and_microbatches_are_proved_as_well(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages of two microbatches on two replicas, and a convolution behind a pool."""
-    monkeypatch.setenv(IN_FLIGHT_VARIABLE, "1")
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [("proofs", Topology(1, 2, 1, 2)), ("products", Topology(1, 1, 2, 2)), ("products", Topology(2, 2))],
+    ids=str,
+)
+def test_stages_tensor_ranks_and_microbatches_are_proved_as_well(
+    mode: str, size: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a convolution before a pool, and a residual where that can be split. Tensor ranks split one layer by columns
+    and the next by rows."""
+    monkeypatch.setenv(IN_FLIGHT_VARIABLE, "2")
     net: list[Any] = [{"image": [1, 4, 4]}, {"conv": {"channels": 2, "kernel": 3, "padding": 1}}, "relu"]
-    layers = [*net, {"avg-pool": 2}, {"residual": [{"linear": 8}, "gelu"]}, "linear"]
-    more: dict[str, Any] = {"features": 16, "layers": layers, "steps": 1, "reveal": ("loss", "accuracy")}
-    size = Topology(2, 2, 1, 2) if mode == "products" else Topology(1, 2, 1, 2)
+    block: list[Any] = [{"linear": 8}, "gelu"]
+    layers = [*net, {"avg-pool": 2}, *(block if size.tensor > 1 else [{"residual": block}]), "linear"]
+    more: dict[str, Any] = {"features": 16, "layers": layers, "steps": 2, "reveal": ("loss", "accuracy")}
+    more |= {"batch": 2 * size.tensor}  # a line of every microbatch for each tensor rank
     job = job_of(verify=mode, **more)
     proved, plain = train(job, size), train(job_of(**more), size)
     _same_everywhere(proved)
     at = Coord(0, 0, 0, 0)
     assert np.allclose(proved.workers[at].losses, plain.workers[at].losses, atol=2.0**-9)  # type: ignore[arg-type]
-    for a, b in zip(weights(job, proved, size), weights(job, plain, size), strict=True):
-        assert np.allclose(a, b, atol=2.0**-8)
+    if size.tensor == 1:
+        for a, b in zip(weights(job, proved, size), weights(job, plain, size), strict=True):
+            assert np.allclose(a, b, atol=2.0**-8)
+    for c, one in proved.workers.items():  # the same slices of the same weights
+        for name, tensor in one.state.items():
+            assert tensor.shape == plain.workers[c].state[name].shape
     assert all(claims > 0 for one in proved.workers.values() for claims in one.claims)
 
 
@@ -191,10 +203,14 @@ def test_one_message_changed_on_its_way_to_one_peer_is_found() -> None:
         assert isinstance(one.error, ProtocolError), c
 
 
-def test_a_lie_in_one_stage_ends_the_step_in_the_other_that_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    liar = Coord(0, 1, 0, 0)
+@pytest.mark.parametrize(
+    ("liar", "size"), [(Coord(0, 1, 0, 0), Topology(1, 2)), (Coord(0, 1, 0, 1), Topology(1, 1, 2))]
+)
+def test_a_lie_in_one_stage_or_tensor_rank_ends_the_step_in_the_other_that_opens(
+    liar: Coord, size: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lied = _lie_in_a_product(liar, 0, "top", monkeypatch)
-    found = train(job_of(verify="products", steps=1, reveal=("loss",)), Topology(1, 2))
+    found = train(job_of(verify="products", steps=1, reveal=("loss",)), size)
     assert lied
     _ended_unopened(found, 1, 0)
 

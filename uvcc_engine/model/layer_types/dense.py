@@ -20,7 +20,7 @@ from uvcc_engine.model.parts import (
     ProductPart,
     StagePart,
     gather_rows,
-    my_rows,
+    summed_product_protocol,
     weight_gradient_protocol,
     with_ones,
 )
@@ -136,12 +136,8 @@ class ColumnDense(ProductPart):
             yield from given
             return grad
         back = self.weights[0].index(slice(0, -1)).T
-        if on.tp.size == 1:
-            both: MpcProtocol[list[Any]] = ops.par(given, ops.matmul_protocol(on.rt, grad, back, dealer=dealer))
-            return cast("Share", (yield from both)[1])
-        yield from given
-        term = on.tp.sum_(ops.product(on.rt, grad, back, dealer))
-        return (yield from ops.settle_protocol(on.rt, my_rows(on.tp, term), back.f, grad.f, dealer))
+        both: MpcProtocol[list[Any]] = ops.par(given, summed_product_protocol(on, grad, back, dealer))
+        return cast("Share", (yield from both)[1])
 
 
 class RowDense(Plain):
@@ -153,20 +149,19 @@ class RowDense(Plain):
     def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         seen = with_ones(on.rt, x) if on.tp.index == 0 else x
         on.keep(self, seen)
-        weight, dealer = self.weights[0], self.dealers[0]
-        if on.tp.size == 1:
-            return (yield from ops.matmul_protocol(on.rt, seen, weight, dealer=dealer))
-        term = on.tp.sum_(ops.product(on.rt, seen, weight, dealer))
-        return (yield from ops.settle_protocol(on.rt, my_rows(on.tp, term), weight.f, x.f, dealer))
+        return (yield from summed_product_protocol(on, seen, self.weights[0], self.dealers[0]))
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         seen: Share = on.take(self)
         whole = gather_rows(on.tp, grad, on.rows)
-        on.gradient(self, 0, ops.product(on.rt, seen.T, whole, self.dealers[0]))
+        given = weight_gradient_protocol(on, self, seen.T, whole)
         if not wanted:
+            yield from given
             return grad
         inputs = slice(0, -1) if on.tp.index == 0 else slice(None)
-        return (yield from ops.matmul_protocol(on.rt, whole, self.weights[0].index(inputs).T, dealer=self.dealers[0]))
+        back = self.weights[0].index(inputs).T
+        both: MpcProtocol[list[Any]] = ops.par(given, ops.matmul_protocol(on.rt, whole, back, dealer=self.dealers[0]))
+        return cast("Share", (yield from both)[1])
 
 
 def _output_shape(spec: Dense, shape: WeightShape) -> WeightShape:
