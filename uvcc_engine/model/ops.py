@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.products.arithmetic import scale_int as scale_int
     from uvcc_engine.mpc.products.arithmetic import sub as sub
     from uvcc_engine.mpc.products.arithmetic import terms as terms
+    from uvcc_engine.mpc.products.summed import summed_products_protocol as summed_products_protocol
 
 _ARITHMETIC: Final = (
     "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
@@ -63,6 +64,7 @@ _NAMES: Final = {
     "model.losses": "powers_protocol product_powers_protocol",
     "mpc.functions.activations": "gelu_protocol sigmoid_protocol",
     "mpc.products.arithmetic": f"{_ARITHMETIC} rescale_protocol scale_int sub terms",
+    "mpc.products.summed": "summed_products_protocol",
     "mpc.comparisons.gated": "matmul_gated_protocol product_gated_protocol",
     "mpc.comparisons.maximum": "matmul_max_protocol max_and_place_protocol max_protocol",
     "mpc.functions.nonlinear": "softmax_protocol",

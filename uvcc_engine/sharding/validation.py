@@ -26,8 +26,10 @@ from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, R
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.conv2d import Conv1d
 from uvcc_engine.model.layer_types.gelu import Gelu
+from uvcc_engine.model.layer_types.layer_norm import LayerNorm
 from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
 from uvcc_engine.model.layer_types.residual import Residual
+from uvcc_engine.model.layer_types.rms_norm import RmsNorm
 from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
 from uvcc_engine.model.layer_types.trees import MOST_ROWS, trees_of
 from uvcc_engine.model.shapes import check_shared
@@ -43,7 +45,8 @@ OF_ONE_WORKER: Final = ("overflow", "val_overflow", STANDARD_ERRORS)
 """What only a training with one worker per party can reveal."""
 MOST_COLUMNS: Final = 256
 """Of a regression with standard errors: their matrix has the square of it."""
-PROVED_LAYERS: Final = (Dense, Relu, Conv2d, Conv1d, Pool, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Residual)
+_CURVES: Final = (Relu, LeakyRelu, Gelu, Sigmoid, Tanh, Silu)
+PROVED_LAYERS: Final = (Dense, Conv2d, Conv1d, Pool, *_CURVES, Residual, LayerNorm, RmsNorm)
 
 
 def fit_model(
@@ -114,8 +117,8 @@ def check_provable(job: PrivateJob, model: ModelSpec) -> None:
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
-            "verify: off, or dense and convolutional layers, pooling, activations and residuals of these, trained by"
-            " SGD on the cross-entropy or asked, on processors",
+            "verify: off, or dense and convolutional layers, norms of rows, pooling, activations and residuals, trained"
+            " by SGD on the cross-entropy or asked, on processors",
         )
 
 

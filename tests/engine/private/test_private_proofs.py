@@ -275,7 +275,7 @@ def test_what_cannot_be_proved_is_refused_by_name_before_it_begins(
 
 def test_every_combination_has_a_proof_or_is_refused_by_what_has_none() -> None:
     """Whatever is asked for together: the refusal names one of the things that have no proof, and nothing else is."""
-    nets = {"": [{"linear": 2}, "relu"], "LayerNorm": [{"linear": 2}, {"residual": ["layer-norm"]}]}
+    nets = {"": [{"linear": 2}, "relu"], "Branches": [{"linear": 2}, {"sum": [["relu"], ["tanh"]]}]}
     models = {why: sorted_json(model_to_json(model_of_list([*net, "linear"], 3, 2))) for why, net in nets.items()}
     tasks = {"train": ("loss",), "infer": ("predictions",)}
     accepted = 0

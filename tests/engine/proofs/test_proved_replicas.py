@@ -87,13 +87,16 @@ def _has_coins_of_its_own_at_every_place(proved: Outcome, job: PrivateJob) -> No
 def test_stages_tensor_ranks_and_microbatches_are_proved_as_well(
     mode: str, size: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a convolution before a pool, and a residual where that can be split. Tensor ranks split one layer by columns
-    and the next by rows."""
+    """With a convolution before a pool, a norm, and a residual where that can be split. Tensor ranks split one layer by
+    columns and the next by rows."""
     monkeypatch.setenv(IN_FLIGHT_VARIABLE, "2")
     net: list[Any] = [{"image": [1, 4, 4]}, {"conv": {"channels": 2, "kernel": 3, "padding": 1}}, "relu"]
     block: list[Any] = [{"linear": 8}, "gelu"]
-    layers = [*net, {"avg-pool": 2}, *(block if size.tensor > 1 else [{"residual": block}]), "linear"]
-    more: dict[str, Any] = {"features": 16, "layers": layers, "steps": 2, "reveal": ("loss", "accuracy")}
+    block = block if size.tensor > 1 else [{"residual": block}]
+    norm = ["layer-norm"] if size.replicas > 1 else []
+    layers = [*net, {"avg-pool": 2}, "flatten", *norm, *block, "linear"]
+    steps = 2 if size.tensor > 1 else 1  # there only the loss after a step tells of its weights
+    more: dict[str, Any] = {"features": 16, "layers": layers, "steps": steps, "reveal": ("loss", "accuracy")}
     more |= {"batch": 2 * size.tensor}  # a line of every microbatch for each tensor rank
     job = job_of(verify=mode, **more)
     proved, plain = train(job, size), train(job_of(**more), size)

@@ -68,6 +68,19 @@ def test_a_proved_training_of_activations_and_residuals_learns_what_an_unproved_
         assert np.allclose(a, b, atol=2.0**-9)
 
 
+@pytest.mark.parametrize("verify", ["products", "proofs"])
+def test_a_proved_training_of_norms_learns_what_an_unproved_one_does(verify: str) -> None:
+    """Each square is truncated by itself there, and the sum of all of them once here."""
+    x, y = _data()
+    net: list[Any] = [{"linear": 4}, "layer-norm", {"residual": [{"linear": 4}, "rms-norm"]}, "linear"]
+    plain = simulate.fit(net, x, y, steps=2, batch=4, seed=3)
+    proved = simulate.fit(net, x, y, steps=2, batch=4, seed=3, verify=verify)
+    assert np.allclose(plain.losses, proved.losses, atol=2.0**-9)
+    for a, b in zip(plain.weights, proved.weights, strict=True):
+        assert np.allclose(a, b, atol=2.0**-9)
+    assert np.abs(proved.weights[1] - np.stack([np.ones(4), np.zeros(4)])).max() > 2.0**-8, "the norm learnt nothing"
+
+
 @pytest.mark.parametrize("liar", [0, 1, 2])
 def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
     liar: int, monkeypatch: pytest.MonkeyPatch

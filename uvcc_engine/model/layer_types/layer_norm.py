@@ -73,17 +73,13 @@ class LayerNormLayer(Layer):
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._normal is not None
-        gain, bias = yield from ops.par(
-            ops.product_with_protocol(rt, grad, self._normal, lambda g, n: (g * n).sum(0), scale=scale),
-            ops.mul_public_protocol(rt, grad.sum(0), scale),
-        )
-        return ops.cat([gain.reshape(1, -1), bias.reshape(1, -1)])
+        return (yield from _weight_gradient_protocol(rt, grad, self._normal, scale))
 
 
 class NormPart(Plain):
     """The same with gain and bias whole at every rank. Rows in, rows out.
 
-    Forward 31 rounds, backward 8; the gradient of gain and bias takes no message.
+    Forward 31 rounds, backward 8; the gradient of gain and bias takes no message, unless gradients are settled.
     """
 
     shared: bool = True
@@ -96,12 +92,25 @@ class NormPart(Plain):
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         normal, inverse = on.take(self)
-        bias = grad.first.sum(0) << normal.f
-        on.gradient(self, 0, ops.torch.stack([_column_sums(on.rt, grad, normal, self.dealers[0]), bias]))
+        if on.settling is None:
+            bias = grad.first.sum(0) << normal.f
+            on.gradient(self, 0, ops.torch.stack([_column_sums(on.rt, grad, normal, self.dealers[0]), bias]))
+        else:
+            settled = yield from _weight_gradient_protocol(on.rt, grad, normal, on.settling.rate)
+            on.settling.take(self, 0, settled)
         if not wanted:
             return grad
         gained = yield from ops.mul_protocol(on.rt, grad, self.weights[0].index(0))
         return (yield from ops.normalize_gradient_protocol(on.rt, gained, normal, inverse))
+
+
+def _weight_gradient_protocol(rt: Runtime, grad: Share, normal: Share, scale: float) -> MpcProtocol[Share]:
+    """The gradient of gain and bias times ``scale``, [2, width]."""
+    gain, bias = yield from ops.par(
+        ops.summed_products_protocol(rt, grad, normal, 0, scale=scale),
+        ops.mul_public_protocol(rt, grad.sum(0), scale),
+    )
+    return ops.cat([gain.reshape(1, -1), bias.reshape(1, -1)])
 
 
 def _column_sums(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:

@@ -56,7 +56,7 @@ class RmsNormLayer(Layer):
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         assert self.weight is not None
-        square = yield from ops.product_with_protocol(rt, x, x, _sums, scale=1.0 / x.shape[-1])
+        square = yield from ops.summed_products_protocol(rt, x, x, -1, scale=1.0 / x.shape[-1], keepdim=True)
         self._inverse = yield from ops.rsqrt_protocol(rt, ops.add_public(rt, square, EPSILON), EPSILON / 2, HIGHEST)
         self._normal = yield from ops.mul_protocol(rt, x, self._inverse)
         return (yield from ops.mul_protocol(rt, self._normal, self.weight.index(0)))
@@ -67,18 +67,15 @@ class RmsNormLayer(Layer):
         assert self._normal is not None
         assert self._inverse is not None
         gained = yield from ops.mul_protocol(rt, grad, self.weight.index(0))
-        along = yield from ops.product_with_protocol(rt, gained, self._normal, _sums, scale=1.0 / grad.shape[-1])
+        n = grad.shape[-1]
+        along = yield from ops.summed_products_protocol(rt, gained, self._normal, -1, scale=1.0 / n, keepdim=True)
         back = yield from ops.mul_protocol(rt, self._normal, along)
         return (yield from ops.mul_protocol(rt, ops.sub(gained, back), self._inverse))
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._normal is not None
-        found = yield from ops.product_with_protocol(rt, grad, self._normal, lambda g, n: (g * n).sum(0), scale=scale)
+        found = yield from ops.summed_products_protocol(rt, grad, self._normal, 0, scale=scale)
         return found.reshape(1, -1)
-
-
-def _sums(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1, keepdim=True)
 
 
 def _output_shape(spec: RmsNorm, shape: WeightShape) -> WeightShape:

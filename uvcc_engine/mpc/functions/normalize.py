@@ -26,10 +26,10 @@ from uvcc_engine.mpc.products.arithmetic import (
     mul_protocol,
     mul_public_protocol,
     neg,
-    product_with_protocol,
     scale_int,
     sub,
 )
+from uvcc_engine.mpc.products.summed import summed_products_protocol
 
 
 def staircase_protocol(
@@ -63,10 +63,6 @@ def rsqrt_protocol(rt: Runtime, x: Share, low: float, high: float, *, dealer: in
     return y
 
 
-def _square_sum(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1, keepdim=True)
-
-
 def normalize_protocol(
     rt: Runtime, x: Share, *, epsilon: float = 1e-3, high: float = 4096.0, dealer: int = DEALER
 ) -> MpcProtocol[tuple[Share, Share]]:
@@ -77,7 +73,8 @@ def normalize_protocol(
     n = x.shape[-1]
     mean = yield from mul_public_protocol(rt, x.sum(-1, keepdim=True), 1.0 / n, dealer=dealer)
     centred = sub(x, mean)
-    variance = yield from product_with_protocol(rt, centred, centred, _square_sum, scale=1.0 / n, dealer=dealer)
+    squares = summed_products_protocol(rt, centred, centred, -1, scale=1.0 / n, keepdim=True, dealer=dealer)
+    variance = yield from squares
     inverse = yield from rsqrt_protocol(rt, add_public(rt, variance, epsilon), epsilon / 2, high, dealer=dealer)
     normal = yield from mul_protocol(rt, centred, inverse, dealer=dealer)
     return normal, inverse
@@ -102,7 +99,7 @@ def normalize_gradient_protocol(
     n = grad.shape[-1]
     work: list[MpcProtocol[Share]] = [
         mul_public_protocol(rt, grad.sum(-1, keepdim=True), 1.0 / n, dealer=dealer),
-        product_with_protocol(rt, grad, normal, _square_sum, scale=1.0 / n, dealer=dealer),
+        summed_products_protocol(rt, grad, normal, -1, scale=1.0 / n, keepdim=True, dealer=dealer),
     ]
     mean, along = yield from par(*work)
     back = yield from mul_protocol(rt, normal, along, dealer=dealer)
