@@ -10,10 +10,11 @@ and whatever else was filed as such an equation of numbers (``mpc.foundation.bil
 sends are equations of bits (``proved_truncation``).
 
 A matrix product's equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y
-v`` are left: ``k`` entries instead of ``m k n``. Where the product's patches are added up to images, the transpose of a
-convolution, ``v`` weighs pixels, and what is cut from ``v`` as patches are cut weighs the product: an entry for each
-channel and position. All others are weighed in groups of as many entries as the first fold
-takes: by one coin for the group and one for the place in it.
+v`` are left: ``k`` entries instead of ``m k n``; of several products at once, such as those of attention's heads, as
+many for each, with a ``u`` for each and one ``v`` for all. Where the product's patches are added up to images, the
+transpose of a convolution, ``v`` weighs pixels, and what is cut from ``v`` as patches are cut weighs the product: an
+entry for each channel and position. All others are weighed in groups of as many entries as the first fold takes: by one
+coin for the group and one for the place in it.
 """
 
 from __future__ import annotations
@@ -92,6 +93,28 @@ class _MatrixWeights:
         return self._at.kernels.weigh(y.T.contiguous(), self.columns, self._at.ring.degree).T.contiguous()
 
 
+class _BatchWeights(_MatrixWeights):
+    """The same of several products at once ``[.., m, k] @ [.., k, n]``, with coins for the rows of each."""
+
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size) -> None:
+        super().__init__(at, coins, torch.Size((shape[:-1].numel(), shape[-1])))
+
+    def of(self, x: Tensor) -> Tensor:
+        """``sum_bij u_bi v_j x_bij`` ``[d]``."""
+        columns = self._at.ring.challenges(self.columns)
+        return self._at.inner(super().from_left(x.reshape(-1, x.shape[-1])), columns)
+
+    def from_left(self, x: Tensor) -> Tensor:
+        """``u_b^T x_b``, one product after the other: ``[products k, d]``."""
+        parts, rows = x.reshape(-1, *x.shape[-2:]), self.rows.reshape(-1, x.shape[-2])
+        weigh, degree = self._at.kernels.weigh, self._at.ring.degree
+        return torch.cat([weigh(p.contiguous(), u.contiguous(), degree).T for p, u in zip(parts, rows, strict=True)])
+
+    def from_right(self, y: Tensor) -> Tensor:
+        """``y_b v``, one after the other: ``[products k, d]``."""
+        return super().from_right(y.reshape(-1, y.shape[-1]))
+
+
 class _PatchWeights(_MatrixWeights):
     """The same of the images ``[m, pixels]`` to which the patches of ``[m positions, k] @ [k, patch]`` add up."""
 
@@ -144,7 +167,9 @@ def sizes_of(notes: list[ProductNotes], claims: Sequence[BilinearClaim], q: int)
     """The public sizes of prover ``q``'s blocks."""
     equations, elements = [(one.terms, one.count) for one in _numbers(claims, q)], 0
     for one in notes:
-        if one.form in (MATMUL, PATCHES):  # an entry for each column of x, in each position of an image
+        if one.form == MATMUL:  # an entry for each column of x, in each of several products
+            elements += 2 * one.x.shape[-1] * one.z.shape[:-2].numel()
+        elif one.form == PATCHES:  # in each position of an image
             elements += 2 * one.x.shape[1] * (one.x.shape[0] // one.z.shape[0])
         elif one.form == ELEMENTWISE:
             equations.append((2, one.count))
@@ -216,7 +241,7 @@ def _weights(at: Arithmetic, notes: ProductNotes, coins: PublicCoins, places: Te
     if notes.form == PATCHES:
         return _PatchWeights(at, coins, notes)
     if notes.form == MATMUL:
-        return _MatrixWeights(at, coins, notes.z.shape)
+        return (_MatrixWeights if notes.z.dim() == 2 else _BatchWeights)(at, coins, notes.z.shape)
     return _Weights(at, coins, notes.z.shape, places)
 
 

@@ -24,7 +24,9 @@ from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, Relu, find_model
 from uvcc_engine.model.layer_spec import LayerSpec
+from uvcc_engine.model.layer_types.attention import Attention
 from uvcc_engine.model.layer_types.conv2d import Conv1d
+from uvcc_engine.model.layer_types.embedding import Embedding
 from uvcc_engine.model.layer_types.gelu import Gelu
 from uvcc_engine.model.layer_types.layer_norm import LayerNorm
 from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
@@ -46,7 +48,7 @@ OF_ONE_WORKER: Final = ("overflow", "val_overflow", STANDARD_ERRORS)
 MOST_COLUMNS: Final = 256
 """Of a regression with standard errors: their matrix has the square of it."""
 _CURVES: Final = (Relu, LeakyRelu, Gelu, Sigmoid, Tanh, Silu)
-PROVED_LAYERS: Final = (Dense, Conv2d, Conv1d, Pool, *_CURVES, Residual, LayerNorm, RmsNorm)
+PROVED_LAYERS: Final = (Dense, Conv2d, Conv1d, Pool, *_CURVES, Residual, LayerNorm, RmsNorm, Embedding, Attention)
 
 
 def fit_model(
@@ -117,8 +119,8 @@ def check_provable(job: PrivateJob, model: ModelSpec) -> None:
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
-            "verify: off, or dense and convolutional layers, norms of rows, pooling, activations and residuals, trained"
-            " by SGD on the cross-entropy or asked, on processors",
+            "verify: off, or dense and convolutional layers, embeddings, attention, norms of rows, pooling, activations"
+            " and residuals, trained by SGD on the cross-entropy or asked, on processors",
         )
 
 

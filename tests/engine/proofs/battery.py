@@ -30,7 +30,11 @@ from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
 INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
-SHAPED = {"chosen": (normal(1, 3, 3), normal(2, 1, 3)), "patches": (normal(1, 8, 3), normal(2, 3, 4))}
+SHAPED = {
+    "chosen": (normal(1, 3, 3), normal(2, 1, 3)),
+    "patches": (normal(1, 8, 3), normal(2, 3, 4)),
+    "batched": (normal(1, 2, 2, 3, 4), normal(2, 2, 2, 4, 3)),
+}
 ALL = PROTOCOLS | WHOLE
 ERRORS = ("one", "top", "random", "bit", "swapped", "all")
 RING = GaloisRing(31)  # misses one lie in millions

@@ -87,6 +87,7 @@ def _scaled(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Shar
 
 PROTOCOLS: dict[str, Callable[..., MpcProtocol[Share]]] = {
     "matmul": arithmetic.matmul_protocol,
+    "batched": arithmetic.matmul_protocol,  # several products at once, by the shape of what is multiplied
     "scaled": _scaled,
     "elementwise": _elementwise,
     "chosen": _chosen,

@@ -166,10 +166,10 @@ def rows_of(job: PrivateJob) -> Dataset:
     return Dataset(x[:16], y[:16], x[16:], y[16:], 2)
 
 
-def shares_of(job: PrivateJob) -> list[PartyInputs]:
+def shares_of(job: PrivateJob, data: Dataset) -> list[PartyInputs]:
     rng = np.random.default_rng(5)
     parts: list[dict[str, Any]] = [{}, {}, {}]
-    for name, ring in dataset_tensors(rows_of(job), job.frac_bits, job).items():
+    for name, ring in dataset_tensors(data, job.frac_bits, job).items():
         low, middle = (rng.integers(-(2**63), 2**63, ring.shape, dtype=np.int64) for _ in range(2))
         with np.errstate(over="ignore"):
             for part, component in zip(parts, (low, middle, ring - low - middle), strict=True):
@@ -189,10 +189,11 @@ def train(
     stands_by: Callable[[int, int, Tensor], None] | None = None,
     liar: Coord | None = None,
     prepare: Callable[[Coord, ParallelTrainer, MemoryGroups], None] = lambda c, trainer, groups: None,
+    data: Dataset | None = None,
 ) -> Outcome:
     """A training with all its openings. ``tamper`` may change any message on its way; ``stands_by(epoch, number,
     tensor)`` what worker ``liar`` sends, and goes on with."""
-    inputs, opened = shares_of(job), list[Opened]()
+    inputs, opened = shares_of(job, data or rows_of(job)), list[Opened]()
     places = sorted({(c.replica, c.stage, c.tensor) for c in size.coords()})
     wires = {place: Wire(tamper=_of_place(place, tamper)) for place in places}
     tables: dict[tuple[str, tuple[int, ...]], _Table] = {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ from replica_kit import MemoryGroups, Outcome, job_of, train, weights
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProofFailedError, ProtocolError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.data.sets import Dataset
+from uvcc_engine.model.definition.layer_list import model_to_json
+from uvcc_engine.model.definition.specs import Attention, Dense, Embedding, LayerNorm, ModelSpec
+from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger, ProductNotes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.products import proved_truncation
@@ -109,6 +114,25 @@ def test_stages_tensor_ranks_and_microbatches_are_proved_as_well(
     for c, one in proved.workers.items():  # the same slices of the same weights
         for name, tensor in one.state.items():
             assert tensor.shape == plain.workers[c].state[name].shape
+    assert all(claims > 0 for one in proved.workers.values() for claims in one.claims)
+
+
+@pytest.mark.slow  # 18 threads of a language model
+@pytest.mark.parametrize("size", [Topology(1, 1, 2), Topology(2, 2)], ids=str)
+def test_a_language_model_is_proved_however_it_is_split(size: Topology) -> None:
+    """Heads and the rows of its table over tensor ranks, its block and its head over stages."""
+    block = (LayerNorm(4), Dense(4, 12), Attention(3, 4, 2), Dense(4, 4))
+    spec = ModelSpec("letters", (Embedding(3, 3, 4), Residual(block), Dense(4, 3)), 9, 3, 3)
+    letters = np.random.default_rng(2).integers(0, 3, (10, 4))
+    x, y = np.eye(3)[letters[:, :3]].reshape(10, 9), letters[:, 1:]
+    data = Dataset(x[:8], y[:8], x[8:], y[8:], 3)
+    keys = {"steps": 2, "batch": 2, "test_rows": 2, "lr": 0.5, "momentum": 0.9}
+    job = PrivateJob.from_json({"model": model_to_json(spec), "verify": "proofs"} | keys)
+    proved, plain = train(job, size, data=data), train(replace(job, verify="off"), size, data=data)
+    _same_everywhere(proved)
+    first, other = (found.workers[Coord(0, 0, 0, 0)] for found in (proved, plain))
+    assert np.allclose(first.losses, other.losses, atol=2.0**-10)  # type: ignore[arg-type]
+    assert first.metrics == other.metrics
     assert all(claims > 0 for one in proved.workers.values() for claims in one.claims)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,22 @@ import torch
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.data.sets import Dataset
+from uvcc_engine.model.definition.layer_list import model_to_json
+from uvcc_engine.model.definition.specs import Attention, Dense, Embedding, LayerNorm, ModelSpec
+from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
 from uvcc_engine.mpc.foundation.rounds import Round
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.products import proved_truncation
 
+_BLOCK = (LayerNorm(4), Dense(4, 12), Attention(3, 4, 2), Dense(4, 4))
+_TURNED = (Dense(4, 8), Attention(3, 4, 2, kv_heads=1, rotary=100.0))
+LETTERS = (
+    ModelSpec("gpt", (Embedding(3, 3, 4), Residual(_BLOCK), Dense(4, 3)), 9, 3, 3),
+    ModelSpec("turned", (Embedding(3, 3, 4, places=False), *_TURNED, Dense(4, 3)), 9, 3, 3),
+)
 NET = [{"linear": 4}, "relu", "linear"]
 IMAGES: list[Any] = [
     *[{"image": [1, 8, 8]}, {"conv": {"channels": 2, "kernel": 3, "padding": 1}}, "relu", {"avg-pool": 2}],
@@ -79,6 +91,20 @@ def test_a_proved_training_of_norms_learns_what_an_unproved_one_does(verify: str
     for a, b in zip(plain.weights, proved.weights, strict=True):
         assert np.allclose(a, b, atol=2.0**-9)
     assert np.abs(proved.weights[1] - np.stack([np.ones(4), np.zeros(4)])).max() > 2.0**-8, "the norm learnt nothing"
+
+
+@pytest.mark.parametrize(("spec", "verify"), zip(LETTERS, ("proofs", "products"), strict=True), ids=["gpt", "turned"])
+def test_a_proved_training_with_attention_learns_what_an_unproved_one_does(spec: ModelSpec, verify: Any) -> None:
+    """Products of several heads and rows at once; with places that are turned, and heads that share keys."""
+    letters = np.random.default_rng(2).integers(0, 3, (10, 4))
+    x, y = np.eye(3)[letters[:, :3]].reshape(10, 9), letters[:, 1:]
+    data = Dataset(x[:8], y[:8], x[8:], y[8:], 3)
+    keys: dict[str, Any] = {"steps": 1, "batch": 2, "test_rows": 2, "lr": 0.5}
+    job = PrivateJob.from_json({"model": model_to_json(spec)} | keys)
+    plain, proved = simulate.train(job, data), simulate.train(replace(job, verify=verify), data)
+    assert np.allclose(plain.losses, proved.losses, atol=2.0**-9)
+    for a, b in zip(plain.weights, proved.weights, strict=True):
+        assert np.allclose(a, b, atol=2.0**-9)
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2])

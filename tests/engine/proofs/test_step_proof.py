@@ -29,7 +29,11 @@ from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.transcript.formats import kinds
 
 INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
-SHAPED = {"chosen": (normal(1, 3, 3), normal(2, 1, 3)), "patches": (normal(1, 8, 3), normal(2, 3, 4))}
+SHAPED = {
+    "chosen": (normal(1, 3, 3), normal(2, 1, 3)),
+    "patches": (normal(1, 8, 3), normal(2, 3, 4)),
+    "batched": (normal(1, 2, 2, 3, 4), normal(2, 2, 2, 4, 3)),
+}
 ALL = PROTOCOLS | WHOLE
 KERNELS = CpuKernels()
 ERRORS = ("one", "top", "random", "bit", "swapped", "all")
@@ -269,8 +273,10 @@ def test_what_has_no_proof_is_refused_before_it_is_sent() -> None:
     for rt in planes.runtimes:
         rt.ledger = ClaimLedger()
     x = arithmetic.public(planes.runtimes[0], torch.ones(2, 3, 3), f=16)
-    with pytest.raises(ConfigError, match="no proof"):
-        planes.runtimes[0].run(arithmetic.matmul_protocol(planes.runtimes[0], x, x))
+    one = x.index(0)
+    for left, right in ((x, one), (one, x)):  # several products share a factor: claims are of one for each
+        with pytest.raises(ConfigError, match="no proof"):
+            planes.runtimes[0].run(arithmetic.matmul_protocol(planes.runtimes[0], left, right))
     with pytest.raises(ConfigError, match="no proof"):
         planes.runtimes[0].run(arithmetic.product_with_protocol(planes.runtimes[0], x, x, lambda a, b: a * b))
 

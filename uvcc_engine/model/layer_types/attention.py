@@ -65,8 +65,13 @@ def angles(spec: Attention) -> np.ndarray[Any, Any]:
 
 def _turned(x: Tensor, table: Tensor, sign: int = 1) -> Tensor:
     """Each head's two halves turned into each other by the angles of their line; back with ``sign`` -1."""
+    return x * table[0] + sign * _swapped(x) * table[1]
+
+
+def _swapped(x: Tensor) -> Tensor:
+    """Each head's two halves, the upper one first and negative."""
     low, high = x.chunk(2, -1)
-    return x * table[0] + sign * ops.torch.cat([-high, low], -1) * table[1]
+    return ops.torch.cat([-high, low], -1)
 
 
 class AttentionLayer(Layer):
@@ -106,7 +111,14 @@ class AttentionLayer(Layer):
         if not self._spec.rotary:
             return [q, k]
         table = ops.public(rt, ops.torch.from_numpy(angles(self._spec)[:, lines]), f=q.f)
-        found = yield from ops.product_with_protocol(rt, ops.cat([q, k], 1), table, lambda x, t: _turned(x, t, sign))
+        both = ops.cat([q, k], 1)
+        if rt.ledger is None:
+            found = yield from ops.product_with_protocol(rt, both, table, lambda x, t: _turned(x, t, sign))
+        else:
+            across = both.map(lambda t: sign * _swapped(t))
+            found = ops.add(
+                *(yield from ops.par(*(ops.mul_protocol(rt, x, table.index(i)) for i, x in enumerate((both, across)))))
+            )
         heads = self._spec.heads
         return [found.index((slice(None), slice(None, heads))), found.index((slice(None), slice(heads, None)))]
 
@@ -157,7 +169,7 @@ class AttentionLayer(Layer):
         q, k, v = self._parts
         p, (g,) = self._weights, self._heads(grad, (self._spec.heads,))
         dv, dp = yield from ops.par(ops.matmul_protocol(rt, p.T, g), ops.matmul_protocol(rt, g, v.T))
-        along = yield from ops.product_with_protocol(rt, dp, p, lambda a, b: (a * b).sum(-1, keepdim=True))
+        along = yield from ops.summed_products_protocol(rt, dp, p, -1, keepdim=True)
         ds = yield from ops.mul_protocol(rt, ops.sub(dp, along), p)
         dq, dk = yield from ops.par(
             ops.matmul_protocol(rt, ds, k, scale=self._scale), ops.matmul_protocol(rt, ds.T, q, scale=self._scale)

@@ -10,7 +10,14 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
-from uvcc_engine.model.parts import Pass, Plain, StagePart, gather_rows, my_rows
+from uvcc_engine.model.parts import (
+    Pass,
+    Plain,
+    StagePart,
+    gather_rows,
+    summed_product_protocol,
+    weight_gradient_protocol,
+)
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -111,23 +118,18 @@ class LookUp(Plain):
         self._spec = spec
 
     def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
-        rt, dealer = on.rt, self.dealers[0]
         mine = bounds(self._spec.rows, on.tp.size, on.tp.index)
-        seen = _letters_and_places(self._spec, rt, x).index((slice(None), mine))
+        seen = _letters_and_places(self._spec, on.rt, x).index((slice(None), mine))
         on.keep(self, seen)
-        if on.tp.size == 1:
-            return (yield from ops.matmul_protocol(rt, seen, self.weights[0], dealer=dealer))
-        term = on.tp.sum_(ops.product(rt, seen, self.weights[0], dealer))
-        return (yield from ops.settle_protocol(rt, my_rows(on.tp, term), self.weights[0].f, x.f, dealer))
+        return (yield from summed_product_protocol(on, seen, self.weights[0], self.dealers[0]))
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         """The table's gradient; ``grad`` is (rows, width). Raises ConfigError if an input gradient is wanted."""
         if wanted:
             raise ConfigError("an embedding has no input gradient", "put it first")
         seen: Share = on.take(self)
-        on.gradient(self, 0, ops.product(on.rt, seen.T, gather_rows(on.tp, grad, on.rows), self.dealers[0]))
+        yield from weight_gradient_protocol(on, self, seen.T, gather_rows(on.tp, grad, on.rows))
         return grad
-        yield  # a generator like its siblings
 
 
 def _output_shape(spec: Embedding, shape: WeightShape) -> WeightShape:

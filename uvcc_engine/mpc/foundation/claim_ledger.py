@@ -21,7 +21,7 @@ from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.transcript.formats import kinds
 
-MATMUL: Final = "matmul"  # [m, k] @ [k, n]
+MATMUL: Final = "matmul"  # [m, k] @ [k, n], or several at once: [.., m, k] @ [.., k, n]
 ELEMENTWISE: Final = "elementwise"  # broadcasting
 LINEAR: Final = "linear"  # a public integer times one share
 PATCHES: Final = "patches"  # [m positions, k] @ [k, patch], patches added up to m images: a convolution's transpose
@@ -98,8 +98,10 @@ class ClaimLedger:
     def file(self, notes: ProductNotes) -> ProductNotes:
         """Keep what a product will be proved with. Raises ConfigError for a product that has no proof."""
         self._waits |= self.sisters
-        matrices = notes.form in (MATMUL, PATCHES)
-        if not (matrices or notes.form in (ELEMENTWISE, LINEAR)) or (matrices and notes.z.dim() != 2):
+        matrices = notes.form == PATCHES and notes.z.dim() == 2
+        if notes.form == MATMUL and notes.y is not None:
+            matrices = notes.z.dim() >= 2 and notes.x.shape[:-2] == notes.y.shape[:-2] == notes.z.shape[:-2]
+        if not (matrices or notes.form in (ELEMENTWISE, LINEAR)):
             raise ConfigError(
                 f"a product {notes.form or 'of its own kind'} of shape {tuple(notes.z.shape)} has no proof",
                 "verify: off, or a model of dense and convolutional layers",
