@@ -87,7 +87,7 @@ def _trained(job: PrivateJob, size: Topology) -> Iterator[tuple[Fleet, Costs]]:
             fleet = Fleet(Path(folder) / "fleet", forker, job, size)
             fleet.launch()
             last = fleet.coords[-1]
-            until(lambda: fleet.steps(last) or not lives(fleet.pids[last]), LIMIT_S, "the first step")
+            until(lambda: fleet.steps(last) or not all(map(lives, fleet.pids.values())), LIMIT_S, "the first step")
             with _still(fleet):
                 done, before = sum(map(fleet.steps, fleet.coords)), sum(map(_cpu_s, fleet.pids.values()))
                 burden = {"memory": float(sum(map(held_bytes, fleet.pids.values())))}

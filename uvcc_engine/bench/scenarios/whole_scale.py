@@ -52,7 +52,7 @@ def run_scale(size: Topology, job: PrivateJob, limit_s: float = _LIMIT_S) -> Sca
             fleet.launch()
             # the last stage's first worker ends its first step when all have: memory is at its highest then
             last = fleet.coords[-1]
-            until(lambda: fleet.steps(last) or not lives(fleet.pids[last]), limit_s, "the first step")
+            until(lambda: fleet.steps(last) or not all(map(lives, fleet.pids.values())), limit_s, "the first step")
             memory = sum(map(held_bytes, fleet.pids.values()))
             codes = fleet.wait(limit_s)
             if set(codes.values()) != {0}:
@@ -88,8 +88,11 @@ def _counted(fleet: Fleet, seconds: float, memory: int) -> Scale:
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process."""
-    return Path(f"/proc/{pid}").exists()
+    """Whether this process goes on: one that has ended is seen until somebody has waited for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def held_bytes(pid: int) -> int:
