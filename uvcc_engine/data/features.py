@@ -355,7 +355,8 @@ def _fit(table: CsvTable, column: SchemaColumn, train: RowMask) -> Statistics:
 
 
 def check_categories(file: str, column: SchemaColumn, counts: Floats | Ints, lacking: int) -> None:
-    """Refuse (ConfigError) a column all of whose training rows hold the same. ``counts``: how many hold each value."""
+    """Refuse (ConfigError) a column all of whose training rows hold the same. ``counts``: how many hold each value,
+    ``[values]``."""
     told = column.missing == "indicator" and 0 < lacking < lacking + int(counts.sum())
     if np.count_nonzero(counts) < 2 and not told:
         raise _constant(file, column)

@@ -73,7 +73,8 @@ def encode_fixed(name: str, values: Floats, frac_bits: int) -> Ring:
 
 
 def check_range(name: str, values: Floats, hint: str = "scale the features first") -> None:
-    """Refuse (ConfigError) numbers that fixed point does not hold: infinite ones, no numbers, and too large ones."""
+    """Refuse (ConfigError) numbers, of any shape, that fixed point does not hold: infinite ones, no numbers, and too
+    large ones."""
     highest, lowest = float(values.max(initial=0.0)), float(values.min(initial=0.0))  # what is no number stays none
     largest = max(highest, -lowest)
     if not math.isfinite(highest) or not math.isfinite(lowest):
