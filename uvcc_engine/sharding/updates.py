@@ -30,7 +30,7 @@ from uvcc_engine.sharding.stage_passes import StagePart
 
 Slots = Sequence[tuple[StagePart, int]]
 """(part, which of its weights), in the order of the weights."""
-Slices = Sequence[Tensor] | Sequence[Share]
+Slices = Sequence[Tensor | Share]
 """Of every weight's summed gradient: additive terms, or where products are proved the gradient times the factor."""
 
 
