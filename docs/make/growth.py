@@ -18,7 +18,7 @@ from uvcc_engine.simulate.gpt_forecast import GptForecast, GptSize
 DOCS: Final = Path(__file__).parents[1]
 MEASURED: Final = "<!-- powers: made by python -m docs.make from docs/benchmarks; do not edit -->"
 MEASURED_END: Final = "<!-- /powers -->"
-BENCHMARKS: Final = ("scale", "console-scale")
+BENCHMARKS: Final = ("scale", "scale-fleets")
 BEGIN: Final = "<!-- made by python -m docs.make from docs/forecasts; do not edit -->"
 END: Final = "<!-- /made -->"
 FORECAST: Final = DOCS / "forecasts" / "gpt-1e9.json"
@@ -97,12 +97,18 @@ def _powers(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in (row for row in rows if row["metric"] == "power"):
         name, cause = row["name"], row["unit"]
         costs = [one for one in rows if one["name"].startswith(f"{name}@")]
-        each = next(one for one in rows if one["name"] == name and one["metric"] == "each")
-        most = max(float(one["name"].rpartition("@")[2]) for one in costs)
+        (before, less), (most, value) = ((float(one["name"].rpartition("@")[2]), one["value"]) for one in costs[-2:])
         told = f"{row['value']:.2f} ({row['min']:.2f} to {row['max']:.2f})"
         allowed = f"{row['reference']:g}" + ("" if row["met"] else ", **missed**")
         ends = [f"{number(one['value'])}" for one in (costs[0], costs[-1])]
-        cells = [cause, name.removeprefix(f"{cause}_"), *ends, f"{number(each['value'])} {each['unit']}", told, allowed]
+        cells = [
+            cause,
+            name.removeprefix(f"{cause}_"),
+            *ends,
+            f"{number((value - less) / (most - before))} {costs[0]['unit']}",
+            told,
+            allowed,
+        ]
         yield f"| {' | '.join(cells)} | {most:,.0f} |"
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from uvcc_engine.bench import scale
 from uvcc_engine.bench.party.growth_step import measure
 from uvcc_engine.bench.scenarios.growth_axes import AXES, OF_FLEET, Axis, evidence_costs, fleet_costs
+from uvcc_engine.bench.scenarios.whole_scale import lives
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
@@ -55,3 +60,11 @@ def test_a_point_may_measure_its_own_cause() -> None:
 def test_an_axis_that_nobody_measures_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown axis 'width'"):
         scale.main(["--axes", "width"])
+
+
+def test_a_worker_that_nobody_has_waited_for_yet_has_ended_all_the_same() -> None:
+    assert lives(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not lives(ended.pid)
+    assert not lives(ended.pid)
