@@ -18,6 +18,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # of other files, which are collected beside this one
 pytest.importorskip("triton")
 
 from uvcc_engine.contract.job.private_job import PrivateJob

@@ -20,7 +20,7 @@ from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.model.learning.training import PrivateTrainer
-from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, Forecast, draws_unlocked
+from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, ForetoldDraws, draws_unlocked
 from uvcc_engine.mpc.foundation.local import LocalPlane, Wire
 from uvcc_engine.mpc.foundation.prg import Stream
 from uvcc_engine.parallel.groups import PartyGroups
@@ -98,7 +98,7 @@ def test_sessions_that_agree_end_alike(tmp_path: Path) -> None:
 def test_a_worker_draws_ahead_where_its_pod_has_a_core_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, forecast = [], DrawAhead.forecast
 
-    def noted(self: DrawAhead, streams: Mapping[int, Stream], stream: int) -> Forecast:
+    def noted(self: DrawAhead, streams: Mapping[int, Stream], stream: int) -> ForetoldDraws:
         made.append(forecast(self, streams, stream))
         return made[-1]
 
