@@ -39,12 +39,13 @@ def tables() -> str:
     for path in sorted((DOCS / "benchmarks").glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
         load = kept["load"]
+        busy = f"load {load['before']} before and {load['after']} after" if load else "nothing else ran there; load not read"
         lines += [
             f"### {path.stem}",
             "",
             f"`{kept['command']}`",
             "",
-            f"{kept['processor']}, commit {kept['commit']}, load {load['before']} before and {load['after']} after.",
+            f"{kept['processor']}, commit {kept['commit']}, {busy}.",
             "",
             "| row | metric | median (range) | held against | bar here |",
             "|---|---|---|---|---|",
