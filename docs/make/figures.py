@@ -39,7 +39,7 @@ def tables() -> str:
     for path in sorted((DOCS / "benchmarks").glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
         load = kept["load"]
-        busy = f"load {load['before']} before and {load['after']} after" if load else "nothing else ran there; load not read"
+        busy = f"load {load['before']} before and {load['after']} after" if load else "its load was not read"
         lines += [
             f"### {path.stem}",
             "",
