@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections import Counter
 
 import torch
@@ -95,9 +96,10 @@ def main() -> None:
         word = verdict(found, honest[size], liar, epoch)
         counts[word] += 1
         if word in ("undetected", "opened", "misnamed"):
-            print(
-                json.dumps({"case": tried - 1, "size": str(size), "liar": liar, "step": epoch, "lie": did, "is": word})
-            )
+            case = {"case": tried - 1, "size": str(size), "liar": liar, "step": epoch, "lie": did, "is": word}
+            print(json.dumps(case), flush=True)
+        if sum(counts.values()) % 10 == 0:
+            print(json.dumps(counts), file=sys.stderr, flush=True)
     print(json.dumps(counts), flush=True)
 
 
