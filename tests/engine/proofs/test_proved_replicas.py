@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger, ProductNotes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.products import proved_truncation
+from uvcc_engine.parallel.pipeline import FORWARD
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
 from uvcc_engine.sharding import fleet_proof, sharded_training
-from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
+from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE, StreamRuntimes
+from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.formats import kinds
 
 TWO = Topology(2)
@@ -346,6 +349,37 @@ def test_the_ledger_lets_nothing_be_opened_that_did_not_wait_for_the_sisters(mon
     stopped = [error.what for error in openers if isinstance(error, ConfigError)]
     assert stopped, openers
     assert all("the claims of this party's other workers" in what for what in stopped)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"objective": "mse"}, "objective 'mse'"),
+        ({"clip_norm": 1.0}, "clip_norm 1.0"),
+        ({"reveal": ("val_loss",), "val_rows": 4, "patience": 1}, "reveal 'val_loss'"),
+        ({"reveal": ("accuracy", "confusion")}, "reveal 'confusion'"),
+        ({"layers": [{"linear": 2}, {"dropout": 0.5}, "linear"]}, "layer Dropout"),
+    ],
+    ids=lambda x: "" if isinstance(x, dict) else x,
+)
+def test_what_several_workers_compute_without_a_proof_is_refused_by_name_at_the_plan(change: Any, words: str) -> None:
+    job = job_of(**change)
+    fit_model(job, workers=2, replicas=2)
+    with pytest.raises(ConfigError, match=words):
+        fit_model(replace(job, verify="proofs"), workers=2, replicas=2)
+
+
+def test_a_pass_on_another_stream_keeps_the_main_one_from_opening() -> None:
+    main, other = (SimpleNamespace(ledger=None, epoch=0, begin_epoch=int) for _ in range(2))
+    main.ledger = ledger = ClaimLedger()
+    runtimes = StreamRuntimes(lambda stream: other, main)  # type: ignore[arg-type,return-value]
+    ledger.check_message(kinds.OPEN, proved=False, opening=True)
+    assert runtimes.of(FORWARD, 0) is other
+    ledger.claim()
+    with pytest.raises(ConfigError, match="passes"):
+        ledger.check_message(kinds.OPEN, proved=False, opening=True)
+    ledger.all_proved()
+    ledger.check_message(kinds.OPEN, proved=False, opening=True)
 
 
 def test_a_ledger_waits_again_after_every_new_claim() -> None:
