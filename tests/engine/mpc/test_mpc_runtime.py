@@ -282,3 +282,12 @@ def test_parties_may_agree_on_chacha20() -> None:
     assert found[0].tolist() == [0.0, 2.0]
     with pytest.raises(ConfigError, match="'rc4'"):
         Runtime(0, three.planes[0], keys[0], bytes(32), prg="rc4")
+
+
+def test_a_task_whose_messages_came_while_another_s_were_looked_for_is_not_waited_for() -> None:
+    planes = LocalPlanes().planes
+    first, second = Tag(0, 1, 0, 1), Tag(0, 3, 0, 1)
+    planes[0].send(1, first, b"a")
+    assert not planes[1].arrived([(0, second)])  # which takes in what lies before it
+    planes[1].wait_any([[(0, first)], [(0, second)]])
+    assert bytes(planes[1].recv(0, first)) == b"a"

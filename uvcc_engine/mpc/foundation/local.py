@@ -87,6 +87,8 @@ class LocalPlane:
         return all(want in self._kept for want in missing)
 
     def wait_any(self, wants: Sequence[Sequence[tuple[int, Tag]]], other: Callable[[], bool] | None = None) -> None:
+        if any(all(want in self._kept for want in one) for one in wants):
+            return  # looking for one message took in others, which may complete another task's
         if other is None:  # whichever is first: the caller comes back for the rest
             missing = next(want for want in wants[0] if want not in self._kept)
             self._take(*missing)
