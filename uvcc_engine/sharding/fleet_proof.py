@@ -52,7 +52,7 @@ def agree(groups: PartyGroups, prove: Callable[[], ProvedStep]) -> ProvedStep:
         proved = prove()
     except ProtocolError as error:
         failed = error
-    word = _HELD if failed is None else _encoded(str(groups.place.coord), failed)
+    word = _HELD if failed is None else encoded(str(groups.place.coord), failed)
     try:
         heard = _greatest(groups, word)
         if heard != _HELD:
@@ -86,7 +86,8 @@ def _gathered(group: Communicator, word: bytes) -> list[bytes]:
     return [one.numpy().tobytes() for one in group.gather(mine)]
 
 
-def _encoded(coord: str, error: ProtocolError) -> bytes:
+def encoded(coord: str, error: ProtocolError) -> bytes:
+    """What the worker at ``coord`` tells its sisters of a failure, within ``WORD_BYTES``."""
     proof = {"pair": error.pair, "prover": error.prover} if isinstance(error, ProofFailedError) else {}
     what, hint = (t.encode("ascii", "replace").decode()[:_MOST_LETTERS] for t in (error.what, error.hint))
     return json.dumps({"at": coord, "what": what, "hint": hint, "party": error.party} | proof).encode()
@@ -95,10 +96,10 @@ def _encoded(coord: str, error: ProtocolError) -> bytes:
 def _decoded(word: bytes) -> ProtocolError:
     """What a sister said. Its party runs the same code; a word that cannot be read is a failure all the same."""
     try:
-        said: dict[str, Any] = json.loads(word)
-        what, hint, party = f"{said['at']}: {said['what']}", str(said["hint"]), int(said["party"])
-        if "pair" not in said:
+        fields: dict[str, Any] = json.loads(word)
+        what, hint, party = f"{fields['at']}: {fields['what']}", str(fields["hint"]), int(fields["party"])
+        if "pair" not in fields:
             return ProtocolError(what, hint, party=party)
-        return ProofFailedError(what, hint, pair=tuple(map(int, said["pair"])), prover=int(said["prover"]))
+        return ProofFailedError(what, hint, pair=tuple(map(int, fields["pair"])), prover=int(fields["prover"]))
     except (ValueError, KeyError, TypeError):
         return ProofFailedError("a worker of this party reports that a proof of this step does not hold")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,22 @@ sys.path.append(str(Path(__file__).parents[3]))
 from docs.make import layers as table
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept_from_other_tests() -> Iterator[None]:
+    """What was cached without these rules bears no mark, and nothing that bears one is kept for others."""
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("uvcc_engine.mpc", "uvcc_engine.model")):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 def data_of(model: ModelSpec) -> Dataset:

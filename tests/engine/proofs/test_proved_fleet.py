@@ -45,7 +45,7 @@ def _fleet(folder: Path, forker: Forker) -> Fleet:
 
 
 def _run(fleet: Fleet, lie: str = "", **changes: Any) -> dict[Coord, int]:
-    fleet._env = {"LIE": f"{LIAR}:{lie}"} if lie else {}
+    fleet.env = {"LIE": f"{LIAR}:{lie}"} if lie else {}
     fleet.launch(**changes)
     return fleet.wait()
 

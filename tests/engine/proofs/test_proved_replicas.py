@@ -418,13 +418,13 @@ def test_what_a_sister_says_is_raised_with_its_pair_and_a_failure_of_ones_own_co
         raise ProofFailedError("step 3: Grüße", "go on", pair=(1, 2), prover=2)
 
     assert fleet_proof.agree(_Told(b""), held) is NOTHING_PROVED  # type: ignore[arg-type]
-    word = fleet_proof._encoded("p0r1s0t0", ProofFailedError("w" * 999, '"' * 999, pair=(0, 2), prover=0))
+    word = fleet_proof.encoded("p0r1s0t0", ProofFailedError("w" * 999, '"' * 999, pair=(0, 2), prover=0))
     assert len(word) <= fleet_proof.WORD_BYTES
     with pytest.raises(ProofFailedError, match="p0r1s0t0: www") as told:
         fleet_proof.agree(_Told(word), held)  # type: ignore[arg-type]
     assert (told.value.pair, told.value.prover) == ((0, 2), 0)
     with pytest.raises(ProtocolError, match="a coin") as broken:
-        fleet_proof.agree(_Told(fleet_proof._encoded("p0r1s0t0", ProtocolError("a coin", party=2))), held)  # type: ignore[arg-type]
+        fleet_proof.agree(_Told(fleet_proof.encoded("p0r1s0t0", ProtocolError("a coin", party=2))), held)  # type: ignore[arg-type]
     assert (broken.value.party, isinstance(broken.value, ProofFailedError)) == (2, False)
     with pytest.raises(ProofFailedError, match="a worker of this party"):
         fleet_proof.agree(_Told(b"{"), held)  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ class Fleet:
         replica's machine, where the parties' ranks meet; ``env``: added to that of the workers.
         """
         self.folder, self.job, self.size, self._forker = folder, job, size, forker
-        self._elsewhere, self._meets, self._env = dict(elsewhere or {}), meets, dict(env or {})
+        self._elsewhere, self._meets, self.env = dict(elsewhere or {}), meets, dict(env or {})
         self.coords = list(size.coords())
         pods = [[keys(p, r) for p in range(3)] for r in range(size.replicas)]
         public = [tuple(i.public for i in row) for row in pods]
@@ -235,7 +235,7 @@ class Fleet:
                 "inputs": str(home / "inputs"),
                 "link": link(c) if link else {"kind": "direct", "listen": f"127.0.0.1:{listen[c]}", "peers": peers},
                 "lead": self.lead(c),
-                "env": {**self._env, **world, "MASTER_ADDR": self._meets, "MASTER_PORT": str(masters[c.party])},
+                "env": {**self.env, **world, "MASTER_ADDR": self._meets, "MASTER_PORT": str(masters[c.party])},
             }
             self.pids[c] = self._start(WorkerSpec.from_json(values | changes))
 
