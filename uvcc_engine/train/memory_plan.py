@@ -20,7 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import host
+from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.kernels.tiles import selection_bytes
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.nsa.visibility import forget
 from uvcc_engine.train.config import LMConfig
@@ -131,7 +133,7 @@ def free_mib(device: torch.device) -> int:
 
 def check(cfg: LMConfig, ranks: int, device: torch.device) -> Room:
     """Refuse a config that cannot fit: ConfigError naming need and room. CPU ranks share the machine's memory."""
-    each = estimate(cfg, ranks) + BASE_MIB[device.type]
+    each = estimate(cfg, ranks) + BASE_MIB[device.type] + _of_kernels(cfg, ranks, device) // MIB
     room = Room(each * (ranks if device.type == "cpu" else 1), free_mib(device))
     if room.needed_mib > room.free_mib:
         where = "the GPU" if device.type == "cuda" else "this machine"
@@ -140,6 +142,14 @@ def check(cfg: LMConfig, ranks: int, device: torch.device) -> Room:
             HINT,
         )
     return room
+
+
+def _of_kernels(cfg: LMConfig, ranks: int, device: torch.device) -> int:
+    """Bytes that a GPU's kernels hold for a moment, which no tensor of the other paths stands for."""
+    m, t = cfg.model, cfg.train
+    if dispatch.best_path(device.type, t.seq_len, m.n_heads // m.n_kv_groups) != "triton":
+        return 0
+    return selection_bytes(m, max(1, t.batch_size // ranks) * t.seq_len)
 
 
 def _number(path: Path) -> int | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from folder_trainer import FOLDERS_TRAINER
 from primefake import KEY
 from primehost import PrimeHost
 
@@ -18,30 +19,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 
 PATIENCE_S = 300.0
-TRAINER = """
-import os
-from pathlib import Path
-import helper
-from uvcc_engine.contract import RunWriter
-
-def save():
-    return None
-
-assert not Path("data.bin").exists() and not Path(".env").exists(), "what git ignores, and a secret, stay at home"
-Path("out").mkdir(exist_ok=True)
-with RunWriter.from_env() as run:
-    for step in range(1, int(os.environ["UVCC_STEPS"]) + 1):
-        helper.work()
-        run.step(step, loss=1 / step, save=save)
-    Path("out/model.txt").write_text(f"{helper.WORD} {step}")
-"""
 SETUP = """cp lib/helper.py "$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')\""""
 
 
 def _folder(code: Path) -> Path:
     """A repository with a trainer, its library, and what is to stay here."""
     (code / "lib").mkdir(parents=True)
-    (code / "train.py").write_text(TRAINER)
+    (code / "train.py").write_text(FOLDERS_TRAINER)
     (code / "lib" / "helper.py").write_text("import time\nWORD = 'hello'\ndef work(): time.sleep(0.02)\n")
     for name, text in ((".gitignore", "*.bin\n"), ("data.bin", "x" * 1000), (".env", "SECRET=1\n")):
         (code / name).write_text(text)

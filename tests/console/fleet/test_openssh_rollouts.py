@@ -18,6 +18,7 @@ from typing import Any
 import asyncssh
 import pytest
 import yaml
+from folder_trainer import FOLDERS_TRAINER
 from opensshd import Sshd, why_not
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
@@ -114,25 +115,6 @@ def test_few_sessions_and_a_crowded_door(site: Site) -> None:
     for _ in range(3):
         site.add("MaxSessions 2", "MaxStartups 2:50:4")
     _ok(site, site.roll())
-
-
-FOLDERS_TRAINER = """
-import os
-from pathlib import Path
-import helper
-from uvcc_engine.contract import RunWriter
-
-def save():
-    return None
-
-assert not Path("data.bin").exists() and not Path(".env").exists(), "what git ignores, and a secret, stay at home"
-Path("out").mkdir(exist_ok=True)
-with RunWriter.from_env() as run:
-    for step in range(1, int(os.environ["UVCC_STEPS"]) + 1):
-        helper.work()
-        run.step(step, loss=1 / step, save=save)
-    Path("out/model.txt").write_text(f"{helper.WORD} {step}")
-"""
 
 
 def test_a_folder_goes_to_a_host_of_ones_own_and_its_artifacts_come_home(site: Site) -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from lm_kit import SMALL, run_here, small, with_hub
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError, VerificationError
+from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
@@ -190,6 +191,19 @@ def test_the_estimate_follows_batch_ranks_and_recomputation() -> None:
     deep = replace(cfg, model=replace(cfg.model, n_layers=8))
     less = replace(deep, runtime=replace(deep.runtime, gradient_checkpointing=True))
     assert memory_plan.estimate(less, 1) < memory_plan.estimate(deep, 1) / 2
+
+
+def test_a_gpu_s_plan_counts_what_its_kernels_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choices of 16,384 queries at once, and of fewer where there are no more; nothing where another path is."""
+    cfg = lm_config.from_mapping(lm_config.load("m7c_125m_80g"))
+    monkeypatch.setattr(memory_plan, "estimate", lambda cfg, ranks: 1000)
+    monkeypatch.setattr(memory_plan, "free_mib", lambda device: 1 << 30)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    base = 1000 + memory_plan.BASE_MIB["cuda"]
+    for rows, seq_len, queries in ((8, 4096, 16_384), (2, 2048, 4096), (64, 512, 0)):
+        some = replace(cfg, train=replace(cfg.train, batch_size=rows, seq_len=seq_len))
+        needed = memory_plan.check(some, 1, torch.device("cuda")).needed_mib
+        assert needed - base == 4 * queries * 16 * 12 * 64 // (1 << 20)
 
 
 def test_every_variable_of_the_seeds_has_an_effect_that_is_shown() -> None:

@@ -59,9 +59,7 @@ def wraps_and_is_exact(device: torch.device) -> bool:
         k = 1 << 18
         ones = torch.full((32, k), 127, dtype=torch.int8, device=device)
         high = torch._int_mm(ones, ones.t().contiguous())
-        generator = torch.Generator().manual_seed(1)
-        a, b = (torch.randint(-128, 128, (64, 64), generator=generator, dtype=torch.int8).to(device) for _ in range(2))
-        exact = torch.equal(torch._int_mm(a, b).cpu(), (a.cpu().to(torch.int32) @ b.cpu().to(torch.int32)))
+        exact = _small_is_exact(device, by_column=False)
     except (RuntimeError, NotImplementedError):
         return False
     wrapped = (127 * 127 * k + (1 << 31)) % (1 << 32) - (1 << 31)
@@ -75,12 +73,17 @@ def is_exact(device: torch.device) -> bool:
     try:
         ones = torch.full((32, k), 127, dtype=torch.int8, device=device)
         high = torch._int_mm(ones, ones.t())
-        generator = torch.Generator().manual_seed(1)
-        a, b = (torch.randint(-128, 128, (64, 64), generator=generator, dtype=torch.int8).to(device) for _ in range(2))
-        small = torch._int_mm(a, b.t())
+        small = _small_is_exact(device, by_column=True)
     except (RuntimeError, NotImplementedError):
         return False
-    return bool((high == 127 * 127 * k).all()) and torch.equal(small.cpu(), a.cpu().int() @ b.cpu().int().t())
+    return small and bool((high == 127 * 127 * k).all())
+
+
+def _small_is_exact(device: torch.device, *, by_column: bool) -> bool:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randint(-128, 128, (64, 64), generator=generator, dtype=torch.int8) for _ in range(2))
+    right = b.t().contiguous().t() if by_column else b
+    return torch.equal(torch._int_mm(a.to(device), right.to(device)).cpu(), a.int() @ b.int())
 
 
 def blocks(lengths: Sequence[int], most: int = EXACT_INNER) -> list[list[tuple[int, int, int]]]:

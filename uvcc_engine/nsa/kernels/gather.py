@@ -15,11 +15,10 @@ from torch import Tensor
 from uvcc_engine.nsa.index import Inverse, invert
 from uvcc_engine.nsa.kernels import selection
 from uvcc_engine.nsa.kernels.launch import Shape, pad, shape_of, steps, strided
-from uvcc_engine.nsa.kernels.tiles import Tiles, tiles_for
+from uvcc_engine.nsa.kernels.tiles import SEGMENT, Tiles, tiles_for
 from uvcc_engine.nsa.visibility import Layout
 
 CHUNK: Final = 16  # tiles that share one load of their block
-SEGMENT: Final = 16_384  # queries, over all rows, whose slots are held at once: 0.8 GB of M7C's
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from uvcc_engine.nsa.config import ModelConfig
+
 MEASURED: Final = Path(__file__).with_name("measured_tiles.json")
+SEGMENT: Final = 16_384  # queries, over all rows, whose choices the selection holds at once
 WIDEST: Final = 64  # the head's width up to which winners hold: they were measured at it
 KERNELS: Final = (
     "band.forward",
@@ -46,6 +49,12 @@ class Tiles:
     def to_json(self) -> dict[str, int]:
         """As it stands in the file of winners."""
         return asdict(self)
+
+
+def selection_bytes(cfg: ModelConfig, queries: int) -> int:
+    """What the selection holds for a moment, of so many queries: a number of 32 bits for each of their choices'
+    outputs, or of its gradients: 0.8 GB of M7C."""
+    return 4 * min(SEGMENT, queries) * cfg.nsa.n_sel * cfg.n_heads * max(cfg.d_k, cfg.d_v)
 
 
 _forced: dict[str, Tiles] = {}
