@@ -79,7 +79,8 @@ def stopped_line(view: View) -> Line:
     stopped = {s.pods[p].party for p, (stage, *_) in h.acks.items() if _REACHED.get(stage, -1) >= 2 and p in s.pods}
     if s.proves and stopped and proved < total and h.mode != "release":
         names = ", ".join(f"P{p}" for p in sorted(stopped))
-        return [("  ", ""), (f"{_STOPPED}: {names} no longer answers the others", "text")]
+        whom = "answers the others" if len(stopped) == 1 else "answer the other"
+        return [("  ", ""), (f"{_STOPPED}: {names} no longer {whom}", "text")]
     return []
 
 
