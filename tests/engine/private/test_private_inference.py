@@ -242,8 +242,7 @@ def test_what_does_not_fit_is_refused_by_tensor(change: Any, shapes: Any, words:
 def test_a_job_that_its_model_or_fleet_cannot_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="gpt-tiny needs 14"):
         fit_model(PrivateJob(model="gpt-tiny", frac_bits=12))
-    with pytest.raises(ConfigError, match="optimizer 'adam' on 4 workers"):
-        fit_model(PrivateJob(optimizer="adam"), workers=4)
+    assert fit_model(PrivateJob(optimizer="adam"), workers=4).name == "mlp-digits"  # each worker keeps its moments
     assert fit_model(PrivateJob(model="lenet"), workers=2, tensor=2).name == "lenet"
     with pytest.raises(ConfigError, match="cnn-digits-norm has layers that cannot be split over workers: BatchNorm"):
         fit_model(PrivateJob(model="cnn-digits-norm"), workers=2)
