@@ -48,7 +48,7 @@ class Prepared:
 def prepare(table: CsvTable, schema: Schema) -> Prepared:
     """Split, fit on the training rows, and turn every row into features. Raises ConfigError naming row and column.
 
-    A schema that has statistics already keeps them: so several owners share rows of one scale.
+    Columns, and a target, that have statistics already keep them: so several owners share rows of one scale.
     """
     check_columns(table, schema)
     side, kept = sides(table, schema), whole_rows(table, schema)
@@ -57,13 +57,13 @@ def prepare(table: CsvTable, schema: Schema) -> Prepared:
     y: Labels = class_numbers(table, schema) if schema.values else target_numbers(table, schema)
     check_sides(table.name, schema, side_counts(side))
     fixed = schema.fixed
-    scaling = schema.scaling if fixed else _scaling(table, schema, y[train])
+    scaling = schema.scaling if fixed or schema.scaling else _scaling(table, schema, y[train])
     for at, value in enumerate(schema.values):
         if not fixed and not (y[train] == at).any():
             raise ConfigError(
                 f"{table.name} has no training row of class {value!r}", "take it from target.values, or add such rows"
             )
-    fresh = schema if fixed else schema.fitted({c.name: _fit(table, c, train) for c in schema.used})
+    fresh = schema if fixed else schema.fitted({c.name: _fit(table, c, train) for c in schema.unfitted})
     fitted = replace(fresh, scaling=scaling)
     x = transform(table, fitted)
     if scaling is not None:

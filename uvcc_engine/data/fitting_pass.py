@@ -136,7 +136,7 @@ class FittingPass:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._columns = [] if schema.fixed else [_Column(c) for c in schema.used]
+        self._columns = [_Column(c) for c in schema.unfitted]
         self._classes = np.zeros(len(schema.values))
         self._target = _Moments()
         self._given = False
@@ -179,7 +179,7 @@ class FittingPass:
                     f"{file} has no training row of class {value!r}", "take it from target.values, or add such rows"
                 )
         scaling = schema.scaling
-        if schema.kind in (REAL, COUNT):
+        if schema.kind in (REAL, COUNT) and scaling is None:
             if self._target.constant:
                 raise ConfigError(
                     f"{file}: the target {schema.target!r} is constant in the training rows", "name another target"

@@ -172,9 +172,15 @@ class Schema:
         """Whether its statistics are there already: they are kept, and not computed from other rows."""
         return bool(self.used) and all(column.statistics is not None for column in self.used)
 
+    @property
+    def unfitted(self) -> tuple[SchemaColumn, ...]:
+        """The used columns whose statistics are still to be found."""
+        return tuple(column for column in self.used if column.statistics is None)
+
     def fitted(self, statistics: Mapping[str, Statistics]) -> Schema:
-        """The same with the statistics of its columns."""
-        return replace(self, columns=tuple(replace(c, statistics=statistics.get(c.name)) for c in self.columns))
+        """The same with the statistics of its columns; those that a column has already stay."""
+        found = (replace(c, statistics=c.statistics or statistics.get(c.name)) for c in self.columns)
+        return replace(self, columns=tuple(found))
 
 
 def load_schema(path: Path, *, part: bool = False) -> Schema:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import prepare, sides, transform
 from uvcc_engine.data.fitting_pass import FittingPass
 from uvcc_engine.data.infer import infer
-from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema
+from uvcc_engine.data.schema import Schema, SchemaColumn, Statistics, load_schema, parse_schema
 from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import TEST, TRAIN
 from uvcc_engine.data.table_files import read_table
@@ -82,6 +83,26 @@ def test_statistics_are_those_of_the_training_rows_alone(tmp_path: Path) -> None
     age = one.data.train_x[:, 0]
     assert abs(age.mean()) < 1e-12
     assert abs(age.std() - 1.0) < 1e-12
+
+
+def test_statistics_that_one_column_has_stay_and_the_others_are_found(tmp_path: Path) -> None:
+    table = read_table(people(tmp_path))
+    schema = infer(table, "ill").schema
+    given = Statistics(fill=30.0, shift=30.0, scale=0.1)
+    some = schema.fitted({"age": given})
+    made = prepare(table, some)
+    passes = FittingPass(some)
+    passes.add(table)
+    for found in (made.schema, passes.fitted(table.name)):
+        of = {c.name: c.statistics for c in found.used}
+        assert of.pop("age") == given
+        assert all(of.values()), of
+    assert made.data.train_x[:, 0].tolist() == ((training_cells(table, schema, "age") - 30.0) * 0.1).tolist()
+
+
+def training_cells(table: CsvTable, schema: Schema, name: str) -> Any:
+    train = sides(table, schema) == TRAIN
+    return np.array(table.column(name), dtype=float)[train]
 
 
 def test_rows_keep_their_side_when_others_come_and_go(tmp_path: Path) -> None:
