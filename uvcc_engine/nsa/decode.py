@@ -111,7 +111,7 @@ def _attend_one(layer: nn.Module, x: Tensor, cache: BranchCache, t: int) -> Tens
     q, k, v = layer.heads(x, t)
     cache.k.append(k)
     cache.v.append(v)
-    out: Tensor = layer.out(_one_query(q, cache.k.view, cache.v.view, None).flatten(-2))
+    out: Tensor = layer.out(one_query(q, cache.k.view, cache.v.view, None).flatten(-2))
     return out
 
 
@@ -179,23 +179,23 @@ def branches(
     nsa: NSAConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The three outputs [B, 1, H, dv] in plain torch; the first is zero without a compressed block."""
-    o_win = _one_query(q, keys[2], values[2], None)
-    o_cmp = _one_query(q, keys[0], values[0], None) if keys[0].shape[1] else torch.zeros_like(o_win)
+    o_win = one_query(q, keys[2], values[2], None)
+    o_cmp = one_query(q, keys[0], values[0], None) if keys[0].shape[1] else torch.zeros_like(o_win)
     n = keys[1].shape[1]
     inside = torch.arange(nsa.l_sel, device=q.device)
     place = (chosen[:, :, 0, :, None].to(torch.int64) * nsa.l_sel + inside).flatten(2)  # [B, G, n_sel * l_sel]
     there = (place >= 0) & (place < n)
-    k, v = (_gather(x, place.clamp(0, n - 1)) for x in (keys[1], values[1]))
+    k, v = (gather_tokens(x, place.clamp(0, n - 1)) for x in (keys[1], values[1]))
     mask = there.repeat_interleave(q.shape[2] // k.shape[2], dim=1)[:, :, None]
-    return o_cmp, _one_query(q, k, v, mask), o_win
+    return o_cmp, one_query(q, k, v, mask), o_win
 
 
-def _gather(x: Tensor, place: Tensor) -> Tensor:
+def gather_tokens(x: Tensor, place: Tensor) -> Tensor:
     """Tokens ``place`` [B, G, m] of x [B, n, G, d], each group its own: [B, m, G, d]."""
     return x.gather(1, place.transpose(1, 2)[..., None].expand(-1, -1, -1, x.shape[3]))
 
 
-def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """q [B, 1, H, dk] over k/v [B, n, G, d]; never is_causal, which would show one query the first key only."""
     o = F.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=True

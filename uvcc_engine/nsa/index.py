@@ -17,14 +17,14 @@ from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.config import NSAConfig
 
 
-def pool_weights(cfg: NSAConfig) -> Tensor:
+def pool_weights(cfg: NSAConfig, device: torch.device | None = None) -> Tensor:
     """Strides that selection block j shares with compression block j * l_sel/d - (l/d - 1) + k, for every k.
 
     The columns of ``blocks.overlap`` are shifted copies of this: 1, 2, 2, 2, 1 for l=32, d=16, l_sel=64. float32.
     """
     parts, ratio = cfg.l // cfg.d, cfg.l_sel // cfg.d
-    first = torch.arange(ratio + parts - 1) - (parts - 1)
-    shared = torch.minimum(first + parts, torch.tensor(ratio)) - first.clamp(min=0)
+    first = torch.arange(ratio + parts - 1, device=device) - (parts - 1)
+    shared = (first + parts).clamp(max=ratio) - first.clamp(min=0)
     return shared.to(torch.float32)
 
 
@@ -33,7 +33,7 @@ def pool(cfg: NSAConfig, p: Tensor, n_blocks: int) -> Tensor:
     parts, ratio, n_cmp = cfg.l // cfg.d, cfg.l_sel // cfg.d, p.shape[-1]
     right = n_blocks * ratio - n_cmp
     padded = F.pad(p.reshape(-1, 1, n_cmp), (parts - 1, right))
-    weight = pool_weights(cfg).to(p)[None, None]
+    weight = pool_weights(cfg, p.device).to(p.dtype)[None, None]
     return F.conv1d(padded, weight, stride=ratio).view(*p.shape[:-1], n_blocks)
 
 

@@ -108,10 +108,10 @@ class RankGroup:
                 dist.barrier()
 
 
-def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """auto takes CUDA if there is any. Raises ConfigError if CUDA was asked for and is absent."""
+def choose_device(wanted: str, local_rank: int, setting: str = "runtime.device") -> torch.device:
+    """auto takes CUDA if there is any. Raises ConfigError naming ``setting`` if CUDA was asked for and is absent."""
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("runtime.device is cuda, but no CUDA device is visible", "runtime.device: auto or cpu")
+        raise ConfigError(f"{setting} is cuda, but no CUDA device is visible", f"{setting}: auto or cpu")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())

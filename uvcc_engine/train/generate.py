@@ -20,8 +20,10 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing.untrusted import load_json
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.nsa import decode
+from uvcc_engine.nsa.fixed_decode import FixedDecoder
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import arcee, exported
+from uvcc_engine.train.distributed import choose_device
 from uvcc_engine.train.text.tokenizer import Tokenizer
 
 
@@ -63,21 +65,22 @@ def drawn(logits: Tensor, how: Sampling, random: Sequence[torch.Generator]) -> T
 
 @torch.no_grad()
 def tokens_after(
-    model: LanguageModel, prompt: Tensor, most: int, how: Sampling, seeds: Sequence[int] = ()
+    model: LanguageModel, prompt: Tensor, most: int, how: Sampling, seeds: Sequence[int] = (), *, graph: bool = False
 ) -> Iterator[Tensor]:
     """Up to ``most`` tokens after prompts of equal length. prompt int64 [B, S], S >= 1 -> int64 [B] each.
 
-    ``seeds``: of each row; ``how.seed`` and those after it by default.
+    ``seeds``: of each row; ``how.seed`` and those after it by default. ``graph``: see :func:`continue_text`.
     """
     seeds = seeds or range(how.seed, how.seed + len(prompt))
     random = [torch.Generator().manual_seed(seed) for seed in seeds]
     prompt = prompt.to(model.embed.weight.device)
     logits, state = decode.prefill(model, prompt)
+    fixed = FixedDecoder(model, state, most, graph=True) if graph and most > 1 else None
     for left in range(most, 0, -1):
         token = drawn(logits, how, random)
         yield token
         if left > 1:
-            logits = decode.step(model, state, token)
+            logits = decode.step(model, state, token) if fixed is None else fixed.step(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +134,28 @@ def continue_text(
     how: Sampling,
     *,
     on_text: Callable[[str], object] = lambda piece: None,
+    graph: bool = False,
 ) -> Continuation:
     """Go on from ``prompt`` for up to ``most`` tokens or to the document's end. ``on_text`` hears pieces as they come.
 
     Without a prompt the first token is what follows the end of some other document, which is then forgotten.
+    ``graph``: a step is recorded as a CUDA graph and replayed, with one launch for the whole model. Raises ConfigError
+    for it on a device that is no NVIDIA GPU, and for a model without NSA.
     """
     row = _Row(tokenizer, on_text)
-    _go_on(model, tokenizer, [tokenizer.encode(prompt)], most, how, [how.seed], [row])
+    _go_on(model, tokenizer, [tokenizer.encode(prompt)], most, how, [how.seed], [row], graph=graph)
     return row.whole()
 
 
 def continue_texts(
-    model: LanguageModel, tokenizer: Tokenizer, prompts: Sequence[tuple[str, int]], most: int, how: Sampling, batch: int
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[tuple[str, int]],
+    most: int,
+    how: Sampling,
+    batch: int,
+    *,
+    graph: bool = False,
 ) -> list[Continuation]:
     """``continue_text`` of several prompts, each with a seed of its own instead of ``how.seed``, in their order.
 
@@ -157,7 +170,8 @@ def continue_texts(
         for at in range(0, len(alike), batch):
             those = alike[at : at + batch]
             seeds = [prompts[n][1] for n in those]
-            _go_on(model, tokenizer, [ids[n] for n in those], most, how, seeds, [rows[n] for n in those])
+            mine = [rows[n] for n in those]
+            _go_on(model, tokenizer, [ids[n] for n in those], most, how, seeds, mine, graph=graph)
     return [row.whole() for row in rows]
 
 
@@ -169,6 +183,8 @@ def _go_on(
     how: Sampling,
     seeds: Sequence[int],
     rows: Sequence[_Row],
+    *,
+    graph: bool,
 ) -> None:
     """Let ``rows`` grow behind prompts ``ids`` of equal length, until all have ended or have ``most`` tokens."""
 
@@ -181,7 +197,7 @@ def _go_on(
         first = next(tokens_after(model, begin, 1, how, seeds))
         add(first)
         ids, most = first[:, None].tolist(), most - 1
-    for tokens in tokens_after(model, torch.tensor(ids), most, how, seeds):
+    for tokens in tokens_after(model, torch.tensor(ids), most, how, seeds, graph=graph):
         if all(row.ended for row in rows):
             return
         add(tokens)
@@ -227,12 +243,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="X", help="draw from the likeliest X of 1 (1)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same text for the same seed (0)")
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="so many of equal length at a time (8)")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto takes a GPU (auto)")
+    parser.add_argument("--graph", action="store_true", help="replay each step as a CUDA graph (NVIDIA GPUs)")
     parser.add_argument("--json", action="store_true", help="print JSON, one line a sample")
     args = parser.parse_args(argv)
     if min(args.tokens, args.samples, args.batch) < 1:
         what = f"--tokens {args.tokens}, --samples {args.samples}, --batch {args.batch}"
         raise ConfigError(what, "each must be at least 1")
+    device = choose_device(args.device, 0, "--device")
     model = exported.load(args.folder)
+    model.model.to(device)
     prompts = [(text, args.seed + n) for text in _prompts_of(args) for n in range(args.samples)]
     how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     if len(prompts) == 1 and not args.json:  # as it comes
@@ -244,11 +264,12 @@ def main(argv: list[str]) -> int:
             args.tokens,
             how,
             on_text=lambda piece: print(clean_block(piece), end="", flush=True),
+            graph=args.graph,
         )
         print()
         return 0
     began = time.perf_counter()
-    made = continue_texts(model.model, model.tokenizer, prompts, args.tokens, how, args.batch)
+    made = continue_texts(model.model, model.tokenizer, prompts, args.tokens, how, args.batch, graph=args.graph)
     rate = round(sum(m.tokens for m in made) / (time.perf_counter() - began), 1)
     for (prompt, seed), one in zip(prompts, made, strict=True):
         if args.json:

@@ -33,9 +33,10 @@ from uvcc_engine.mpc.kernels import limbs, triton_ops
 from uvcc_engine.mpc.kernels.cuda import CudaKernels
 from uvcc_engine.mpc.kernels.layout import wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
-from uvcc_engine.nsa import dispatch, flex, masked
+from uvcc_engine.nsa import decode, dispatch, flex, masked
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.fixed_decode import FixedDecoder
 from uvcc_engine.nsa.index import as_mask, top_blocks
 from uvcc_engine.nsa.kernels import gather, launch
 from uvcc_engine.nsa.model import LanguageModel
@@ -240,3 +241,15 @@ def test_the_pod_s_own_check_passes_here() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert "triton" in json.dumps(said)
+
+
+def test_a_recorded_step_gives_what_growing_caches_give() -> None:
+    torch.manual_seed(1)
+    model = LanguageModel(ModelConfig(vocab=64, dim=128, n_layers=2, n_heads=4, n_kv_groups=2, d_k=32, d_v=32))
+    model = model.to(GPU).eval()
+    tokens = torch.randint(0, 64, (2, 1100), device=GPU)
+    _, growing = decode.prefill(model, tokens[:, :1000])
+    fixed = FixedDecoder(model, growing, 100, graph=True)
+    for t in range(1000, 1100):
+        wanted = decode.step(model, growing, tokens[:, t])
+        torch.testing.assert_close(fixed.step(tokens[:, t]), wanted, rtol=1e-3, atol=1e-3)

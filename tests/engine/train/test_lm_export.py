@@ -108,7 +108,9 @@ def test_a_baseline_generates_too_and_reads_each_token_once(attention: str) -> N
         row = torch.cat([row, torch.tensor([[token]])], 1)
 
 
-def test_many_prompts_at_once_say_what_each_says_alone(run: Path, tmp_path: Path, capsys: Any) -> None:
+def test_many_prompts_at_once_say_what_each_says_alone(
+    run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of three lengths, one of them none, each with three seeds; the command answers in the order asked."""
     exported.export(run, tmp_path / "model")
     model = exported.load(tmp_path / "model")
@@ -128,6 +130,11 @@ def test_many_prompts_at_once_say_what_each_says_alone(run: Path, tmp_path: Path
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(t["prompt"], t["seed"]) for t in told] == asked
     assert [t["text"] for t in told] == [one.text for one in made]
+    with pytest.raises(ConfigError, match="a CUDA graph on the device cpu"):
+        gen.main([*args, "--device", "cpu", "--graph"])
+    with monkeypatch.context() as absent, pytest.raises(ConfigError, match="--device is cuda, but no CUDA"):
+        absent.setattr(torch.cuda, "is_available", lambda: False)
+        gen.main([*args, "--device", "cuda"])
     file.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     with pytest.raises(UnreadableError, match="line 2 holds no prompt"):
         gen.main(args)
@@ -150,7 +157,7 @@ def test_top_k_and_top_p_leave_only_the_likeliest_in() -> None:
 def test_text_comes_in_whole_characters_and_ends_with_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that says one known row of bytes: a two-byte character is handed on whole, the end token ends it."""
     said = iter([*"é!".encode(), 0, 65])
-    monkeypatch.setattr(gen, "tokens_after", lambda *args: (torch.tensor([token]) for token in said))
+    monkeypatch.setattr(gen, "tokens_after", lambda *args, **options: (torch.tensor([token]) for token in said))
     pieces: list[str] = []
     tokenizer = exported.make_tokenizer("byte")
     model = LanguageModel(ModelConfig(dim=8, n_layers=1, n_heads=1, n_kv_groups=1, d_k=2, d_v=2))
