@@ -140,8 +140,15 @@ class LanguageModel(nn.Module):
                 gates.append(g.detach())
         hidden = self.norm(x)
         if labels is not None:
-            return token_loss(hidden, self.embed.weight, labels, chunk)
-        return F.linear(hidden, self.embed.weight)
+            return token_loss(hidden, self.output, labels, chunk)
+        return F.linear(hidden, self.output)
+
+    @property
+    def output(self) -> Tensor:
+        """The embedding again; of ranks that compute together, each has all of it."""
+        weight = self.embed.weight
+        plain: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
+        return plain
 
 
 def token_loss(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = 0) -> Tensor:

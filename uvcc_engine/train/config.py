@@ -67,9 +67,11 @@ class RuntimeConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPConfig:
     """Knobs of DistributedDataParallel. ``shard``: torch's fully_shard (FSDP2) instead, where every rank keeps a part
-    of the weights, gradients and moments; the knobs of DDP then have no effect and are refused."""
+    of the weights, gradients and moments; the knobs of DDP then have no effect and are refused. ``tensor``: so many
+    neighbouring ranks compute each block of a sharded model together, on the same rows."""
 
     shard: bool = False
+    tensor: int = 1
     compress: str = "bf16"  # bf16 | off
     bucket_mb: int = 25
     static_graph: bool = False
@@ -191,6 +193,9 @@ class LMConfig:
             )
 
     def _check_shard(self) -> None:
+        _at_least("ddp.tensor", self.ddp.tensor, 1)
+        if self.ddp.tensor > 1:
+            self._check_tensor(self.ddp.tensor)
         if not self.ddp.shard:
             return
         plain = DDPConfig()
@@ -202,6 +207,19 @@ class LMConfig:
             raise ConfigError(
                 "train.optimizer=muon needs whole matrices, and ddp.shard leaves a part to each rank", hint
             )
+
+    def _check_tensor(self, ranks: int) -> None:
+        if not self.ddp.shard:
+            raise ConfigError(f"ddp.tensor={ranks} needs parameters in parts", "ddp.shard: true")
+        if self.runtime.compile:
+            raise ConfigError(f"runtime.compile and ddp.tensor={ranks}", "leave one of them out")
+        if self.model.n_kv_groups % ranks:
+            raise ConfigError(
+                f"model.n_kv_groups={self.model.n_kv_groups} cannot be shared by ddp.tensor={ranks} ranks",
+                "each of them computes whole groups of heads: make the groups a multiple of the ranks",
+            )
+        if 4 * self.model.dim % ranks:
+            raise ConfigError(f"model.dim={self.model.dim} cannot be shared by ddp.tensor={ranks} ranks", "take fewer")
 
     def _check_schedule(self) -> None:
         t = self.train

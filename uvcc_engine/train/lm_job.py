@@ -63,11 +63,16 @@ def check_plan(cfg: LMConfig, plan: Mapping[str, Any]) -> None:
 
 
 def check_world(cfg: LMConfig, world: int) -> None:
-    """Refuse a batch that the ranks cannot share evenly: a rank without rows would hang the others."""
-    if cfg.train.batch_size % world:
+    """Refuse ranks that ``ddp.tensor`` does not divide, and a batch that they cannot share evenly: a rank without rows
+    would hang the others."""
+    if world % cfg.ddp.tensor:
+        raise ConfigError(f"ddp.tensor={cfg.ddp.tensor} of {world} ranks", "make the ranks a multiple of it")
+    replicas = world // cfg.ddp.tensor
+    if cfg.train.batch_size % replicas:
+        each = f" in {replicas} groups of {cfg.ddp.tensor}" if cfg.ddp.tensor > 1 else ""
         raise ConfigError(
-            f"train.batch_size={cfg.train.batch_size} cannot be shared by {world} ranks",
-            f"make it a multiple of {world}",
+            f"train.batch_size={cfg.train.batch_size} cannot be shared by {world} ranks{each}",
+            f"make it a multiple of {replicas}",
         )
 
 

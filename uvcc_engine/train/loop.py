@@ -88,7 +88,7 @@ class LmTrainer:
         if cfg.runtime.compile:
             self.model.compile_blocks()
         if cfg.ddp.shard and group.world > 1:  # before the optimizer, which is to see the parts
-            shard(self.model, group.device, group.world, cfg.ddp.compress)
+            shard(self.model, group.device, group.world, cfg.ddp.compress, group.tensor)
         self.optimizer = make_optimizers(self.model, cfg.train)
         bf16 = cfg.runtime.precision == "bf16"
         effort = effort_of(cfg.model, cfg.train.seq_len, group.device, group.world, bf16=bf16)
@@ -113,7 +113,7 @@ class LmTrainer:
 
     @property
     def _rows(self) -> int:
-        return self.cfg.train.batch_size // self.group.world
+        return self.cfg.train.batch_size // self.group.replicas
 
     def resume_from(self, manifest: CheckpointManifest) -> None:
         """Continue a verified checkpoint instead of starting fresh."""
@@ -182,7 +182,7 @@ class LmTrainer:
                 batch = data.get()
             window.waited_s += self._clock() - asked
             window.fetch.append(batch.fetch_s)
-            window.tokens += batch.tokens[:, 1:].numel() * self.group.world
+            window.tokens += batch.tokens[:, 1:].numel() * self.group.replicas
             with without_sync(self._wrapped, micro < t.accumulate - 1):
                 with marked("forward", nvtx):
                     loss = self._loss(batch.tokens.to(self.group.device)) / t.accumulate

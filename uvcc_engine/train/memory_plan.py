@@ -92,7 +92,8 @@ def peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute:
 def estimate(cfg: LMConfig, ranks: int) -> int:
     """MiB that one rank needs at the worst moment of a step, without the base cost of its process."""
     m, t = cfg.model, cfg.train
-    rows = max(1, t.batch_size // ranks)
+    replicas = max(1, ranks // cfg.ddp.tensor)  # activations count as whole on each rank that computes together
+    rows = max(1, t.batch_size // replicas)
     bf16 = cfg.runtime.precision == "bf16"
     recompute = len(cfg.runtime.recomputed(m.n_layers)) == m.n_layers  # a part of the layers counts as none: never less
 
@@ -104,7 +105,7 @@ def estimate(cfg: LMConfig, ranks: int) -> int:
     whole = one if m.n_layers == 1 else one + (peak(2) - one) * (m.n_layers - 1)
     parameters = parameter_count(m)
     if ranks > 1 and cfg.ddp.shard:  # weights, gradients and moments are shared out; one block is gathered at a time
-        return int(HEADROOM * (whole - 8 * parameters + 16 * parameters / ranks + _gathered(m))) // MIB
+        return int(HEADROOM * (whole - 8 * parameters + 16 * parameters / replicas + _gathered(m))) // MIB
     buckets = 2 * parameters if ranks > 1 and cfg.ddp.compress == "bf16" else 0
     return int(HEADROOM * (whole + 8 * parameters + buckets)) // MIB
 
@@ -149,7 +150,7 @@ def _of_kernels(cfg: LMConfig, ranks: int, device: torch.device) -> int:
     m, t = cfg.model, cfg.train
     if dispatch.best_path(device.type, t.seq_len, m.n_heads // m.n_kv_groups) != "triton":
         return 0
-    return selection_bytes(m, max(1, t.batch_size // ranks) * t.seq_len)
+    return selection_bytes(m, max(1, t.batch_size // max(1, ranks // cfg.ddp.tensor)) * t.seq_len)
 
 
 def _number(path: Path) -> int | None:

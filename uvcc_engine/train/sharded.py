@@ -5,17 +5,21 @@ What belongs to it is imported where it is used: every rank imports this module,
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.model import LanguageModel
+from uvcc_engine.train.tensor_ranks import split_blocks
 
 
-def shard(model: LanguageModel, device: torch.device, world: int, compress: str) -> None:
+def shard(model: LanguageModel, device: torch.device, world: int, compress: str, tensor: int = 1) -> None:
     """Leave each rank a part of every parameter, block by block; ``compress`` bf16 halves what gradients send.
 
-    Raises ConfigError where this torch has no fully_shard.
+    ``tensor``: so many neighbouring ranks compute each block together, see ``tensor_ranks``. Raises ConfigError where
+    this torch has no fully_shard.
     """
     try:
         from torch.distributed.device_mesh import init_device_mesh
@@ -23,11 +27,25 @@ def shard(model: LanguageModel, device: torch.device, world: int, compress: str)
     except ImportError as error:
         hint = "an image with torch 2.6 or newer, or ddp.shard: false"
         raise ConfigError(f"ddp.shard needs what torch {torch.__version__} does not have", hint) from error
-    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("dp",))
+    if tensor > 1:
+        both = init_device_mesh(device.type, (world // tensor, tensor), mesh_dim_names=("dp", "tensor"))
+        both._flatten("all")  # one reduction over all of them, in one order, and not one for each dimension
+        split_blocks(model, both["tensor"])
+        mesh = both["dp"]
+    else:
+        mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("dp",))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if compress == "bf16" else torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=_placed)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def _placed(parameter: nn.Parameter) -> Any:
+    """The dimension that data parallelism cuts: not the one that tensor ranks have parts of."""
+    from torch.distributed.tensor import Shard
+
+    cut = [place.dim for place in getattr(parameter, "placements", ()) if place.is_shard()]
+    return Shard(1) if cut == [0] else None
 
 
 def is_sharded(model: nn.Module) -> bool:

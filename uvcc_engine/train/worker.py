@@ -67,7 +67,7 @@ def train(
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     sink_registry.check(sink_registry.names_in(cfg.train.sinks))
     effective.take(os.environ)
-    group = start_group(cfg.runtime.device, cfg.ddp.timeout_min)
+    group = start_group(cfg.runtime.device, cfg.ddp.timeout_min, cfg.ddp.tensor)
     if group.device.type == "cpu":
         keep_memory()
     root = directory / files.CHECKPOINTS
@@ -121,8 +121,8 @@ def _train(
             source,
             tokenizer,
             seq_len=cfg.train.seq_len,
-            rank=group.rank,
-            world=group.world,
+            rank=group.replica,
+            world=group.replicas,
             val=val,
             val_percent=cfg.data.val_percent,
             cursor=cursor,

@@ -56,8 +56,8 @@ def trained(
             Synthetic(cfg.train.seed),
             ByteTokenizer(),
             seq_len=cfg.train.seq_len,
-            rank=group.rank,
-            world=group.world,
+            rank=group.replica,
+            world=group.replicas,
             val=val,
             val_percent=20,
             cursor=cursor,
@@ -72,7 +72,7 @@ def trained(
 
 
 def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str, Any]) -> None:
-    group = start_group("cpu", 2.0)
+    group = start_group("cpu", 2.0, (more.get("ddp") or {}).get("tensor", 1))
     found: dict[str, list[str]] = {}
     graphs = (False,) if more.get("ddp") else more.get("static", (False, True))
     killed = more.get("killed")
@@ -83,7 +83,7 @@ def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str,
         cfg = lm_config.from_mapping(
             {
                 **SMALL,
-                "model": {**SMALL["model"], "n_layers": layers},
+                "model": {**SMALL["model"], "n_layers": layers, **more.get("model", {})},
                 "train": {**asked, **more.get("train", {})},
                 "ddp": {"compress": compress, **ddp},
             }

@@ -83,15 +83,24 @@ def test_a_resume_is_exact_where_each_rank_holds_a_part(tmp_path: Path, world: i
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_resume_is_exact_where_two_ranks_compute_each_block(tmp_path: Path, world: int) -> None:
+    ddp, model = {"shard": True, "tensor": 2}, {"n_kv_groups": 2}
+    found = exact(tmp_path / "run", world, "2", compress=["off"], ddp=ddp, model=model)
+    assert len(found) == 1
+    assert {name for name, (straight, again) in found.items() if straight != again} == set()
+
+
 def test_a_resume_is_exact_with_muon(tmp_path: Path) -> None:
     found = exact(tmp_path / "run", 1, "1", train={"optimizer": "muon"})
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
 def test_a_checkpoint_of_parts_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
-    """Two ranks with parts, then one with everything, then two with parts again: files are whole in any case."""
-    for ranks, shard, steps in ((2, True, 3), (1, False, 6), (2, True, 9)):
-        changed = ("--set", f"ddp.shard={str(shard).lower()}", "--set", f"train.steps={steps}")
+    """Two ranks that compute each block together, then one with everything, then two with parts: files are whole."""
+    for ranks, shard, tensor, steps in ((2, True, 2, 3), (1, False, 1, 6), (2, True, 1, 9)):
+        ddp = {"ddp.shard": str(shard).lower(), "ddp.tensor": tensor, "model.n_kv_groups": 2, "train.steps": steps}
+        changed = [word for key, value in ddp.items() for word in ("--set", f"{key}={value}")]
         processes = start_ranks(tmp_path, free_port(), *changed, world=ranks)
         said = [p.communicate(timeout=200)[1] for p in processes]
         assert [p.returncode for p in processes] == [0] * ranks, said

@@ -38,6 +38,20 @@ def test_parts_at_each_rank_train_what_whole_copies_train(tmp_path: Path) -> Non
     assert not torch.equal(whole["model.embed.weight"], LanguageModel(small().model).embed.weight)
 
 
+@pytest.mark.parametrize("attention", ["nsa", pytest.param("dense", marks=pytest.mark.slow)])
+def test_ranks_that_compute_each_block_together_train_what_one_does(tmp_path: Path, attention: str) -> None:
+    """Two ranks read the same rows as one alone; only the order of sums differs. Both hold the same in the end."""
+    weights, model = [], {"n_kv_groups": 2, "n_heads": 4, "attention": attention}
+    for folder, world, ddp in (("one", 1, {"bucket_mb": 1}), ("two", 2, {"shard": True, "tensor": 2})):
+        (name,) = exact(tmp_path / folder, world, "2", ddp=ddp, compress=["off"], model=model)
+        there = tmp_path / folder / name.replace(" ", "_").replace(",", "") / "checkpoints" / "step-4"
+        weights.append(load_file(there / "rank0.safetensors"))
+    one, two = weights
+    assert one.keys() == two.keys()
+    far = {name: float((one[name] - two[name]).norm() / one[name].norm().clamp_min(1e-12)) for name in one}
+    assert max(far.values()) < 5e-3, far  # of a few entries Adam takes the sign of what rounding left
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 32, 96, 1000])
 def test_logits_in_chunks_give_the_same_loss_and_gradient(chunk: int) -> None:
     torch.manual_seed(1)
@@ -91,6 +105,9 @@ def test_muon_is_refused_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -
         ({"ddp": {"shard": True, "bucket_mb": 2}}, r"ddp\.bucket_mb has no effect with ddp\.shard"),
         ({"ddp": {"shard": True, "static_graph": True}}, r"ddp\.static_graph has no effect"),
         ({"ddp": {"shard": True}, "train": {**SMALL["train"], "optimizer": "muon"}}, "muon needs whole matrices"),
+        ({"ddp": {"tensor": 2}}, r"ddp\.tensor=2 needs parameters in parts"),
+        ({"ddp": {"shard": True, "tensor": 2}}, r"n_kv_groups=1 cannot be shared by ddp\.tensor=2"),
+        ({"ddp": {"shard": True, "tensor": 0}}, r"ddp\.tensor=0"),
         ({"train": {**SMALL["train"], "optimizer": "sgd"}}, r"train\.optimizer='sgd' is unknown"),
         ({"train": {**SMALL["train"], "loss_chunk": -1}}, r"train\.loss_chunk=-1"),
     ],
