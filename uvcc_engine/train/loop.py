@@ -197,7 +197,7 @@ class LmTrainer:
         gates: list[Tensor] | None = [] if watch else None
         loss = self._cross_entropy(self._wrapped, tokens, gates=gates)
         if gates:
-            self.telemetry.gates_of(gates)
+            self.telemetry.gates_of([whole(g) for g in gates])
         return loss
 
     def _cross_entropy(self, forward: Callable[..., Tensor], tokens: Tensor, **options: Any) -> Tensor:

@@ -5,14 +5,18 @@ What belongs to it is imported where it is used: every rank imports this module,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine.torch_floor import version_of
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train.tensor_ranks import split_blocks
+
+OLDEST_TOGETHER: Final = (2, 7)
+"""The torch that ranks can compute a block together with: its ``parallelize_module`` sends nothing that all know."""
 
 
 def shard(model: LanguageModel, device: torch.device, world: int, compress: str, tensor: int = 1) -> None:
@@ -28,6 +32,9 @@ def shard(model: LanguageModel, device: torch.device, world: int, compress: str,
         hint = "an image with torch 2.6 or newer, or ddp.shard: false"
         raise ConfigError(f"ddp.shard needs what torch {torch.__version__} does not have", hint) from error
     if tensor > 1:
+        if (version_of(torch.__version__) or OLDEST_TOGETHER) < OLDEST_TOGETHER:
+            what = f"ddp.tensor={tensor} needs what torch {torch.__version__} does not have"
+            raise ConfigError(what, "an image with torch 2.7 or newer, or ddp.tensor: 1")
         both = init_device_mesh(device.type, (world // tensor, tensor), mesh_dim_names=("dp", "tensor"))
         both._flatten("all")  # one reduction over all of them, in one order, and not one for each dimension
         split_blocks(model, both["tensor"])
@@ -36,7 +43,7 @@ def shard(model: LanguageModel, device: torch.device, world: int, compress: str,
         mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("dp",))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if compress == "bf16" else torch.float32)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=_placed)
+        fully_shard(block, mesh=mesh, mp_policy=policy, shard_placement_fn=_placed if tensor > 1 else None)
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 

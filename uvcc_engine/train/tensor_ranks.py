@@ -79,8 +79,8 @@ class _OwnHeads:
         self._rows = {n: _rows(n, p.shape[0], cfg, heads, groups) for n, p in whole.named_parameters()}
 
     def __call__(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
-        """x [B, S, dim], the same on all tensor ranks -> (y [B, S, dim], this rank's heads' gates)."""
-        from torch.distributed.tensor import DTensor, Partial, Replicate
+        """x [B, S, dim], the same on all tensor ranks -> (y [B, S, dim], gates, of each rank's own heads)."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
         ranks = self._ranks
         weights = {
@@ -90,6 +90,8 @@ class _OwnHeads:
         entered = DTensor.from_local(x, ranks, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
         y, gates = functional_call(self._mine, weights, (entered, layout))
         summed = DTensor.from_local(y, ranks, [Partial()], run_check=False).redistribute(placements=[Replicate()])
+        if gates is not None:  # for the metrics alone, which gather them
+            gates = DTensor.from_local(gates.detach(), ranks, [Shard(2)], run_check=False)
         return summed.to_local(), gates
 
 

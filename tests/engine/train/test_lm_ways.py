@@ -19,7 +19,7 @@ from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, token_loss
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import lm_optimizers, memory_plan, model_flops
+from uvcc_engine.train import lm_optimizers, memory_plan, model_flops, sharded
 from uvcc_engine.train.printed_rows import PrintedRows
 
 
@@ -40,12 +40,18 @@ def test_parts_at_each_rank_train_what_whole_copies_train(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("attention", ["nsa", pytest.param("dense", marks=pytest.mark.slow)])
 def test_ranks_that_compute_each_block_together_train_what_one_does(tmp_path: Path, attention: str) -> None:
-    """Two ranks read the same rows as one alone; only the order of sums differs. Both hold the same in the end."""
+    """Two ranks read the same rows as one alone; only the order of sums differs. Metrics are of all heads."""
+    told: list[list[float]] = []
     weights, model = [], {"n_kv_groups": 2, "n_heads": 4, "attention": attention}
     for folder, world, ddp in (("one", 1, {"bucket_mb": 1}), ("two", 2, {"shard": True, "tensor": 2})):
         (name,) = exact(tmp_path / folder, world, "2", ddp=ddp, compress=["off"], model=model)
-        there = tmp_path / folder / name.replace(" ", "_").replace(",", "") / "checkpoints" / "step-4"
-        weights.append(load_file(there / "rank0.safetensors"))
+        there = tmp_path / folder / name.replace(" ", "_").replace(",", "")
+        weights.append(load_file(there / "checkpoints" / "step-4" / "rank0.safetensors"))
+        beats = [json.loads(line) for line in (there / "heartbeat_rank0.jsonl").read_text().splitlines()]
+        names = ["loss", "grad_norm", *(["gate_entropy_mean", "gate_max_gate"] if attention == "nsa" else [])]
+        told.append([b[name] for b in beats if b["step"] == 1 and "grad_norm" in b for name in names][: len(names)])
+    assert told[0] == pytest.approx(told[1], rel=1e-4)
+    assert len(told[0]) == (4 if attention == "nsa" else 2)
     one, two = weights
     assert one.keys() == two.keys()
     far = {name: float((one[name] - two[name]).norm() / one[name].norm().clamp_min(1e-12)) for name in one}
@@ -97,6 +103,12 @@ def test_muon_is_refused_where_torch_has_none(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match="muon, which torch") as caught:
         lm_optimizers.make_optimizers(LanguageModel(small().model), small(optimizer="muon").train)
     assert "torch 2.9" in caught.value.hint
+
+
+def test_an_old_torch_computes_no_block_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.6.1")
+    with pytest.raises(ConfigError, match=r"ddp\.tensor=2 needs what torch 2\.6\.1"):
+        sharded.shard(LanguageModel(small().model), torch.device("cpu"), 2, "off", 2)
 
 
 @pytest.mark.parametrize(
