@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    from uvcc_engine.bench.launch.fleet import Forker  # only where workers are wanted: it imports torch
+def forker() -> Iterator[Forker]:
+    from warm_kit import WarmForker  # only where workers are wanted: it imports torch
 
-    made = Forker(tmp_path_factory.mktemp("forker"))
+    made = WarmForker()
     yield made
     made.close()

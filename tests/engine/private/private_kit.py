@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from warm_kit import WarmChild
+
 import uvcc_engine
-from uvcc_engine.bench.launch.fleet import ports
+from uvcc_engine.bench.launch.fleet import CODE, ports
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
@@ -27,7 +29,6 @@ from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty, sign_policy, write_signatures
 from uvcc_engine.worker.admission import SEALED
 
-CODE = hashlib.sha256(b"the wheel").hexdigest()
 PARTIES = [Identity(bytes([i + 1]) * 32, bytes([i + 9]) * 32) for i in range(3)]
 OWNER = Identity(b"o" * 32, b"w" * 32)
 
@@ -60,15 +61,30 @@ def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 class Zygote:
-    """The process that workers are forked from."""
+    """The process that workers are forked from: itself forked from the session's, which has imported everything."""
 
-    def __init__(self, folder: Path, prefix: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
+        self._process = WarmChild(b"p")
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.end(60)
+
+
+class LoneZygote(Zygote):
+    """One that runs elsewhere: it imports everything itself."""
+
+    def __init__(self, folder: Path, prefix: Sequence[str]) -> None:
         """``prefix`` goes in front of its command."""
-        self.site = site = folder / "site"
+        site = folder / "site"
         site.mkdir()
         (site / "CODE_HASH").write_text(CODE)
         (site / "uvcc_engine").symlink_to(Path(uvcc_engine.__file__).parent)
-        self._process = subprocess.Popen(
+        self._own = subprocess.Popen(
             [*prefix, sys.executable, str(Path(__file__).with_name("private_zygote.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -77,16 +93,16 @@ class Zygote:
         )
 
     def ask(self, request: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        assert self._own.stdin is not None
+        assert self._own.stdout is not None
+        self._own.stdin.write(json.dumps(request) + "\n")
+        self._own.stdin.flush()
+        return json.loads(self._own.stdout.readline())
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        assert self._own.stdin is not None
+        self._own.stdin.close()
+        self._own.wait(60)
 
 
 class Fleet:
@@ -150,8 +166,8 @@ class Fleet:
         }
         return WorkerSpec.from_json(values | changes)
 
-    def launch(self, *, only: tuple[int, ...] = (0, 1, 2), halt: str = "", **changes: Any) -> list[int]:
-        """Start workers; ``halt`` is a control file's mode that lies there already."""
+    def launch(self, *, only: tuple[int, ...] = (0, 1, 2), halt: str = "", lie: str = "", **changes: Any) -> list[int]:
+        """Start workers; ``halt`` is a control file's mode that lies there already; see ``private_liars``."""
         self.pids = []
         for party in only:
             self.dir(party).mkdir(exist_ok=True)
@@ -160,7 +176,8 @@ class Fleet:
             if halt and party == only[-1]:
                 write_halt(self.dir(party), HaltRequest(halt, "early", self.run))
             log = str(self.home(party) / "worker.log")
-            self.pids.append(self._zygote.ask({"spec": self.spec(party, **changes).to_json(), "log": log})["pid"])
+            request = {"spec": self.spec(party, **changes).to_json(), "log": log, **({"lie": lie} if lie else {})}
+            self.pids.append(self._zygote.ask(request)["pid"])
         return self.pids
 
     def wait(self) -> list[int]:
@@ -187,7 +204,7 @@ class Fleet:
 
 
 def direct_links() -> list[dict[str, Any]]:
-    peers = {str(p): f"127.0.0.1:{free_port()}" for p in range(3)}
+    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(3))}
     return [{"kind": "direct", "listen": peers[str(p)], "peers": peers} for p in range(3)]
 
 

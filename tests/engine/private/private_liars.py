@@ -15,6 +15,7 @@ from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.store import TranscriptStore
 from uvcc_engine.transcript.signed.statements import RootStatement, sign_root
 from uvcc_engine.transcript.signing.identity import Identity
+from uvcc_engine.worker import admission
 
 EPOCH = 2
 
@@ -23,6 +24,16 @@ def _flipped(payload: Any) -> bytes:
     altered = bytearray(payload)
     altered[-1] ^= 1
     return bytes(altered)
+
+
+def runs_other_code(spec: WorkerSpec) -> None:
+    """By what bootstrap wrote beside it."""
+    site = Path(spec.dir) / "site"
+    site.mkdir()
+    (site / admission.CODE_HASH).write_text("f" * 64)
+    defaults = admission.admit.__kwdefaults__
+    assert defaults is not None
+    defaults["site"] = site
 
 
 def alters_an_opened_share(spec: WorkerSpec) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +24,6 @@ from uvcc_engine.transcript.terms.policy import Policy
 
 JOB = PrivateJob(steps=4, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy", "seeds"))
 LIAR = 1
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("audited"))
-    yield made
-    made.close()
 
 
 def ended(zygote: Zygote, folder: Path, lie: str = "") -> Fleet:

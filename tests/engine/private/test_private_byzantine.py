@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 
 JOB = PrivateJob(steps=8, batch=16, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy"))
 LIAR = 1
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("liars"))
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,6 @@ class Interrupted:
     def resume(self) -> list[int]:
         self.fleet.launch(resume=True)
         return self.fleet.wait()
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("damage"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

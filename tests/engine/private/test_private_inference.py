@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,13 +110,6 @@ def test_answers_are_proved_before_there_are_any(verify: Any, weights: tuple[Flo
     assert answers[:4].argmax(1).tolist() == exact(weights)[:4]
     assert all(np.array_equal(first, second) for first, second, _ in parts), "an unproved answer was kept"
     assert all(1 in pair for _, _, pair in (parts[0], parts[2]))
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield made
-    made.close()
 
 
 def test_real_workers_answer_and_only_the_querying_owner_reads(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_kit import Fleet, Zygote, direct_links, until
+from private_kit import Fleet, LoneZygote, Zygote, direct_links, until
 
 from uvcc_engine.bench.launch.plane_links import RelayProcess
 from uvcc_engine.contract.job.private_job import PrivateJob
@@ -30,13 +30,6 @@ EVERY_FAULT = {
     "partition_every_s": 1.0,
     "partition_s": 0.2,
 }
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield made
-    made.close()
 
 
 def evidence(fleet: Fleet) -> list[Any]:
@@ -129,7 +122,7 @@ class Apart:
         self._zygotes = []
         for n in range(2):
             (folder / str(n)).mkdir()
-            self._zygotes.append(Zygote(folder / str(n), spaces.inside(n)))
+            self._zygotes.append(LoneZygote(folder / str(n), spaces.inside(n)))
         self._of: dict[int, Zygote] = {}
 
     def ask(self, request: dict[str, Any]) -> Any:

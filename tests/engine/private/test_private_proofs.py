@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +45,6 @@ def _rows() -> Dataset:
 def _shared(job: PrivateJob) -> SharedInputs:
     purpose = Purpose.of(job, [OWNER.public.x25519])
     return share_dataset(_rows(), job.frac_bits, tuple(p.public for p in PARTIES), OWNER, seed=1, purpose=purpose)
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("proofs"))
-    yield made
-    made.close()
 
 
 def _fleet(folder: Path, zygote: Zygote, job: PrivateJob = JOB) -> Fleet:
@@ -147,7 +139,9 @@ def test_an_inference_with_every_message_proved_ends_verified_by_both_verifiers(
     boxes = [(fleet.dir(p) / box_name(f"p{p}r0s0t0")).read_bytes() for p in range(3)]
     answers = open_weights(boxes, owner=OWNER, parties=tuple(p.public for p in PARTIES))["prediction"]
     logits = np.maximum(rows[:, :2], 0)
-    assert answers.argmax(1).tolist() == logits.argmax(1).tolist()
+    told = np.abs(logits[:, 0] - logits[:, 1]) > 0.01  # where both are cut off, the last bit decides
+    assert told.sum() > 4
+    assert answers[told].argmax(1).tolist() == logits[told].argmax(1).tolist()
     (tmp_path / "bundle").mkdir()
     bundle = _collected(fleet, tmp_path / "bundle")
     certificate = verify(bundle, allowed_signers=bundle / "allowed_signers")

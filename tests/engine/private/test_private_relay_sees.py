@@ -110,7 +110,7 @@ def test_the_relay_sees_names_sizes_and_times_only(tmp_path: Path, url: str, mon
         link = {"kind": "relay", "relay_url": url, "token_file": str(tmp_path / f"token{p}"), "group": GROUP}
         link |= {"halt_keys": [sshsig.public_line(raw)], "halt_readers": [boxes.public_of(r) for r in readers]}
         links.append(link | {"halt_seal": seal.hex()})
-    zygote = Zygote(tmp_path)
+    zygote = Zygote()
     try:
         fleet = Fleet(tmp_path / "fleet", zygote, JOB, links)
         fleet.launch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -259,13 +258,6 @@ def test_a_public_transformer_is_tuned_on_a_secret_text(tmp_path: Path, capsys: 
     written = generate(found.job, found.weights, [int(n) for n in held[:8]], 4, model=model)
     logits = forward(plain, [torch.from_numpy(w) for w in whole], torch.from_numpy(one_hot(held[None, :16], 65)))
     assert written.tokens[0] == int(logits[7].argmax())
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield made
-    made.close()
 
 
 def fleet_of(folder: Path, zygote: Zygote, model: ModelSpec, data: Dataset) -> Fleet:

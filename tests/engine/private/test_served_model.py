@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,13 +182,6 @@ def test_nonsense_of_one_client_leaves_anothers_answer_as_it_is(verify: Any, wei
 
 
 # -- real workers ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    made = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield made
-    made.close()
 
 
 def ticket(fleet: Fleet, number: int, folder: Path) -> Path:

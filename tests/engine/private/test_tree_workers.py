@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,13 +44,6 @@ JOB = PrivateJob.from_json(
         "reveal": ["loss", "accuracy", "auc", "val_loss", "weights"],
     }
 )
-
-
-@pytest.fixture
-def zygote(tmp_path: Path) -> Iterator[Zygote]:
-    made = Zygote(tmp_path)
-    yield made
-    made.close()
 
 
 def keys_of(policy: Policy, party: int) -> PairKeys:

@@ -1,0 +1,99 @@
+"""Forkers of workers that begin at once: children of one process per test session, which has imported everything.
+
+To import torch and to load the compiled loops costs five processor seconds, which every module would pay in every
+pytest worker that runs a test of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import uvcc_engine
+from uvcc_engine.bench.launch.fleet import CODE, Forker
+
+HERE = Path(__file__).parent
+PATIENCE_S = 120.0
+_owned: list[subprocess.Popen[bytes]] = []
+
+
+def _folder() -> Path:
+    """This session's, whichever pytest worker asks; its path is short, for a socket lies in it."""
+    folder = Path("/tmp", f"uw-{os.environ.get('PYTEST_XDIST_TESTRUNUID', str(os.getpid()))[:16]}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes]:
+    site = folder / "site"
+    site.mkdir(exist_ok=True)
+    (site / "CODE_HASH").write_text(CODE)
+    if not (site / "uvcc_engine").is_symlink():
+        (site / "uvcc_engine").symlink_to(Path(uvcc_engine.__file__).parent)
+    paths = os.pathsep.join(map(str, (site, HERE / "private")))
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "warm_process.py"), str(folder / "socket")],
+        stdin=subprocess.PIPE,  # which it watches
+        stdout=subprocess.DEVNULL,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _connected() -> socket.socket:
+    """A connection to the session's process, which is started if there is none."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        folder = _folder()
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = socket.socket(socket.AF_UNIX)
+            try:
+                found.connect(str(folder / "socket"))
+                return found
+            except OSError:  # none yet, or its pytest worker has ended
+                found.close()
+            process = _start(folder)
+            _owned.append(process)
+            while not (folder / "socket").exists():
+                assert process.poll() is None, "the process that imports everything has ended"
+                assert time.monotonic() < end, "the process that imports everything does not answer"
+                time.sleep(0.02)
+
+
+class WarmChild:
+    """As much of ``subprocess.Popen`` as forkers use."""
+
+    def __init__(self, kind: bytes) -> None:
+        """``kind``: see ``warm_process``."""
+        self._socket = _connected()
+        self._socket.sendall(kind)
+        self.stdin = self._socket.makefile("w")
+        self.stdout = self._socket.makefile("r")
+        self.pid = int(self.stdout.readline())
+
+    def end(self, timeout: float) -> None:
+        """It kills what is left of its workers, and ends. Raises TimeoutError."""
+        self._socket.shutdown(socket.SHUT_WR)
+        self._socket.settimeout(timeout)
+        while self._socket.recv(1 << 16):
+            pass
+        for file in (self.stdin, self.stdout, self._socket):
+            file.close()
+
+
+class WarmForker(Forker):
+    """A ``Forker`` that need not import anything."""
+
+    def __init__(self) -> None:
+        self._forked: list[int] = []
+        self._process = WarmChild(b"f")  # type: ignore[assignment]
+
+    def close(self) -> None:
+        assert isinstance(self._process, WarmChild)
+        self._process.end(60)
