@@ -26,7 +26,7 @@ async def test_half_a_tree_is_never_found_and_a_second_start_does_nothing_twice(
     for folder in (mine, run_dir, home):
         folder.mkdir()
     (mine / "train.py").write_text("print(1)\n")
-    setup = 'echo once >>"$HOME/setups"'
+    setup = 'echo once >>"$HOME/setups"; command -v pip >"$HOME/pip"; pip --version >>"$HOME/pip"'
     job = CommandJobSettings(kind="command", argv=["x"], steps=1, code=str(mine), setup=setup)
     tree = code_tree.survey(job)
     code_tree.keep(tree, run_dir)
@@ -47,6 +47,9 @@ async def test_half_a_tree_is_never_found_and_a_second_start_does_nothing_twice(
         assert (home / code.CODE / tree.sha256 / "train.py").read_text() == "print(1)\n"
         assert sorted(p.suffix for p in (home / code.CODE).iterdir() if p.is_dir()) == ["", ".env"]
         assert (home / "setups").read_text() == "once\n"
+        pip, version = (home / "pip").read_text().splitlines()
+        assert pip == str(home / code.CODE / f"{tree.sha256}.env" / "bin" / "pip")
+        assert version.startswith("pip ")
         await code.work_folder(ctx(job), link, "mine.full")
         work = home / code.WORK / "mine.full" / "train.py"
         work.write_text("changed by the run")
