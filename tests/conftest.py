@@ -24,11 +24,15 @@ os.environ.setdefault("UVCC_STRICT", "1")  # errors that may be the program's ow
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-pytest_plugins = ("skiplist",)
+pytest_plugins = ("skiplist", "rewritten")
+
+
+# Thousands of collected tests live until the end: the garbage collector need not look at them each time.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of collected tests live until the end: the garbage collector need not look at them each time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
