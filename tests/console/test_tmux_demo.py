@@ -98,10 +98,10 @@ def _alive(home: Path) -> list[str]:
 
 @pytest.mark.timeout(600)
 def test_watch_halt_resume_and_end_verified(home: Path) -> None:
-    terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 150", 160, 50)
+    terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 50 --set job.test_rows=200", 160, 50)
     try:
         terminal.wait_until(lambda s: "Fleet" in s and "F9" in s, 60, "the first screen")
-        terminal.wait_for(r"FULL .*step [1-9]\d+/150", 180)
+        terminal.wait_for(r"FULL .*step [1-9]\d+/50", 180)
         before = _snapshot(home).series["p0r0s0t0"]["loss"]
         assert before.ys()[-1] < before.ys()[0]
         terminal.keys("F9")

@@ -23,7 +23,7 @@ from uvcc_console.core.state import fold
 # few enough rows that no loop is worth compiling: nine fresh pods would compile it nine times
 SMALL = ("--set", "job.test_rows=200")
 # long enough that a run is still in its full phase when it is told to stop, however slow the commands are
-STEPS = "120"
+STEPS = "36"
 
 pytestmark = pytest.mark.timeout(600)
 
