@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ def exported(name: str) -> tuple[torch.nn.Module, ExportedModule]:
     return module, model_of_module(module, shape, case.classes, positions=case.positions)
 
 
+@cache
 def data_of(name: str, rows: int = 48) -> tuple[Dataset, torch.Tensor]:
     """Rows as a job shares them, and as the module takes them."""
     case, rng = ARCHITECTURES[name], np.random.default_rng(4)
@@ -54,10 +56,18 @@ def data_of(name: str, rows: int = 48) -> tuple[Dataset, torch.Tensor]:
     return Dataset(flat[8:], y[8:], flat[:8], y[:8], case.classes), torch.from_numpy(own)
 
 
+@cache
 def job_of(name: str) -> PrivateJob:
     _, made = exported(name)
     values = {"model": model_to_json(made.model), "steps": 2, "batch": 8, "lr": 0.25, "test_rows": 8}
     return PrivateJob.from_json(json.loads(json.dumps(values)))
+
+
+@cache
+def twin_of(name: str, replicas: int = 1) -> Any:
+    """Trained in clear, on as many rows at once as that many replicas take."""
+    job = job_of(name)
+    return train_plaintext(replace(job, batch=job.batch * replicas), data_of(name)[0])
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -77,7 +87,7 @@ def test_the_layers_compute_what_the_module_does(name: str) -> None:
 def test_three_parties_train_it_as_its_plaintext_twin(name: str) -> None:
     data, _ = data_of(name)
     job = job_of(name)
-    found, clear = simulate.train(job, data), train_plaintext(job, data)
+    found, clear = simulate.train(job, data), twin_of(name)
     assert np.allclose(found.losses, clear.losses, atol=4e-3)
     starts = initial_weights(find_model(job.model), job.seed, job.frac_bits)
     for ours, theirs, start in zip(found.weights, clear.weights, starts, strict=True):
@@ -98,7 +108,7 @@ def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topolog
     data, _ = data_of(name)
     fit_model(job, workers=2, **parts)
     found = train(job, size, data=data)
-    clear = train_plaintext(replace(job, batch=job.batch * size.replicas), data)
+    clear = twin_of(name, size.replicas)
     check_replicas(found)
     for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
         assert np.abs(ours - theirs).max() < 256 * UNIT
