@@ -8,12 +8,12 @@ indexing takes an index from the host.
 from __future__ import annotations
 
 import sys
+from collections.abc import ValuesView
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
 
 CROSSING = ("copy_", "__getitem__", "__setitem__", "index_put_", "index_put")
 BORDERS = ("prg.py", "truncation.py")  # these ask for the device before they read a tensor's memory
@@ -25,7 +25,7 @@ class OtherDevice(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        tensors = tensors_of(args, kwargs.values())
         there = [x for x in tensors if on_device(x)]
         here = [x for x in tensors if not on_device(x) and x.dim()]
         if there and here and name not in CROSSING:
@@ -45,10 +45,23 @@ class OtherDevice(TorchFunctionMode):
         on = bool(there) or moved or (not tensors and kwargs.get("device") is not None)
         on = on or (border and name == "view")  # a CPU's memory, where a GPU would have its own
         if name != "copy_":
-            for x in tree_flatten(made)[0]:
-                if isinstance(x, Tensor) and (on or not hasattr(x, "on_device")):
+            for x in tensors_of(made):
+                if on or not hasattr(x, "on_device"):
                     mark(x, on)
         return made
+
+
+def tensors_of(*values: Any) -> list[Tensor]:
+    """Those among them and within their tuples, lists and dictionaries."""
+    found: list[Tensor] = []
+    for x in values:
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, tuple | list | ValuesView):
+            found += tensors_of(*x)
+        elif isinstance(x, dict):
+            found += tensors_of(*x.values())
+    return found
 
 
 def on_device(x: Tensor) -> bool:
