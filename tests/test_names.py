@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -47,27 +48,33 @@ def _by_verb(path: Path) -> bool:
     return parts[1] in BY_VERB and (len(parts) == 3 or parts[1] == "cli")
 
 
-def test_no_two_public_classes_share_a_name() -> None:
-    found: defaultdict[str, list[str]] = defaultdict(list)
+@cache
+def _named() -> tuple[tuple[tuple[str, Path], ...], tuple[tuple[str, Path], ...]]:
+    """(name, file) of every class and of every alias of a type at the top of a file."""
+    classes: list[tuple[str, Path]] = []
+    aliases: list[tuple[str, Path]] = []
     for path in SOURCES:
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(str(path.relative_to(ROOT)))
+            if isinstance(node, ast.ClassDef):
+                classes.append((node.name, path))
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                if name[0].isupper() and not name.isupper() and "TypeVar" not in ast.unparse(node.value):
+                    aliases.append((name, path))
+    return tuple(classes), tuple(aliases)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name, path in _named()[0]:
+        if not name.startswith("_"):
+            found[name].append(str(path.relative_to(ROOT)))
     twice = {name: places for name, places in found.items() if len(places) > 1}
     assert twice == {}
 
 
 def test_no_public_type_alias_has_the_name_of_a_class_elsewhere() -> None:
-    classes: dict[str, Path] = {}
-    aliases: list[tuple[str, Path]] = []
-    for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef):
-                classes[node.name] = path
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                if name[0].isupper() and not name.isupper() and "TypeVar" not in ast.unparse(node.value):
-                    aliases.append((name, path))
+    classes, aliases = dict(_named()[0]), _named()[1]
     assert [f"{p.relative_to(ROOT)}:{n}" for n, p in aliases if n in classes and classes[n] != p] == []
 
 
