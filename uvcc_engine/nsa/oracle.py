@@ -57,17 +57,17 @@ def nsa_oracle(
         visible = [i for i in range(cfg.n_cmp(s)) if i * cfg.d >= first and i * cfg.d + cfg.l - 1 <= t]
         row: list[list[int]] = []
         for g in range(groups):
+            heads_of = range(g * per_group, (g + 1) * per_group)
+            turned = {h: rope(q[t, h], t) for h in heads_of}
             importance = torch.zeros(cfg.n_blocks(s), dtype=torch.float64)
-            for h in range(g * per_group, (g + 1) * per_group):
-                if not visible:
-                    continue
-                q_t = rope(q[t, h], t)
+            if visible:  # keys and values are the group's: all its heads look at the same
                 blocks = [slice(i * cfg.d, i * cfg.d + cfg.l) for i in visible]
                 keys = torch.stack(
                     [rope(phi_k(k["cmp"][b, g]), i * cfg.d) for b, i in zip(blocks, visible, strict=True)]
                 )
                 values = torch.stack([phi_v(v["cmp"][b, g]) for b in blocks])
-                o, p = _attend(q_t, keys, values)
+            for h in heads_of if visible else ():
+                o, p = _attend(turned[h], keys, values)
                 out[t, h] += gates[t, h, 0] * o
                 for i, weight in zip(visible, p.tolist(), strict=True):
                     for j in range(cfg.n_blocks(s)):
@@ -76,10 +76,10 @@ def nsa_oracle(
             row.append(_choose(cfg, importance, t, first))
             tokens = [x for j in row[-1] for x in range(j * cfg.l_sel, (j + 1) * cfg.l_sel) if first <= x <= t]
             window = list(range(max(first, t - cfg.w + 1), t + 1))
-            for h in range(g * per_group, (g + 1) * per_group):
-                for branch, index, seen in (("sel", 1, tokens), ("win", 2, window)):
-                    keys = torch.stack([rope(k[branch][x, g], x) for x in seen])
-                    o, _ = _attend(rope(q[t, h], t), keys, v[branch][seen, g])
+            for branch, index, seen in (("sel", 1, tokens), ("win", 2, window)):
+                keys = torch.stack([rope(k[branch][x, g], x) for x in seen])
+                for h in heads_of:
+                    o, _ = _attend(turned[h], keys, v[branch][seen, g])
                     out[t, h] += gates[t, h, index] * o
         chosen.append(row)
     return OracleOut(out, chosen)
