@@ -7,11 +7,13 @@ pytest worker that runs a test of it.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import uvcc_engine
@@ -69,10 +71,10 @@ def _connected() -> socket.socket:
 class WarmChild:
     """As much of ``subprocess.Popen`` as forkers use."""
 
-    def __init__(self, kind: bytes) -> None:
-        """``kind``: see ``warm_process``."""
+    def __init__(self, kind: str, env: Mapping[str, str] | None = None) -> None:
+        """``kind`` and ``env``: see ``warm_process``."""
         self._socket = _connected()
-        self._socket.sendall(kind)
+        self._socket.sendall(json.dumps({"kind": kind, "env": dict(env or {})}).encode() + b"\n")
         self.stdin = self._socket.makefile("w")
         self.stdout = self._socket.makefile("r")
         self.pid = int(self.stdout.readline())
@@ -90,9 +92,10 @@ class WarmChild:
 class WarmForker(Forker):
     """A ``Forker`` that need not import anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+        """Taken as a ``Forker`` is; it needs no folder."""
         self._forked: list[int] = []
-        self._process = WarmChild(b"f")  # type: ignore[assignment]
+        self._process = WarmChild("forker", env)  # type: ignore[assignment]
 
     def close(self) -> None:
         assert isinstance(self._process, WarmChild)

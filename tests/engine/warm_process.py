@@ -1,13 +1,15 @@
 """A process that has imported the worker and loaded its compiled loops; what workers are forked from is forked from it.
 
-``warm_process.py SOCKET``: each connection gets a process of its own, whose standard input and output it becomes. The
-connection's first byte says which: ``p`` for ``private_zygote``, ``f`` for ``fleet_forker``; its pid is the first line
-of the answer. This process ends when its standard input does; those that it forked go on to the end of theirs.
+``warm_process.py SOCKET``: each connection gets a process of its own, whose standard input and output it becomes. Its
+first line, of JSON, says which: the ``kind`` is a name in ``MAIN``, and ``env`` is added to its environment. The pid is
+the first line of the answer. This process ends when its standard input does; those that it forked go on to the end of
+theirs.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import select
 import shutil
@@ -22,13 +24,18 @@ import torch
 import uvcc_engine.worker.main  # noqa: F401  # imported here so that those that are forked need not
 from uvcc_engine.bench.launch import fleet_forker
 
-MAIN = {b"p": private_zygote.main, b"f": fleet_forker.main}
+MAIN = {"zygote": private_zygote.main, "forker": fleet_forker.main}
 
 
 def become(connection: socket.socket) -> None:
     """The process of one connection."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    main = MAIN[connection.recv(1)]
+    line = b""
+    while not line.endswith(b"\n"):
+        line += connection.recv(1)  # no more than that: the rest is the main function's to read
+    asked = json.loads(line)
+    os.environ.update(asked["env"])
+    main = MAIN[asked["kind"]]
     for target in (0, 1):
         os.dup2(connection.fileno(), target)
     connection.close()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from warm_kit import WarmForker
 
+from uvcc_engine.bench import parallel
 from uvcc_engine.bench.parallel import bubble, init_rows
+from uvcc_engine.bench.scenarios import whole_scale
 from uvcc_engine.bench.scenarios.whole_scale import phase6_rows
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.parallel.schedule import one_f_one_b
@@ -40,12 +43,21 @@ def test_an_even_schedule_loses_what_the_textbook_says(stages: int, microbatches
     assert bubble(ticks) == pytest.approx((stages - 1) / (microbatches + stages - 1))
 
 
+@pytest.fixture
+def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's fleets are forked from the session's process, which has imported everything."""
+    for module in (parallel, whole_scale):
+        monkeypatch.setattr(module, "Forker", WarmForker)
+
+
+@pytest.mark.usefixtures("_warm")
 def test_groups_of_a_real_fleet_are_timed() -> None:
     rows = {r.name: r for r in init_rows(1, Topology(2, 2, 1, 2))}
     assert set(rows) == {"dp_init_p50", "pp_init_p50"}
     assert all(0 < r.value < r.max + 1e-9 and r.ratio for r in rows.values())
 
 
+@pytest.mark.usefixtures("_warm")
 def test_the_scale_run_counts_roots_and_opens_of_every_worker_twice() -> None:
     rows = {r.name: r for r in phase6_rows(2, Topology(1, 1, 2, 2))}
     assert {name: rows[f"phase6_6_{name}"].value for name in ("roots", "forward_opens", "backward_opens")} == {

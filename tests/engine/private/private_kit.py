@@ -64,7 +64,7 @@ class Zygote:
     """The process that workers are forked from: itself forked from the session's, which has imported everything."""
 
     def __init__(self) -> None:
-        self._process = WarmChild(b"p")
+        self._process = WarmChild("zygote")
 
     def ask(self, request: dict[str, Any]) -> Any:
         self._process.stdin.write(json.dumps(request) + "\n")
