@@ -34,7 +34,7 @@ from uvcc_engine.transcript.signed.statements import (
     sign_root,
 )
 
-JOB = PrivateJob(steps=3, batch=8, test_rows=20, checkpoint_every=1)
+JOB = PrivateJob(model="logistic-digits", steps=3, batch=8, test_rows=20, checkpoint_every=1)
 EPOCHS = JOB.steps + 1
 Json = Any
 
