@@ -28,6 +28,8 @@ EVERYWHERE: Final = frozenset(
     }
 )
 LISTED: Final[dict[str, frozenset[str]]] = {
+    # pytest's: there is no public way to rewrite a file's assertions before pytest's workers start
+    "rewritten.py": frozenset({"_rewrite_test", "_write_pyc"}),
     # a process that is killed, a link that is cut: the plane's own thread and link, which no caller may touch
     "engine/plane/plane_kit.py": frozenset({"_lock", "_background", "_closed", "_link"}),
     "engine/plane/test_plane_auto.py": frozenset({"_lock", "_link", "_adopt", "_direct"}),
@@ -66,6 +68,8 @@ LISTED: Final[dict[str, frozenset[str]]] = {
     # a sidecar that is about to be replaced, and how much of a hostile stream is held
     "console/haltd/test_halt_domain.py": frozenset({"_channels", "_relay", "_terminate", "_view"}),
     "console/rollout/test_rollout_hostile_agent.py": frozenset({"_names", "_size"}),
+    # textual's: the rules of a style sheet are parsed once for all apps
+    "console/ui/conftest.py": frozenset({"_parse_rules", "_variables"}),
     # how often a screen was drawn, and a row of the log that is scrolled out of sight
     "console/ui/test_ui_log.py": frozenset({"_line"}),
 }
