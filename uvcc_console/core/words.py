@@ -34,6 +34,18 @@ def _error(f: Fields) -> str:
     return ": ".join(["worker ends in an error", *(t for t in (scalar_text(f.get("error", f.get("what"))),) if t)])
 
 
+def _proof_failed(f: Fields) -> str:
+    """Who lied, as far as the second round told this party and all of them."""
+    named = scalar_text(f.get("named"))
+    listed = f.get("pair") if named or not _of_two(f.get("open_to")) else f.get("open_to")
+    who = named or " or ".join(map(scalar_text, listed if isinstance(listed, list) else [])) or "a party"
+    return f"a proof failed{_at(f)}: {who} lied; nothing of the step was revealed"
+
+
+def _of_two(listed: object) -> bool:
+    return isinstance(listed, list) and len(listed) == 2
+
+
 def _quoted(f: Fields) -> str:
     pods = f.get("pods")
     many = len(pods) if isinstance(pods, list) else 0
@@ -123,6 +135,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "lease_expired": ((), lambda f: "console lease expired: the pod halts by itself"),
     "worker_died": ((), lambda f: "worker process died"),
     "run_failed": (("error", "what"), _error),
+    "proof_failed": (("step", "named", "pair", "open_to", "what"), _proof_failed),
     "protocol_error": (("party", "what"), lambda f: f"{_peer(f)} broke the protocol: {scalar_text(f.get('what'))}"),
     "evidence_replayed": ((), lambda f: "its transcript was replayed before it goes on"),
     # the console's own

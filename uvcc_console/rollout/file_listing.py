@@ -25,6 +25,7 @@ WANTED: Final = (
     ("earlier*_transcript_{coord}/*", 64 * GIB),  # of an attempt that was given up
     ("result_{coord}.box", 16 * GIB),  # sealed to the data owner: they may pass through anybody's hands
     ("seeds_{coord}.box", 16 * MIB),
+    ("finding_{coord}.json", 4 * MIB),  # whom each party suspects after a proof that failed, signed
     ("roots*.jsonl", GIB),
     ("signatures*.json", 16 * MIB),
     (RECORDS, GIB),  # what three parties signed about each checkpoint; the checkpoints themselves stay

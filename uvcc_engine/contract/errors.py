@@ -5,6 +5,9 @@ What it says may quote a file, a peer or a provider, and ends on a terminal or i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from uvcc_engine.contract.text import clean_block
 
 
@@ -45,6 +48,34 @@ class ProtocolError(UvccError):
         self.party = party
 
 
+class FoundLiar(Protocol):
+    """What the second round after a failed proof found (``proofs.second_round.Finding``)."""
+
+    @property
+    def named(self) -> int:
+        """Who lied, -1 where two may have."""
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """One of them lied."""
+
+    @property
+    def open_to(self) -> tuple[int, ...]:
+        """Who may have lied by what all three say."""
+
+    @property
+    def stated(self) -> Mapping[int, tuple[int, ...] | None]:
+        """Whom each party suspects, None where it was silent."""
+
+    @property
+    def why(self) -> str:
+        """What the one that is named did."""
+
+    @property
+    def sentence(self) -> str:
+        """The same in words."""
+
+
 class ProofFailedError(ProtocolError):
     """A step's proof does not hold. ``pair``: the parties of whom one lied, as this party must see it, which knows of
     itself that it did not; ``prover``: whose proof it is, -1 where it is about what the pair opened under masks."""
@@ -52,6 +83,14 @@ class ProofFailedError(ProtocolError):
     def __init__(self, what: str, hint: str = "", *, pair: tuple[int, ...] = (), prover: int = -1) -> None:
         super().__init__(what, hint)
         self.pair, self.prover = pair, prover
+        self.finding: FoundLiar | None = None
+
+    def settled(self, finding: FoundLiar) -> ProofFailedError:
+        """This failure with what the second round found."""
+        self.finding, self.party = finding, finding.named
+        self.what = f"{self.what}; {finding.sentence}"
+        self.args = (self.what,)
+        return self
 
 
 class RingRangeError(UvccError):

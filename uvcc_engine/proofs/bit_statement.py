@@ -18,7 +18,7 @@ from uvcc_engine.mpc.foundation.bilinear_claims import BITS, BilinearClaim
 from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_blocks import WORD, BitBlock
 from uvcc_engine.proofs.challenges import PublicCoins
-from uvcc_engine.proofs.statement import ProverStatement
+from uvcc_engine.proofs.statement import ProverStatement, Sides
 from uvcc_engine.proofs.vectors import Block
 
 _FEW: Final = 64  # words that are left to the last fold at once
@@ -51,10 +51,16 @@ def schedule_of_words(words: int) -> list[int]:
 
 
 def gather_bits(
-    field: BinaryField, claims: Sequence[BilinearClaim], q: int, me: int, coins: PublicCoins
+    field: BinaryField,
+    claims: Sequence[BilinearClaim],
+    q: int,
+    me: int,
+    coins: PublicCoins,
+    sides: Sides | None = None,
 ) -> ProverStatement:
-    """Prover ``q``'s statement over all claims about bits, with what party ``me`` holds of it."""
-    knows_before, knows_after = me in (q, (q + 2) % 3), me in (q, (q + 1) % 3)
+    """Prover ``q``'s statement over all claims about bits, with what party ``me`` holds of it. ``sides``: as in
+    ``statement.gather``."""
+    knows_before, knows_after = sides or (me in (q, (q + 2) % 3), me in (q, (q + 1) % 3))
     places = field.places(coins.take(field.place_blocks)[:, 0])
     mine = of_bits(claims, q)
     weights = [coins.take(one.count)[:, 0] for one in mine]

@@ -40,6 +40,9 @@ from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.folding import Sizes
 from uvcc_engine.proofs.vectors import Arithmetic, Block, EquationBlock, NumberBlock, merged
 
+Sides = tuple[bool, bool]
+"""Whose part of a statement the prover gathers, who holds both: that of the party before it, of the one after it."""
+
 
 @dataclass(slots=True)
 class ProverStatement:
@@ -139,15 +142,16 @@ class _Prover:
 
     q: int
     me: int
+    sides: Sides | None = None
 
     @property
     def before(self) -> bool:
-        """Whether this party holds what the party before the prover does."""
-        return self.me in (self.q, (self.q + 2) % 3)
+        """Whether what the party before the prover holds is gathered."""
+        return self.me in (self.q, (self.q + 2) % 3) if self.sides is None else self.sides[0]
 
     @property
     def after(self) -> bool:
-        return self.me in (self.q, (self.q + 1) % 3)
+        return self.me in (self.q, (self.q + 1) % 3) if self.sides is None else self.sides[1]
 
     def component(self, share: Share, index: int) -> Tensor:
         """Component ``q + index`` of a share."""
@@ -189,10 +193,11 @@ def gather(
     me: int,
     coins: PublicCoins,
     fold: int,
+    sides: Sides | None = None,
 ) -> ProverStatement:
     """Prover ``q``'s statement over all products and equations of numbers, with what party ``me`` holds of it; to be
-    folded by ``fold`` first."""
-    who, found = _Prover(q, me), ProverStatement()
+    folded by ``fold`` first. ``sides``: at the prover, what a verifier holds of it, as the prover knows it."""
+    who, found = _Prover(q, me, sides), ProverStatement()
     places = coins.take(fold)
     for one in notes:
         _product(at, one, who, coins, places, found)

@@ -18,9 +18,10 @@ messages, so a prover cannot try again and again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -32,6 +33,7 @@ from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
 from uvcc_engine.mpc.foundation.roles import known
+from uvcc_engine.mpc.foundation.rounds import exchanged
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.proofs.algebra import Algebra
 from uvcc_engine.proofs.binary_field import BinaryField
@@ -40,12 +42,15 @@ from uvcc_engine.proofs.bit_statement import gather_bits, schedule_of_words, wor
 from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
 from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, proof_words, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
-from uvcc_engine.proofs.statement import ProverStatement, gather, sizes_of
+from uvcc_engine.proofs.second_round import Dispute, ProofTrace, second_round_protocol
+from uvcc_engine.proofs.statement import ProverStatement, Sides, gather, sizes_of
 from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock, spread
 from uvcc_engine.transcript.formats import kinds
 
 _HALF: Final = SEED_WORDS // 2
 _HELD, _FAILED, _NOT_MINE = 1, 2, 0
+Gathered = Callable[[Tensor, Sides | None], ProverStatement]
+"""A prover's statement by the seed of its coins."""
 _CURE: Final = (
     "nothing of this step was revealed; each party's exit names whom its own view leaves. Go on under the next attempt:"
     " a step that is repeated with other messages under the same masks would leak"
@@ -89,8 +94,9 @@ class _Part:
     algebra: Algebra
     folds: list[int]
     drawn: ProverRandomness
-    gathered: Callable[[], ProverStatement]
+    gathered: Gathered
     joined: Callable[[Tensor | None, Tensor | None], Block]
+    trace: ProofTrace
 
 
 def prove_protocol(
@@ -114,24 +120,33 @@ def prove_protocol(
     drawn, drawn_bits = draw_randomness(rt, at.ring, folds), draw_randomness(rt, field, bit_folds)
     seeds, agree = yield from _begin_protocol(rt, notes, halves)
 
-    def of_numbers(q: int) -> ProverStatement:
-        return gather(at, notes, claims, q, rt.party, PublicCoins(at.ring, seeds[q], bytes([q])), folds[q][0])
+    def of_numbers(q: int) -> Gathered:
+        return lambda seed, sides: gather(
+            at, notes, claims, q, rt.party, PublicCoins(at.ring, seed, bytes([q])), folds[q][0], sides
+        )
 
-    def of_bits(q: int) -> ProverStatement:
-        return gather_bits(field, claims, q, rt.party, PublicCoins(field, seeds[q], b"bits" + bytes([q])))
+    def of_bits(q: int) -> Gathered:
+        return lambda seed, sides: gather_bits(
+            field, claims, q, rt.party, PublicCoins(field, seed, b"bits" + bytes([q])), sides
+        )
 
-    told: list[list[Tensor]] = [[] for _ in range(2 * PARTIES)]
-    proofs: list[MpcProtocol[int]] = []
+    parts: list[tuple[_Part, _Part]] = []
     for q in range(PARTIES):
-        number = _Part(at.ring, folds[q], drawn[q], lambda q=q: of_numbers(q), NumberBlock)  # type: ignore[misc]
-        bit = _Part(field, bit_folds[q], drawn_bits[q], lambda q=q: of_bits(q), lambda u, v: FieldBlock(field, u, v))  # type: ignore[misc]
-        proofs += [_one_protocol(rt, at, part, q, told[2 * q + k]) for k, part in enumerate((number, bit))]
-    found = yield from par(*proofs)
+        traces = ProofTrace(at.ring, folds[q]), ProofTrace(field, bit_folds[q])
+        number = _Part(at.ring, folds[q], drawn[q], of_numbers(q), NumberBlock, traces[0])
+        joined = functools.partial(FieldBlock, field)
+        parts.append((number, _Part(field, bit_folds[q], drawn_bits[q], of_bits(q), joined, traces[1])))
+    found = yield from par(*[_one_protocol(rt, at, one, q, seeds[q]) for q in range(PARTIES) for one in parts[q]])
     verdicts = [max(found[2 * q], found[2 * q + 1]) for q in range(PARTIES)]
     coins = hashlib.sha256(_COINS)
-    for one in (*seeds, *(w for words_told in told for w in words_told)):
-        coins.update(one.contiguous().numpy().tobytes())
-    yield from _agree_protocol(rt, verdicts, agree)
+    for told in (*seeds, *(w for both in parts for part in both for w in part.trace.words)):
+        coins.update(told.contiguous().numpy().tobytes())
+    said = yield from _tell_protocol(rt, verdicts, all(agree.values()))
+    if (failure := _failure(rt, said, all(agree.values()))) is not None:
+        both = [[_with_last_coin(part) for part in mine] for mine in parts]
+        replay = functools.partial(_replayed, at, parts)
+        dispute = Dispute(seeds, both, said, agree, ledger.copies_agree, replay, _HELD, _FAILED)
+        raise failure.settled((yield from second_round_protocol(rt, dispute)))
     entries = tuple(s.entries + 64 * n for s, n in zip(sizes, words, strict=True))
     return ProvedStep(len(notes) + len(claims), entries, _claims_digest(notes, claims), coins.digest())
 
@@ -174,7 +189,7 @@ def draw_randomness(rt: Runtime, algebra: Algebra, folds: list[list[int]]) -> li
 
 def _begin_protocol(
     rt: Runtime, notes: list[ProductNotes], drawn: list[Tensor | None]
-) -> MpcProtocol[tuple[list[Tensor], bool]]:
+) -> MpcProtocol[tuple[list[Tensor], dict[int, bool]]]:
     """Everybody tells both provers its half of their seeds, and the online parties compare what they opened: 1 round.
 
     Whoever sends a half has received every message that the coins are about, because the round before is over.
@@ -188,9 +203,10 @@ def _begin_protocol(
         message.want(peer, kinds.PROOF, torch.uint8, 32)
     got: list[Tensor] = yield message
     halves = {rt.next: got[0], rt.prev: got[2]}
-    agree = all(
-        torch.equal(digest, _opened_digest(rt, notes, peer)) for peer, digest in ((rt.next, got[1]), (rt.prev, got[3]))
-    )
+    agree = {
+        peer: torch.equal(digest, _opened_digest(rt, notes, peer))
+        for peer, digest in ((rt.next, got[1]), (rt.prev, got[3]))
+    }
     mine = torch.cat([halves[rt.prev], halves[rt.next]])
     return [mine if q == rt.party else known(drawn[q]) for q in range(PARTIES)], agree
 
@@ -204,26 +220,49 @@ def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
     return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
 
 
-def _one_protocol(rt: Runtime, at: Arithmetic, part: _Part, q: int, coins: list[Tensor]) -> MpcProtocol[int]:
+def _one_protocol(rt: Runtime, at: Arithmetic, part: _Part, q: int, seed: Tensor) -> MpcProtocol[int]:
     """One of prover ``q``'s proofs at this party: whether it holds, ``_NOT_MINE`` at all but the second verifier. Notes
-    the folds' coins."""
+    the folds' coins, and what the second round may ask for."""
     if not part.folds:
         return _HELD if rt.prev == q else _NOT_MINE
-    side = _Side(rt, at, q, part)
+    return (yield from _side_protocol(_Side(rt.party, at, q, part, part.gathered(seed, None)), part))
+
+
+def _side_protocol(side: _Side, part: _Part) -> MpcProtocol[int]:
     for number, fold in enumerate(part.folds[:-1]):
-        coins.append((yield from side.fold_protocol(number, fold)))
+        part.trace.words.append((yield from side.fold_protocol(number, fold)))
     return (yield from side.finish_protocol(part.folds[-1]))
+
+
+def _with_last_coin(part: _Part) -> ProofTrace:
+    """What the second round may ask for: a verifier has told all coins but the last."""
+    coins = part.drawn.coins
+    return part.trace if coins is None else replace(part.trace, words=[*part.trace.words, coins[-1:]])
+
+
+def _replayed(
+    at: Arithmetic, parts: Sequence[Sequence[_Part]], q: int, k: int, seed: Tensor, words: list[Tensor]
+) -> tuple[Tensor, bool]:
+    """At the prover: its proof again, with both verifiers as it knows them. See ``second_round.Replay``."""
+    trace = ProofTrace(parts[q][k].algebra, parts[q][k].folds)
+    part = replace(parts[q][k], trace=trace, drawn=replace(parts[q][k].drawn, coins=torch.cat(words)))
+    first, judge = (q + 2) % PARTIES, (q + 1) % PARTIES
+    courses = {
+        party: _side_protocol(_Side(party, at, q, part, part.gathered(seed, sides)), part)
+        for party, sides in ((q, None), (first, (True, False)), (judge, (False, True)))
+    }
+    held = exchanged(courses)[judge] == _HELD
+    return known(trace.first), held
 
 
 class _Side:
     """One party's side of one proof: what is left of the vectors it holds, and of its summand of the target."""
 
-    def __init__(self, rt: Runtime, at: Arithmetic, q: int, part: _Part) -> None:
-        self._rt, self._at, self._q, self._drawn = rt, at, q, part.drawn
+    def __init__(self, party: int, at: Arithmetic, q: int, part: _Part, statement: ProverStatement) -> None:
+        self._at, self._q, self._drawn, self._trace = at, q, part.drawn, part.trace
         self._algebra, self._joined = part.algebra, part.joined
-        self.proves = rt.party == q
-        self.is_before = rt.next == q
-        statement = part.gathered()
+        self.proves = party == q
+        self.is_before = (party + 1) % PARTIES == q
         self._blocks: list[Block] = statement.blocks
         own, none = statement.before if self.is_before else statement.after, part.algebra.zero()
         self._target = none if self.proves else part.algebra.sub(none, known(own))
@@ -302,13 +341,15 @@ class _Side:
         slope = known(self._drawn.slope_before if self.is_before else self._drawn.slope_after)
         end = algebra.add(end, algebra.mul(slope, powers[fold]))
         if self.is_before:
-            last.send(judge, kinds.PROOF, torch.stack([end, self._value(self._summands(count), fold, powers)]))
+            self._trace.first = torch.stack([end, self._value(self._summands(count), fold, powers)])
+            last.send(judge, kinds.PROOF, self._trace.first)
             yield last
             return _NOT_MINE
         last.want(q, kinds.PROOF, torch.int64, count, algebra.width)
         last.want((q + 2) % PARTIES, kinds.PROOF, torch.int64, 2, algebra.width)
         mine, theirs = yield last
         value, both = self._value(algebra.within(mine), fold, powers), algebra.within(theirs)
+        self._trace.first, self._trace.judged = theirs, torch.stack([end, value])
         held = torch.equal(algebra.mul(end, both[0]), algebra.add(value, both[1]))
         return _HELD if held else _FAILED
 
@@ -334,21 +375,25 @@ def _within(word: Tensor, bits: int) -> Tensor:
     return word if bits >= 64 else word & ((1 << bits) - 1)
 
 
-def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[None]:
-    """Everybody tells both others what it found, and stops if anybody found a fault: 1 round."""
+def _tell_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[dict[int, Tensor]]:
+    """Everybody tells both others what it found: 1 round. What everybody said, by party."""
     mine = torch.tensor([*verdicts, _HELD if agree else _FAILED], dtype=torch.uint8)
     message = Round()
     for peer in (rt.next, rt.prev):
         message.send(peer, kinds.PROOF, mine)
         message.want(peer, kinds.PROOF, torch.uint8, PARTIES + 1)
     got: list[Tensor] = yield message
-    found = {rt.party: mine, rt.next: got[0], rt.prev: got[1]}
+    return {rt.party: mine, rt.next: got[0], rt.prev: got[1]}
+
+
+def _failure(rt: Runtime, found: Mapping[int, Tensor], agree: bool) -> ProofFailedError | None:
+    """The first fault that somebody found, as this party must see it."""
     where = f"step {rt.epoch}"
     for q in range(PARTIES):
         refuted = [p for p in found if p == (q + 1) % PARTIES and int(found[p][q]) != _HELD]
         if refuted and q != rt.party and rt.party in refuted:
             other = next(p for p in range(PARTIES) if p not in (q, rt.party))
-            raise ProofFailedError(
+            return ProofFailedError(
                 f"{where}: the proof of party {q} does not hold at party {rt.party}: party {q} altered a message of"
                 f" this step, or party {other} its part of the check",
                 _CURE,
@@ -356,7 +401,7 @@ def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtoco
                 prover=q,
             )
     if not agree:
-        raise ProofFailedError(
+        return ProofFailedError(
             f"{where}: parties {rt.next} and {rt.prev} sent party {rt.party} values under masks that do not agree",
             _CURE,
             pair=tuple(sorted((rt.next, rt.prev))),
@@ -364,9 +409,10 @@ def _agree_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtoco
     for p, flags in found.items():
         due = {(p + 2) % PARTIES: _HELD, PARTIES: _HELD}  # whom it judges, and whether what it was told agrees
         if p != rt.party and any(int(flags[q]) != due.get(q, _NOT_MINE) for q in range(PARTIES + 1)):
-            raise ProofFailedError(
+            return ProofFailedError(
                 f"{where}: party {p} reports that a proof of this step does not hold",
                 _CURE,
                 pair=tuple(sorted((p, next(q for q in range(PARTIES) if q not in (p, rt.party))))),
                 prover=next((q for q in range(PARTIES) if int(flags[q]) == _FAILED), -1),
             )
+    return None

@@ -25,7 +25,7 @@ from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
 from uvcc_engine.sharding.microbatches import StreamRuntimes
 
 WORD_BYTES: Final = 1536
-_MOST_LETTERS: Final = 240  # of each of two texts, whose escapes take twice as much at most
+_MOST_LETTERS: Final = 440, 220  # of what and hint, whose escapes take twice as much at most
 _HELD: Final = b""
 
 
@@ -89,7 +89,8 @@ def _gathered(group: Communicator, word: bytes) -> list[bytes]:
 def encoded(coord: str, error: ProtocolError) -> bytes:
     """What the worker at ``coord`` tells its sisters of a failure, within ``WORD_BYTES``."""
     proof = {"pair": error.pair, "prover": error.prover} if isinstance(error, ProofFailedError) else {}
-    what, hint = (t.encode("ascii", "replace").decode()[:_MOST_LETTERS] for t in (error.what, error.hint))
+    texts = zip((error.what, error.hint), _MOST_LETTERS, strict=True)
+    what, hint = (text.encode("ascii", "replace").decode()[:most] for text, most in texts)
     return json.dumps({"at": coord, "what": what, "hint": hint, "party": error.party} | proof).encode()
 
 
@@ -100,6 +101,8 @@ def _decoded(word: bytes) -> ProtocolError:
         what, hint, party = f"{fields['at']}: {fields['what']}", str(fields["hint"]), int(fields["party"])
         if "pair" not in fields:
             return ProtocolError(what, hint, party=party)
-        return ProofFailedError(what, hint, pair=tuple(map(int, fields["pair"])), prover=int(fields["prover"]))
+        found = ProofFailedError(what, hint, pair=tuple(map(int, fields["pair"])), prover=int(fields["prover"]))
+        found.party = party
+        return found
     except (ValueError, KeyError, TypeError):
         return ProofFailedError("a worker of this party reports that a proof of this step does not hold")

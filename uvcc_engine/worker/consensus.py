@@ -8,6 +8,7 @@ found one step after it happened, without a round of its own. The messages are t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -118,12 +119,7 @@ class StepConsensus:
     def tell_stopped(self, error: BaseException) -> None:
         """Tell both peers why this party stops, so that they end within seconds. Never raises on a dead link."""
         told = error_fields(error)
-        last = peer_messages.encode(self._run, Stopped(told["error"], told.get("hint", ""), told.get("party")))
-        for peer in self.peers:
-            try:
-                self._plane.send_control(peer, last)
-            except (UvccError, OSError):
-                continue  # that peer is gone; the other may still listen
+        self._send_to_whom_listens(Stopped(told["error"], told.get("hint", ""), told.get("party")))
 
     def reason_of(self, error: PeerLostError) -> PeerLostError:
         """Why a peer is gone: what it or the third party said before it went, else ``error`` itself."""
@@ -176,6 +172,28 @@ class StepConsensus:
             return None
         fits = isinstance(found, AttachedNote) and (found.topic, found.step) == (mine.topic, mine.step)
         return found.note if isinstance(found, AttachedNote) and fits else None
+
+    def trade(self, mine: AttachedNote) -> dict[int, bytes]:
+        """Exchange a note with both peers at the end of a step that failed; those that answer within seconds. What else
+        they had said of that step is passed over."""
+        found: dict[int, bytes] = {}
+        self._send_to_whom_listens(mine)
+        for peer in self.peers:
+            deadline = time.monotonic() + _SWAP_S
+            try:
+                while (left := deadline - time.monotonic()) > 0:
+                    heard = self._receive(peer, left)
+                    if isinstance(heard, AttachedNote) and (heard.topic, heard.step) == (mine.topic, mine.step):
+                        found[peer] = heard.note
+                        break
+            except (PeerLostError, ProtocolError):
+                continue
+        return found
+
+    def _send_to_whom_listens(self, message: PeerMessage) -> None:
+        for peer in self.peers:
+            with contextlib.suppress(UvccError, OSError):  # that peer is gone; the other may still listen
+                self._plane.send_control(peer, peer_messages.encode(self._run, message))
 
     def hold(self, step: int, poll: Callable[[], Vote], stay: Callable[[Vote], None]) -> Vote:
         """Stay in a vote loop until all parties want to go on or one wants to halt; returns that decision.

@@ -251,6 +251,9 @@ def _report(writer: RunWriter, step: int, error: UvccError) -> None:
     if isinstance(error, ProofFailedError):
         event = "proof_failed"
         fields |= {"pair": [f"P{p}" for p in error.pair], "prover": error.prover, "step": step}
+        if (found := error.finding) is not None:
+            fields["named"] = f"P{found.named}" if found.named >= 0 else ""
+            fields["open_to"] = [f"P{p}" for p in found.open_to]
     elif isinstance(error, ProtocolError | PeerLostError):
         fields["party"] = error.party
     writer.event(event, "error", **fields)

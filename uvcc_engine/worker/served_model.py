@@ -39,7 +39,7 @@ class ServedModel:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
         if job.proves:
-            rt.ledger = ClaimLedger(everything=job.verify == PROOFS)
+            rt.ledger = ClaimLedger(everything=job.verify == PROOFS, committed=False)
         self.proved_metrics = NOTHING_PROVED
         weights = [
             Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)

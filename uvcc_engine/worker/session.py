@@ -38,6 +38,7 @@ from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
 from uvcc_engine.worker.compute_setup import device_of, draw_ahead_for, runtime_of
 from uvcc_engine.worker.consensus import StepConsensus
+from uvcc_engine.worker.found_liar import leave_finding
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
 from uvcc_engine.worker.late_recorder import LateRecorder
@@ -172,9 +173,12 @@ class WorkerSession:
         """What follows a step, before its checkpoint."""
 
     def note_failure(self, error: UvccError) -> None:
-        """After a proof that did not hold, leave word that this attempt is not gone on with."""
+        """After a proof that did not hold, leave word that this attempt is not gone on with, and whom this party
+        suspects."""
         if isinstance(error, ProofFailedError) and self._mark is not None:
             self._mark.refute()
+            if error.finding is not None:
+                leave_finding(self._spec, self._admitted, self._table, self._rt.epoch, error.finding)
 
     def close(self) -> None:
         """Release the transcript files and end the checkpoints' thread. Harmless twice."""

@@ -35,7 +35,10 @@ MESSAGES = [
     FinalState({0: "a" * 64, 1: "0" * 64}),
     Stopped("it broke", "mend it", 2),
     Stopped("it broke"),
-    *(AttachedNote(t, 7, b"\0\xff") for t in (Topic.ROOT, Topic.SAVED, Topic.REPLAYED, Topic.CLOSING, Topic.DISPUTE)),
+    *(
+        AttachedNote(t, 7, b"\0\xff")
+        for t in (Topic.ROOT, Topic.SAVED, Topic.REPLAYED, Topic.CLOSING, Topic.DISPUTE, Topic.FINDING)
+    ),
 ]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -202,6 +202,7 @@ class Ending:
     proof: list[Message]
     sends: list[int]
     received: list[list[bytes]]
+    second: list[Message]
 
 
 Turns = Generator[ProtocolProgress[Any], None, T]
@@ -229,6 +230,7 @@ def take_turns(planes: LocalPlanes, course: Callable[[Runtime], Turns[T]]) -> li
     courses = [course(rt) for rt in planes.runtimes]
     results: dict[int, T] = {}
     waiting: dict[int, ProtocolProgress[Any] | None] = dict.fromkeys(range(len(courses)))
+    hurried = -1  # who waits no longer for what nobody will send
     while waiting:
         moved = False
         for party, progress in list(waiting.items()):
@@ -244,13 +246,16 @@ def take_turns(planes: LocalPlanes, course: Callable[[Runtime], Turns[T]]) -> li
                     waiting[party] = courses[party].throw(why)
                     moved = True
                     continue
-                if there:
+                if there or party == hurried:
+                    hurried = -1
                     waiting[party] = next(courses[party])
                     moved = True
             except StopIteration as end:
                 results[party] = end.value
                 del waiting[party]
                 moved = True
+        if not moved and (patient := [p for p, at in waiting.items() if at is not None and at.patient]):
+            planes.wire.wait_s, hurried, moved = 0.01, patient[0], True
         assert moved, f"parties {sorted(waiting)} wait for messages that nobody will send"
     return [results[party] for party in range(len(courses))]
 
@@ -268,11 +273,14 @@ def run_proved(
     keep: bool = False,
     everything: bool = False,
     bit_degree: int = BIT_DEGREE,
+    lie_again: Callable[[Message, bytes], bytes] | None = None,
 ) -> Ending:
     """Share ``inputs``, run a protocol, prove it (``everything`` of it, or products), then open the result.
 
-    ``lie`` may change any message on its way; ``stands_by`` what party ``liar`` sends, and goes on with.
+    ``lie`` may change any message on its way; ``stands_by`` what party ``liar`` sends, and goes on with;
+    ``lie_again`` any message of the second round, on its way.
     """
+    second: list[Message] = []
     step: list[Message] = []
     proof: list[Message] = []
     counts: dict[tuple[int, int], int] = {}
@@ -282,6 +290,9 @@ def run_proved(
         message = (src, dst, number, tag.kind, len(body))
         if tag.kind == kinds.OPEN:
             return body
+        if tag.kind == kinds.FINDING:
+            second.append(message)
+            return body if lie_again is None else lie_again(message, body)
         (proof if tag.kind in (kinds.PROOF, kinds.COIN) else step).append(message)
         return body if lie is None else lie(message, body)
 
@@ -313,7 +324,9 @@ def run_proved(
         for p in range(3)
     ]
     sends = [rt.sends for rt in planes.runtimes]  # type: ignore[attr-defined]
-    return Ending([e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends], step, proof, sends, received)
+    return Ending(
+        [e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends], step, proof, sends, received, second
+    )
 
 
 def altered(body: bytes, how: str, at: random.Random) -> bytes:

@@ -47,6 +47,7 @@ class Topic(StrEnum):
     REPLAYED = "replayed"
     CLOSING = "closing"
     DISPUTE = "dispute"
+    FINDING = "finding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,5 +377,8 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any]], PeerMessage]]] = {
     Topic.RESUME: _resume,
     Topic.STATE: _final_state,
     Topic.STOPPED: _stopped,
-    **{topic: _noted(topic) for topic in (Topic.ROOT, Topic.SAVED, Topic.REPLAYED, Topic.CLOSING, Topic.DISPUTE)},
+    **{
+        topic: _noted(topic)
+        for topic in (Topic.ROOT, Topic.SAVED, Topic.REPLAYED, Topic.CLOSING, Topic.DISPUTE, Topic.FINDING)
+    },
 }

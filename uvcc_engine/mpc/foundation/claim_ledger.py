@@ -80,17 +80,18 @@ class ProductNotes:
         return self.z.numel()
 
 
-_OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN)
+_OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN, kinds.FINDING)
 
 
 class ClaimLedger:
     """The claims of one party and stream that are not proved yet."""
 
-    def __init__(self, *, everything: bool = False, sisters: bool = False) -> None:
+    def __init__(self, *, everything: bool = False, sisters: bool = False, committed: bool = True) -> None:
         """``everything``: not only products are proved, but every message. ``sisters``: other workers of the party
-        compute parts of the same step, and nothing is opened before :meth:`all_proved`.
+        compute parts of the same step, and nothing is opened before :meth:`all_proved`. ``committed``: both holders
+        checked every component of what came from outside against one commitment.
         """
-        self.everything, self.sisters = everything, sisters
+        self.everything, self.sisters, self._committed = everything, sisters, committed
         self._waits = sisters
         self._products: list[ProductNotes] = []
         self._claims: list[BilinearClaim] = []
@@ -115,6 +116,12 @@ class ClaimLedger:
         """Keep equations that will be proved."""
         self._waits |= self.sisters
         self._claims += claims
+
+    @property
+    def copies_agree(self) -> bool:
+        """Whether two parties that follow the protocol hold the same copies, as long as what they opened agrees: no
+        third one can have told them different things of something that is neither proved nor compared."""
+        return self.everything and self._committed and not self.sisters
 
     @property
     def last(self) -> ProductNotes:

@@ -7,7 +7,7 @@ exist, so that a long vector cut into chunks is computed, sent and received at t
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -36,13 +36,15 @@ class Round:
     """What one protocol sends and expects in one round. Both ends list parts in the same order.
 
     ``sends``: (peer, kind, tensor); ``wants``: (peer, kind, dtype, shape). ``proved``: claims in the ledger cover all
-    that is sent. ``opening``: what becomes public is opened, checked (``opening``).
+    that is sent. ``opening``: what becomes public is opened, checked (``opening``). ``patient``: a peer that is silent
+    or breaks a rule ends nothing, and what it owes is answered with None.
     """
 
     sends: list[tuple[int, int, Tensor]] = field(default_factory=list)
     wants: list[Want] = field(default_factory=list)
     proved: bool = False
     opening: bool = False
+    patient: bool = False
 
     def send(self, peer: int, kind: int, data: Tensor) -> None:
         """Send ``data``, of any shape, to ``peer`` in this round, as a message of ``kind``."""
@@ -71,6 +73,27 @@ several modules that import it import ``typing.Protocol``, too.
 def par(*steps: MpcProtocol[T]) -> MpcProtocol[list[T]]:
     """Run protocols side by side, one round of each per round. Results in the order given."""
     results: list[T] = yield Fork(list(steps))
+    return results
+
+
+def exchanged(courses: Mapping[int, MpcProtocol[T]]) -> dict[int, T]:
+    """What protocols return that are run in this process, by party: each round's messages are handed over."""
+    left, answers, results = dict(courses), dict.fromkeys(courses, None), {}
+    while left:
+        rounds: dict[int, Round] = {}
+        for party, course in list(left.items()):
+            try:
+                rounds[party] = course.send(answers[party])
+            except StopIteration as end:
+                results[party] = end.value
+                del left[party]
+        sent = {
+            (party, to): iter([data for peer, _, data in one.sends if peer == to])
+            for party, one in rounds.items()
+            for to in courses
+        }
+        for party, one in rounds.items():
+            answers[party] = [next(sent[peer, party]) for peer, *_ in one.wants]  # type: ignore[assignment]
     return results
 
 

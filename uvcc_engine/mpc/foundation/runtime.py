@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ConfigError, ProtocolError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
 from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, PairKeys, derive_key
@@ -69,7 +69,7 @@ class Runtime:
         self.next = (party + 1) % 3
         self.prev = (party + 2) % 3
         self.plane = plane
-        self.stream = stream
+        self.stream = self._program = stream
         self.device = torch.device(device)
         self.kernels = kernels_for(self.device)
         if prg not in STREAMS:
@@ -118,11 +118,19 @@ class Runtime:
                 "open a new session to resume a checkpoint, or take the next attempt",
             )
         self._epoch = epoch
+        self.stream = self._program
         self._op = 0
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
         if self.forecast is not None:
             self.forecast.begin(epoch)
+
+    def leave_program(self, stream: int) -> None:
+        """Go on in a stream that no program uses, counting its messages from 0: nothing that a peer still sends or
+        waits for in the program is taken for what follows. There is no way back before the next epoch."""
+        self.stream = stream
+        self._sent = {self.next: 0, self.prev: 0}
+        self._received = {self.next: 0, self.prev: 0}
 
     def draws(self) -> Draws:
         """Random streams of the next operation. Every party must call this at the same place of the program."""
@@ -165,7 +173,7 @@ class Runtime:
             self.begin_epoch(0)
         return ProtocolProgress(self, steps)
 
-    def _resume(self, task: ProtocolTask, answer: list[Tensor] | None) -> list[ProtocolTask]:
+    def _resume(self, task: ProtocolTask, answer: list[Any] | None) -> list[ProtocolTask]:
         """Advance a task to its next round. Returns the tasks that wait now in its place (with its branches)."""
         task.request = None
         try:
@@ -252,6 +260,11 @@ class ProtocolProgress(Generic[T]):
         return not self._waiting
 
     @property
+    def patient(self) -> bool:
+        """Whether what it waits for need not come."""
+        return any(task.request is not None and task.request.patient for task in self._waiting)
+
+    @property
     def result(self) -> T:
         """What the protocol returned; only once it is :attr:`done`."""
         found: T = self._root.results[0]
@@ -274,6 +287,19 @@ class ProtocolProgress(Generic[T]):
             following: list[ProtocolTask] = []
             for task in self._waiting:
                 assert task.request is not None
-                got = [self._rt._take(self._inboxes[want[0]], want[0]) for want in task.request.wants]
-                following += self._rt._resume(task, got)
+                following += self._rt._resume(task, self._answers(task.request))
             self._enter(following)
+
+    def _answers(self, asked: Round) -> list[Any]:
+        """What a round asked for; None for what a patient one does not get."""
+        found: list[Any] = []
+        lost: set[int] = set()
+        for peer, *_ in asked.wants:
+            try:
+                found.append(None if peer in lost else self._rt._take(self._inboxes[peer], peer))
+            except (PeerLostError, ProtocolError):
+                if not asked.patient:
+                    raise
+                lost.add(peer)
+                found.append(None)
+        return found

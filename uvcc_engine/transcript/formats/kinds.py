@@ -15,6 +15,7 @@ PIPELINE: Final = 9  # activations or gradients between stages, inside a party (
 START: Final = 10  # the committed checkpoint of another policy that this session starts from (local leaf)
 PROOF: Final = 11  # a share of a proof's coefficients, a masked end of its vectors, or a verdict
 COIN: Final = 12  # a verifier's coins, told to the prover after what they are about
+FINDING: Final = 13  # of the second round, after a proof that failed: no finished epoch has one
 
 NAMES: Final = {
     OPEN: "OPEN",
@@ -28,4 +29,5 @@ NAMES: Final = {
     START: "START",
     PROOF: "PROOF",
     COIN: "COIN",
+    FINDING: "FINDING",
 }

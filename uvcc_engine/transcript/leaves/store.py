@@ -24,8 +24,8 @@ from uvcc_engine.transcript.leaves.leaf import (
     LOCAL_KINDS,
     OPENED_KINDS,
     RECEIVED,
+    RECORDED_KINDS,
     SENT,
-    WIRE_KINDS,
     Buffer,
     Key,
     Leaf,
@@ -268,7 +268,7 @@ class TranscriptStore:
         """
         epoch, stream, op, kind = tag
         state = self._blind.get(peer)
-        if epoch != self._epoch or state is None or kind not in WIRE_KINDS or peer == self.party:
+        if epoch != self._epoch or state is None or kind not in RECORDED_KINDS or peer == self.party:
             raise ConfigError(f"no transcript message: {tag} with P{peer} while epoch {self._epoch} is open")
         src, dst = (peer, self.party) if direction else (self.party, peer)
         size = _size(payload)
@@ -292,7 +292,7 @@ class TranscriptStore:
             return
         if epoch > open_epoch:
             self._early.append((peer, tag, payload))
-        elif epoch == open_epoch and new and peer in blinds and kind in WIRE_KINDS:
+        elif epoch == open_epoch and new and peer in blinds and kind in RECORDED_KINDS:
             for chunk, piece in payload_digests.chunks(payload):
                 key = (stream, op, chunk, RECEIVED, peer, self.party, kind)
                 self._ahead[key] = self._hasher.submit(blind_at(blinds[peer], key), piece)

@@ -1,7 +1,8 @@
 """``verify PATH``: check a run, its artifacts or one proof bundle, from files alone.
 
 PATH is a run's folder, its artifacts, the folder of one phase, or a proof_bundle.json. Of a whole run every phase and
-every file in the manifest is checked; the full phase decides.
+every file in the manifest is checked; the full phase decides. Where the proof of a step failed, whom the parties signed
+that they suspect (finding_COORD.json, which may be PATH, too) is told with what follows from it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import approval_check, package, public_log
+from uvcc_engine.transcript.signed import findings
 from uvcc_engine.transcript.signing.signers import read_allowed_signers
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -107,8 +109,13 @@ def main(
     """
     args = parser(prog).parse_args(argv)
     said = package.UNPINNED
+    failed: list[findings.Conclusion] = []
     try:
-        target = package.find(resolve(str(args.path)), args.phase)
+        path = resolve(str(args.path))
+        failed = _failed_proofs(path, args.policy)
+        if path.is_file() and findings.is_name(path.name):
+            raise _of_a_finding(path, failed, pinned=args.policy is not None)
+        target = package.find(path, args.phase)
         expected = _pins(args, pins, target)
         said = expected.said
         if not args.json:
@@ -126,12 +133,35 @@ def main(
         key = _log_key(args.log_key)
         logged = public_log.check(target, found.certificates, key) if key else []
     except UvccError as e:
-        return _refused(e, said, as_json=args.json)
+        return _refused(e, said, failed, as_json=args.json)
     except (OSError, MemoryError, RecursionError) as e:
-        return _refused(UnreadableError(f"cannot be read: {reading.reason(e)}"), said, as_json=args.json)
+        return _refused(UnreadableError(f"cannot be read: {reading.reason(e)}"), said, failed, as_json=args.json)
     told = found.to_json() | ({"approved": approved} if approved else {}) | ({"logged": logged} if logged else {})
-    print(json.dumps(told) if args.json else "\n".join(filter(None, (found.text(), approved, *logged))))
+    told |= {"failed_proofs": findings.report(failed)} if failed else {}
+    lines = (found.text(), approved, *logged, *_told(failed))
+    print(json.dumps(told) if args.json else "\n".join(filter(None, lines)))
     return found.exit_code
+
+
+def _failed_proofs(path: Path, policy: Path | None) -> list[findings.Conclusion]:
+    """What follows from the findings in a folder, or from the one file that ``path`` names."""
+    expected = None if policy is None or path.is_dir() else Policy.load(policy)
+    return findings.told(path, expected) if path.is_dir() or findings.is_name(path.name) else []
+
+
+def _of_a_finding(path: Path, failed: Sequence[findings.Conclusion], *, pinned: bool) -> UvccError:
+    if not failed:
+        return UnreadableError(
+            f"{reading.shown(path)} holds nothing that a party of its policy signed", "fetch it again"
+        )
+    keys = "the expected policy" if pinned else "the policy in the file itself, which --policy pins"
+    return VerificationError(
+        "proof", f"the proof of a step failed; what is signed about it is signed by keys of {keys}"
+    )
+
+
+def _told(failed: Sequence[findings.Conclusion]) -> list[str]:
+    return [f"FAILED PROOF {reading.shown(line)}" for one in failed for line in one.lines()]
 
 
 def _log_key(path: Path | None) -> public_log.LogKey | None:
@@ -163,14 +193,17 @@ def _where(pins: Path, target: package.PackageTarget) -> str:
     return ", WHICH LIES IN THE FOLDER UNDER TEST: whoever made it chose the keys" if inside else ""
 
 
-def _refused(error: UvccError, said: str, *, as_json: bool) -> int:
+def _refused(error: UvccError, said: str, failed: Sequence[findings.Conclusion] = (), *, as_json: bool) -> int:
     known = isinstance(error, VerificationError)
     verdict = "NOT VERIFIED" if known else "UNREADABLE"
     check = error.check if isinstance(error, VerificationError) else "unreadable"
     what, hint = reading.shown(error.what, 4000), reading.shown(error.hint, 1000)
     if as_json:
         found: dict[str, Any] = {"ok": False, "verdict": verdict, "complete": False, "pins": said}
+        found |= {"failed_proofs": findings.report(failed)} if failed else {}
         print(json.dumps({**found, "check": check, "what": what, "hint": hint}))
+    elif failed:
+        print("\n".join(_told(failed)))
     print(f"{verdict}  {what}" + (f" ({hint})" if hint else ""), file=sys.stderr)
     return 1 if known else ConfigError.exit_code
 

@@ -1,0 +1,215 @@
+"""After a proof that failed: whoever is named lied, whatever it does in the second round; honest parties never are."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, normal, run_proved
+
+from uvcc_engine.contract.errors import ProofFailedError
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.rounds import Round, exchanged
+from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.proofs import second_round, step_proof
+from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.proofs.second_round import Finding
+from uvcc_engine.transcript.formats import kinds
+
+INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
+ALL = PROTOCOLS | WHOLE
+RING = GaloisRing(20)
+Lie = Callable[[Message, bytes], bytes]
+
+
+def _run(name: str, dealer: int = 1, **how: Any) -> Ending:
+    build = functools.partial(ALL[name], dealer=dealer)
+    return run_proved(build, INPUTS, ring=RING, everything=name in WHOLE, **how)
+
+
+def _findings(ended: Ending, liar: int) -> dict[int, Finding]:
+    """What the honest parties found, which is never that an honest one lied."""
+    found: dict[int, Finding] = {}
+    for party, error in enumerate(ended.errors):
+        if party != liar and isinstance(error, ProofFailedError):
+            assert isinstance(error.finding, Finding)
+            found[party] = error.finding
+    for party, one in found.items():
+        stated = one.stated[party]
+        assert stated is not None
+        assert liar in stated, "an honest party suspects honest ones only"
+        assert liar in one.suspects
+        assert liar in one.open_to
+        assert one.named in (-1, liar)
+    return found
+
+
+def _stands_by(number: int, how: str, seed: int) -> Callable[[int, torch.Tensor], None]:
+    def lie(sent: int, data: torch.Tensor) -> None:
+        if sent == number:
+            alter(data, how, random.Random(seed))
+
+    return lie
+
+
+def _only(chosen: Message, how: str, seed: int = 0) -> Lie:
+    return lambda message, body: altered(body, how, random.Random(seed)) if message == chosen else body
+
+
+@functools.cache
+def _honest(name: str) -> Ending:
+    return _run(name)
+
+
+@pytest.mark.parametrize("name", ["matmul", "sign", "patches", "relu"])
+def test_who_computes_wrongly_and_goes_on_in_good_faith_is_named_by_both_others(name: str) -> None:
+    """As on a machine that errs: by its own numbers its statement does not hold, and it says so."""
+    inputs = {"patches": (normal(1, 8, 3), normal(2, 3, 4))}.get(name, INPUTS)
+    build = functools.partial(ALL[name], dealer=1)
+    at = random.Random(name)
+    for liar, count in enumerate(run_proved(build, inputs, ring=RING, everything=name in WHOLE).sends):
+        lie = _stands_by(at.randrange(count), at.choice(("one", "top", "random")), 3)
+        ended = run_proved(build, inputs, ring=RING, everything=name in WHOLE, liar=liar, stands_by=lie)
+        found = _findings(ended, liar)
+        assert len(found) == 2
+        for one in found.values():
+            assert (one.named, one.open_to) == (liar, (liar,))
+            assert one.why == second_round.CONFESSED
+        mine = ended.errors[liar]
+        assert isinstance(mine, ProofFailedError)
+        assert "this party's own statement does not hold" in mine.what
+
+
+def test_a_message_of_the_step_that_its_two_ends_describe_differently_leaves_the_pair_and_clears_the_third() -> None:
+    """Altered on its way: its sender says that it sent something else. Who of the two lies nobody else can see."""
+    ends = []
+    for number, message in enumerate(_honest("sign").step):
+        if number % 3:
+            continue
+        ended = _run("sign", lie=_only(message, "one"))
+        for sender in message[:2]:  # either of its ends may be the liar
+            found = _findings(ended, sender)
+            assert all(set(one.open_to) <= {*message[:2]} for one in found.values() if len(one.open_to) == 2)
+            third = found.get(3 - message[0] - message[1])
+            ends.append(third is not None and third.open_to == tuple(sorted(message[:2])))
+    assert sum(ends) >= len(ends) // 2
+
+
+def test_a_verifier_that_refuses_an_honest_proof_is_named_by_both_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verdict is not that of the numbers which it publishes, as the first verifier sees; the prover knows it."""
+    honest = step_proof._tell_protocol
+    for judge in range(3):
+
+        def refusing(rt: Runtime, verdicts: list[int], agree: bool, judge: int = judge) -> Any:
+            said = [2 * bool(one) for one in verdicts] if rt.party == judge else verdicts
+            return honest(rt, said, agree)
+
+        monkeypatch.setattr(step_proof, "_tell_protocol", refusing)
+        found = _findings(_run("sign"), judge)
+        assert {one.named for one in found.values()} == {judge}
+        assert {one.open_to for one in found.values()} == {(judge,)}
+        assert {one.why for one in found.values()} == {second_round.JUDGED, second_round.REFUSED}
+
+
+def test_who_refuses_to_one_party_only_is_found_out_by_it_while_the_other_goes_on() -> None:
+    """The one that stops waits for nobody for ever, and does not take the other's silence for a lie."""
+    chosen = [m for m in _honest("sign").proof if m[4] == 4 and m[0] == 2]
+    for one, told in itertools.product(chosen, (bytes([0, 2, 0, 1]), bytes([0, 1, 0, 2]), b"\xff" * 4)):
+        _findings(_run("sign", lie=lambda m, b, one=one, told=told: told if m == one else b), 2)
+
+
+def _lies(name: str, at: random.Random, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Lies of every kind in the step and in its proof: who, and how."""
+    honest = _honest(name)
+    for number in range(count):
+        if number % 3 == 0:
+            liar = at.randrange(3)
+            how = at.choice(("one", "top", "random", "bit", "swapped", "all"))
+            lie = _stands_by(at.randrange(honest.sends[liar]), how, number)
+            yield liar, {"liar": liar, "stands_by": lie}
+        else:
+            message = at.choice(honest.step if number % 3 == 1 else honest.proof)
+            yield message[0], {"lie": _only(message, at.choice(("one", "top", "random", "bit")), number)}
+
+
+def _again(liar: int, at: random.Random) -> Lie:
+    """What the liar says in the second round: noise in some place, nothing but zeros, another's name, a wrong size."""
+    how = at.choice(("noise", "zeros", "names", "short", "all"))
+    named = at.choice((*range(8), 255))
+
+    def lie(message: Message, body: bytes) -> bytes:
+        if message[0] != liar:
+            return body
+        if len(body) == 1:
+            return bytes([named]) if how in ("names", "all") else body
+        if how == "short":
+            return body[:-8]
+        if how == "zeros":
+            return bytes(len(body))
+        return altered(body, "random", at) if how in ("noise", "all") else body
+
+    return lie
+
+
+@pytest.mark.parametrize("name", ["matmul", "sign"])
+def test_no_honest_party_is_named_whatever_the_liar_says_in_the_second_round(name: str) -> None:
+    """A seeded sample of what ``battery.py`` does with every lie."""
+    at = random.Random(f"again {name}")
+    two = 0
+    for liar, how in _lies(name, at, 9):
+        two += len(_findings(_run(name, lie_again=_again(liar, at), **how), liar)) == 2
+    assert two >= 4
+
+
+def test_a_party_that_keeps_silent_is_said_to_and_not_named_for_it() -> None:
+    def nothing(message: Message, body: bytes) -> bytes:
+        return body if message[0] != 2 or message[3] != kinds.FINDING else b"??"
+
+    ended = _run("sign", liar=2, stands_by=_stands_by(1, "one", 0), lie_again=nothing)
+    found = _findings(ended, 2)
+    assert sorted(found) == [0, 1]
+    for one in found.values():
+        assert one.named == -1
+        assert one.silent == (2,)
+        assert "party 2 did not answer" in one.sentence
+
+
+def test_nothing_runs_and_nothing_is_sent_where_no_proof_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object) -> object:
+        raise AssertionError("a second round without a failure")
+
+    monkeypatch.setattr("uvcc_engine.proofs.step_proof.second_round_protocol", never)
+    assert _honest("relu").errors == [None] * 3
+    assert _run("sign").second == []
+
+
+def test_a_second_round_has_two_rounds_whose_sizes_follow_from_the_claims_alone() -> None:
+    ended = [_run("sign", liar=liar, stands_by=_stands_by(1, "one", 0)) for liar in range(3)]
+    sizes = [sorted((m[0], m[1], m[2], m[4]) for m in one.second) for one in ended]
+    for one in sizes:
+        assert len(one) == 12
+        assert sorted({size for *_, size in one})[0] == 1
+    assert [(a, b, size) for a, b, _, size in sizes[0]] == [(a, b, size) for a, b, _, size in sizes[1]]
+
+
+def test_copies_agree_only_where_everything_is_proved_by_one_worker_over_committed_inputs() -> None:
+    assert ClaimLedger(everything=True).copies_agree
+    for less in ({"everything": False}, {"sisters": True}, {"committed": False}):
+        assert not ClaimLedger(**{"everything": True, **less}).copies_agree
+
+
+def test_rounds_are_handed_over_in_process_in_the_order_in_which_they_were_sent() -> None:
+    def course(me: int, other: int) -> Any:
+        message = Round()
+        for k in range(2):
+            message.send(other, kinds.PROOF, torch.tensor([10 * me + k]))
+            message.want(other, kinds.PROOF, torch.int64, 1)
+        got = yield message
+        return [int(x) for x in got]
+
+    assert exchanged({0: course(0, 1), 1: course(1, 0)}) == {0: [10, 11], 1: [0, 1]}
