@@ -16,6 +16,7 @@ from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.untrusted import as_int, hint_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.event_names import area_of
@@ -79,6 +80,12 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
         s = changed(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
     elif e.event == files.STEPS_REPEATED:
         s = changed(s, repeated=MappingProxyType(dict(e.fields)))
+    elif e.event == "proof_failed":
+        told, step = e.fields.get("suspects"), bad_records.step_of(e.fields)
+        if isinstance(told, list) or e.pod not in s.failed_proofs:  # a sister of who proved says nothing of its own
+            names = [str(one)[:4] for one in told[:PARTIES]] if isinstance(told, list) else None
+            kept = MappingProxyType({"step": step, "suspects": names})
+            s = changed(s, failed_proofs=put(s.failed_proofs, e.pod, kept))
     elif e.event == "watchdog_dump":
         s = changed(s, watchdog_dumps=s.watchdog_dumps + 1)
     elif e.event == "exit" and (coord := str(e.fields.get("coord", ""))) in s.workers:

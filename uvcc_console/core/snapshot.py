@@ -345,6 +345,7 @@ class Snapshot:
     refused_checkpoints: Mapping[str, str] = field(default_factory=lambda: EMPTY)
     sample: str = ""  # what a finished language model wrote, in the pod's words
     repeated: Mapping[str, Any] = field(default_factory=lambda: EMPTY)  # of steps that a resume did again
+    failed_proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)  # by pod, of this phase
     watchdog_dumps: int = 0  # stalls that the workers' own watchdogs saw in this phase
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
     triage: tuple[TriageView, ...] = ()

@@ -159,6 +159,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         repeated=MappingProxyType({}) if fresh else s.repeated,
         refused_checkpoints=MappingProxyType({}),
         watchdog_dumps=0,
+        failed_proofs=MappingProxyType({}),
         facts=MappingProxyType({}),
         flight=None,
         waits=MappingProxyType({}),

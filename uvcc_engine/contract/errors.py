@@ -64,6 +64,10 @@ class FoundLiar(Protocol):
         """Who may have lied by what all three say."""
 
     @property
+    def own(self) -> tuple[int, ...]:
+        """Whom this party suspects by its own sight; empty where by its own numbers it is this party."""
+
+    @property
     def stated(self) -> Mapping[int, tuple[int, ...] | None]:
         """Whom each party suspects, None where it was silent."""
 

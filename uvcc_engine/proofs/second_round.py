@@ -94,17 +94,17 @@ class Dispute:
 class Finding:
     """What the second round found, at this party, which knows of itself that it did not lie.
 
-    ``suspects``: one of them lied. ``stated``: by party, whom it suspects by its own word, None where it was silent.
-    ``open_to``: who may have lied by the three statements alone, as a reader must see it who trusts that one at most
-    did. ``why``: what the only suspect did. ``own_fault``: this party's own statement does not hold by what it
-    holds itself, as on a machine that computes wrongly.
+    ``own``: whom it suspects by its own sight, empty where by its own numbers it is this party itself. ``suspects``:
+    one of them lied, by what the others state as well. ``stated``: by party, whom it suspects by its own word, None
+    where it was silent. ``open_to``: who may have lied by the three statements alone, as a reader must see it who
+    trusts that one at most did. ``why``: what the only suspect did.
     """
 
+    own: tuple[int, ...]
     suspects: tuple[int, ...]
     stated: Mapping[int, tuple[int, ...] | None]
     open_to: tuple[int, ...]
     why: str
-    own_fault: bool = False
 
     @property
     def named(self) -> int:
@@ -119,14 +119,14 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The same in words, without a full stop."""
-        if self.own_fault:
+        if not self.own:
             found = "in the second round this party's own statement does not hold by what it holds itself"
         elif self.named >= 0:
             found = f"the second round names party {self.named}: {self.why}"
         else:
             found = f"the second round leaves parties {' and '.join(map(str, self.suspects))}"
         cleared = [p for p in range(PARTIES) if p not in self.open_to]
-        if self.named < 0 and not self.own_fault and len(self.open_to) == 2:
+        if self.named < 0 and self.own and len(self.open_to) == 2:
             found += f", and clears party {cleared[0]} before all"
         for p in self.silent:
             found += f"; party {p} did not answer in it"
@@ -186,13 +186,13 @@ def _concluded(me: int, mine: _Suspicion, said: Mapping[int, tuple[int, ...] | N
     everybody = left(set(range(PARTIES)))
     if not mine.suspects:  # by its own numbers it is this party
         others = tuple(p for p in range(PARTIES) if p != me)
-        return Finding(others, stated, everybody or tuple(range(PARTIES)), NOTHING_FOUND, own_fault=True)
+        return Finding((), others, stated, everybody or tuple(range(PARTIES)), NOTHING_FOUND)
     found, why = left(set(mine.suspects)), mine.why
     if not found:  # two lied: nothing follows
         found = mine.suspects if len(mine.suspects) > 1 else tuple(p for p in range(PARTIES) if p != me)
     elif len(found) == 1 and len(mine.suspects) > 1:
         why = CONFESSED if said.get(found[0]) == () else ACCUSED
-    return Finding(found, stated, everybody or tuple(range(PARTIES)), why)
+    return Finding(mine.suspects, found, stated, everybody or tuple(range(PARTIES)), why)
 
 
 # -- what is stated ----------------------------------------------------------------------------------------------------

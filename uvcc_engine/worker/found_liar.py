@@ -19,14 +19,13 @@ def leave_finding(spec: WorkerSpec, admitted: Admission, table: StepConsensus, e
     What a peer sends counts only if it signed it and it is about this failure.
     """
     path = Path(spec.dir) / findings.file_name(admitted.coord)
-    suspects = found.stated[admitted.party] or ()
     mine = findings.SignedFinding(
         policy=admitted.policy.hash.hex(),
         coord=str(admitted.coord),
         attempt=spec.attempt,
         epoch=epoch,
-        suspects=list(suspects),
-        why=found.why if len(suspects) == 1 else "",
+        suspects=list(found.own),
+        why=found.why if len(found.own) == 1 else "",
     )
     record = findings.signed(mine, partial(admitted.identity.sign, findings.NAMESPACE))
     findings.write(path, admitted.policy, [record])

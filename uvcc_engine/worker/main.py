@@ -253,6 +253,7 @@ def _report(writer: RunWriter, step: int, error: UvccError) -> None:
         fields |= {"pair": [f"P{p}" for p in error.pair], "prover": error.prover, "step": step}
         if (found := error.finding) is not None:
             fields["named"] = f"P{found.named}" if found.named >= 0 else ""
+            fields["suspects"] = [f"P{p}" for p in found.own]
             fields["open_to"] = [f"P{p}" for p in found.open_to]
     elif isinstance(error, ProtocolError | PeerLostError):
         fields["party"] = error.party

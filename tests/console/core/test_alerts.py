@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
+from uvcc_console.core.failed_proofs import failed_proof
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 
@@ -197,6 +199,29 @@ def test_spending_a_dead_path_a_fork_and_a_config_that_was_not_planned() -> None
     later = 31.0
     assert {"spend_above_plan", "path_dead", "root_fork", "not_as_planned"} <= run.names(later)
     assert found(run.s, run.now, "not_as_planned").text == "seq_len is 1024, planned 2048"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"p0r0": ["P2"], "p1r0": ["P2"], "p2r0": ["P1"]}, "P2 lied, or computes wrongly, if at most one"),
+        ({"p0r0": ["P1", "P2"], "p1r0": []}, "P1 lied, or computes wrongly"),
+        ({"p0r0": ["P1"], "p1r0": ["P0"], "p2r0": ["P0", "P1"]}, "P0 or P1 lied, and P2 did not"),
+        ({"p0r0": ["P1", "P2"]}, "who lied does not follow"),
+        ({"p0r0": None, "p1r0": ["\x1b[31m", 7, {}]}, "P1 lied, or computes wrongly"),
+        ({"p0r0": ["P1"], "p1r0": ["P0"], "p2r0": []}, "who lied does not follow"),
+    ],
+)
+def test_a_failed_proof_says_who_may_have_lied_by_what_all_parties_report(said: dict[str, Any], words: str) -> None:
+    run = Healthy()
+    for pod, names in said.items():
+        fields = {"step": 7} | ({} if names is None else {"suspects": names})
+        run.add(ev.EngineEvent(pod=pod, level="error", event="proof_failed", fields=fields))
+    run.add(ev.EngineEvent(pod=next(iter(said)), level="error", event="proof_failed", fields={"step": 7}))
+    told = found(run.s, run.now, "proof_failed")
+    assert told.text.startswith("a proof of step 7 failed, and nothing of it was revealed")
+    assert words in told.text
+    assert failed_proof(fold([ev.PhaseStarted(phase="full", engine_run="again", steps=9, sid_job="")], run.s)) == ""
 
 
 def test_nothing_is_judged_while_the_run_is_held_or_over() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, normal, run_proved
+from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, lies_again, misnamed, normal, run_proved
 
 from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -68,6 +68,7 @@ class Found:
     noticed: list[Case] = field(default_factory=list)
     through: int = 0
     wrong: int = 0
+    second: Counter[str] = field(default_factory=Counter)
 
 
 def _run(name: str, dealer: int, seed: int = 0, **how: Any) -> Ending:
@@ -111,8 +112,10 @@ def _of_protocol(name: str, dealer: int, at: random.Random) -> Iterator[Case]:
                 yield Case(name, dealer, one[0], how, 0, message=one, other=other)
 
 
-def tell(case: Case, *, prove: bool, sent: list[Any] | None = None) -> Ending:
-    """A run in which one party tells the case's lie. ``sent``: gets all other messages, where it is on its way."""
+def tell(case: Case, *, prove: bool, sent: list[Any] | None = None, again: bool = False) -> Ending:
+    """A run in which one party tells the case's lie. ``sent``: gets all other messages, where it is on its way.
+    ``again``: it lies in the second round, too."""
+    second = lies_again(case.liar, random.Random(case.seed)) if again else None
     at = random.Random(case.seed)
     if case.message is None:
 
@@ -120,7 +123,9 @@ def tell(case: Case, *, prove: bool, sent: list[Any] | None = None) -> Ending:
             if number == case.number:
                 alter(data, case.how, at)
 
-        return _run(case.name, case.dealer, case.seed, prove=prove, liar=case.liar, stands_by=stands_by)
+        return _run(
+            case.name, case.dealer, case.seed, prove=prove, liar=case.liar, stands_by=stands_by, lie_again=second
+        )
     bodies = _bodies(case.name, case.dealer)
 
     def on_its_way(message: Message, body: bytes) -> bytes:
@@ -132,7 +137,7 @@ def tell(case: Case, *, prove: bool, sent: list[Any] | None = None) -> Ending:
             return bodies[case.other]
         return bodies[case.message] if message == case.other else body
 
-    return _run(case.name, case.dealer, prove=prove, lie=on_its_way)
+    return _run(case.name, case.dealer, prove=prove, lie=on_its_way, lie_again=second)
 
 
 def judge(case: Case, found: Found) -> None:
@@ -158,6 +163,23 @@ def judge(case: Case, found: Found) -> None:
     found.through += 1
     right = _right(case.name, case.dealer, case.seed if case.message is None else 0)
     found.wrong += not all(torch.equal(a, b) for a, b in zip(opened, right, strict=True))
+
+
+def judge_second(case: Case, found: Found) -> None:
+    """Tell the lie, and count what the second round finds, where the liar goes on in good faith and where not."""
+    kind = "stood by" if case.message is None else "to one peer"
+    for again in (False, True):
+        found.cases[f"{case.name} {kind}"] += 1
+        ended = tell(case, prove=True, again=again)
+        if misnamed(ended, case.liar):
+            found.misnamed.append(case)
+        errors = [e for p, e in enumerate(ended.errors) if p != case.liar and isinstance(e, ProofFailedError)]
+        named = sum(e.party == case.liar for e in errors)
+        cleared = bool(errors) and all(e.finding is not None and len(e.finding.open_to) == 2 for e in errors)
+        what = "no proof failed" if not errors else f"named by {named}"
+        what += ", the third one cleared" if cleared else ""
+        mode = "everything proved" if case.name in WHOLE else "products proved"
+        found.second[f"{mode}; {kind}; {'lies again' if again else 'in good faith'}: {what}"] += 1
 
 
 def _is_void(case: Case) -> bool:
@@ -191,6 +213,7 @@ def _report(found: Found, planned: int) -> dict[str, Any]:
         "by_proof": found.by_proof,
         "unnoticed_without_proof": found.through,
         "of_them_wrong": found.wrong,
+        "second_round": dict(sorted(found.second.items())),
         "by_kind": dict(sorted(found.cases.items())),
         **listed,
     }
@@ -202,6 +225,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--shard", default="0/1", help="K/N: the cases whose place modulo N is K")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=0, help="end after so many cases")
+    parser.add_argument("--second", action="store_true", help="only what the second round finds, twice for each case")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
@@ -209,7 +233,7 @@ def main(words: list[str]) -> int:
     mine = every_case(asked.seed)[shard::shards]
     found = Found()
     for number, case in enumerate(mine[: asked.most or None], 1):
-        judge(case, found)
+        (judge_second if asked.second else judge)(case, found)
         if number % 25 == 0 or number == len(mine):
             asked.out.write_text(json.dumps(_report(found, len(mine)), indent=1))
     asked.out.write_text(json.dumps(_report(found, len(mine)), indent=1))

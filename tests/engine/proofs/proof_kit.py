@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import PeerLostError, ProtocolError
+from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
 from uvcc_engine.model import im2col
 from uvcc_engine.model.layer_types.conv2d import Conv2d
 from uvcc_engine.model.shapes import Image
@@ -345,3 +345,35 @@ def altered(body: bytes, how: str, at: random.Random) -> bytes:
     value = int.from_bytes(body[start : start + size], "little")
     changed = value ^ error if how == "bit" else (value + error) % (1 << bits)
     return body[:start] + changed.to_bytes(size, "little") + body[start + size :]
+
+
+def lies_again(liar: int, at: random.Random) -> Callable[[Message, bytes], bytes]:
+    """What the liar says in the second round: noise in some place, nothing but zeros, another's name, a wrong size."""
+    how = at.choice(("noise", "zeros", "names", "short", "all"))
+    named = at.choice((*range(8), 255))
+
+    def lie(message: Message, body: bytes) -> bytes:
+        if message[0] != liar:
+            return body
+        if len(body) == 1:
+            return bytes([named]) if how in ("names", "all") else body
+        if how == "short":
+            return body[:-8]
+        if how == "zeros":
+            return bytes(len(body))
+        return altered(body, "random", at) if how in ("noise", "all") else body
+
+    return lie
+
+
+def misnamed(ended: Ending, liar: int) -> list[int]:
+    """The honest parties that suspect honest ones only, or leave a reader to think so."""
+    found = []
+    for party, error in enumerate(ended.errors):
+        if party == liar or not isinstance(error, ProofFailedError):
+            continue
+        finding = error.finding
+        sees = () if finding is None else (finding.own, finding.suspects, finding.open_to)
+        if not sees or not all(liar in one for one in sees) or error.party not in (-1, liar):
+            found.append(party)
+    return found

@@ -7,6 +7,7 @@ from typing import Final
 
 from uvcc_console.core import pod_states
 from uvcc_console.core.alerts.finding import ENOUGH, Finding, line, middle, training
+from uvcc_console.core.failed_proofs import failed_proof
 from uvcc_console.core.snapshot import Snapshot
 
 CREEP = 1.3
@@ -92,4 +93,12 @@ def root_fork(s: Snapshot, now: float) -> Iterator[Finding]:
         yield Finding("root_fork", s.fork, "F9; do not resume; keep both transcripts", level="error")
 
 
-DETECTORS = (memory_creep, disk_filling, spend_above_plan, path_dead, root_fork)
+def proof_failed(s: Snapshot, now: float) -> Iterator[Finding]:
+    """The proof of a step did not hold."""
+    if said := failed_proof(s):
+        yield Finding(
+            "proof_failed", said, "keep every finding_*.json; uvcc verify tells what is signed", level="error"
+        )
+
+
+DETECTORS = (memory_creep, disk_filling, spend_above_plan, path_dead, root_fork, proof_failed)

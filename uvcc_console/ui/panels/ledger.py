@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uvcc_console.core.failed_proofs import failed_proof
 from uvcc_console.core.shown import CHANGED, REFUTED
 from uvcc_console.core.snapshot import EpochAgreement, Snapshot
 from uvcc_console.ui.drawing.format import short
@@ -72,6 +73,7 @@ def ledger_lines(view: View, width: int, *, compact: bool = False) -> list[Line]
         return lines
     if s.fork:
         lines += wrap([(clean(s.fork), "bad")], width)
+    lines += wrap([(failed, "bad")], width) if (failed := failed_proof(s)) else []
     for party, roots in sorted(_roots(s).items()):
         room = max(1, (width - 9) // 14)
         shown = "  ".join(short(r, 12) for r in roots[:room])
@@ -120,6 +122,7 @@ def board_lines(view: View, width: int) -> list[Line]:
     lines: list[Line] = [agreement_line(view), history_line(view, width)]
     if s.fork:
         lines += wrap([(f" {g.differ} {clean(s.fork)} ", "alarm")], width)
+    lines += wrap([(failed, "bad")], width) if (failed := failed_proof(s)) else []
     places = sorted({coord_parts(c)[1:] for c in s.workers})
     each = max(16, min(40, (width - 12) // 3))
     if places:
