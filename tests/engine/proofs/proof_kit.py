@@ -243,9 +243,11 @@ def take_turns(planes: LocalPlanes, course: Callable[[Runtime], Turns[T]]) -> li
                 try:
                     there = planes.planes[party].arrived(progress.wants())
                 except (ProtocolError, PeerLostError) as why:
-                    waiting[party] = courses[party].throw(why)
                     moved = True
-                    continue
+                    if not progress.patient:
+                        waiting[party] = courses[party].throw(why)
+                        continue
+                    planes.wire.wait_s, there = 0.01, True  # what is not there will not come
                 if there or party == hurried:
                     hurried = -1
                     waiting[party] = next(courses[party])
@@ -255,7 +257,8 @@ def take_turns(planes: LocalPlanes, course: Callable[[Runtime], Turns[T]]) -> li
                 del waiting[party]
                 moved = True
         if not moved and (patient := [p for p, at in waiting.items() if at is not None and at.patient]):
-            planes.wire.wait_s, hurried, moved = 0.01, patient[0], True
+            hurried = min(patient, key=lambda p: planes.runtimes[p].rounds)  # who has waited longest
+            planes.wire.wait_s, moved = 0.01, True
         assert moved, f"parties {sorted(waiting)} wait for messages that nobody will send"
     return [results[party] for party in range(len(courses))]
 
@@ -350,7 +353,8 @@ def altered(body: bytes, how: str, at: random.Random) -> bytes:
 def lies_again(liar: int, at: random.Random) -> Callable[[Message, bytes], bytes]:
     """What the liar says in the second round: noise in some place, nothing but zeros, another's name, a wrong size."""
     how = at.choice(("noise", "zeros", "names", "short", "all"))
-    named = at.choice((*range(8), 255))
+    one, other = (1 << p for p in range(3) if p != liar)
+    named = at.choice((one, other, one | other, one, other, 0, 7, 255))
 
     def lie(message: Message, body: bytes) -> bytes:
         if message[0] != liar:

@@ -12,10 +12,12 @@ import pytest
 import torch
 from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, lies_again, misnamed, normal, run_proved
 
-from uvcc_engine.contract.errors import ProofFailedError
+from uvcc_engine.contract.errors import PeerLostError, ProofFailedError
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.local import LocalPlane
 from uvcc_engine.mpc.foundation.rounds import Round, exchanged
 from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs import second_round, step_proof
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.second_round import Finding
@@ -148,6 +150,23 @@ def test_a_party_that_keeps_silent_is_said_to_and_not_named_for_it() -> None:
         assert one.named == -1
         assert one.silent == (2,)
         assert "party 2 did not answer" in one.sentence
+
+
+def test_a_peer_that_can_no_longer_be_reached_does_not_hide_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = LocalPlane.send
+
+    def send(self: LocalPlane, dst: int, tag: Tag, payload: Any) -> None:
+        if tag.kind == kinds.FINDING and (self.party, dst) == (0, 2):
+            raise PeerLostError("party 2 is silent", party=2)
+        honest(self, dst, tag, payload)
+
+    monkeypatch.setattr(LocalPlane, "send", send)
+    ended = _run("sign", liar=2, stands_by=_stands_by(1, "one", 0))
+    found = _findings(ended, 2)
+    assert [found[p].named for p in (0, 1)] == [2, 2]
+    mine = ended.errors[2]
+    assert isinstance(mine, ProofFailedError)
+    assert "party 0 did not answer" in mine.what
 
 
 def test_nothing_runs_and_nothing_is_sent_where_no_proof_failed(monkeypatch: pytest.MonkeyPatch) -> None:

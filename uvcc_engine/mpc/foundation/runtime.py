@@ -70,6 +70,7 @@ class Runtime:
         self.prev = (party + 2) % 3
         self.plane = plane
         self.stream = self._program = stream
+        self._last_words = False
         self.device = torch.device(device)
         self.kernels = kernels_for(self.device)
         if prg not in STREAMS:
@@ -118,7 +119,7 @@ class Runtime:
                 "open a new session to resume a checkpoint, or take the next attempt",
             )
         self._epoch = epoch
-        self.stream = self._program
+        self.stream, self._last_words = self._program, False
         self._op = 0
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
@@ -127,8 +128,9 @@ class Runtime:
 
     def leave_program(self, stream: int) -> None:
         """Go on in a stream that no program uses, counting its messages from 0: nothing that a peer still sends or
-        waits for in the program is taken for what follows. There is no way back before the next epoch."""
-        self.stream = stream
+        waits for in the program is taken for what follows, and what does not reach a peer any more ends nothing. There
+        is no way back before the next epoch."""
+        self.stream, self._last_words = stream, True
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
 
@@ -214,7 +216,11 @@ class Runtime:
                 self._send(peer, *message)
 
     def _send(self, peer: int, kind: int, payload: memoryview) -> None:
-        self.plane.send(peer, Tag(self._epoch, self.stream, self._sent[peer], kind), payload)
+        try:
+            self.plane.send(peer, Tag(self._epoch, self.stream, self._sent[peer], kind), payload)
+        except (PeerLostError, ProtocolError):
+            if not self._last_words:
+                raise
         self._sent[peer] += 1
         self.bytes_sent += payload.nbytes
         self.messages += 1
