@@ -93,7 +93,7 @@ def exchanged(courses: Mapping[int, MpcProtocol[T]]) -> dict[int, T]:
             for to in courses
         }
         for party, one in rounds.items():
-            answers[party] = [next(sent[peer, party]) for peer, *_ in one.wants]  # type: ignore[assignment]
+            answers[party] = [next(sent[peer, party]) for peer, *_ in one.wants]
     return results
 
 
