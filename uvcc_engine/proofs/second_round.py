@@ -175,7 +175,7 @@ class _Suspicion:
 
 
 def _concluded(me: int, mine: _Suspicion, said: Mapping[int, tuple[int, ...] | None]) -> Finding:
-    stated = {me: mine.suspects} | said
+    stated: dict[int, tuple[int, ...] | None] = {me: mine.suspects, **said}
 
     def left(of: set[int]) -> tuple[int, ...]:
         for party, names in stated.items():
@@ -312,7 +312,7 @@ def _as_prover(dispute: Dispute, me: int, p: int, stated: Mapping[tuple[int, int
             found.only(p, OTHER_COINS)
             return
         same_coins &= same
-        first = dispute.replay(me, k, seed, list(words.split(1)))[0]
+        first = dispute.replay(me, k, seed, [words[n : n + 1] for n in range(count)])[0]
         right &= torch.equal(first.reshape(-1), numbers)
     if not dispute.common or not dispute.alike[p]:
         return

@@ -139,6 +139,93 @@ def test_no_honest_party_is_named_whatever_the_liar_says_in_the_second_round(nam
     assert two >= 4
 
 
+Captured = dict[int, tuple[Runtime, second_round.Dispute]]
+"""What each party brings to a second round."""
+
+
+def _captured(monkeypatch: pytest.MonkeyPatch, **how: Any) -> Captured:
+    """What the parties bring to the second round after a lie, so that the round alone can be run again and again."""
+    found: Captured = {}
+    honest = second_round.second_round_protocol
+
+    def capture(rt: Runtime, dispute: second_round.Dispute) -> Any:
+        found[rt.party] = rt, dispute
+        return (yield from honest(rt, dispute))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step_proof, "second_round_protocol", capture)
+        _run("sign", **how)
+    return found
+
+
+def _settled(captured: Captured, liar: int, lie: Callable[[int, torch.Tensor], torch.Tensor | None]) -> None:
+    """The second round with what ``lie`` makes of all that the liar says in it; no honest party names an honest one."""
+    courses = {p: second_round.second_round_protocol(*both) for p, both in captured.items()}
+    answers: dict[int, Any] = dict.fromkeys(courses)
+    for _ in range(2):
+        rounds = {p: course.send(answers[p]) for p, course in courses.items()}
+        for p, asked in rounds.items():
+            answers[p] = []
+            for peer, _, dtype, shape in asked.wants:
+                (data,) = (data for to, _, data in rounds[peer].sends if to == p)
+                got = lie(p, data.clone()) if peer == liar else data
+                fits = got is not None and (got.dtype, tuple(got.shape)) == (dtype, shape)
+                answers[p].append(got if fits else None)
+    for p, course in courses.items():
+        with pytest.raises(StopIteration) as end:
+            course.send(answers[p])
+        finding = end.value.value
+        assert p == liar or all(liar in one for one in (finding.own, finding.suspects, finding.open_to))
+
+
+def _whatever(at: random.Random) -> Callable[[int, torch.Tensor], torch.Tensor | None]:
+    """Another lie for each message: some words altered, exchanged or all of them random; any byte; nothing at all."""
+
+    def lie(to: int, data: torch.Tensor) -> torch.Tensor | None:
+        how = at.choice(("true", "words", "noise", "exchanged", "silent"))
+        if how == "silent" and at.random() < 0.8:
+            return data
+        if data.dtype == torch.uint8:
+            return data if how == "true" else torch.tensor([at.choice((*range(8), 255))], dtype=torch.uint8)
+        if how == "noise":
+            return torch.tensor([at.randrange(-(1 << 63), 1 << 63) for _ in range(len(data))])
+        for _ in range(at.randrange(1, 4) if how in ("words", "exchanged") else 0):
+            i, j = at.randrange(len(data)), at.randrange(len(data))
+            if how == "exchanged":
+                data[[i, j]] = data[[j, i]]
+            else:
+                data[i] ^= at.choice((1, 1 << 19, at.randrange(1 << 62)))
+        return None if how == "silent" else data
+
+    return lie
+
+
+TIMES = 4  # in a suite; thousands by hand
+
+
+def test_no_answer_in_a_second_round_makes_an_honest_party_name_an_honest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round alone, again and again: after a lie that the liar stands by, one on its way, and none at all."""
+    at = random.Random(11)
+    honest = step_proof._tell_protocol
+
+    def refused(rt: Runtime, verdicts: list[int], agree: bool) -> Any:
+        return honest(rt, [2 * bool(v) for v in verdicts] if rt.party == 0 else verdicts, agree)
+
+    cases: list[tuple[int, Captured]] = []
+    for liar in range(3):
+        cases.append((liar, _captured(monkeypatch, liar=liar, stands_by=_stands_by(at.randrange(6), "one", 1))))
+        messages = _honest("sign").step + [m for m in _honest("sign").proof if m[4] > 32]
+        chosen = at.choice([m for m in messages if m[0] == liar])
+        cases.append((liar, _captured(monkeypatch, lie=_only(chosen, "one"))))
+    monkeypatch.setattr(step_proof, "_tell_protocol", refused)
+    cases.append((0, _captured(monkeypatch)))
+    for liar, captured in cases:
+        assert len(captured) == 3
+        with torch.inference_mode():
+            for _ in range(TIMES):
+                _settled(captured, liar, _whatever(at))
+
+
 def test_a_party_that_keeps_silent_is_said_to_and_not_named_for_it() -> None:
     def nothing(message: Message, body: bytes) -> bytes:
         return body if message[0] != 2 or message[3] != kinds.FINDING else b"??"
