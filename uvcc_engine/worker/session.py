@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -178,7 +179,8 @@ class WorkerSession:
         if isinstance(error, ProofFailedError) and self._mark is not None:
             self._mark.refute()
             if error.finding is not None:
-                leave_finding(self._spec, self._admitted, self._table, self._rt.epoch, error.finding)
+                with contextlib.suppress(UvccError, OSError):  # a full disk must not hide what is told anyway
+                    leave_finding(self._spec, self._admitted, self._table, self._rt.epoch, error.finding)
 
     def close(self) -> None:
         """Release the transcript files and end the checkpoints' thread. Harmless twice."""
