@@ -178,6 +178,19 @@ def test_the_board_marks_the_forked_epoch() -> None:
     assert board.count("· 41") == 3
 
 
+def test_ledger_and_board_say_whose_lie_a_failed_proof_was() -> None:
+    story = Story(steps=4)
+    for pod, names in (("p0r0", ["P1"]), ("p1r0", ["P0"]), ("p2r0", ["P0", "P1"])):
+        fields = {"step": 3, "suspects": names, "named": "", "open_to": ["P0", "P1"], "pair": ["P0", "P1"]}
+        story.add(ev.EngineEvent(pod=pod, level="error", event="proof_failed", fields=fields))
+    view = view_of(story)
+    for lines in (ledger.ledger_lines(view, 150), ledger.board_lines(view, 150)):
+        assert "a proof of step 3 failed, and nothing of it was revealed: P0 or P1 lied, and P2 did not" in text_of(
+            lines
+        )
+    assert "a proof failed at step 3: P0 or P1 lied; nothing of the step was revealed" in view.snap.log[-1].text
+
+
 def test_the_board_shows_result_hash_and_sessions() -> None:
     board = text_of(ledger.board_lines(view_of(Story(steps=4).finished()), 150))
     assert digest("result") in board
