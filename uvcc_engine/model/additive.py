@@ -7,13 +7,27 @@ one unit of a single truncation, however many terms there were.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from uvcc_engine.mpc.foundation.roles import roles
-from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.products.arithmetic import integer_scale, partners, terms
+from uvcc_engine.mpc.products.arithmetic import (
+    DEALER,
+    add,
+    add_ring,
+    integer_scale,
+    matmul_protocol,
+    partners,
+    rescale_protocol,
+    terms,
+)
 from uvcc_engine.mpc.products.truncation import truncate_product_protocol
+
+Linear = Callable[[Tensor], Tensor]
+"""A public linear map of ring elements."""
 
 
 def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
@@ -26,22 +40,52 @@ def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
     return rt.kernels.right_factor(partners(role, y), x.shape[0])(terms(role, x))
 
 
-def public_product(rt: Runtime, x: Share, factor: Tensor, added: Tensor | None = None) -> Tensor:
-    """This party's additive term of ``x @ factor + added`` for public ring elements at scale ``x.f``. Local.
+def public_product_protocol(
+    rt: Runtime,
+    x: Share,
+    factor: Tensor,
+    added: Tensor | None = None,
+    *,
+    after: Linear | None = None,
+    also: tuple[Share, Share] | None = None,
+) -> MpcProtocol[Share]:
+    """``x @ factor + added`` for public ring elements at the scale of ``x``: 2 rounds, 40 bytes a number.
 
-    One local product, where a secure one takes five of three parties; it may be added to terms of :func:`product` for
-    any dealer. ``x``: [m, k]; ``factor``: [k, n]; ``added``: spread to [m, n].
+    ``x``: [m, k]; ``factor``: [k, n]; ``added``: spread to [m, n]. ``after``: a public linear map of the outcome.
+    ``also``: two shares whose secret product is added, in the same truncation; where products are proved it is a claim
+    of its own, truncated by itself. One local product, where a secure one takes five of three parties.
     """
-    return _with_public(rt, x, rt.kernels.right_factor([factor], x.shape[0])([x.first]), added)
+
+    def local(t: Tensor) -> Tensor:
+        found = rt.kernels.right_factor([factor], t.shape[0])([t])
+        return found if after is None else after(found)
+
+    return (yield from _public_protocol(rt, x, local, added, also))
 
 
-def public_scaling(rt: Runtime, x: Share, factor: Tensor, added: Tensor | None = None) -> Tensor:
-    """The same element by element: ``x * factor + added``, shapes spread. Local."""
-    return _with_public(rt, x, x.first * factor, added)
+def public_scaling_protocol(rt: Runtime, x: Share, factor: Tensor, added: Tensor | None = None) -> MpcProtocol[Share]:
+    """The same element by element: ``x * factor + added``, shapes spread. 2 rounds."""
+    return (yield from _public_protocol(rt, x, lambda t: t * factor, added, None))
 
 
-def _with_public(rt: Runtime, x: Share, term: Tensor, added: Tensor | None) -> Tensor:
-    return term if added is None or rt.party != 0 else term + (added << x.f)
+def _public_protocol(
+    rt: Runtime, x: Share, local: Linear, added: Tensor | None, also: tuple[Share, Share] | None
+) -> MpcProtocol[Share]:
+    """A public linear map doubles the scale; where products are proved both components go through it, so that what is
+    truncated is a share."""
+    if rt.ledger is None:
+        term = local(x.first)
+        if added is not None and rt.party == 0:
+            term = term + (added << x.f)
+        if also is not None:
+            term = term + product(rt, *also, DEALER)
+        return (yield from settle_protocol(rt, term, x.f, x.f, DEALER))
+    whole = x.map(local).with_f(2 * x.f)
+    whole = whole if added is None else add_ring(rt, whole, added << x.f)
+    steps: list[MpcProtocol[Share]] = [rescale_protocol(rt, whole, x.f)]
+    steps += [] if also is None else [matmul_protocol(rt, *also)]
+    first, *rest = yield from par(*steps)
+    return add(first, rest[0]) if rest else first
 
 
 def settle_protocol(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: float = 1.0) -> MpcProtocol[Share]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from uvcc_engine.model.functions import EXP_SCALE, to_exp_scale_protocol
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol, max_protocol
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
@@ -18,7 +16,7 @@ from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.functions import exponential, softmax
 from uvcc_engine.mpc.functions.exponential import INVERSE, LOG, SUM_LIMIT, exp_protocol
 from uvcc_engine.mpc.functions.nonlinear import divide_protocol, log_protocol
-from uvcc_engine.mpc.products.arithmetic import dot_protocol, mul_protocol, product_with_protocol, rescale_protocol, sub
+from uvcc_engine.mpc.products.arithmetic import dot_protocol, mul_protocol, rescale_protocol, sub
 
 _LEAST = 1.0 - 2.0**-8  # the largest power is 1, up to rounding
 
@@ -129,14 +127,7 @@ def total_square_protocol(rt: Runtime, difference: Share, grad: Share | None = N
 
     The difference itself is the gradient of the summed loss, unless rows are weighted: then it is ``grad``.
     """
-    return (yield from product_with_protocol(rt, difference if grad is None else grad, difference, _dot, scale=0.5))
-
-
-def mean_square_protocol(rt: Runtime, difference: Share, grad: Share | None = None) -> MpcProtocol[float]:
-    """Open the mean over the rows of :func:`total_square_protocol`: 3 rounds."""
-    total = yield from total_square_protocol(rt, difference, grad)
-    opened = yield from open_ring_protocol(rt, total)
-    return float(opened.item()) / 2.0**difference.f / difference.shape[0]
+    return (yield from dot_protocol(rt, difference if grad is None else grad, difference, scale=0.5))
 
 
 def correct_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[int]:
@@ -147,7 +138,3 @@ def correct_protocol(rt: Runtime, logits: Share, targets: Share) -> MpcProtocol[
     hits = yield from hits_protocol(rt, logits, targets)
     opened = yield from open_ring_protocol(rt, hits)
     return int(opened.item()) >> targets.f
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum().reshape(1)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch as torch
 
     from uvcc_engine.model.additive import product as product
-    from uvcc_engine.model.additive import public_product as public_product
-    from uvcc_engine.model.additive import public_scaling as public_scaling
+    from uvcc_engine.model.additive import public_product_protocol as public_product_protocol
+    from uvcc_engine.model.additive import public_scaling_protocol as public_scaling_protocol
     from uvcc_engine.model.additive import settle_protocol as settle_protocol
     from uvcc_engine.model.functions import to_exp_scale_protocol as to_exp_scale_protocol
     from uvcc_engine.model.losses import powers_protocol as powers_protocol
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.comparisons.maximum import matmul_max_protocol as matmul_max_protocol
     from uvcc_engine.mpc.comparisons.maximum import max_and_place_protocol as max_and_place_protocol
     from uvcc_engine.mpc.comparisons.maximum import max_protocol as max_protocol
+    from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol as drelu_arithmetic_protocol
     from uvcc_engine.mpc.comparisons.selection import matmul_relu_protocol as matmul_relu_protocol
     from uvcc_engine.mpc.comparisons.selection import relu_protocol as relu_protocol
     from uvcc_engine.mpc.foundation.roles import roles as roles
@@ -59,7 +60,7 @@ _ARITHMETIC: Final = (
     "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
 )
 _NAMES: Final = {
-    "model.additive": "product public_product public_scaling settle_protocol",
+    "model.additive": "product public_product_protocol public_scaling_protocol settle_protocol",
     "model.functions": "to_exp_scale_protocol",
     "model.losses": "powers_protocol product_powers_protocol",
     "mpc.functions.activations": "gelu_protocol sigmoid_protocol",
@@ -71,7 +72,7 @@ _NAMES: Final = {
     "mpc.functions.normalize": "normalize_protocol normalize_gradient_protocol rsqrt_protocol",
     "mpc.foundation.roles": "roles",
     "mpc.foundation.runtime": "par",
-    "mpc.comparisons.selection": "matmul_relu_protocol relu_protocol",
+    "mpc.comparisons.selection": "drelu_arithmetic_protocol matmul_relu_protocol relu_protocol",
     "mpc.foundation.share": "Share cat encode",
     "mpc.functions.softmax": "powers_fit",
 }

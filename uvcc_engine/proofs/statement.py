@@ -31,6 +31,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import (
     LINEAR,
     MATMUL,
     PATCHES,
+    SUMMED,
     ProductNotes,
     TruncationNotes,
 )
@@ -177,6 +178,8 @@ def sizes_of(notes: list[ProductNotes], claims: Sequence[BilinearClaim], q: int)
             elements += 2 * one.x.shape[1] * (one.x.shape[0] // one.z.shape[0])
         elif one.form == ELEMENTWISE:
             equations.append((2, one.count))
+        elif one.form == SUMMED:
+            equations.append((2 * one.x.shape[-1], one.count))
     summed = not equations and not elements and bool(notes)  # sums alone: a zero stands for what is multiplied
     return Sizes(tuple(equations), elements + summed)
 
@@ -237,7 +240,7 @@ def _product(
         _add(found, who, after=weights.of(own - who.sent(notes) if to_next else own))
     if isinstance(weights, _MatrixWeights):
         _matrix(at, notes, who, weights, found, deals, to_next)
-    elif notes.form == ELEMENTWISE:
+    elif notes.form in (ELEMENTWISE, SUMMED):
         _entries(notes, who, weights, found, deals, to_next)
 
 
@@ -298,21 +301,30 @@ def _matrix(
 def _entries(
     notes: ProductNotes, who: _Prover, w: _Weights, found: ProverStatement, deals: bool, to_next: bool
 ) -> None:
-    """The same entry by entry."""
-    y, shape = known(notes.y), notes.z.shape
+    """The same entry by entry; of sums of products every summand is a term of the entry."""
+    y, summed = known(notes.y), notes.form == SUMMED
+    shape = notes.x.shape if summed else notes.z.shape
 
     def both(index: int) -> tuple[Tensor, Tensor]:
         return who.component(notes.x, index).expand(shape), who.component(y, index).expand(shape)
 
+    def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (*x.unbind(-1), *y.unbind(-1)) if summed else (x, y)
+
+    def alone(x: Tensor, y: Tensor) -> Tensor:
+        """What one of the two verifiers knows of all products."""
+        product = x * y
+        return (product.sum(-1) if summed else product) * notes.factor
+
     before = after = None
     if who.before:
         x_part, y_part = both(0)
-        before = (x_part * notes.factor, y_part * notes.factor)
+        before = terms(x_part * notes.factor, y_part * notes.factor)
         if not who.after and (notes.dealer is None or deals):
-            _add(found, who, before=w.of(x_part * y_part * notes.factor))
+            _add(found, who, before=w.of(alone(x_part, y_part)))
     if who.after:
         x_part, y_part = both(1)
-        after = (y_part, x_part)
+        after = terms(y_part, x_part)
         if not who.before and (deals or to_next):
-            _add(found, who, after=w.of(x_part * y_part * notes.factor))
+            _add(found, who, after=w.of(alone(x_part, y_part)))
     found.blocks.append(w.block(before, after))

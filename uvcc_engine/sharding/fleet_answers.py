@@ -4,7 +4,7 @@ Each replica answers its slice of the rows. Where the accuracy alone is revealed
 one worker of each party opens the sum. For any other metric the answers, still shared, are gathered at that worker
 within its party, which computes it as a party of one worker does.
 
-Where products are proved, the sum is opened once the proofs of all workers have passed; nothing else has a proof.
+Where products are proved, what is opened waits for the proofs of all workers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.private_job import METRICS
+from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
 from uvcc_engine.model import losses
-from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
-from uvcc_engine.model.learning.validating import validate_protocol
+from uvcc_engine.model.learning.answer_metrics import measure_protocol
+from uvcc_engine.model.learning.measured import Measured, opened_protocol
+from uvcc_engine.model.learning.validating import validations_protocol
+from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.model.parts import gather_rows
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
-from uvcc_engine.mpc.foundation.runtime import MpcProtocol
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.products.arithmetic import public
 from uvcc_engine.parallel.pipeline import FORWARD
@@ -33,6 +34,7 @@ from uvcc_engine.sharding.stage_passes import Pass, StagePart, forward_protocol
 _EVAL_ROWS: Final = 256
 AtEnd = Callable[[Pass, Share, Tensor], MpcProtocol[Share]]
 """What the last stage does with its inputs for some rows: what it gives is kept."""
+Measure = Callable[[Runtime, PrivateJob, ModelSpec, Share, Share], MpcProtocol[list[Measured]]]
 
 
 def evaluate(fleet: FleetPart, prove: Callable[[], None]) -> dict[str, float]:
@@ -46,31 +48,32 @@ def evaluate(fleet: FleetPart, prove: Callable[[], None]) -> dict[str, float]:
     if listed == {"accuracy"} and fleet.model.classes > 1:
         rows = int(fleet.tensors["test_x"].shape[0])
         return {"accuracy": count_correct(fleet, prove) / (rows * fleet.model.positions)}
-    _check_proofless(fleet)
-    outputs, rt = _outputs(fleet, "test", 0), fleet.runtimes.main
-    if not fleet.opener or outputs is None:
-        return fleet.told_all(None)
-    targets = fleet.tensors["test_y"].reshape(-1, fleet.model.classes)
-    return fleet.told_all(rt.run(evaluate_protocol(rt, fleet.job, fleet.model, outputs, targets)))
+    measured = _measured(fleet, "test", 0, measure_protocol)
+    prove()
+    return opened(fleet, measured)
 
 
-def validate(fleet: FleetPart) -> dict[str, float]:
-    """Open the numbers of validation that the job lists, by name, after a step and within its epoch.
+def measure_validation(fleet: FleetPart) -> list[Measured]:
+    """The numbers of validation that the job lists, still shared, after a step and within its epoch; at the worker that
+    opens them, and empty at all others.
 
     The passes take streams behind those of the step's microbatches. All workers call it together.
     """
-    _check_proofless(fleet)
-    outputs, rt = _outputs(fleet, "val", fleet.groups.place.topology.microbatches), fleet.runtimes.main
+    return _measured(fleet, "val", fleet.groups.place.topology.microbatches, validations_protocol)
+
+
+def opened(fleet: FleetPart, measured: list[Measured]) -> dict[str, float]:
+    """Open what was measured; everybody in the party is told. All workers call it together."""
+    rt = fleet.runtimes.main
+    return fleet.told_all(rt.run(opened_protocol(rt, measured)) if fleet.opener else None)
+
+
+def _measured(fleet: FleetPart, part: str, first: int, measure: Measure) -> list[Measured]:
+    outputs, rt = _outputs(fleet, part, first), fleet.runtimes.main
     if not fleet.opener or outputs is None:
-        return fleet.told_all(None)
-    targets = fleet.tensors["val_y"].reshape(-1, fleet.model.classes)
-    return fleet.told_all(rt.run(validate_protocol(rt, fleet.job, fleet.model, outputs, targets)))
-
-
-def _check_proofless(fleet: FleetPart) -> None:
-    """Refuse what a proved training has no proof of, before anything of it is computed: the plan refused it, too."""
-    if fleet.job.proves:
-        raise ConfigError(f"proofs of what {', '.join(fleet.job.reveal)} reveal", "reveal the accuracy alone")
+        return []
+    targets = fleet.tensors[f"{part}_y"].reshape(-1, fleet.model.classes)
+    return rt.run(measure(rt, fleet.job, fleet.model, outputs, targets))
 
 
 def count_correct(fleet: FleetPart, prove: Callable[[], None]) -> int:
@@ -88,8 +91,8 @@ def count_correct(fleet: FleetPart, prove: Callable[[], None]) -> int:
     hits = [public(main, torch.zeros(1), f=fleet.job.frac_bits), *_through(fleet, "test", 0, hits_protocol)]
     total = fleet.summed(hits) if fleet.pipe.last else None
     prove()
-    opened = main.run(open_ring_protocol(main, total)) if fleet.opener and total is not None else None
-    return int(fleet.told(None if opened is None else int(opened.item()) >> fleet.job.frac_bits))
+    found = main.run(open_ring_protocol(main, total)) if fleet.opener and total is not None else None
+    return int(fleet.told(None if found is None else int(found.item()) >> fleet.job.frac_bits))
 
 
 def _outputs(fleet: FleetPart, part: str, first: int) -> Share | None:

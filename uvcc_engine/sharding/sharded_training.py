@@ -30,6 +30,7 @@ from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
+from uvcc_engine.model.learning.measured import Measured
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
@@ -159,15 +160,29 @@ class ParallelTrainer:
         self._overlap.run(self._passages(rows, reveal, gantt))
         self._pipe.finish()
         began = time.time()
-        loss, proved = self._update(step, reveal)
+        total, opened = self._update(step, reveal)
         gantt.ticks.append((UPDATE, 0, began, time.time()))
         coord = str(place.coord)
         for name in ("fwd_open_ok", "bwd_open_ok"):
             self._on_event(name, {"coord": coord, "step": step, "count": size.microbatches})
         if step == min(1, self._job.steps - 1):
             self._tell(gantt, step)
-        validated = self._validated(step + 1) if self._job.validates(step) else {}
-        return StepResult(loss, proved, validated=validated)
+        return self._told(step, total, opened, reveal=reveal)
+
+    def _told(self, step: int, total: Share | None, opened: Tensor | None, *, reveal: bool) -> StepResult:
+        """What the step tells: where it is proved, all of it is first, the validation after it included."""
+        main = self._runtimes.main
+        validates = self._job.validates(step)
+        measured = fleet_answers.measure_validation(self._fleet) if validates else []
+        proved: ProvedStep | None = None
+        if self._settled is not None:
+            proved = prove_together(self._runtimes, self._groups)
+            opened = main.run(self._opening_protocol(total if self._fleet.opener else None))
+        loss = None
+        if reveal:
+            mine = None if opened is None or total is None else float(opened.item()) / 2.0**total.f
+            loss = self._fleet.told(mine) / (self._whole_job.batch * self._model.positions)
+        return StepResult(loss, proved, self._validated(step + 1, measured) if validates else {})
 
     def _my_batch(self, step: int) -> Tensor:
         size = self._groups.place.topology
@@ -259,9 +274,9 @@ class ParallelTrainer:
 
     # -- the update --------------------------------------------------------------------------------------------------
 
-    def _update(self, step: int, reveal: bool) -> tuple[float | None, ProvedStep | None]:
-        """Sum the gradients over the replicas, truncate this replica's slice, gather, apply; open the loss beside, or
-        after all is proved."""
+    def _update(self, step: int, reveal: bool) -> tuple[Share | None, Tensor | None]:
+        """Sum the gradients over the replicas, truncate this replica's slice, gather, apply; the summed loss, and
+        opened beside it, unless that waits until all is proved."""
         groups = self._groups
         slices = self._gradients.slices() if self._settled is None else self._settled.slices()
         if self._first_sum:
@@ -269,28 +284,18 @@ class ParallelTrainer:
             if groups.dp.size > 1:
                 self._on_event("dp_ok", {"coord": str(groups.place.coord)})
         total = self._fleet.summed(self._losses) if reveal and self._pipe.last else None
-        opening = partial(self._opening_protocol, total if self._fleet.opener else None)
-        opened: Tensor | None
-        proved: ProvedStep | None = None
-        if self._settled is None:
-            opened = self._optimizer.update(step, slices, opening())
-        else:
-            self._optimizer.update(step, slices, self._opening_protocol(None))
-            proved = prove_together(self._runtimes, groups)
-            opened = self._runtimes.main.run(opening())
-        if not reveal:
-            return None, proved
-        told = None if opened is None or total is None else float(opened.item()) / 2.0**total.f
-        return self._fleet.told(told) / (self._whole_job.batch * self._model.positions), proved
+        now = total if self._fleet.opener and self._settled is None else None
+        opened: Tensor | None = self._optimizer.update(step, slices, self._opening_protocol(now))
+        return total, opened
 
     def _opening_protocol(self, loss: Share | None) -> MpcProtocol[Tensor | None]:
         return None if loss is None else (yield from open_ring_protocol(self._runtimes.main, loss))
 
     # -- what is opened of rows held out -----------------------------------------------------------------------------
 
-    def _validated(self, done: int) -> dict[str, float]:
+    def _validated(self, done: int, measured: list[Measured]) -> dict[str, float]:
         """Open the numbers of validation after ``done`` steps, and note by them which weights are the best."""
-        found = fleet_answers.validate(self._fleet)
+        found = fleet_answers.opened(self._fleet, measured)
         if WATCHED in found and self.validations.add(done, found[WATCHED]) and self._job.keep_best:
             self._best[:] = self._copied()
         return found

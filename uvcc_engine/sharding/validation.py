@@ -24,16 +24,26 @@ from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, Relu, find_model
 from uvcc_engine.model.layer_spec import LayerSpec
+from uvcc_engine.model.layer_types.adapted import Adapted
+from uvcc_engine.model.layer_types.affine import Affine
 from uvcc_engine.model.layer_types.attention import Attention
+from uvcc_engine.model.layer_types.batch_norm import BatchNorm
+from uvcc_engine.model.layer_types.branches import Branches, Chain
 from uvcc_engine.model.layer_types.conv2d import Conv1d
+from uvcc_engine.model.layer_types.dropout import Dropout
 from uvcc_engine.model.layer_types.embedding import Embedding
 from uvcc_engine.model.layer_types.gelu import Gelu
 from uvcc_engine.model.layer_types.layer_norm import LayerNorm
 from uvcc_engine.model.layer_types.leaky_relu import LeakyRelu
+from uvcc_engine.model.layer_types.places import LinePlaces, Prefix
+from uvcc_engine.model.layer_types.public import Public, Started
+from uvcc_engine.model.layer_types.rearrange import Rearrange
+from uvcc_engine.model.layer_types.reduce import Reduce, Softmax
 from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.model.layer_types.rms_norm import RmsNorm
 from uvcc_engine.model.layer_types.smooth import Sigmoid, Silu, Tanh
-from uvcc_engine.model.layer_types.trees import MOST_ROWS, trees_of
+from uvcc_engine.model.layer_types.tied import Tied
+from uvcc_engine.model.layer_types.trees import MOST_ROWS, Trees, trees_of
 from uvcc_engine.model.shapes import check_shared
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import check_units
@@ -47,8 +57,12 @@ OF_ONE_WORKER: Final = ("overflow", "val_overflow", STANDARD_ERRORS)
 """What only a training with one worker per party can reveal."""
 MOST_COLUMNS: Final = 256
 """Of a regression with standard errors: their matrix has the square of it."""
-_CURVES: Final = (Relu, LeakyRelu, Gelu, Sigmoid, Tanh, Silu)
-PROVED_LAYERS: Final = (Dense, Conv2d, Conv1d, Pool, *_CURVES, Residual, LayerNorm, RmsNorm, Embedding, Attention)
+PROVED_LAYERS: Final = (
+    *(Dense, Conv2d, Conv1d, Pool, Relu, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Softmax, Attention, Embedding, Trees),
+    *(LayerNorm, RmsNorm, BatchNorm, Dropout, Affine, LinePlaces, Prefix, Rearrange, Reduce),
+    *(Residual, Branches, Chain, Tied, Adapted, Public, Started),
+)
+"""Layers all of whose messages have a proof; one from elsewhere may send some that have none."""
 
 
 def fit_model(
@@ -99,28 +113,15 @@ def fit_model(
 
 
 def check_provable(job: PrivateJob, model: ModelSpec) -> None:
-    """Refuse (ConfigError naming it) what ``job.verify`` cannot prove yet: nothing is computed without a proof then."""
+    """Refuse (ConfigError naming it) what ``job.verify`` cannot prove: nothing is computed without a proof then."""
     if not job.proves:
         return
-    odd = [
-        f"job.{name} {value!r}"
-        for name, value, proved in (
-            ("optimizer", job.optimizer, "sgd"),
-            ("objective", job.objective, "cross-entropy"),
-            ("clip_norm", job.clip_norm, 0.0),
-            ("standardise", job.standardise, False),
-        )
-        if value != proved
-    ]
-    told = (*METRICS[1:], *VALIDATIONS, STANDARD_ERRORS)
-    odd += [f"job.reveal {name!r}" for name in told if name in job.reveal]
-    odd += [f"job.device {job.device!r}"] if job.device == "cuda" else []
+    odd = [f"job.device {job.device!r}"] if job.device == "cuda" else []
     odd += [f"layer {type(layer).__name__}" for layer in _all_layers(model.layers) if type(layer) not in PROVED_LAYERS]
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
-            "verify: off, or dense and convolutional layers, embeddings, attention, norms of rows, pooling, activations"
-            " and residuals, trained by SGD on the cross-entropy or asked, on processors",
+            "verify: off, or the layers that UVCC brings along, on processors",
         )
 
 
@@ -128,7 +129,7 @@ def _all_layers(layers: Sequence[LayerSpec]) -> Iterator[LayerSpec]:
     """Layers, and those within them."""
     for layer in layers:
         yield layer
-        yield from _all_layers(layer.inner)
+        yield from _all_layers([layer.layer] if isinstance(layer, Public | Started) else layer.inner)
 
 
 def check_regression(job: PrivateJob, model: ModelSpec) -> None:

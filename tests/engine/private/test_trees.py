@@ -166,7 +166,6 @@ def test_a_checkpoint_goes_on_to_the_same_trees() -> None:
         ({"optimizer": "adam"}, "job.optimizer 'adam' with trees"),
         ({"steps": 4}, "job.steps is 4, one for each of 2 trees"),
         ({"objective": "huber", "reveal": ["loss"]}, "objective 'huber' with trees"),
-        ({"verify": "proofs"}, "there is no proof of"),
         ({"trees": {"depth": 9}}, "trees of depth 9"),
         ({"trees": {"l2": 0.0}}, "trees with l2 0"),
         ({"trees": {"deep": 2}}, "unknown key 'deep'"),

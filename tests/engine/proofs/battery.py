@@ -18,13 +18,25 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, lies_again, misnamed, normal, run_proved
+from proof_kit import (
+    LEARNED,
+    PROTOCOLS,
+    WHOLE,
+    Ending,
+    Message,
+    alter,
+    altered,
+    lies_again,
+    misnamed,
+    normal,
+    run_proved,
+)
 
 from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -35,7 +47,7 @@ SHAPED = {
     "patches": (normal(1, 8, 3), normal(2, 3, 4)),
     "batched": (normal(1, 2, 2, 3, 4), normal(2, 2, 2, 4, 3)),
 }
-ALL = PROTOCOLS | WHOLE
+ALL = PROTOCOLS | WHOLE | LEARNED
 ERRORS = ("one", "top", "random", "bit", "swapped", "all")
 RING = GaloisRing(31)  # misses one lie in millions
 
@@ -74,7 +86,7 @@ class Found:
 def _run(name: str, dealer: int, seed: int = 0, **how: Any) -> Ending:
     build = functools.partial(ALL[name], dealer=dealer)
     inputs = SHAPED.get(name, INPUTS)
-    return run_proved(build, inputs, ring=RING, everything=name in WHOLE, seed=seed, **how)
+    return run_proved(build, inputs, ring=RING, everything=name not in PROTOCOLS, seed=seed, **how)
 
 
 @functools.lru_cache(256)
@@ -90,10 +102,10 @@ def _bodies(name: str, dealer: int, seed: int = 0) -> dict[Message, bytes]:
     return bodies
 
 
-def every_case(seed: int) -> list[Case]:
+def every_case(seed: int, names: Sequence[str] = tuple(ALL)) -> list[Case]:
     """All cases, shuffled."""
     at = random.Random(f"battery {seed}")
-    found = [case for name in ALL for dealer in range(3) for case in _of_protocol(name, dealer, at)]
+    found = [case for name in names for dealer in range(3) for case in _of_protocol(name, dealer, at)]
     at.shuffle(found)
     return found
 
@@ -224,13 +236,14 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description="tell every lie of the battery")
     parser.add_argument("--shard", default="0/1", help="K/N: the cases whose place modulo N is K")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=list(ALL), choices=list(ALL), help="these protocols alone")
     parser.add_argument("--most", type=int, default=0, help="end after so many cases")
     parser.add_argument("--second", action="store_true", help="only what the second round finds, twice for each case")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
     shard, shards = (int(part) for part in asked.shard.split("/"))
-    mine = every_case(asked.seed)[shard::shards]
+    mine = every_case(asked.seed, asked.only)[shard::shards]
     found = Found()
     for number, case in enumerate(mine[: asked.most or None], 1):
         (judge_second if asked.second else judge)(case, found)

@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
-from uvcc_engine.model import im2col
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.model import additive, im2col
+from uvcc_engine.model.layer_types import trees
 from uvcc_engine.model.layer_types.conv2d import Conv2d
+from uvcc_engine.model.learning import answer_metrics, clipping, objectives, optimizers
+from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.model.shapes import Image
 from uvcc_engine.mpc.comparisons import gated, maximum, proved_bits, selection
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, ProtocolTask, Runtime
-from uvcc_engine.mpc.foundation.share import Share, share_of, split
-from uvcc_engine.mpc.functions import exponential
+from uvcc_engine.mpc.foundation.share import Share, cat, share_of, split
+from uvcc_engine.mpc.functions import exponential, normalize, order_statistics
 from uvcc_engine.mpc.products import arithmetic
+from uvcc_engine.mpc.products.summed import summed_products_protocol
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.folding import BIT_DEGREE
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -85,6 +90,10 @@ def _scaled(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Shar
     return (yield from arithmetic.matmul_protocol(rt, x, y, scale=3 * 2.0**-16, dealer=dealer))
 
 
+def _summed(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from summed_products_protocol(rt, x, y.T, -1, scale=0.25, dealer=dealer))
+
+
 PROTOCOLS: dict[str, Callable[..., MpcProtocol[Share]]] = {
     "matmul": arithmetic.matmul_protocol,
     "batched": arithmetic.matmul_protocol,  # several products at once, by the shape of what is multiplied
@@ -95,6 +104,7 @@ PROTOCOLS: dict[str, Callable[..., MpcProtocol[Share]]] = {
     "rescaled": _rescaled,
     "gated": _gated,
     "patches": _patches,
+    "summed": _summed,
 }
 
 
@@ -125,6 +135,79 @@ WHOLE: dict[str, Callable[..., MpcProtocol[Share]]] = {
     "power": _power,
 }
 """Protocols with secret bits, which are proved where everything is."""
+
+
+def _adam(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """Adam's step from a gradient and a first moment: squares, an inverse root, a product."""
+    second = arithmetic.public(rt, torch.full(x.shape, 0.5), f=optimizers.second_bits(16))
+    moved = yield from optimizers.adam_moments_protocol(rt, PrivateJob(optimizer="adam", lr=0.1), 3, x, y.T, second)
+    return moved[2]
+
+
+def _clipped(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from clipping.clipped_protocol(rt, x, 0.5))
+
+
+def _objective(name: str) -> Build:
+    """The gradient of three rows, each counted by a weight, and the loss."""
+
+    def build(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+        outputs, targets, weights = (
+            x.index((slice(None), slice(0, 1))),
+            *(y.T.index((slice(None), [k])) for k in (0, 1)),
+        )
+        grad, total = yield from objectives.OF_ONE_OUTPUT[name](rt, outputs, targets, weights, loss=True)
+        assert total is not None
+        return cat([grad.reshape(-1), total.reshape(-1)])
+
+    return build
+
+
+def _normal(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """Rows brought to mean 0 and variance 1, as the norms of rows and of batches are."""
+    normal, _ = yield from normalize.normalize_protocol(rt, x, dealer=dealer)
+    return normal
+
+
+def _metrics(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """Every metric of classes: confusion, precision and recall; their counts, before anything is opened."""
+    job = PrivateJob(reveal=("confusion", "precision", "recall"))
+    model = ModelSpec("two", (), 4, 2)
+    outputs, targets = x.index((slice(None), slice(0, 2))), y.T.index((slice(None), slice(0, 2)))
+    found = yield from answer_metrics.measure_protocol(rt, job, model, outputs, targets)
+    return cat([one.share.reshape(-1) for one in found])
+
+
+def _quantiles(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """What columns are standardised by, by bisection."""
+    return (yield from order_statistics.order_statistics_protocol(rt, x, [0, 2], 4, 3, dealer=dealer))
+
+
+def _public_layer(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """A layer of a public base with an adapter."""
+    factor = torch.arange(-4, 8).reshape(4, 3) << 14
+    return (yield from additive.public_product_protocol(rt, x, factor, factor[0], also=(x, y)))
+
+
+def _answered(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """What trees ask."""
+    return (yield from trees.answered_protocol(rt, x.with_f(1), y.T.with_f(1)))
+
+
+LEARNED: dict[str, Callable[..., MpcProtocol[Share]]] = {
+    "adam": _adam,
+    "clipped": _clipped,
+    "binary": _objective("binary"),
+    "huber": _objective("huber"),
+    "poisson": _objective("poisson"),
+    "normal": _normal,
+    "metrics": _metrics,
+    "quantiles": _quantiles,
+    "public layer": _public_layer,
+    "trees": _answered,
+}
+"""What optimizers, objectives, metrics, statistics and layers compute of the protocols above, where everything is
+proved; each has as many messages as all of the others."""
 
 
 class LyingRuntime(Runtime):

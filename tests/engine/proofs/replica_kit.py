@@ -131,6 +131,7 @@ class Course:
     claims: list[int] = field(default_factory=list)
     coins: list[bytes] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    validated: dict[str, float] = field(default_factory=dict)
     error: UvccError | None = None
     failure: BaseException | None = None
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -272,6 +273,7 @@ def _train(
         main.begin_epoch(step)
         result = trainer.step(step)
         course.losses.append(result.loss)
+        course.validated |= result.validated
         if result.proved is not None:
             course.claims.append(result.proved.claims)
             course.coins.append(result.proved.coins)

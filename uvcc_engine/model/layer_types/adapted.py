@@ -18,7 +18,7 @@ from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
 from uvcc_engine.model.layer_spec import LayerSpec, PublicSpec
 from uvcc_engine.model.layer_types.dense import Dense
-from uvcc_engine.model.layer_types.public import PublicLayer, settled_protocol, tensor_of
+from uvcc_engine.model.layer_types.public import PublicLayer, tensor_of
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -89,14 +89,13 @@ class AdaptedLayer(PublicLayer):
         w = self.ring(rt, x)
         low = yield from ops.matmul_protocol(rt, x, a, scale=self._spec.scale)
         self._seen, self._low = x, low
-        term = ops.public_product(rt, x, w[:-1], w[-1]) + ops.product(rt, low, b.T, ops.DEALER)
-        return (yield from settled_protocol(rt, term, x))
+        return (yield from ops.public_product_protocol(rt, x, w[:-1], w[-1], also=(low, b.T)))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         a, b = self._parts()  # before the update replaces them
         low = yield from ops.matmul_protocol(rt, grad, b, scale=self._spec.scale)
-        term = ops.public_product(rt, grad, self.ring(rt, grad)[:-1].T) + ops.product(rt, low, a.T, ops.DEALER)
-        return (yield from settled_protocol(rt, term, grad))
+        w = self.ring(rt, grad)
+        return (yield from ops.public_product_protocol(rt, grad, w[:-1].T, also=(low, a.T)))
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         assert self._seen is not None

@@ -87,9 +87,7 @@ class BatchNormLayer(Layer):
         n = cut.shape[-1]
         mean = yield from ops.mul_public_protocol(rt, cut.sum(-1, keepdim=True), 1.0 / n)
         centred = ops.sub(cut, mean)
-        variance = yield from ops.product_with_protocol(
-            rt, centred, centred, lambda a, b: (a * b).sum(-1, keepdim=True), scale=1.0 / n
-        )
+        variance = yield from ops.summed_products_protocol(rt, centred, centred, -1, scale=1.0 / n, keepdim=True)
         self._statistics = ops.cat([mean.T, variance.T])
         return mean, variance
 
@@ -108,7 +106,7 @@ class BatchNormLayer(Layer):
         cut = self._channels(grad)
         running = self.weight.index(slice(1, 3))
         gain, bias, drift = yield from ops.par(
-            ops.product_with_protocol(rt, cut, self._normal, lambda g, n: (g * n).sum(-1), scale=scale),
+            ops.summed_products_protocol(rt, cut, self._normal, -1, scale=scale),
             ops.mul_public_protocol(rt, cut.sum(-1), scale),
             ops.mul_public_protocol(rt, ops.sub(self._statistics, running), 1.0 - KEEP),
         )

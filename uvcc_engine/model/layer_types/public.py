@@ -109,11 +109,6 @@ class PublicLayer(Layer):
         return self._ring
 
 
-def settled_protocol(rt: Runtime, term: Tensor, x: Share) -> MpcProtocol[Share]:
-    """What an additive term at twice the scale of ``x`` is, at its scale: 2 rounds, 40 bytes a number."""
-    return (yield from ops.settle_protocol(rt, term, x.f, x.f, ops.DEALER))
-
-
 class PublicDense(PublicLayer):
     """y = [x, 1] W with public W. Forward 2 rounds, input gradient 2 rounds."""
 
@@ -121,11 +116,11 @@ class PublicDense(PublicLayer):
 
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         w = self.ring(rt, x)
-        return (yield from settled_protocol(rt, ops.public_product(rt, x, w[:-1], w[-1]), x))
+        return (yield from ops.public_product_protocol(rt, x, w[:-1], w[-1]))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         w = self.ring(rt, grad)
-        return (yield from settled_protocol(rt, ops.public_product(rt, grad, w[:-1].T), grad))
+        return (yield from ops.public_product_protocol(rt, grad, w[:-1].T))
 
 
 class PublicConv(PublicLayer):
@@ -134,14 +129,14 @@ class PublicConv(PublicLayer):
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         w, spec = self.ring(rt, x), self._spec
         patches = x.map(lambda t: im2col.cut_patches(t, spec))
-        found = yield from settled_protocol(rt, ops.public_product(rt, patches, w[:-1], w[-1]), x)
+        found = yield from ops.public_product_protocol(rt, patches, w[:-1], w[-1])
         return found.map(lambda t: im2col.channels_first(t, spec.out))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         w, spec = self.ring(rt, grad), self._spec
         last = grad.map(lambda t: im2col.channels_last(t, spec.out))
-        term = im2col.add_patches(ops.public_product(rt, last, w[:-1].T), spec)
-        return (yield from settled_protocol(rt, term, grad))
+        back = ops.public_product_protocol(rt, last, w[:-1].T, after=lambda t: im2col.add_patches(t, spec))
+        return (yield from back)
 
 
 class PublicEmbedding(PublicLayer):
@@ -151,14 +146,13 @@ class PublicEmbedding(PublicLayer):
         spec, w = self._spec, self.ring(rt, x)
         letters = x.reshape(-1, spec.vocabulary)
         places = w[spec.vocabulary :].repeat(x.shape[0], 1) if spec.places else None
-        term = ops.public_product(rt, letters, w[: spec.vocabulary], places)
-        return (yield from settled_protocol(rt, term, x))
+        return (yield from ops.public_product_protocol(rt, letters, w[: spec.vocabulary], places))
 
     def next_protocol(self, rt: Runtime, x: Share, place: int) -> MpcProtocol[Share]:
         """The vectors of one-hot letters (rows, vocabulary) at ``place``."""
         spec, w = self._spec, self.ring(rt, x)
         added = w[spec.vocabulary + place] if spec.places else None
-        return (yield from settled_protocol(rt, ops.public_product(rt, x, w[: spec.vocabulary], added), x))
+        return (yield from ops.public_product_protocol(rt, x, w[: spec.vocabulary], added))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         """Raises ConfigError: letters have no gradient."""
@@ -176,12 +170,12 @@ class PublicLayerNorm(PublicLayer):
     def forward_protocol(self, rt: Runtime, x: Share) -> MpcProtocol[Share]:
         self._normal, self._inverse = yield from ops.normalize_protocol(rt, x, epsilon=EPSILON, high=HIGHEST)
         w = self.ring(rt, x)
-        return (yield from settled_protocol(rt, ops.public_scaling(rt, self._normal, w[0], w[1]), x))
+        return (yield from ops.public_scaling_protocol(rt, self._normal, w[0], w[1]))
 
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         assert self._normal is not None
         assert self._inverse is not None
-        gained = yield from settled_protocol(rt, ops.public_scaling(rt, grad, self.ring(rt, grad)[0]), grad)
+        gained = yield from ops.public_scaling_protocol(rt, grad, self.ring(rt, grad)[0])
         return (yield from ops.normalize_gradient_protocol(rt, gained, self._normal, self._inverse))
 
 

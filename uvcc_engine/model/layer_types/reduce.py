@@ -83,7 +83,7 @@ class SoftmaxLayer(Layer):
     def input_gradient_protocol(self, rt: Runtime, grad: Share) -> MpcProtocol[Share]:
         p = self._shares
         assert p is not None
-        along = yield from ops.product_with_protocol(rt, grad, p, lambda a, b: (a * b).sum(-1, keepdim=True))
+        along = yield from ops.summed_products_protocol(rt, grad, p, -1, keepdim=True)
         return (yield from ops.mul_protocol(rt, ops.sub(grad, along), p))
 
 

@@ -99,16 +99,33 @@ class TiedPart(Plain):
         if wanted:
             raise ConfigError("a tied block has no input gradient", "put it first")
         states: Share = on.take(self)
-        table, dealer = self.inner[0], self.inner[0].dealers[0]
-
-        def both(part: StagePart, weight: int, term: Tensor) -> None:
-            if part is table:  # the terms of one dealer's products add up before anything is truncated
-                term[: self._letters] += ops.product(on.rt, grad.T, states, dealer)
-            on.gradient(part, weight, term)
-
+        dealer = self.inner[0].dealers[0]
+        both = yield from self._both_protocol(on, grad, states)
         below = yield from ops.matmul_protocol(on.rt, grad, self._table(), dealer=dealer)
-        yield from backward_parts_protocol(replace(on, gradient=both), self.inner, below, wanted=False)
+        yield from backward_parts_protocol(both, self.inner, below, wanted=False)
         return grad
+
+    def _both_protocol(self, on: Pass, grad: Share, states: Share) -> MpcProtocol[Pass]:
+        """The pass with which the table's gradient takes up what its second use adds."""
+        table, dealer = self.inner[0], self.inner[0].dealers[0]
+        if on.settling is None:
+
+            def both(part: StagePart, weight: int, term: Tensor) -> None:
+                if part is table:  # the terms of one dealer's products add up before anything is truncated
+                    term[: self._letters] += ops.product(on.rt, grad.T, states, dealer)
+                on.gradient(part, weight, term)
+
+            return replace(on, gradient=both)
+        settling = on.settling
+        more = yield from ops.matmul_protocol(on.rt, grad.T, states, scale=settling.rate, dealer=dealer)
+
+        def settled(part: StagePart, weight: int, gradient: Share) -> None:
+            if part is table:  # the gradient itself stays as it is: its claim is about its memory
+                rest = gradient.index(slice(self._letters, None))
+                gradient = ops.cat([ops.add(gradient.index(slice(0, self._letters)), more), rest])
+            settling.take(part, weight, gradient)
+
+        return replace(on, settling=replace(settling, take=settled))
 
 
 def _output_shape(spec: Tied, shape: WeightShape) -> WeightShape:

@@ -12,7 +12,7 @@ layers are too large for the ring's products, over all rows (``overflows``). A m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,19 +21,20 @@ from torch import Tensor
 
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, METRICS, PrivateJob
 from uvcc_engine.model import losses
+from uvcc_engine.model.learning.measured import Measured, opened_protocol
 from uvcc_engine.model.learning.overflows import overflow_protocol
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.comparisons.bits import at_least_protocol
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
 from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol, relu_only_protocol
-from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.functions.exponential import exp_protocol
 from uvcc_engine.mpc.products.arithmetic import (
     add_public,
+    dot_protocol,
+    matmul_protocol,
     mul_public_protocol,
-    product_with_protocol,
     public,
     scale_int,
     sub,
@@ -53,38 +54,55 @@ def evaluate_protocol(
     wanted: Collection[str] | None = None,
     seen: Sequence[Share] = (),
 ) -> MpcProtocol[dict[str, float]]:
-    """The metrics that are ``wanted``, by name, or all that the job reveals.
+    """Open the metrics of :func:`measure_protocol`, by name: one round after it."""
+    return (
+        yield from opened_protocol(rt, (yield from measure_protocol(rt, job, model, outputs, targets, wanted, seen)))
+    )
+
+
+def measure_protocol(
+    rt: Runtime,
+    job: PrivateJob,
+    model: ModelSpec,
+    outputs: Share,
+    targets: Share,
+    wanted: Collection[str] | None = None,
+    seen: Sequence[Share] = (),
+) -> MpcProtocol[list[Measured]]:
+    """The metrics that are ``wanted``, or all that the job reveals, still shared. Reveals nothing.
 
     ``confusion`` gives one number for each (class, answer). Outputs and targets: [rows, classes]; ``seen``: what came
     out of each layer on the way, for ``overflow``.
     """
-    found: dict[str, float] = {}
+    found: list[Measured] = []
+    rows = int(targets.shape[0])
     wanted = [name for name in METRICS if name in job.reveal] if wanted is None else wanted
     if "accuracy" in wanted and model.classes > 1:
-        found["accuracy"] = (yield from losses.correct_protocol(rt, outputs, targets)) / targets.shape[0]
+        found.append(_accuracy((yield from losses.hits_protocol(rt, outputs, targets)), rows))
     if "confusion" in wanted or ("accuracy" in wanted and model.classes == 1):
-        counts = yield from _confusion_protocol(rt, outputs, targets, whole="confusion" in wanted)
-        if "accuracy" in wanted:
-            found["accuracy"] = float(np.trace(counts)) / targets.shape[0]
-        if "confusion" in wanted:
-            found |= confusion_values(counts)
+        found.append((yield from _confusion_protocol(rt, outputs, targets, wanted)))
     if "auc" in wanted:
-        found["auc"] = yield from _auc_protocol(rt, outputs, targets)
+        found.append((yield from _auc_protocol(rt, outputs, targets)))
     if "precision" in wanted or "recall" in wanted:
-        found |= yield from _detection_protocol(rt, job, outputs, targets, wanted)
+        found.append((yield from _detection_protocol(rt, job, outputs, targets, wanted)))
     if "perplexity" in wanted:
         powers = yield from losses.powers_protocol(rt, outputs)
-        found["perplexity"] = perplexity((yield from losses.mean_loss_protocol(rt, powers, targets)))
+        total = yield from losses.total_loss_protocol(rt, powers, targets)
+        found.append(mean_of(total, rows, lambda loss: {"perplexity": perplexity(loss)}))
     if "rmse" in wanted or "r2" in wanted:
-        found |= yield from _errors_protocol(rt, job, outputs, targets, wanted)
+        found.append((yield from _errors_protocol(rt, job, outputs, targets, wanted)))
     if "overflow" in wanted:
-        found["overflow"] = float((yield from overflow_protocol(rt, seen)))
-    return _defined(found)
+        found.append((yield from overflow_protocol(rt, seen)))
+    return found
 
 
-def _defined(found: Mapping[str, float]) -> dict[str, float]:
-    """Without those that came out as no number."""
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+def mean_of(total: Share, rows: int, read: Callable[[float], dict[str, float]]) -> Measured:
+    """A sum over ``rows`` of one element, read as their mean."""
+    return Measured(total, lambda opened: read(float(opened.item()) / 2.0**total.f / rows))
+
+
+def _accuracy(hits: Share, rows: int) -> Measured:
+    return Measured(hits, lambda opened: {"accuracy": (int(opened.item()) >> hits.f) / rows})
 
 
 def perplexity(loss: float) -> float:
@@ -101,25 +119,32 @@ def confusion_values(counts: Any) -> dict[str, float]:
     return {f"confusion.{i}.{j}": float(n) for i, row in enumerate(counts) for j, n in enumerate(row)}
 
 
-def _confusion_protocol(rt: Runtime, outputs: Share, targets: Share, *, whole: bool) -> MpcProtocol[Any]:
-    """Counts (classes, answers); without ``whole`` only their trace is opened, in the first place."""
-    if targets.shape[1] == 1:
+def _confusion_protocol(rt: Runtime, outputs: Share, targets: Share, wanted: Collection[str]) -> MpcProtocol[Measured]:
+    """Counts (classes, answers), and the accuracy of them where there is one output; without ``confusion`` their trace
+    alone."""
+    whole, rows, single = "confusion" in wanted, int(targets.shape[0]), targets.shape[1] == 1
+    if single:
         bit = yield from drelu_arithmetic_protocol(rt, outputs)
         chosen = cat([_less_one(rt, bit), bit], 1)
         targets = cat([_less_one(rt, targets), targets], 1)
     else:
         chosen = yield from argmax_one_hot_protocol(rt, outputs)
-    local = _table if whole else _dot
-    counts = yield from product_with_protocol(rt, targets, chosen, local)
-    opened = yield from open_ring_protocol(rt, counts)
-    return (opened >> targets.f).cpu().numpy() if whole else [[int(opened.item()) >> targets.f]]
+    if not whole:
+        return _accuracy((yield from dot_protocol(rt, targets, chosen)), rows)
+
+    def read(opened: Tensor) -> dict[str, float]:
+        counts = (opened >> targets.f).numpy()
+        told = {"accuracy": float(np.trace(counts)) / rows} if single and "accuracy" in wanted else {}
+        return told | confusion_values(counts)
+
+    return Measured((yield from matmul_protocol(rt, targets.T, chosen)), read)
 
 
 def _less_one(rt: Runtime, x: Share) -> Share:
     return sub(public(rt, torch.ones(x.shape), f=x.f), x)
 
 
-def _auc_protocol(rt: Runtime, outputs: Share, targets: Share) -> MpcProtocol[float]:
+def _auc_protocol(rt: Runtime, outputs: Share, targets: Share) -> MpcProtocol[Measured]:
     """The area under the curve of scores in steps of 1/4 from -8 to 8, ties counted half.
 
     With P_k the rows of class 1 and T_k all rows at or above edge k, twice the pairs out of order are
@@ -130,16 +155,19 @@ def _auc_protocol(rt: Runtime, outputs: Share, targets: Share) -> MpcProtocol[fl
     bits = yield from at_least_protocol(rt, score, torch.tensor(EDGES, dtype=torch.float64))
     every = public(rt, torch.ones(1, n), f=0)
     bits = cat([every, bits.reshape(len(EDGES), n), scale_int(every, 0)])
-    some = yield from product_with_protocol(rt, bits.with_f(f), y.with_f(0), lambda b, t: (b * t).sum(-1))
+    some = (yield from matmul_protocol(rt, bits.with_f(f), y.with_f(0).reshape(n, 1))).reshape(-1)
     # bits are integers and y counts in units of 2^f, so the product of both, read as it is, is at scale f
     total = bits.sum(-1)
     steps = sub(some.index(slice(0, -1)), some.index(slice(1, None)))
     both = Share(total.first[:-1] + total.first[1:], total.second[:-1] + total.second[1:], 0)
-    ranks = yield from product_with_protocol(rt, steps, both, _dot)
-    opened = yield from open_ring_protocol(rt, cat([ranks, some.index(slice(0, 1))]))
-    twice, ones = (int(v) / 2.0**f for v in opened)
-    zeros = n - ones
-    return 1.0 - (twice - ones * ones) / (2.0 * ones * zeros) if ones and zeros else math.nan
+    ranks = yield from dot_protocol(rt, steps, both)
+
+    def read(opened: Tensor) -> dict[str, float]:
+        twice, ones = (int(v) / 2.0**f for v in opened)
+        zeros = n - ones
+        return {"auc": 1.0 - (twice - ones * ones) / (2.0 * ones * zeros) if ones and zeros else math.nan}
+
+    return Measured(cat([ranks, some.index(slice(0, 1))]), read)
 
 
 def _scores(outputs: Share, targets: Share) -> tuple[Share, Share]:
@@ -152,17 +180,20 @@ def _scores(outputs: Share, targets: Share) -> tuple[Share, Share]:
 
 def _detection_protocol(
     rt: Runtime, job: PrivateJob, outputs: Share, targets: Share, wanted: Collection[str]
-) -> MpcProtocol[dict[str, float]]:
+) -> MpcProtocol[Measured]:
     score, y = _scores(outputs, targets)
     taken = yield from drelu_arithmetic_protocol(rt, add_public(rt, score, -_logit(job.threshold)))
-    right = yield from product_with_protocol(rt, y, taken, _dot)  # bits times units of 2^f: exact
+    right = yield from dot_protocol(rt, y, taken)  # bits times units of 2^f: exact
     counts = [right]
     counts += [scale_int(_total(taken), 1 << y.f).with_f(y.f)] if "precision" in wanted else []
     counts += [_total(y)] if "recall" in wanted else []
-    opened = yield from open_ring_protocol(rt, cat(counts))
-    hits, *wholes = (int(v) >> y.f for v in opened)
-    names = [name for name in ("precision", "recall") if name in wanted]
-    return {name: _ratio(hits, whole) for name, whole in zip(names, wholes, strict=True)}
+
+    def read(opened: Tensor) -> dict[str, float]:
+        hits, *wholes = (int(v) >> y.f for v in opened)
+        names = [name for name in ("precision", "recall") if name in wanted]
+        return {name: _ratio(hits, whole) for name, whole in zip(names, wholes, strict=True)}
+
+    return Measured(cat(counts), read)
 
 
 def _logit(chance: float) -> float:
@@ -171,21 +202,24 @@ def _logit(chance: float) -> float:
 
 def _errors_protocol(
     rt: Runtime, job: PrivateJob, outputs: Share, targets: Share, wanted: Collection[str]
-) -> MpcProtocol[dict[str, float]]:
+) -> MpcProtocol[Measured]:
     if job.objective == "poisson":
         over = yield from relu_only_protocol(rt, add_public(rt, outputs, -HIGHEST_LOG_RATE))
         power = yield from exp_protocol(rt, add_public(rt, sub(outputs, over), -HIGHEST_LOG_RATE))
         outputs = yield from mul_public_protocol(rt, power, math.exp(HIGHEST_LOG_RATE))
-    off, n = sub(outputs, targets), int(targets.shape[0])
-    sums = [(yield from product_with_protocol(rt, off, off, _dot, scale=1.0))]
+    off, n, f = sub(outputs, targets), int(targets.shape[0]), targets.f
+    sums = [(yield from dot_protocol(rt, off, off))]
     if "r2" in wanted:
         mean = yield from mul_public_protocol(rt, targets.sum(0, keepdim=True), 1.0 / n)
         centred = sub(targets, mean)
-        sums.append((yield from product_with_protocol(rt, centred, centred, _dot)))
-    opened = yield from open_ring_protocol(rt, cat(sums))
-    squares = [int(v) / 2.0**targets.f for v in opened]
-    found = {"rmse": math.sqrt(max(0.0, squares[0]) / n)} if "rmse" in wanted else {}
-    return found | ({"r2": 1.0 - squares[0] / squares[1] if squares[1] else math.nan} if "r2" in wanted else {})
+        sums.append((yield from dot_protocol(rt, centred, centred)))
+
+    def read(opened: Tensor) -> dict[str, float]:
+        squares = [int(v) / 2.0**f for v in opened]
+        found = {"rmse": math.sqrt(max(0.0, squares[0]) / n)} if "rmse" in wanted else {}
+        return found | ({"r2": 1.0 - squares[0] / squares[1] if squares[1] else math.nan} if "r2" in wanted else {})
+
+    return Measured(cat(sums), read)
 
 
 def plaintext_metrics(
@@ -214,7 +248,7 @@ def plaintext_metrics(
             found |= {"precision": _ratio(hits, int(taken.sum())), "recall": _ratio(hits, int((labels == 1).sum()))}
         if not single:
             found["perplexity"] = perplexity(float(torch.nn.functional.cross_entropy(outputs, labels)))
-    return _defined({k: v for k, v in found.items() if k.partition(".")[0] in wanted})
+    return {k: v for k, v in found.items() if k.partition(".")[0] in wanted and not math.isnan(v)}
 
 
 def _clear_auc(score: Tensor, labels: Tensor) -> float:
@@ -227,11 +261,3 @@ def _clear_auc(score: Tensor, labels: Tensor) -> float:
 
 def _total(x: Share) -> Share:
     return x.reshape(-1).sum(0, keepdim=True)
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum().reshape(1)
-
-
-def _table(x: Tensor, y: Tensor) -> Tensor:
-    return (x.unsqueeze(2) * y.unsqueeze(1)).sum(0)

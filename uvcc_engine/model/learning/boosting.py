@@ -11,10 +11,9 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.layer_types.trees import TreesLayer, trees_of
 from uvcc_engine.model.learning.objectives import binary_protocol
-from uvcc_engine.model.learning.training import PrivateTrainer, StepResult
+from uvcc_engine.model.learning.training import PrivateTrainer, SummedLoss, there_protocol
 from uvcc_engine.model.learning.tree_growth import GrownTree, TreeGrower
-from uvcc_engine.model.losses import mean_square_protocol
-from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.model.losses import total_square_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, stack
 from uvcc_engine.mpc.products.arithmetic import add, add_public, mul_protocol, neg, public, scale_int, sub
@@ -53,7 +52,7 @@ class TreeTrainer(PrivateTrainer):
     def _kept(self) -> list[tuple[str, list[Share]]]:
         return [*super()._kept(), ("margins", self._margins)]
 
-    def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[StepResult]:
+    def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[SummedLoss | None]:
         rt, step, x = self._rt, self._optimizer.step, self._tensors["train_x"]
         drawn = None if len(rows) == x.shape[0] else rows
         y, margins = self._tensors["train_y"], self._margins[0]
@@ -64,22 +63,24 @@ class TreeTrainer(PrivateTrainer):
         tree: GrownTree = yield from layer.grown_protocol(grower.grow_protocol(x, slopes, drawn))
         self._margins[0] = add(self._margins[0], tree.answers)
         self._put(step, tree)
-        return StepResult(loss)
+        return loss
 
-    def _slopes_protocol(self, margins: Share, y: Share, *, reveal: bool) -> MpcProtocol[tuple[Share, float | None]]:
-        """First and second derivatives of each row's loss, [2, rows], and the opened mean loss if wanted."""
-        rt, count = self._rt, margins.shape[0]
+    def _slopes_protocol(
+        self, margins: Share, y: Share, *, reveal: bool
+    ) -> MpcProtocol[tuple[Share, SummedLoss | None]]:
+        """First and second derivatives of each row's loss, [2, rows], and the summed loss if wanted."""
+        rt, count, loss = self._rt, margins.shape[0], None
         if self._job.objective == "mse":
-            slope, loss = sub(margins, y), None
+            slope = sub(margins, y)
             if reveal:
-                loss = yield from mean_square_protocol(rt, slope)
+                loss = yield from self._loss_protocol(total_square_protocol(rt, slope))
             return stack([slope, public(rt, 1.0, slope)]).reshape(2, count), loss
         slope, total = yield from binary_protocol(rt, margins, y, loss=reveal)
         chance = add(slope, y)
         steps: list[MpcProtocol[Any]] = [mul_protocol(rt, chance, add_public(rt, neg(chance), 1.0))]
-        steps += [] if total is None else [open_ring_protocol(rt, total)]
-        curvature, *opened = yield from par(*steps)
-        loss = None if total is None else float(opened[0].item()) / 2.0**total.f / count
+        steps += [] if total is None else [self._loss_protocol(there_protocol(total))]
+        curvature, *told = yield from par(*steps)
+        loss = told[0] if told else None
         return stack([slope, add_public(rt, curvature, LEAST_CURVATURE)]).reshape(2, count), loss
 
     def _put(self, step: int, tree: GrownTree) -> None:

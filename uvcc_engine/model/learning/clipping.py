@@ -13,9 +13,9 @@ from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import (
     add_public,
+    dot_protocol,
     mul_protocol,
     mul_public_protocol,
-    product_with_protocol,
     sub,
 )
 
@@ -39,7 +39,7 @@ def clipped_protocol(rt: Runtime, x: Share, limit: float) -> MpcProtocol[Share]:
 def squared_norm_protocol(rt: Runtime, x: Share) -> MpcProtocol[Share]:
     """The squared norm of a tensor, or of a part of one: one element of at most ``_WIDE`` fractional bits. 2 rounds."""
     scale = 2 * x.f - min(_WIDE, 2 * x.f - 1)
-    return (yield from product_with_protocol(rt, x.with_f(2 * x.f - scale), x.with_f(scale), _dot))
+    return (yield from dot_protocol(rt, x.with_f(2 * x.f - scale), x.with_f(scale)))
 
 
 def cut_protocol(rt: Runtime, x: Share, square: Share, limit: float) -> MpcProtocol[Share]:
@@ -54,7 +54,3 @@ def cut_protocol(rt: Runtime, x: Share, square: Share, limit: float) -> MpcProto
 def clipped(x: Tensor, limit: float) -> Tensor:
     """``x`` of any shape in plain numbers, scaled down to the norm ``limit`` if its own is larger."""
     return x * min(1.0, limit / max(float(x.norm()), 1e-30))
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum().reshape(1)

@@ -24,10 +24,10 @@ from uvcc_engine.mpc.products.arithmetic import (
     matmul_protocol,
     mul_protocol,
     neg,
-    product_with_protocol,
     public,
     sub,
 )
+from uvcc_engine.mpc.products.summed import summed_products_protocol
 
 PART: Final = 256
 """Rows whose products are added up before a truncation: those below 2^(54 - 2 frac_bits) each stay in the ring."""
@@ -45,28 +45,21 @@ def information_protocol(rt: Runtime, job: PrivateJob, weight: Share, x: Share, 
     linear = job.objective == "mse"
     counted, squares = seen, public(rt, torch.zeros(1), f=x.f)
     if linear:
-        off = sub(outputs, y)
-        each = yield from product_with_protocol(rt, off, off, _dots, scale=1.0 / rows)
+        cut = sub(outputs, y).map(_parts).map(lambda t: t.squeeze(-1))
+        each = yield from summed_products_protocol(rt, cut, cut, -1, scale=1.0 / rows)
         squares = each.sum(0, keepdim=True)
     else:
         gradient, _ = yield from OF_ONE_OUTPUT[job.objective](rt, outputs, y, loss=False)
         rate = add(gradient, y)  # the gradient is what is expected less the target
         if job.objective == "binary":
             rate = yield from mul_protocol(rt, rate, add_public(rt, neg(rate), 1.0))
-        counted = yield from product_with_protocol(rt, seen, rate, lambda a, b: a * b)
-    parts = yield from product_with_protocol(rt, seen, counted, _tables, scale=1.0 / rows)
+        counted = yield from mul_protocol(rt, seen, rate)
+    parts = yield from matmul_protocol(rt, seen.map(_parts).T, counted.map(_parts), scale=1.0 / rows)
     told = [public(rt, torch.tensor([float(value)]), f=x.f) for value in (rows, linear)]
     return [parts.sum(0), cat([told[0], squares, told[1]]).reshape(1, 3)]
 
 
-def _tables(a: Tensor, b: Tensor) -> Tensor:
-    """``[parts, k, k]``: the sums of the rows' outer products."""
-    return torch.stack([(x.unsqueeze(2) * y.unsqueeze(1)).sum(0) for x, y in _parts(a, b)])
-
-
-def _dots(a: Tensor, b: Tensor) -> Tensor:
-    return torch.stack([(x * y).sum() for x, y in _parts(a, b)])
-
-
-def _parts(a: Tensor, b: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return [(a[i : i + PART], b[i : i + PART]) for i in range(0, len(a), PART)]
+def _parts(x: Tensor) -> Tensor:
+    """``[rows, k]`` as ``[parts, PART, k]``, with zeros at the end; fewer rows than ``PART`` as one part."""
+    size = min(PART, len(x))
+    return torch.nn.functional.pad(x, (0, 0, 0, -len(x) % size)).reshape(-1, size, x.shape[1])

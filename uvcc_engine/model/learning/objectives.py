@@ -23,9 +23,9 @@ from uvcc_engine.mpc.functions.nonlinear import divide_protocol, exp_protocol, l
 from uvcc_engine.mpc.products.arithmetic import (
     add,
     add_public,
+    dot_protocol,
     mul_protocol,
     mul_public_protocol,
-    product_with_protocol,
     public,
     rescale_protocol,
     scale_int,
@@ -77,7 +77,7 @@ def huber_protocol(
     if not loss:
         return grad, None
     whole = sub(scale_int(off, 2), cut)
-    return grad, (yield from product_with_protocol(rt, grad, whole, _dot, scale=0.5))
+    return grad, (yield from dot_protocol(rt, grad, whole, scale=0.5))
 
 
 def poisson_protocol(
@@ -105,7 +105,7 @@ def _counted_protocol(rt: Runtime, grad: Share, each: Share | None, weights: Sha
     if weights is None:
         return grad, each
     steps: list[MpcProtocol[Any]] = [mul_protocol(rt, grad, weights)]
-    steps += [] if each is None else [product_with_protocol(rt, each, weights, _dot)]
+    steps += [] if each is None else [dot_protocol(rt, each, weights)]
     grad, *total = yield from par(*steps)
     return grad, total[0] if total else None
 
@@ -113,7 +113,7 @@ def _counted_protocol(rt: Runtime, grad: Share, each: Share | None, weights: Sha
 def _picked_protocol(rt: Runtime, outputs: Share, targets: Share, weights: Share | None) -> MpcProtocol[Share]:
     """Outputs times targets: of each row if rows are weighted, else their sum, which is one truncation."""
     if weights is None:
-        return (yield from product_with_protocol(rt, outputs, targets, _dot))
+        return (yield from dot_protocol(rt, outputs, targets))
     return (yield from mul_protocol(rt, outputs, targets))
 
 
@@ -141,10 +141,6 @@ OF_ONE_OUTPUT: Final[dict[str, ObjectiveProtocol]] = {
     "huber": huber_protocol,
     "poisson": poisson_protocol,
 }
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum().reshape(1)
 
 
 def _total(x: Share) -> Share:

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import torch
+
+from uvcc_engine.model.learning.measured import Measured
 from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
-from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share, stack
-from uvcc_engine.mpc.products.arithmetic import add_public, sub
+from uvcc_engine.mpc.products.arithmetic import add_public, public, sub
 
 LIMIT_BITS: Final = 31
 """A number is outside whose ring element is not below 2^31: two such have a product of 2^62, the last that is truncated
 rightly. With ``frac_bits`` f that are numbers from 2^(31 - f) on, 32,768 with 16."""
 
 
-def overflow_protocol(rt: Runtime, seen: Sequence[Share]) -> MpcProtocol[int]:
-    """Open how many entries of all of ``seen``, of any shape, lie outside. Reveals that one number; 7 rounds for each,
-    with the bytes of about two ReLUs of its size, and one round."""
+def overflow_protocol(rt: Runtime, seen: Sequence[Share]) -> MpcProtocol[Measured]:
+    """How many entries of all of ``seen``, of any shape, lie outside, still shared. 7 rounds for each, with the bytes
+    of about two ReLUs of its size."""
     inside: Share | None = None
     entries = 0
     for found in seen:
@@ -38,6 +40,5 @@ def overflow_protocol(rt: Runtime, seen: Sequence[Share]) -> MpcProtocol[int]:
         )
         entries += flat.n
     if inside is None:
-        return 0
-    opened = yield from open_ring_protocol(rt, inside)
-    return entries - int(opened.item())
+        inside = public(rt, torch.zeros(1), f=0)
+    return Measured(inside, lambda opened: {"overflow": float(entries - int(opened.item()))})

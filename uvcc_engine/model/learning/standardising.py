@@ -30,12 +30,12 @@ from uvcc_engine.mpc.products.arithmetic import (
     add_public,
     mul_protocol,
     neg,
-    product_with_protocol,
     public,
     rescale_protocol,
     scale_int,
     sub,
 )
+from uvcc_engine.mpc.products.summed import summed_products_protocol
 
 EPSILON: Final = 2.0**-10
 """What is added to a variance: a column that is the same in every row becomes 0."""
@@ -70,7 +70,7 @@ class Standardiser:
         columns = x.transpose(0, 1)
         mean = yield from _divided_protocol(rt, columns.sum(1, keepdim=True), rows)
         centred = sub(columns, mean).map(_in_parts)
-        squares = yield from product_with_protocol(rt, centred, centred, lambda a, b: (a * b).sum(-1))
+        squares = yield from summed_products_protocol(rt, centred, centred, -1)
         means = yield from _divided_protocol(rt, squares, rows)
         variance = add_public(rt, means.sum(1, keepdim=True), EPSILON)
         inverse = yield from rsqrt_protocol(rt, variance, EPSILON / 2, _HIGHEST)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -20,13 +20,14 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model import losses, ops
 from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
-from uvcc_engine.model.learning.answer_metrics import evaluate_protocol
+from uvcc_engine.model.learning.answer_metrics import measure_protocol
 from uvcc_engine.model.learning.information import information_protocol
+from uvcc_engine.model.learning.measured import Measured, opened_protocol
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.learning.standardising import Standardiser, named
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
-from uvcc_engine.model.learning.validating import validate_protocol
+from uvcc_engine.model.learning.validating import validations_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
@@ -49,6 +50,14 @@ class StepResult:
     loss: float | None
     proved: ProvedStep | None = None
     validated: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLoss:
+    """A batch's summed loss, one element, and what it was opened as, where that did not wait for a proof."""
+
+    total: Share
+    opened: Tensor | None
 
 
 class PrivateTrainer:
@@ -107,19 +116,26 @@ class PrivateTrainer:
         return found if self._standardiser is None else [*found, ("statistics", self._standardiser.statistics)]
 
     def step(self, step: int) -> StepResult:
-        """Train on the batch of step ``step`` (from 0). 16 rounds for a two-layer network of 10 classes."""
-        rows = torch.from_numpy(batch_rows(self._job.seed, step, self._job.batch, self._tensors["train_x"].shape[0]))
-        rows = rows.to(self._rt.device)
-        self._optimizer.step = step
-        reveal = self._job.reveals_loss(step)
-        if self._rt.ledger is not None:
-            return self._proved_step(rows, reveal=reveal)
-        result = self._rt.run(self._step_protocol(rows, reveal=reveal))
-        return replace(result, validated=self._validated(step + 1)) if self._job.validates(step) else result
+        """Train on the batch of step ``step`` (from 0). 16 rounds for a two-layer network of 10 classes.
 
-    def _validated(self, done: int) -> dict[str, float]:
+        Where the run proves what it computes, everything of the step is proved, its validation included, before
+        anything of it is opened.
+        """
+        rt, job = self._rt, self._job
+        rows = torch.from_numpy(batch_rows(job.seed, step, job.batch, self._tensors["train_x"].shape[0])).to(rt.device)
+        self._optimizer.step = step
+        loss = rt.run(self._step_protocol(rows, reveal=job.reveals_loss(step)))
+        measured = rt.run(self._validation_protocol()) if job.validates(step) else []
+        proved = None if rt.ledger is None else rt.run(prove_protocol(rt))
+        told = None
+        if loss is not None:
+            opened = rt.run(open_ring_protocol(rt, loss.total)) if loss.opened is None else loss.opened
+            told = float(opened.item()) / 2.0**loss.total.f / (len(rows) * self._model.positions)
+        return StepResult(told, proved, self._validated(step + 1, measured) if measured else {})
+
+    def _validated(self, done: int, measured: Sequence[Measured]) -> dict[str, float]:
         """Open the numbers of validation after ``done`` steps, and note by them which weights are the best."""
-        found = self._rt.run(self._validation_protocol())
+        found = self._rt.run(opened_protocol(self._rt, measured))
         if WATCHED in found and self.validations.add(done, found[WATCHED]) and self._job.keep_best:
             self._best[:] = self._copied()
         return found
@@ -128,10 +144,10 @@ class PrivateTrainer:
         """The weights in memory of their own: a checkpoint holds them beside those that go on."""
         return [weight.map(torch.clone) for weight in self.weights]
 
-    def _validation_protocol(self) -> MpcProtocol[dict[str, float]]:
+    def _validation_protocol(self) -> MpcProtocol[list[Measured]]:
         seen: list[Share] | None = [] if "val_overflow" in self._job.reveal else None
         outputs, targets = yield from self._answers_protocol("val", seen)
-        return (yield from validate_protocol(self._rt, self._job, self._model, outputs, targets, seen or ()))
+        return (yield from validations_protocol(self._rt, self._job, self._model, outputs, targets, seen or ()))
 
     def _answers_protocol(self, part: str, seen: list[Share] | None = None) -> MpcProtocol[tuple[Share, Share]]:
         """Outputs for all rows of ``part`` and their targets, ``[rows * positions, classes]`` each.
@@ -149,34 +165,15 @@ class PrivateTrainer:
         x = x if rows is None else x.index(rows)
         return x if self._standardiser is None else (yield from self._standardiser.apply_protocol(x))
 
-    def _proved_step(self, rows: Tensor, *, reveal: bool) -> StepResult:
-        """The same with every product of the step proved before its loss is opened. Cross-entropy only."""
-        total = self._rt.run(self._closed_step_protocol(rows, reveal=reveal))
-        proved = self._rt.run(prove_protocol(self._rt))
-        if total is None:
-            return StepResult(None, proved)
-        opened = self._rt.run(open_ring_protocol(self._rt, total))
-        return StepResult(float(opened.item()) / 2.0**total.f / (len(rows) * self._model.positions), proved)
+    def _loss_protocol(self, total: MpcProtocol[Share]) -> MpcProtocol[SummedLoss]:
+        """A loss summed over the rows; opened at once only where nothing waits for a proof."""
+        found = yield from total
+        if self._rt.ledger is not None:
+            return SummedLoss(found, None)
+        return SummedLoss(found, (yield from open_ring_protocol(self._rt, found)))
 
-    def _closed_step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[Share | None]:
-        """A step that opens nothing; the summed loss, if it is to be revealed."""
-        if self._job.objective != "cross-entropy":
-            raise ConfigError(f"proofs of objective {self._job.objective!r}", "train with cross-entropy")
-        x, y = self._tensors["train_x"].index(rows), self._tensors["train_y"].index(rows)
-        y = y.reshape(-1, self._model.classes)
-        self._set_training(len(rows))
-        powers = yield from nn.forward_powers_protocol(self._rt, self._layers, x, loss=reveal)
-        if not reveal:
-            yield from self._learn_protocol(powers, y)
-            return None
-        both: MpcProtocol[list[Any]] = par(
-            self._learn_protocol(powers, y),
-            losses.total_loss_protocol(self._rt, powers, y, weighted=self._job.weighted),
-        )
-        _, total = yield from both
-        return cast(Share, total)
-
-    def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[StepResult]:
+    def _step_protocol(self, rows: Tensor, *, reveal: bool) -> MpcProtocol[SummedLoss | None]:
+        """A step on these rows of the training data; the summed loss, if it is to be revealed."""
         if self._standardiser is not None and self._optimizer.step == 0:
             yield from self._standardiser.fit_protocol(self._tensors["train_x"])
         x = yield from self._rows_protocol("train", rows)
@@ -188,12 +185,19 @@ class PrivateTrainer:
         if self._job.objective in OF_ONE_OUTPUT:
             return (yield from self._fitted_protocol(x, y, self._counts(rows), reveal=reveal))
         powers = yield from nn.forward_powers_protocol(self._rt, self._layers, x, loss=reveal)
-        if not reveal:
-            yield from self._learn_protocol(powers, y)
-            return StepResult(None)
-        told = losses.mean_loss_protocol(self._rt, powers, y, weighted=self._job.weighted)
-        _, loss = yield from par(self._learn_protocol(powers, y), told)
-        return StepResult(loss)
+        total = losses.total_loss_protocol(self._rt, powers, y, weighted=self._job.weighted)
+        return (yield from self._beside_protocol(self._learn_protocol(powers, y), total if reveal else None))
+
+    def _beside_protocol(
+        self, down: MpcProtocol[None], total: MpcProtocol[Share] | None
+    ) -> MpcProtocol[SummedLoss | None]:
+        """The way down, and beside it the summed loss, if wanted."""
+        if total is None:
+            yield from down
+            return None
+        both: MpcProtocol[list[Any]] = par(down, self._loss_protocol(total))
+        _, loss = yield from both
+        return cast(SummedLoss, loss)
 
     def _set_training(self, rows: int) -> None:
         """A step's whole batch goes through."""
@@ -205,27 +209,20 @@ class PrivateTrainer:
 
     def _squares_protocol(
         self, outputs: Share, y: Share, counts: Share | None, *, reveal: bool
-    ) -> MpcProtocol[StepResult]:
+    ) -> MpcProtocol[SummedLoss | None]:
         difference = sub(outputs, y)
         grad = difference if counts is None else (yield from mul_protocol(self._rt, difference, counts))
-        down = self._backward_protocol(grad)
-        if not reveal:
-            yield from down
-            return StepResult(None)
-        _, loss = yield from par(down, losses.mean_square_protocol(self._rt, difference, grad))
-        return StepResult(loss)
+        total = losses.total_square_protocol(self._rt, difference, grad)
+        return (yield from self._beside_protocol(self._backward_protocol(grad), total if reveal else None))
 
-    def _fitted_protocol(self, x: Share, y: Share, counts: Share | None, *, reveal: bool) -> MpcProtocol[StepResult]:
+    def _fitted_protocol(
+        self, x: Share, y: Share, counts: Share | None, *, reveal: bool
+    ) -> MpcProtocol[SummedLoss | None]:
         outputs = yield from nn.forward_protocol(self._rt, self._layers, x)
         objective = OF_ONE_OUTPUT[self._job.objective]
         grad, total = yield from objective(self._rt, outputs, y, counts, loss=reveal)
-        down = self._backward_protocol(grad)
-        if total is None:
-            yield from down
-            return StepResult(None)
-        both: MpcProtocol[list[Any]] = par(down, open_ring_protocol(self._rt, total))
-        _, opened = yield from both
-        return StepResult(float(opened.item()) / 2.0**total.f / x.shape[0])
+        there = None if total is None else there_protocol(total)
+        return (yield from self._beside_protocol(self._backward_protocol(grad), there))
 
     def _learn_protocol(self, powers: losses.Powers, targets: Share) -> MpcProtocol[None]:
         grad = yield from losses.gradient_protocol(self._rt, powers, targets, weighted=self._job.weighted)
@@ -245,35 +242,20 @@ class PrivateTrainer:
             self._set_weights(self._best)
         if STANDARD_ERRORS in self._job.reveal:
             self._information = self._rt.run(self._information_protocol())
-        if not set(METRICS) & set(self._job.reveal):
-            return {}
+        measured = self._rt.run(self._measure_protocol()) if set(METRICS) & set(self._job.reveal) else []
         if self._rt.ledger is not None:
-            return self._proved_accuracy()
-        return self._rt.run(self._evaluate_protocol())
+            self.proved_metrics = self._rt.run(prove_protocol(self._rt))
+        return self._rt.run(opened_protocol(self._rt, measured)) if measured else {}
 
     def _information_protocol(self) -> MpcProtocol[list[Share]]:
         x = yield from self._rows_protocol("train")
         y = self._tensors["train_y"].reshape(-1, 1)
         return (yield from information_protocol(self._rt, self._job, self.weights[0], x, y))
 
-    def _proved_accuracy(self) -> dict[str, float]:
-        if set(METRICS) & set(self._job.reveal) != {"accuracy"} or self._model.classes < 2:
-            raise ConfigError(f"proofs of what {', '.join(self._job.reveal)} reveal", "reveal the accuracy alone")
-        hits = self._rt.run(self._hits_protocol())
-        self.proved_metrics = self._rt.run(prove_protocol(self._rt))
-        opened = self._rt.run(open_ring_protocol(self._rt, hits))
-        return {"accuracy": (int(opened.item()) >> hits.f) / self.test_rows}
-
-    def _hits_protocol(self) -> MpcProtocol[Share]:
-        nn.set_training(self._layers, False)
-        logits = yield from nn.forward_protocol(self._rt, self._layers, self._tensors["test_x"])
-        targets = self._tensors["test_y"].reshape(-1, self._model.classes)
-        return (yield from losses.hits_protocol(self._rt, logits, targets))
-
-    def _evaluate_protocol(self) -> MpcProtocol[dict[str, float]]:
+    def _measure_protocol(self) -> MpcProtocol[list[Measured]]:
         seen: list[Share] | None = [] if "overflow" in self._job.reveal else None
         outputs, targets = yield from self._answers_protocol("test", seen)
-        return (yield from evaluate_protocol(self._rt, self._job, self._model, outputs, targets, seen=seen or ()))
+        return (yield from measure_protocol(self._rt, self._job, self._model, outputs, targets, seen=seen or ()))
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly; nothing else about them is revealed."""
@@ -331,6 +313,12 @@ class PrivateTrainer:
             (f"{kind}.{i}", component(share, half)) for kind, shares in self._kept() for i, share in enumerate(shares)
         ]
         return component_digest(named, blind)
+
+
+def there_protocol(found: Share) -> MpcProtocol[Share]:
+    """What is there already, as a protocol."""
+    return found
+    yield  # a generator like its siblings
 
 
 def _optimizer(rt: Runtime, job: PrivateJob, layers: list[nn.Layer], model: ModelSpec) -> Optimizer:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.model.functions import rsqrt_protocol
-from uvcc_engine.model.layer_types.trees import TreesLayer, descend_protocol
+from uvcc_engine.model.layer_types.trees import TreesLayer, answered_protocol, descend_protocol
 from uvcc_engine.mpc.comparisons.tournament import greatest_place_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, cat, stack
@@ -27,10 +27,10 @@ from uvcc_engine.mpc.products.arithmetic import (
     matmul_protocol,
     mul_protocol,
     mul_public_protocol,
-    product_with_protocol,
     scale_int,
     sub,
 )
+from uvcc_engine.mpc.products.summed import summed_products_protocol
 
 _LOG_ROOMY: Final = 9
 """Sums of up to 2^9 rows are taken as they are; of more they are halved as often as it takes."""
@@ -79,7 +79,7 @@ class TreeGrower:
             at = here if here is None or drawn is None else here.index(drawn)
             question = yield from self._question_protocol(sample, (yield from self._parted_protocol(slopes, at)))
             asked.append(question)
-            bits = yield from matmul_protocol(rt, x.with_f(0), question.T.with_f(x.f))
+            bits = yield from answered_protocol(rt, x, question)
             here = yield from descend_protocol(rt, here, bits)
         assert here is not None
         leaves = yield from self._leaves_protocol(slopes, here if drawn is None else here.index(drawn))
@@ -112,7 +112,7 @@ class TreeGrower:
         rt = self.rt
         slope, inverse = sums.index(0), (yield from self._inverse_root_protocol(sums.index(1)))
         roots = yield from mul_protocol(rt, slope, inverse)
-        gains = yield from product_with_protocol(rt, roots, roots, _squares)
+        gains = yield from summed_products_protocol(rt, roots, roots, 0)
         if not self.layer.spec.min_gain:
             return gains
         least = torch.zeros(gains.shape[1], dtype=torch.int64, device=rt.device)
@@ -134,7 +134,3 @@ class TreeGrower:
         inverse = yield from self._inverse_root_protocol(sums.index(slice(1, 2)))
         roots = yield from mul_protocol(rt, sums.index(slice(0, 1)), inverse)
         return (yield from mul_protocol(rt, roots, inverse, scale=-self.rate))
-
-
-def _squares(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(0)

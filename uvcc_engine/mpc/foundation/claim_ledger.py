@@ -23,6 +23,7 @@ from uvcc_engine.transcript.formats import kinds
 
 MATMUL: Final = "matmul"  # [m, k] @ [k, n], or several at once: [.., m, k] @ [.., k, n]
 ELEMENTWISE: Final = "elementwise"  # broadcasting
+SUMMED: Final = "summed"  # entry by entry of [..., k], then added up along the last axis
 LINEAR: Final = "linear"  # a public integer times one share
 PATCHES: Final = "patches"  # [m positions, k] @ [k, patch], patches added up to m images: a convolution's transpose
 
@@ -102,6 +103,8 @@ class ClaimLedger:
         matrices = notes.form == PATCHES and notes.z.dim() == 2
         if notes.form == MATMUL and notes.y is not None:
             matrices = notes.z.dim() >= 2 and notes.x.shape[:-2] == notes.y.shape[:-2] == notes.z.shape[:-2]
+        elif notes.form == SUMMED and notes.y is not None:
+            matrices = notes.x.shape == notes.y.shape and notes.x.shape[:-1] == notes.z.shape
         if not (matrices or notes.form in (ELEMENTWISE, LINEAR)):
             raise ConfigError(
                 f"a product {notes.form or 'of its own kind'} of shape {tuple(notes.z.shape)} has no proof",

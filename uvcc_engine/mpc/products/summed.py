@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from uvcc_engine.mpc.foundation.claim_ledger import SUMMED
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.products.arithmetic import DEALER, mul_protocol, mul_public_protocol, product_with_protocol
+from uvcc_engine.mpc.products.arithmetic import DEALER, bilinear, form_protocol
 
 
 def summed_products_protocol(
@@ -14,15 +15,12 @@ def summed_products_protocol(
 ) -> MpcProtocol[Share]:
     """``sum(x * y) * scale`` along an axis of two shares of one shape; the result keeps ``x.f``. 2 rounds.
 
-    The sum is taken before the one truncation, so it is off by a unit. Where products are proved every single one is
-    truncated, as a claim of the form that has a proof, and their sum after it: 4 rounds, and off by a unit for every
-    product before the scale.
+    The sum is taken before the one truncation, so it is off by a unit. It is one claim where products are proved.
     """
-    if rt.ledger is None:
+    left, right = (s.map(lambda t: t.movedim(axis, -1)) for s in (x, y))
 
-        def local(a: Tensor, b: Tensor) -> Tensor:
-            return (a * b).sum(axis, keepdim=keepdim)
+    def local(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(-1)
 
-        return (yield from product_with_protocol(rt, x, y, local, scale=scale, dealer=dealer))
-    products = yield from mul_protocol(rt, x, y, dealer=dealer)
-    return (yield from mul_public_protocol(rt, products.sum(axis, keepdim=keepdim), scale, dealer=dealer))
+    total = yield from form_protocol(rt, left, right, bilinear(local), SUMMED, scale=scale, dealer=dealer)
+    return total.map(lambda t: t.unsqueeze(axis)) if keepdim else total
