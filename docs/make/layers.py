@@ -276,7 +276,7 @@ def page() -> str:
         "*Several workers*: replicas, pipeline stages and microbatches. *Tensor ranks*: normalisations and",
         "softmax where rows are split, as behind a second product, attention where its heads are; `uvcc plan`",
         "refuses the others by name. *Rounds*: of a layer that stands alone, forward and backward together.",
-        "*Proved*: by `verify: products`.",
+        "*Proved*: by `verify: products` and `verify: proofs`.",
         "",
         "What only moves numbers (`reshape`, `transpose`, `permute`, slices, `split`, `chunk`, `expand`,",
         "`unfold`, ...) becomes `rearrange`, or nothing. `torch.nn.MultiheadAttention` and torch's encoder",

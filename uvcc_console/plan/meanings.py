@@ -45,8 +45,8 @@ MEANINGS: Final[dict[str, str]] = {
     "job.idle": "Without a query for so long a served model stops waiting and ends; 0 for never.",
     "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one.",
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
-    "job.verify": "proofs: every message is proved before a step reveals anything (dense and convolutional layers, "
-    "attention, norms of rows, pooling, activations, residuals); products: each product is; off: nothing is.",
+    "job.verify": "proofs: every message is proved before a step reveals anything; products: each product is; off: "
+    "nothing is.",
     "job.standardise": "Each column to mean 0 and deviation 1 over all owners' rows, by statistics kept in shares.",
     "job.standardise_by": "What it is brought to: deviation (as above), range (0 to 1 from its least to its greatest "
     "value) or quantiles (0 to 1 between 0.01 and 0.99, cut there).",

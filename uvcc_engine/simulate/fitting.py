@@ -176,9 +176,9 @@ def fit(
     job's ``val_*`` values are of. ``row_weights``: what each row of ``x`` counts in the loss, 0 to 16.
     ``watch_range``: a debugging mode that raises RingRangeError as soon as a number passes 2^62 before a
     truncation. All else are the keys of a private job (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With
-    ``verify="products"`` every product of a step and its truncation is proved before the step's loss is opened, for
-    dense layers and cross-entropy; comparisons, choices by bits, exponentials and look-ups are not proved; with
-    ``verify="proofs"`` every message is. Raises ConfigError for what does not fit, before it computes.
+    ``verify="products"`` every product of a step and its truncation is proved before anything of the step is opened;
+    comparisons, choices by bits, exponentials and look-ups are not proved; with ``verify="proofs"`` every message is.
+    Raises ConfigError for what does not fit, before it computes.
     """
     letters = int(getattr(model, "vocabulary", 0))
     features, labels = _rows(x, letters), np.asarray(y)

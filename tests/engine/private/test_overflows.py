@@ -10,6 +10,7 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
+from uvcc_engine.model.learning.measured import opened_protocol
 from uvcc_engine.model.learning.overflows import overflow_protocol
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -23,12 +24,12 @@ def test_the_count_is_exact_at_the_edge_and_of_the_ring_elements() -> None:
     edges = np.array([[32768.0, 32767.9999, -32768.0, -32768.0001], [0.0, 1.5, 1e6, -1e6]])
     fine = np.array([127.9, 128.0, -128.1])
 
-    def body(rt: Runtime) -> int:
+    def body(rt: Runtime) -> dict[str, float]:
         seen = [public(rt, torch.from_numpy(edges), f=16), public(rt, torch.from_numpy(fine), f=24)]
-        return rt.run(overflow_protocol(rt, seen))
+        return rt.run(opened_protocol(rt, [rt.run(overflow_protocol(rt, seen))]))
 
     # [-edge, edge) is inside: 32768, -32768.0001, 1e6 and -1e6 are not, nor 128 and -128.1 at 24 bits
-    assert LocalPlanes().run_three(body) == [6, 6, 6]
+    assert LocalPlanes().run_three(body) == [{"overflow": 6.0}] * 3
 
 
 def test_a_training_reveals_how_many_numbers_outgrew_it_at_the_end_and_of_each_validation() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from uvcc_engine.contract.parsing.canonical import canonical, sorted_json
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.owner import program_form
+from uvcc_engine.owner.audit import audit
+from uvcc_engine.owner.client import write_shared
 from uvcc_engine.sealing.inputs import SharedInputs, encode_fixed, share_dataset, share_tensors
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import box_name, open_weights
@@ -109,22 +112,31 @@ def test_a_proved_run_ends_verified_by_both_verifiers(bundle: Path, capsys: pyte
 def test_a_run_with_every_message_proved_ends_verified_by_both_verifiers(
     zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its leaves have the form that the program gives them, and every root statement of every epoch its verdict."""
+    """By Adam on squared errors, with a norm that is cut. Its leaves have the form that the program gives them, every
+    root statement of every epoch has its verdict, and the owner who gets the seeds replays it, its proofs included."""
     (tmp_path / "run").mkdir()
-    fleet = _fleet(tmp_path / "run", zygote, replace(JOB, verify="proofs"))
+    learning: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "clip_norm": 0.5, "objective": "mse"}
+    job = replace(JOB, verify="proofs", steps=1, reveal=("loss", "accuracy", "overflow", "seeds"), **learning)
+    fleet = _fleet(tmp_path / "run", zygote, job)
     assert _run(fleet, zygote) == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     (tmp_path / "bundle").mkdir()
     bundle = _collected(fleet, tmp_path / "bundle")
+    for party in range(3):  # in the worker's own words: a count is 0.0 there, and 0 where it is signed
+        shutil.copy(fleet.dir(party) / "result.json", bundle / f"p{party}r0" / "result.json")
+    assert '"overflow":0.0' in (bundle / "p0r0" / "result.json").read_text()
     certificate = verify(bundle, allowed_signers=bundle / "allowed_signers")
     assert certificate.word == "VERIFIED"
     assert certificate.verify == "proofs"
-    assert certificate.claims > 40 * JOB.steps
+    assert certificate.claims > 400 * job.steps
     assert "every message between the domains is proved" in certificate.text()
     assert "not proved" not in certificate.text()
     words = [str(bundle / "proof_bundle.json"), "--allowed-signers", str(bundle / "allowed_signers")]
     assert standalone_verify.main(words) == 0
     assert "every message between them was proved" in capsys.readouterr().out
-    assert program_form.check(bundle).epochs == JOB.steps + 1
+    assert program_form.check(bundle).epochs == job.steps + 1
+    write_shared(_shared(job), tmp_path / "sealed")
+    replayed = audit(fleet.folder, OWNER, tmp_path / "sealed", fleet.home(0) / "policy.json")
+    assert (replayed.parties, replayed.epochs) == ((), job.steps + 1)
 
 
 def test_an_inference_with_every_message_proved_ends_verified_by_both_verifiers(zygote: Zygote, tmp_path: Path) -> None:

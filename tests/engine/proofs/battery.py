@@ -124,9 +124,9 @@ def _of_protocol(name: str, dealer: int, at: random.Random) -> Iterator[Case]:
                 yield Case(name, dealer, one[0], how, 0, message=one, other=other)
 
 
-def tell(case: Case, *, prove: bool, sent: list[Any] | None = None, again: bool = False) -> Ending:
-    """A run in which one party tells the case's lie. ``sent``: gets all other messages, where it is on its way.
-    ``again``: it lies in the second round, too."""
+def tell(case: Case, *, prove: bool, sent: list[Any] | None = None, watch: Any = None, again: bool = False) -> Ending:
+    """A run in which one party tells the case's lie. ``sent``: gets all other messages, where it is on its way;
+    ``watch`` is shown all messages, where it is stood by. ``again``: it lies in the second round, too."""
     second = lies_again(case.liar, random.Random(case.seed)) if again else None
     at = random.Random(case.seed)
     if case.message is None:
@@ -135,9 +135,8 @@ def tell(case: Case, *, prove: bool, sent: list[Any] | None = None, again: bool 
             if number == case.number:
                 alter(data, case.how, at)
 
-        return _run(
-            case.name, case.dealer, case.seed, prove=prove, liar=case.liar, stands_by=stands_by, lie_again=second
-        )
+        how: dict[str, Any] = {"liar": case.liar, "stands_by": stands_by, "lie": watch, "lie_again": second}
+        return _run(case.name, case.dealer, case.seed, prove=prove, **how)
     bodies = _bodies(case.name, case.dealer)
 
     def on_its_way(message: Message, body: bytes) -> bytes:
@@ -197,7 +196,7 @@ def judge_second(case: Case, found: Found) -> None:
 def _is_void(case: Case) -> bool:
     """Whether every message of step and proof but the altered one is what it is in a run without a lie."""
     if case.message is None:
-        return False
+        return _is_void_though_stood_by(case)
     honest: list[Any] = []
     told: list[Any] = []
 
@@ -208,6 +207,22 @@ def _is_void(case: Case) -> bool:
     _run(case.name, case.dealer, lie=note)
     tell(case, prove=True, sent=told)
     return sorted(honest) == sorted(told)
+
+
+def _is_void_though_stood_by(case: Case) -> bool:
+    """The same of what its sender goes on with: one tensor, to one peer or both, and nothing else of the run."""
+    sent: list[dict[Message, bytes]] = [{}, {}]
+
+    def noting(into: dict[Message, bytes]) -> Any:
+        def note(message: Message, body: bytes) -> bytes:
+            into[message] = body
+            return body
+
+        return note
+
+    _run(case.name, case.dealer, case.seed, lie=noting(sent[0]))
+    tell(case, prove=True, watch=noting(sent[1]))
+    return sent[0].keys() == sent[1].keys() and sum(sent[1][m] != body for m, body in sent[0].items()) <= 2
 
 
 @functools.lru_cache(4096)

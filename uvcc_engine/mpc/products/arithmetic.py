@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, in_chunks_protocol
-from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, PATCHES, ProductNotes
+from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, PATCHES, SUMMED, ProductNotes
 from uvcc_engine.mpc.foundation.roles import Roles, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, encode
@@ -27,6 +27,8 @@ from uvcc_engine.transcript.formats import kinds
 
 DEALER = 2
 _SCALE_BITS = 11
+_LONG = 1 << 12  # summands from which a sum of products is proved in parts
+_PARTS = 64  # a multiple of what a proof takes at once
 Pair = tuple[Share, Share]
 
 
@@ -215,9 +217,26 @@ def product_with_protocol(
 
 
 def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
-    """``sum x y * scale`` of two shares of one shape, ``[1]``. Costs as ``mul_protocol`` for one output."""
+    """``sum x y * scale`` of two shares of one shape, ``[1]``. Costs as ``mul_protocol`` for one output.
+
+    A long one is proved in ``_PARTS`` parts, which are truncated each: as a matrix product it would take a hundred times
+    the memory.
+    """
+    if rt.ledger is not None and x.n >= _LONG:
+        left, right = (s.map(_in_parts) for s in (x, y))
+        parts = yield from form_protocol(rt, left, right, bilinear(_summed), SUMMED, scale=scale, dealer=dealer)
+        return parts.sum(0, keepdim=True)
     total = yield from matmul_protocol(rt, x.reshape(1, -1), y.reshape(-1, 1), scale=scale, dealer=dealer)
     return total.reshape(1)
+
+
+def _in_parts(x: Tensor) -> Tensor:
+    flat = x.reshape(-1)
+    return torch.nn.functional.pad(flat, (0, -len(flat) % _PARTS)).reshape(_PARTS, -1)
+
+
+def _summed(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1)
 
 
 def form_protocol(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from uvcc_engine.contract.errors import UnreadableError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.ids import sid_replica
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical, same_json
@@ -252,7 +252,10 @@ def _result(found: Any, parts: Mapping[Coord, WorkerPart]) -> bool:
         return False
     signed, _ = worker.result
     stated = {**signed.statement, "signature": signed.signature}
-    return same_json({k: v for k, v in found.items() if k not in ("run", "ts")}, stated)
+    try:  # a count is written as 3.0 there and as 3 where it is signed, which is one number of JSON
+        return canonical({k: v for k, v in found.items() if k not in ("run", "ts")}) == canonical(stated)
+    except ConfigError:
+        return False
 
 
 def _transcript(folder: Path, worker: WorkerPart) -> Iterator[tuple[Path, bool]]:

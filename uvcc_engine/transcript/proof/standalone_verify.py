@@ -502,7 +502,7 @@ def check_derived(folder: Path, bundle: Bundle) -> None:
             found = parse(read(path), path)
             w = bundle.at.get(coord_of(found.get("coord") if isinstance(found, dict) else None))
             if w is None: raise Wrong(f"{path} is of no worker")
-            said = {k: v for k, v in found.items() if k not in ("run", "ts")}
+            said = json.loads(canonical({k: v for k, v in found.items() if k not in ("run", "ts")}))  # 3.0 is 3 there
             same(f"{path}", said, {**w.last, "signature": w.data["result"]["signature"]})
         elif path.name in ("training.csv", "val.csv"): check_table(path, bundle)
 def check_table(path: Path, bundle: Bundle) -> None:

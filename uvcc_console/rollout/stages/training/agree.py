@@ -122,6 +122,7 @@ async def check_job(ctx: Rollout) -> None:
     job, phase = ctx.plan.profile.job, ctx.plan.phases["full"]
     if not isinstance(job, PrivateJobSettings) or (ctx.federated is not None and not ctx.federated.public_data):
         return  # in a federated run the data are their owner's, and so is this look at them
+    revealed_values(phase.job)  # the policy will list each of them by name
     wanted = ctx.run_dir / "job.json"
     wanted.write_text(json.dumps(dict(phase.job)))
     t = phase.topology
