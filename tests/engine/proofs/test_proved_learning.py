@@ -24,6 +24,7 @@ from uvcc_engine.model.definition.base_model import Adapters, adapted, read_base
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import Dense, Embedding, ModelSpec, initial_weights
 from uvcc_engine.model.layer_types.tied import Tied
+from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.sharding import validation
 
@@ -193,6 +194,24 @@ def _lying(name: str, liar: int, number: int, how: str, seed: int, *, prove: boo
 
     build = functools.partial(LEARNED[name], dealer=2)
     return run_proved(build, INPUTS, ring=RING, everything=True, liar=liar, stands_by=lie, seed=seed, prove=prove)
+
+
+def test_a_long_sum_of_products_is_proved_in_parts_and_a_lie_in_one_part_is_found() -> None:
+    """As of a norm of a whole gradient: the number of entries is no multiple of the number of parts."""
+    x, y = normal(1, 1100, scale=0.5), normal(2, 1100, scale=0.5)
+    honest = run_proved(arithmetic.dot_protocol, (x, y), ring=RING, everything=True)
+    assert honest.opened[0] is not None
+    assert abs(float(honest.opened[0] / 2.0**16 - x @ y)) < 64 * 1.5 * 2.0**-16
+    assert honest.proved[0] is not None
+    assert honest.proved[0].claims == 5  # the sums, their masks' carries and top bits, two parts of the online parties
+
+    def lie(sent: int, data: torch.Tensor) -> None:
+        if sent == 0:
+            data.view(-1)[40] += 1
+
+    for liar in range(3):
+        told = run_proved(arithmetic.dot_protocol, (x, y), ring=RING, everything=True, liar=liar, stands_by=lie)
+        assert told.opened == [None] * 3
 
 
 @pytest.mark.parametrize("name", LEARNED)

@@ -27,7 +27,7 @@ from uvcc_engine.transcript.formats import kinds
 
 DEALER = 2
 _SCALE_BITS = 11
-_LONG = 1 << 12  # summands from which a sum of products is proved in parts
+_LONG = 1 << 10  # summands from which a sum of products is proved in parts
 _PARTS = 64  # a multiple of what a proof takes at once
 Pair = tuple[Share, Share]
 
@@ -219,7 +219,7 @@ def product_with_protocol(
 def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``sum x y * scale`` of two shares of one shape, ``[1]``. Costs as ``mul_protocol`` for one output.
 
-    A long one is proved in ``_PARTS`` parts, which are truncated each: as a matrix product it would take a hundred times
+    A long one is proved in ``_PARTS`` parts, each truncated by itself: as a matrix product it would take fifty times
     the memory.
     """
     if rt.ledger is not None and x.n >= _LONG:
