@@ -23,6 +23,7 @@ from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.definition.specs import Attention, Dense, Embedding, LayerNorm, ModelSpec
 from uvcc_engine.model.layer_types.residual import Residual
+from uvcc_engine.model.layer_types.tied import Tied
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger, ProductNotes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.products import proved_truncation
@@ -169,6 +170,22 @@ def test_a_language_model_is_proved_however_it_is_split(size: Topology) -> None:
     assert np.allclose(first.losses, other.losses, atol=2.0**-10)  # type: ignore[arg-type]
     assert first.metrics == other.metrics
     assert all(claims > 0 for one in proved.workers.values() for claims in one.claims)
+
+
+def test_the_gradient_of_a_table_that_is_used_twice_is_whole_where_each_use_is_a_claim() -> None:
+    """In a step of two microbatches; either use alone would leave the table elsewhere."""
+    letters = np.random.default_rng(2).integers(0, 3, (10, 3))
+    spec = ModelSpec("tied", (Tied(Embedding(3, 2, 4), (Dense(4, 4),)),), 6, 3, 2)
+    asked, after = np.eye(3)[letters[:, :2]].reshape(10, 6), letters[:, 1:]
+    data = Dataset(asked[:8], after[:8], asked[8:], after[8:], 3)
+    job = PrivateJob.from_json({"model": model_to_json(spec), "steps": 1, "batch": 4, "test_rows": 2, "lr": 0.5})
+    size = Topology(microbatches=2)
+    plain = train(job, size, data=data)
+    for mode in ("products", "proofs"):
+        proved = train(replace(job, verify=mode), size, data=data)
+        _same_everywhere(proved)
+        for a, b in zip(weights(job, proved, size), weights(job, plain, size), strict=True):
+            assert np.allclose(a, b, atol=2.0**-12)
 
 
 # -- lies --------------------------------------------------------------------------------------------------------------
