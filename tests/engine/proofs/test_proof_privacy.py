@@ -26,6 +26,7 @@ from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, share_of
 from uvcc_engine.mpc.products import arithmetic
+from uvcc_engine.mpc.products.summed import summed_products_protocol
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs import step_proof
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -58,8 +59,9 @@ def _components(party: int, secret: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _many(rt: Runtime, x: Share) -> MpcProtocol[list[Share]]:
-    """Products of both kinds, a truncation, a comparison and its choice."""
-    return (yield from par(arithmetic.matmul_protocol(rt, x, x), selection.relu_only_protocol(rt, x, dealer=0)))
+    """Products of all kinds, a truncation, a comparison and its choice."""
+    steps = arithmetic.matmul_protocol(rt, x, x), summed_products_protocol(rt, x, x, -1)
+    return (yield from par(*steps, selection.relu_only_protocol(rt, x, dealer=0)))
 
 
 def _bare(rt: Runtime, x: Share) -> MpcProtocol[Share]:
