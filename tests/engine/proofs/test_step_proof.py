@@ -279,6 +279,11 @@ def test_what_has_no_proof_is_refused_before_it_is_sent() -> None:
             planes.runtimes[0].run(arithmetic.matmul_protocol(planes.runtimes[0], left, right))
     with pytest.raises(ConfigError, match="no proof"):
         planes.runtimes[0].run(arithmetic.product_with_protocol(planes.runtimes[0], x, x, lambda a, b: a * b))
+    rt = planes.runtimes[0]
+    assert rt.ledger is not None
+    rt.ledger.file(ProductNotes(LINEAR, x, None, 1, 2, x.first, x.first, x.first))
+    with pytest.raises(ConfigError, match="opened before 1 claims"):
+        rt.run(open_ring_protocol(rt, x))
 
 
 def _bits_seen(name: str, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

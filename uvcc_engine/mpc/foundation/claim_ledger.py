@@ -3,8 +3,8 @@
 A ledger is a party's own notes: what it put into a product, what it sent, what it received. Recording sends nothing.
 All parties file the same claims in the same order, because they run the same program.
 
-A ledger of ``everything`` is the other half of a promise: the runtime asks it before every message, and it lets none
-go that no claim covers, and no opening while a claim is left to prove. A party of several workers has a ledger at each,
+The runtime asks it before every message, and it lets no opening go while a claim is left to prove; one of
+``everything`` lets no message go that no claim covers. A party of several workers has a ledger at each,
 and an opening waits for the proofs of all of them (``sisters``), not only for those of the worker that opens.
 """
 
@@ -153,9 +153,9 @@ class ClaimLedger:
         self._waits = False
 
     def check_message(self, kind: int, *, proved: bool, opening: bool) -> None:
-        """Refuse (ConfigError) a message of ``kind`` that nothing would prove where everything is to be, or an opening
-        before what it depends on is proved."""
-        if opening and ((len(self) and self.everything) or self._waits):
+        """Refuse (ConfigError) an opening before what it depends on is proved, or a message of ``kind`` that nothing
+        would prove where everything is to be."""
+        if opening and (len(self) or self._waits):
             waits = f"{len(self)} claims" if len(self) else "the claims of this party's other workers or passes"
             raise ConfigError(
                 f"something would be opened before {waits} that it may depend on are proved",
