@@ -219,8 +219,8 @@ def product_with_protocol(
 def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``sum x y * scale`` of two shares of one shape, ``[1]``. Costs as ``mul_protocol`` for one output.
 
-    A long one is proved in ``_PARTS`` parts, each truncated by itself: as a matrix product it would take fifty times
-    the memory.
+    A long one is proved in ``_PARTS`` parts, which are truncated each: as one product of matrices it would take a hundred
+    times the memory.
     """
     if rt.ledger is not None and x.n >= _LONG:
         left, right = (s.map(_in_parts) for s in (x, y))
