@@ -2,7 +2,8 @@
 
 ``core.state.reduce`` makes a new snapshot for every event, and copies for it what the event touches. Here the workers,
 their curves, the roots and the log lie open while events of the four kinds come that nearly all of a journal are, and
-are closed to a snapshot when it is asked for, or for an event of another kind. The state is the same, event by event.
+are closed to a snapshot when it is asked for, or for an event that may touch them. Events of which that is known that
+they do not are folded beside them. The state is the same, event by event.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ class Folding:
         self.seq, self.updated = s.seq, s.updated
         self._workers: dict[str, WorkerView] | None = None
         self._series: dict[str, Mapping[str, Series]] | None = None
-        self._own_curves: dict[str, dict[str, Series]] = {}
+        # of each worker: its curves, and those of them that were made here, which may grow in place
+        self._own_curves: dict[str, tuple[dict[str, Series], dict[str, Series]]] = {}
         self._epochs: dict[int, tuple[dict[str, str], dict[str, Mapping[str, str]]]] | None = None
-        self._agreed = s.agreed_epoch
+        self._agreed, self._everyone = s.agreed_epoch, reported_state.workers_of(s)
         self._log: list[LogEntry] | None = None
+        self._beside = False  # whether something was folded beside what lies open
         self._many = len(s.workers) >= LARGE  # kept in pages, of which a copy of all would cost more
 
     def add(self, event: ev.Event, seq: int) -> tuple[LogEntry, ...]:
@@ -54,6 +57,8 @@ class Folding:
                 if event.ts > self.updated:
                     self.updated = event.ts
                 return lines
+        elif not self._many and stands_apart(event, self._s):
+            return self._fold_beside(event, seq)
         before = self.snapshot
         self._s = reduce(before, event, seq)
         self._open()
@@ -62,7 +67,7 @@ class Folding:
     @property
     def snapshot(self) -> Snapshot:
         """The state so far."""
-        if self.seq != self._s.seq:
+        if self._beside or self.seq != self._s.seq:
             self._s = self._closed()
             self._open()
         return self._s
@@ -72,7 +77,7 @@ class Folding:
         if self._workers is not None:
             new["workers"] = MappingProxyType(self._workers)
         if self._series is not None:
-            self._series.update({coord: MappingProxyType(own) for coord, own in self._own_curves.items()})
+            self._series.update({coord: MappingProxyType(own) for coord, (own, _) in self._own_curves.items()})
             new["series"] = MappingProxyType(self._series)
         if self._epochs is not None:
             new["agreement"] = tuple(
@@ -84,21 +89,46 @@ class Folding:
             new["log"] = tuple(self._log[-LOG_KEEP:])
         return changed(self._s, **new)
 
+    def _fold_beside(self, event: ev.Event, seq: int) -> tuple[LogEntry, ...]:
+        """Fold an event that asks for nothing of what lies open; its lines go to the open log."""
+        own = self._own_log()
+        after = reduce(changed(self._s, log=()) if self._s.log else self._s, event, seq)
+        new = after.log
+        self._s = changed(after, log=()) if new else after
+        self._append(own, new)
+        self.seq, self._beside = seq, True
+        if event.ts > self.updated:
+            self.updated = event.ts
+        return new
+
+    def _own_log(self) -> list[LogEntry]:
+        if self._log is None:
+            self._log = list(self._s.log)
+        return self._log
+
+    def _append(self, own: list[LogEntry], new: tuple[LogEntry, ...]) -> None:
+        own.extend(new)
+        if len(own) > 4 * LOG_KEEP:
+            del own[:-LOG_KEEP]
+
     def _own_workers(self) -> dict[str, WorkerView]:
         if self._workers is None:
             self._workers = dict(self._s.workers)
         return self._workers
 
     def _extend(self, coord: str, step: int, values: Mapping[str, float]) -> None:
-        own = self._own_curves.get(coord)
-        if own is None:
+        known = self._own_curves.get(coord)
+        if known is None:
             if self._series is None:
                 self._series = dict(self._s.series)
-            own = self._own_curves[coord] = dict(self._series.get(coord, {}))
-            self._series.setdefault(coord, own)  # its place among the others
+            known = self._own_curves[coord] = dict(self._series.get(coord, {})), {}
+            self._series.setdefault(coord, known[0])  # its place among the others
+        own, made = known
         x = float(step)
         for name, value in values.items():
-            own[name] = own.get(name, _NONE).reaching(x, value)
+            line = made.get(name)
+            if line is None or not line.grow(x, value):
+                own[name] = made[name] = own.get(name, _NONE).reaching(x, value)
 
     def _heartbeat(self, e: ev.HeartbeatRead) -> tuple[LogEntry, ...] | None:
         workers = self._own_workers()
@@ -128,20 +158,16 @@ class Folding:
         workers[e.coord] = changed(old, root_epoch=e.epoch, root=e.root)
         roots, pairs = self._epochs.setdefault(e.epoch, ({}, {}))
         roots[e.coord] = e.root
-        pairs[e.coord] = MappingProxyType(dict(e.pairs))
+        pairs[e.coord] = MappingProxyType(e.pairs.copy())
         if len(self._epochs) > reported_state.AGREEMENT_KEEP:
             del self._epochs[min(self._epochs)]
-        if reported_state.all_agree(self._s, EpochAgreement(e.epoch, roots, pairs)):
+        if len(roots) == self._everyone and not reported_state.disagreement(EpochAgreement(e.epoch, roots, pairs)):
             self._agreed = max(self._agreed, e.epoch)
         return _NO_LINES
 
     def _lines(self, e: ev.LogLines) -> tuple[LogEntry, ...] | None:
         new = reported_state.entries_of(e, e.lines)
-        if self._log is None:
-            self._log = list(self._s.log)
-        self._log.extend(new)
-        if len(self._log) > 4 * LOG_KEEP:
-            del self._log[:-LOG_KEEP]
+        self._append(self._own_log(), new)
         return new
 
 
@@ -151,6 +177,35 @@ _QUICK: Final[Mapping[type[ev.Event], Callable[[Folding, Any], tuple[LogEntry, .
     ev.RootReported: Folding._root,
     ev.LogLines: Folding._lines,
 }
+
+
+APART: Final = frozenset(
+    (
+        ev.ActionDone,
+        ev.CheckpointHome,
+        ev.CostTick,
+        ev.CursorMoved,
+        ev.EngineEvent,
+        ev.GateMeasured,
+        ev.HaltAck,
+        ev.Intent,
+        ev.LinkChanged,
+        ev.PodTelemetry,
+        ev.ResultReported,
+    )
+)
+"""Kinds whose reducers neither ask for workers, curves, roots or the log, nor change them but by a line of the log."""
+
+
+def stands_apart(event: ev.Event, s: Snapshot) -> bool:
+    """Whether an event can be folded beside workers, curves, roots and log that lie open; ``s`` as it was before."""
+    if type(event) not in APART:
+        return False
+    if not isinstance(event, ev.EngineEvent):
+        return True
+    if event.event == "exit":  # says of what its worker ended
+        return False
+    return event.event != "plane_counters" or event.fields.get("coord") in s.workers  # of a known worker only
 
 
 def _added(before: Snapshot, after: Snapshot, event: ev.Event) -> tuple[LogEntry, ...]:

@@ -185,14 +185,21 @@ def _plain_text(value: Any) -> str:
     return value
 
 
+_AS_IS: Final = frozenset((str, float, bool, NoneType))
+
+
 def _plain_any(value: Any) -> Any:
+    """Any value, the very same where nothing in it has to be looked at."""
     kind = type(value)
-    if kind is str or kind is float:
+    if kind in _AS_IS:
         return value
     if kind is dict:
         return _plain_record(value)
     if kind is list:
-        return [_plain_any(v) for v in value]
+        for one in value:
+            if type(one) is not float and _plain_any(one) is not one:
+                return [_plain_any(v) for v in value]
+        return value
     return None if kind is int and not -WIDE <= value <= WIDE else value
 
 
@@ -201,8 +208,7 @@ def _plain_record(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"object wanted, got {type(value).__name__}")
     for one in value.values():
-        kind = type(one)
-        if not (kind is str or kind is float or (kind is int and -WIDE <= one <= WIDE)):
+        if type(one) not in _AS_IS and _plain_any(one) is not one:
             return {k: _plain_any(v) for k, v in value.items()}
     return value
 

@@ -18,10 +18,14 @@ BEAT_SERIES = ("mem_mib", "gpu_mem_alloc_mib", "gate_entropy_mean", "gate_collap
 
 def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, float]:
     """The numbers of a heartbeat ``r`` that are worth a series; ``old``: the worker as the last one left it."""
-    found = {name: value for name in BEAT_SERIES if name in r and (value := as_float(r[name])) is not None}
-    for name, value in (("step_s", _step_time(old, r, step)), ("bytes", _moved(old, r, step))):
-        if value is not None:
+    found: dict[str, float] = {}
+    for name in BEAT_SERIES:
+        if name in r and (value := as_float(r[name])) is not None:
             found[name] = value
+    if "ts" in r and (value := _step_time(old, r, step)) is not None:
+        found["step_s"] = value
+    if "sent_bytes" in r and (value := _moved(old, r, step)) is not None:
+        found["bytes"] = value
     return found
 
 

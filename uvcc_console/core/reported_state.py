@@ -42,7 +42,7 @@ def beaten(old: WorkerView, e: ev.HeartbeatRead) -> WorkerView:
         step=step,
         beat_ts=e.ts,
         step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
-        beat=MappingProxyType(dict(r)),
+        beat=MappingProxyType(r.copy()),
     )
 
 
@@ -163,7 +163,12 @@ def _root(s: Snapshot, e: ev.RootReported) -> Snapshot:
 
 def all_agree(s: Snapshot, a: EpochAgreement) -> bool:
     """Whether every worker of the phase has told its root of an epoch, and no two differ in what both know."""
-    return len(a.roots) == 3 * _replicas(s) * s.pipeline_stages * s.tensor and not disagreement(a)
+    return len(a.roots) == workers_of(s) and not disagreement(a)
+
+
+def workers_of(s: Snapshot) -> int:
+    """How many workers the phase has."""
+    return 3 * _replicas(s) * s.pipeline_stages * s.tensor
 
 
 def _replicas(s: Snapshot) -> int:

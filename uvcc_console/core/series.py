@@ -29,6 +29,19 @@ class Series:
         made._xs, made._ys, made._n = xs, ys, n + 1
         return made
 
+    def grow(self, x: float, y: float) -> bool:
+        """Take one more point in place; False, and nothing is done, where it does not come after all the others.
+
+        Only for who made this version and has shown it to nobody yet.
+        """
+        n, xs = self._n, self._xs
+        if n != len(xs) or (n and xs[n - 1] >= x):
+            return False
+        self._ys.append(y)
+        xs.append(x)
+        self._n = n + 1
+        return True
+
     def reaching(self, x: float, y: float) -> Series:
         """The same, without what stood at or after ``x`` (a resume goes back to its checkpoint)."""
         n = self._n

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import journal
-from uvcc_console.core.bulk_folding import Folding
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.bulk_folding import Folding, stands_apart
+from uvcc_console.core.journal import Journal, iter_events, read_all
+from uvcc_console.core.reducing import changed
 from uvcc_console.core.reported_state import AGREEMENT_KEEP
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
+from uvcc_console.report import recording
 
+RECORDED: Final = Path(__file__).parents[1] / "ui" / "recorded"
 COORDS = st.sampled_from(["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"])
 STEPS = st.integers(-1, 12)
 RECORDS = st.fixed_dictionaries(
@@ -46,6 +50,17 @@ EVENTS = st.one_of(
         src=st.sampled_from(["worker.log", "agent.log"]),
         lines=st.lists(st.sampled_from(["a", "b"]), max_size=3),
     ),
+    st.builds(
+        ev.EngineEvent,
+        pod=st.just("p0r0"),
+        level=st.just("info"),
+        event=st.sampled_from(["plane_counters", "exit", "checkpoint_written", "watchdog_dump", "waiting", "new"]),
+        fields=st.fixed_dictionaries(
+            {"coord": COORDS, "peer": st.integers(0, 2), "began": st.just(1.0), "step": STEPS}
+        ),
+    ),
+    st.builds(ev.CostTick, ts=st.floats(0, 99), hourly=st.just(1.0), spent=st.floats(0, 9)),
+    st.builds(ev.CursorMoved, ts=st.floats(0, 99), pod=st.just("p0r0"), cursors=st.just({})),
     st.builds(ev.WorkerProcess, pod=st.just("p0r0"), coord=COORDS, state=st.sampled_from(["started", "exited"])),
     st.builds(ev.StageChanged, name=st.just("full"), status=st.sampled_from(["running", "ok"])),
     st.builds(
@@ -88,6 +103,40 @@ def test_it_is_what_folding_one_by_one_gives_and_no_state_that_was_seen_changes(
         assert lines == told
         for seq, snapshot in looks:
             assert snapshot == _one_by_one(events[:seq])[0], f"the state after event {seq} was changed later"
+
+
+class _Open(Mapping[str, Any]):
+    """What lies open while events are folded beside it: known to have an entry, and asked for nothing else."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise AssertionError(f"{key} was asked for")
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all of them were asked for")
+
+    def __len__(self) -> int:
+        raise AssertionError("their number was asked for")
+
+
+@pytest.mark.parametrize("run", ["private", "lm"])
+def test_what_is_folded_beside_asks_for_nothing_that_lies_open(run: str) -> None:
+    """Over every event of a real run; a kind that comes to do more than it did has to leave the list."""
+    s, seen = Snapshot(), set()
+    with recording.played(RECORDED / run) as run_dir:
+        events = [event for _, event in iter_events(run_dir / "journal.sqlite")]
+    for event in events:
+        if stands_apart(event, s):
+            seen.add(event.kind)
+            shut: Any = {name: _Open() for name in ("workers", "series", "agreement")}
+            after, whole = reduce(changed(s, **shut, log=()), event), reduce(s, event)
+            assert all(getattr(after, name) is shut[name] for name in shut), event
+            assert after.agreed_epoch == whole.agreed_epoch
+            assert after.log == whole.log[len(whole.log) - len(after.log) :]
+        s = reduce(s, event)
+    assert len(seen) >= 5, seen
 
 
 def test_an_error_of_the_program_is_raised_where_tests_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
