@@ -17,6 +17,7 @@ BARS: Final[BenchBars] = {
     ("halt_dispatch_ui", "p99"): BenchBar(100.0, "python"),
     ("halt_dispatch_storm", "p99"): BenchBar(150.0, "python"),
     ("attach_1e6", "seconds"): BenchBar(1.5, "python"),
+    ("attach_1e6", "cpu"): BenchBar(1.5, "python"),
     ("folding", "rate"): BenchBar(60_000.0, "python", at_least=True),
     ("halt_dispatch_sidecar", "p99"): BenchBar(20.0, "python"),
     # the steps of the workers and the limits of the protocol are the same on every machine

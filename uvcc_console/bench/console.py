@@ -160,6 +160,6 @@ def bench(runs: int = 3) -> list[Row]:
     """Every row that needs nothing but this machine's processor and a terminal."""
     from uvcc_console.bench import attaching, halts, pods, storm
 
-    rows = [chart(runs), first_frame(runs), attaching.attach(runs), attaching.folding(runs)]
+    rows = [chart(runs), first_frame(runs), *attaching.attach(runs), attaching.folding(runs)]
     rows += [idle_cpu(runs), ingest_cpu(runs), *ingest(runs), *halt_dispatch(), *storm.bench(), *memory()]
     return [*rows, *halts.bench(runs), *pods.bench(runs)]

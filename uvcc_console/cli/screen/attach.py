@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 from uvcc_console.cli import common
-from uvcc_console.cli.follow import jsonview
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.runs.processes import JOURNAL, conducted
 
@@ -16,6 +15,8 @@ POLL_S = 0.2
 
 def stream(run_dir: Path) -> int:
     """One JSON snapshot a line, whenever something changed, until the run ends or nobody conducts it."""
+    from uvcc_console.cli.follow import jsonview
+
     journal = Journal(run_dir / JOURNAL, readonly=True)
     follower, shown = Follower(journal), -1
     try:
@@ -47,10 +48,11 @@ def run(argv: list[str]) -> int:
     run_dir = common.find_run(args.run)
     if args.json:
         return stream(run_dir)
-    from uvcc_console.cli.follow import headless
     from uvcc_console.cli.screen.launch import has_terminal, show
 
     if has_terminal() and not args.headless:
         return show(run_dir, readonly=args.read_only)
+    from uvcc_console.cli.follow import headless
+
     watched = headless.follow(run_dir, None, [], until_failed=False)
     return headless.report(watched, run_dir, as_json=False)

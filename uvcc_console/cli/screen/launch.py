@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uvcc_console.cli import common
-from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, INTERRUPTED
 from uvcc_console.runs import processes
 
@@ -48,6 +47,8 @@ def launch(
     ``proposal``: what three domains approved, to which the run is held; ``seat``: as one of these domains, which drives
     its own pods only.
     """
+    from uvcc_console.cli.follow import headless
+
     with headless.interruptible() as received:
         part = seat.part if seat is not None else None
         patient = tui and seat is None
@@ -78,7 +79,7 @@ def launch(
 
 def show(run_dir: Path, *, readonly: bool = False, replay: bool = False) -> int:
     """The TUI on a run; afterwards a line that says how to come back."""
-    from uvcc_console.ui.app import run_app
+    from uvcc_console.ui.app import run_app  # and what reports its end is loaded when it has ended
 
     code = run_app(run_dir, readonly=readonly, replay=replay)
     s = common.load_snapshot(run_dir)
@@ -87,5 +88,7 @@ def show(run_dir: Path, *, readonly: bool = False, replay: bool = False) -> int:
     if not s.ended:
         common.say(f"detached; {run_dir.name} goes on. Back with: uvcc attach {run_dir.name}")
         return int(code or 0)
+    from uvcc_console.cli.follow import headless
+
     watched = headless.Watched(s, headless.ProgressLine())
     return headless.report(watched, run_dir, as_json=False) if not code else FAILED

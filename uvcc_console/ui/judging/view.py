@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -227,8 +227,23 @@ def _faded(health: Health, view: View) -> Health:
     return replace(health, role="muted") if health.role == "ok" and view.stale else health
 
 
-def fleet_rows(view: View) -> list[FleetRow]:
-    """Every worker and every pod without one, in the order (party, replica, stage, tensor)."""
+_newest: tuple[View, Sequence[FleetRow]] = (View(), ())
+
+
+def fleet_rows(view: View) -> Sequence[FleetRow]:
+    """Every worker and every pod without one, in the order (replica, party, stage, tensor).
+
+    Nearly every panel asks for them, so those of the newest frame are kept.
+    """
+    global _newest
+    known, rows = _newest
+    if known is not view:
+        rows = _judged_rows(view)
+        _newest = (view, rows)
+    return rows
+
+
+def _judged_rows(view: View) -> Sequence[FleetRow]:
     snap, g = view.snap, view.glyphs
     first = cause(snap)
     rows: list[FleetRow] = []
@@ -257,7 +272,7 @@ def fleet_rows(view: View) -> list[FleetRow]:
             here = (pod.pod, pod.party, pod.replica, 0, 0, "")
             rows.append(FleetRow(*here, "", -1, None, "", -1, health, EMPTY, pod.state, _vitals(pod)))
     rows.sort(key=lambda row: (row.replica, row.party, row.stage, row.tensor, row.pod))
-    return rows
+    return tuple(rows)
 
 
 def stakes(view: View) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import BindingType
+from textual.geometry import Size
 from textual.message import Message
 
 from uvcc_console.ui.drawing.paint import Line, Span, cut
@@ -65,20 +66,22 @@ def followed(state: FleetState, rows: Sequence[FleetRow]) -> FleetState:
 
 def visible_rows(view: View, state: FleetState) -> list[FleetRow]:
     """Filtered and sorted rows. What a filter asks of log lines (levels) hides no worker."""
-    rows = fleet_rows(view)
+    rows: Sequence[FleetRow] = fleet_rows(view)
     if wanted := view.filter.without(LOG_ONLY):
         rows = [r for r in rows if wanted.matches(r.fields, " ".join(str(v) for v in r.fields.values()).lower())]
     return ordered(rows, state.sort, reverse=state.reverse)
 
 
-def row_cells(view: View, row: FleetRow, state: FleetState, focused: bool, label: str = "") -> dict[str, Span]:
-    """Texts and roles of one row."""
+def row_cells(
+    view: View, row: FleetRow, state: FleetState, names: Sequence[str], focused: bool, label: str = ""
+) -> dict[str, Span]:
+    """Texts and roles of one row in the columns ``names``."""
     g = view.glyphs
     here = focused and key_of(row) == state.cursor
     sign = g.mark if key_of(row) in state.marked else (g.cursor if here else " ")
     stale = "faint" if row.health.rank <= 1 and row.coord else ""
     first: dict[str, Span] = {"cursor": (label or sign, "hit bold" if label else "accent bold")}
-    return first | {name: COLUMNS[name].cell(view, row, stale) for name in state.columns or usual(view)}
+    return first | {name: COLUMNS[name].cell(view, row, stale) for name in names}
 
 
 def sort_sign(view: View, state: FleetState) -> str:
@@ -101,6 +104,7 @@ def fleet_lines(
     """The table: a heading and one line per row."""
     rows = visible_rows(view, state)
     chosen = choose(columns(view, state.columns), width)
+    names = [c.key for c, _ in chosen if c.key in COLUMNS]
     mark = sort_sign(view, state)
     lines: list[Line] = [head(chosen, sorted_by=state.sort, mark=mark)]
     if not rows:
@@ -110,7 +114,7 @@ def fleet_lines(
         lines.append(
             body(
                 chosen,
-                row_cells(view, row, state, focused, (jump or {}).get(key_of(row), "")),
+                row_cells(view, row, state, names, focused, (jump or {}).get(key_of(row), "")),
                 more=view.glyphs.more,
                 under=under,
             )
@@ -200,9 +204,7 @@ class FleetPanel(Panel):
                 lines = [[(nothing_words(view), "muted")]]
         else:
             lines = fleet_lines(view, self.state, width, focused=self.has_focus, jump=self.jump)
-        roomy = self.app.size.height >= ROOMY or self.has_class("-paged")
-        heat = roomy and not self.board
-        self._above = heat_lines(view, fleet_rows(view), width, self._shown_cursor()) if heat else []
+        self._above = self._heat(view, width)
         lines = [*self._above, *lines]
         if self.has_class("-paged"):
             row = next((r for r in self.rows_in_order() if key_of(r) == self.state.cursor), None)
@@ -211,6 +213,17 @@ class FleetPanel(Panel):
                 gap = height - len(lines) - len(detail)
                 lines = [*lines, *([("", "")] for _ in range(min(gap, 2))), *detail]
         return lines
+
+    def _heat(self, view: View, width: int) -> list[Line]:
+        """The strip above the table, where there is room for it."""
+        roomy = self.app.size.height >= ROOMY or self.has_class("-paged")
+        return heat_lines(view, fleet_rows(view), width, self._shown_cursor()) if roomy and not self.board else []
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        if self.board:
+            return super().get_content_height(container, viewport, width)
+        rows = len(visible_rows(self.view, self.state))  # a line each: hundreds are not drawn to be counted
+        return len(self._heat(self.view, width)) + 1 + max(1, rows)
 
     def show(self, view: View) -> None:
         self.state = followed(self.state, fleet_rows(view))

@@ -92,10 +92,14 @@ class Panel(ScrollView, can_focus=True):
         if width <= 0:
             return
         self._head()
-        old = self.lines
+        old, whole = self.lines, width
+        bar = self.styles.scrollbar_size_vertical
+        if len(old) > height > 0:  # it had a scrollbar, and most likely needs it still
+            width = whole - bar
         self.lines = list(self.draw(self.view, width, height))
-        if len(self.lines) > height > 0 and self.styles.scrollbar_size_vertical:  # the scrollbar takes a cell
-            width -= self.styles.scrollbar_size_vertical
+        needed = whole - bar if len(self.lines) > height > 0 else whole
+        if needed != width:
+            width = needed
             self.lines = list(self.draw(self.view, width, height))
         if len(old) != len(self.lines) or self.virtual_size.width != width:
             self.virtual_size = Size(width, len(self.lines))
