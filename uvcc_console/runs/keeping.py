@@ -10,6 +10,8 @@ from typing import Final
 
 from uvcc_console.core import paths, pod_states
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.claims import Claims
+from uvcc_console.fleet.cloud import intents
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 
 ARCHIVES: Final = "archive"
@@ -47,6 +49,21 @@ def cannot_go(s: Snapshot, live: bool) -> str:
     if s.leaks:
         return "it left pods behind: uvcc pods --sweep first"
     return "" if s.ended or s.status == "unreadable" else "it has not ended: uvcc teardown first"
+
+
+def must_stay(run_dir: Path, s: Snapshot, live: bool) -> str:
+    """The same, also from the books that were kept of what was asked of providers; empty where the run may go.
+
+    A journal that cannot be read says nothing about pods: those books do.
+    """
+    if why := cannot_go(s, live):
+        return why
+    pods = [*intents.Intents.of(run_dir).open(""), *(name for name, _ in Claims.of(run_dir).open())]
+    if pods:
+        return f"{pods[0]} may still be there and cost money: uvcc pods --sweep first"
+    if volumes := intents.unended(run_dir):
+        return f"its volume {volumes[0].name} may still be there and cost money: uvcc pods --sweep first"
+    return ""
 
 
 def delete(run_dir: Path) -> None:

@@ -86,6 +86,11 @@ def running(run_dir: Path, name: str) -> int:
     return who.pid if who is not None and alive(who) else 0
 
 
+def living(run_dir: Path) -> bool:
+    """Whether the run's conductor or its halt sidecar lives."""
+    return bool(running(run_dir, CONDUCTOR) or running(run_dir, HALTD))
+
+
 def vital(run_dir: Path, name: str) -> pulse.Vital:
     """Whether the run's conductor or haltd moves, is frozen, or is dead."""
     return pulse.vital(run_dir, name, recorded(run_dir, name))

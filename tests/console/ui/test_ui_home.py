@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
+import sys
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ from ui_journals import RUN, T0, Story
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.fleet.cloud.intents import Intents
 from uvcc_console.fleet.procs import identify
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
@@ -304,6 +307,50 @@ async def test_a_run_that_ended_is_deleted_or_packed_after_its_name_was_typed_an
     said = capsys.readouterr()
     assert f" kB  {RUN}" in said.out
     assert "not proven gone" in said.err
+
+
+def test_runs_are_deleted_by_a_verb_once_their_names_were_typed_and_all_or_none_may_go(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_runs()
+    failed, live = "failed-20261121-0116-cd34", "live-20261121-0117-ef56"
+
+    def left() -> set[str]:
+        return {p.name for p in paths.runs_dir().iterdir()}
+
+    def typed(text: str) -> None:
+        there = io.StringIO(text)
+        monkeypatch.setattr(there, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys, "stdin", there)
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{failed}\n"))
+    assert main(["runs", "--delete", failed]) == 2  # nobody sits there
+    assert main(["runs", "--delete", "failed", "--yes"]) == 2  # not the whole name
+    assert main(["runs", "--yes"]) == 2
+    assert main(["runs", "--delete", failed, live, "--yes"]) == 1
+    assert "live-20261121-0117-ef56 cannot be deleted" in capsys.readouterr().err
+    assert left() == {RUN, failed, live}
+
+    typed("failed\n")
+    assert main(["runs", "--delete", "failed"]) == 1
+    assert f"{failed} stays" in capsys.readouterr().err
+    Intents.of(paths.run_dir(RUN)).note(1.0, name=f"uvcc-{RUN}-p0r0", offer={})
+    typed(f"{RUN}\n")
+    assert main(["runs", "--delete", RUN]) == 1
+    assert "may still be there and cost money" in capsys.readouterr().err
+    Intents.of(paths.run_dir(RUN)).note(2.0, name=f"uvcc-{RUN}-p0r0", absent="never made")
+    assert left() == {RUN, failed, live}
+
+    typed(f"{failed}\nnot this\n")
+    assert main(["runs", "--delete", "failed", RUN]) == 1
+    said = capsys.readouterr()
+    assert left() == {RUN, live}
+    assert f"{failed} is deleted, " in said.out
+    assert f"{failed}, " in said.err
+    assert "kB: its journal" in said.err
+    assert main(["runs", "--delete", RUN, "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["run"] == RUN
+    assert left() == {live}
 
 
 # ---- settings as fields, profiles of one's own

@@ -358,7 +358,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         if self.readonly:
             self.say(f"{what.lower()}: {READ_ONLY}", "warning")
             return
-        if why := keeping.cannot_go(run.snap, run.live):
+        if why := keeping.must_stay(run.run_dir, run.snap, run.live):
             self.say(f"{what.lower()}: {why}", "warning")
             return
         name = run.run_dir.name
