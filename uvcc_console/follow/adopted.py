@@ -20,6 +20,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import BUSY_S, Journal, iter_events
 from uvcc_console.core.log import logger
+from uvcc_console.core.supervision import SideTasks
 from uvcc_console.fleet import pulse
 from uvcc_console.follow import adopting
 from uvcc_console.follow.control_file import ControlFileChannel
@@ -29,6 +30,7 @@ from uvcc_console.halt import machine
 from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.rollout.bus import Bus
+from uvcc_console.rollout.telling import tell_operator
 from uvcc_console.runs import conducting, processes
 from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage
 
@@ -83,6 +85,8 @@ class AdoptedRun:
         except OSError as e:
             log.error("no front door: %s; halts are asked for in the journal only", e)
         ticking = asyncio.create_task(self._tick())
+        beside = SideTasks(None, lambda event: self._bus.record([event]))
+        notifying = beside.start("the notices", lambda: tell_operator(self._run_dir, self._bus))
         writing = asyncio.create_task(self._bus.run())
         status, detail = "failed", ""
         try:
@@ -98,8 +102,9 @@ class AdoptedRun:
             self._front.close()
             stage = ev.StageChanged(name="follow", status="ok" if status != "failed" else "failed", detail=detail)
             self._bus.commit(stage, ev.RunEnded(status=status, detail=detail))
+            notifying.cancel()
             writing.cancel()
-            await asyncio.wait({writing})
+            await asyncio.wait({writing, notifying})
             await self._shell.close()
         return status
 

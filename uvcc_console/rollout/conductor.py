@@ -33,7 +33,7 @@ from uvcc_console.plan import changed_settings, forecast
 from uvcc_console.plan.federated import of_domain
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
-from uvcc_console.rollout import actions, finish, side_tasks
+from uvcc_console.rollout import actions, finish, side_tasks, telling
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Federated, Member, Rollout
 from uvcc_console.rollout.federated.own_party import FederatedParty
@@ -246,6 +246,7 @@ async def _driven(
     following = beside.start("the journal", ctx.bus.run, vital=True)
     beating = beside.start("the beat", lambda: side_tasks.beat(ctx.run_dir), vital=True)
     guarding = beside.start("the guard of the sidecar", lambda: side_tasks.guard_sidecar(ctx))
+    notifying = beside.start("the notices", lambda: telling.tell_operator(ctx.run_dir, ctx.bus))
     aside = [
         beside.start("the spend guard", lambda: side_tasks.keep_costs(ctx, spending, end_request.ask), vital=True),
         beside.start("the detectors", lambda: side_tasks.detect(ctx)),
@@ -273,6 +274,7 @@ async def _driven(
             await peers.farewell(status, detail)
         status, detail = await finish.finish(ctx, status, detail, spending, pressed=end_request.asked.is_set())
         guarding.cancel()
+        notifying.cancel()
         if ctx.sidecar is not None:  # it ends with the run; who waits for the conductor shall find neither
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(ctx.sidecar.wait, SIDECAR_S)

@@ -15,11 +15,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from uvcc_console.core import events as ev
+from uvcc_console.runs.notices import NoticeWay, ways
+from uvcc_console.runs.notify import Notifier, operators_program
 from uvcc_console.ui.actions.commands import Commands, tell
 from uvcc_console.ui.actions.forwarding import forward
 from uvcc_console.ui.actions.layouts import given, taken
-from uvcc_console.ui.actions.notices import NoticeWay, ways
-from uvcc_console.ui.actions.notify import Notifier, operators_program
 from uvcc_console.ui.actions.palette import ActionProvider
 from uvcc_console.ui.app_base import ascii_wanted, own
 from uvcc_console.ui.drawing.frames import Frames
@@ -27,7 +27,6 @@ from uvcc_console.ui.feed.kept_layout import ScreenLayout, keep, load
 from uvcc_console.ui.feed.source import JournalWriter, ReplaySource, SnapshotSource, WallTime, open_source
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.pauses import Pauses, orders_first
-from uvcc_console.ui.halting.urgent import call_in_loop
 from uvcc_console.ui.judging.rechecks import Rechecks
 from uvcc_console.ui.judging.view import View, holding
 from uvcc_console.ui.panels.charts import ChartsPanel
@@ -88,9 +87,7 @@ class UvccApp(RunConsole):
     def _notices(self) -> NoticeWay | None:
         """Where notices go beside the screen; settings that cannot be read are told, and leave the console alone."""
         try:
-            return ways(
-                operators_program(), self._to_terminal, lambda text: call_in_loop(self.loop, self.say, text, "warning")
-            )
+            return ways(operators_program(), self._to_terminal, self.told, self.run_dir)
         except UvccError as e:
             self.call_later(self.say, str(e), "warning")
             return None
@@ -117,6 +114,7 @@ class UvccApp(RunConsole):
             self.set_interval(1.0, self.check_processes)
         if self._hold:
             self.action_do("halt")
+        self.call_after_refresh(self.opened)
 
     def tick(self) -> None:
         """Fold what is new and repaint what that changes; ten times a second, and at once after an action.

@@ -57,6 +57,11 @@ class Resizes:
         return True
 
 
+def _as_meant(early: events.Key) -> events.Key:
+    """A key that was typed before the terminal was ours: until then it makes a line feed of Enter."""
+    return events.Key("enter", "\r") if early.key == "ctrl+j" else early
+
+
 class ConsoleApp(App[Result]):
     """Base of the console's apps. ``key_time`` tells when a key was pressed; tests have their own."""
 
@@ -71,6 +76,7 @@ class ConsoleApp(App[Result]):
         super().__init__()
         self.cadence = Cadence()
         self.resizes = Resizes()
+        self._early: list[events.Key] | None = []
         self._newest_size: events.Resize | None = None
         self.key_time = key_time
         self.glyphs = choose(ascii_only)
@@ -110,7 +116,23 @@ class ConsoleApp(App[Result]):
             return
         if isinstance(event, events.Key) and not event.is_forwarded:
             self.cadence.note(self.key_time(event))
+            if self._early is not None:
+                self._early.append(event)
+                return
         await super().on_event(event)
+
+    def opened(self) -> None:
+        """There is something that keys can act on: from now on they do, those first that were typed before.
+
+        On a busy machine the first picture takes seconds, and a key that finds no list, or nothing in it, is lost.
+        """
+        if self._early is not None:
+            self.call_next(self._act_on_early)
+
+    async def _act_on_early(self) -> None:
+        early, self._early = self._early or [], None
+        for event in early:  # nothing else of the queue comes between them
+            await super().on_event(_as_meant(event))
 
     def _resize(self, event: events.Resize) -> bool:
         """Whether to lay out for it now; of a storm of them only the newest is, a few times a second."""

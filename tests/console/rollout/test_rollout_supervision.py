@@ -19,11 +19,13 @@ from uvcc_console.core.state import fold
 from uvcc_console.core.supervision import FIRST_S, LONGEST_S, SideTasks
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess
-from uvcc_console.rollout import conductor, ingest, side_tasks
+from uvcc_console.rollout import conductor, ingest, side_tasks, telling
 from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.stages.fleet import agents
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.rollout.stages.verify import window_gates
+from uvcc_console.runs import notify
+from uvcc_console.runs.notices import Note, SoleSender
 from uvcc_engine.contract.agent_protocol.agent_messages import AgentMessage
 from uvcc_engine.contract.run_files.records import Malformed
 
@@ -34,6 +36,7 @@ WORKS = {
     "the guard of the sidecar": (side_tasks, "guard_sidecar"),
     "the spend guard": (side_tasks, "keep_costs"),
     "the detectors": (side_tasks, "detect"),
+    "the notices": (telling, "tell_operator"),
     "the gates of the full run": (window_gates, "hold_at_gates"),
     "the sweep": (side_tasks, "sweep_others"),
     "the copies of checkpoints": (checkpoint_copies, "keep_home"),
@@ -131,6 +134,36 @@ async def test_each_side_task_that_dies_is_told_and_comes_back(
         assert status == "ok"
     assert any(isinstance(e, ev.StageChanged) and (e.name, e.status) == ("teardown", "ok") for e in events)
     assert provider_of(ctx).pods == {}
+
+
+async def test_the_operator_is_notified_without_a_console_and_by_nobody_else_beside_the_conductor(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    by_console: list[Note] = []
+    monkeypatch.setattr(notify, "operators_program", lambda: told.append)
+    monkeypatch.setattr(telling, "LOOK_EVERY_S", 0.01)
+    console = SoleSender(ctx.run_dir, by_console.append)
+    made = {"profile_name": "demo", "profile": {}, "job_kind": "private", "stages": ["quote", "teardown"]}
+    ctx.say(ev.RunCreated(run="demo-1", replicas=1, pipeline_stages=1, tensor=1, **made))
+
+    async def stage(*_: object) -> str:
+        await asyncio.sleep(0.05)  # it has taken note of what there was
+        ctx.say(ev.Alert(level="warn", name="straggler", text="slow", subject="p1r0"))
+        async with asyncio.timeout(20):
+            while not told:
+                await asyncio.sleep(0.01)
+        console(Note("warn", "p1r0: slow"))
+        return "done"
+
+    monkeypatch.setattr(conductor, "acts_of", lambda _: {"quote": stage})
+    assert await asyncio.wait_for(conductor.conduct(ctx, ""), 60) == "ok"
+    assert told[0] == "p1r0: slow"
+    assert told[-1].startswith("demo-1: done")
+    assert len(told) == 2
+    assert not by_console
+    console(Note("info", "later"))
+    assert by_console == [Note("info", "later")]
 
 
 def test_everything_that_runs_beside_the_stages_is_killed_above() -> None:

@@ -15,9 +15,9 @@ from ui_journals import RUN, Story
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.core.state import fold
-from uvcc_console.ui.actions import notices, notify
-from uvcc_console.ui.actions.notices import Note
-from uvcc_console.ui.actions.notify import Notifier
+from uvcc_console.runs import notices, notify
+from uvcc_console.runs.notices import Note, SoleSender
+from uvcc_console.runs.notify import Notifier
 from uvcc_console.ui.actions.shell import ssh_command
 from uvcc_console.ui.panels.fleet import FleetPanel
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -187,6 +187,25 @@ async def test_a_silent_sidecar_is_said_with_the_way_around(folder: Path) -> Non
 
 
 # ---- ways out of the screen
+
+
+async def test_a_console_keeps_silent_while_another_process_notifies_of_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr("uvcc_console.ui.app.operators_program", lambda: sent.append)
+    async with desk(Story().full(5), folder) as d:
+        conductor = SoleSender(folder, notices.void)
+        assert conductor.claim()
+        d.append(alert("slow"))
+        await d.settle()
+        assert "slow" in d.toasts
+        assert sent == []
+        conductor.close()
+        d.append(alert("slower"))
+        await d.settle()
+        assert sent == ["p1r0: slower"]
+        assert not conductor.claim()
 
 
 def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:

@@ -14,8 +14,8 @@ from uvcc_console.core.series import Series
 from uvcc_console.core.shown import contradictions
 from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.state import fold
-from uvcc_console.ui.actions.notices import Note
-from uvcc_console.ui.actions.notify import state_note
+from uvcc_console.runs.notices import Note
+from uvcc_console.runs.notify import state_note
 from uvcc_console.ui.drawing.glyphs import ASCII, UNICODE
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.feed import home_model

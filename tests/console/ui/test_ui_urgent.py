@@ -289,3 +289,20 @@ def test_f9_and_esc_in_a_terminal_after_a_paste_and_during_a_storm_of_resizes() 
                     assert released is not None
                     assert released.nonce == held.nonce
             journal.close()
+
+
+def test_keys_that_are_typed_before_the_first_picture_are_acted_on() -> None:
+    """Not even Python has started when they are: the terminal keeps them, and makes a line feed of Enter."""
+    code = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
+    with live_run(3) as run_dir:
+        env = {"UVCC_HOME": str(run_dir.parents[1])}
+        with Terminal(python("-c", code), env) as terminal:
+            terminal.press(b"\r")  # the first run of the list, which is not there yet
+            terminal.wait_for(b"Ledger", 60.0)
+        with Terminal(python("-c", code, "attach", "bench"), env) as terminal:
+            terminal.press(b"o" + F9)  # sorts the fleet, which has no focus yet, by its next column
+            terminal.wait_for(b"by place", 60.0)
+            journal = Journal(run_dir / "journal.sqlite", readonly=True)
+            end = time.monotonic() + 10.0
+            assert _asked(journal, "hold", 0, lambda: time.monotonic() > end) is not None
+            journal.close()

@@ -13,9 +13,9 @@ from textual.screen import Screen
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
+from uvcc_console.runs.notices import Note
 from uvcc_console.ui.actions import saved_screens, typing_offers
 from uvcc_console.ui.actions.log_actions import LogActions
-from uvcc_console.ui.actions.notices import Note
 from uvcc_console.ui.actions.view_actions import ViewActions
 from uvcc_console.ui.drawing.theme import DARK, LIGHT
 from uvcc_console.ui.feed.run_processes import see_to

@@ -168,6 +168,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         self.look()
         self.set_interval(self._look_s, self.look)
         self.find_profiles()
+        self.call_after_refresh(self.opened)
 
     def look(self) -> None:
         """Read how the runs stand."""

@@ -22,3 +22,4 @@ class ManualApp(ConsoleApp[None]):
     def on_mount(self) -> None:
         super().on_mount()
         self.push_screen(self._manual, lambda _: self.exit())
+        self.call_after_refresh(self.opened)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uvcc_console.core import pod_states, vitals
+from uvcc_console.core.holding import HOLD_S as HOLD_S
+from uvcc_console.core.holding import holding as holding
 from uvcc_console.core.series import Series
 from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
@@ -22,7 +24,6 @@ LATE_S = 6.0  # a heartbeat is due at least every 5 s
 SILENT_S = 15.0
 LOST_S = 60.0
 NEWS_S = 5.9  # the conductor writes something every 5 s: when it does not, silence says nothing about workers
-HOLD_S = 3.0  # a hold becomes a halt after this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,15 +283,6 @@ def stakes(view: View) -> str:
     if view.snap.ended or not view.snap.phase:
         return "plain"
     return view.snap.phase if view.snap.phase in PHASES else "plain"
-
-
-def holding(snap: Snapshot, now: float) -> float | None:
-    """Seconds left in which Esc releases and F9 commits; None when no hold of an operator is open."""
-    h = snap.halt
-    if h.mode != "hold" or h.drill or not h.nonce:
-        return None
-    left = h.asked + HOLD_S - now
-    return left if left > 0 else None
 
 
 def halting(snap: Snapshot) -> bool:

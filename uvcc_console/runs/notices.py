@@ -1,14 +1,16 @@
 """Ways for a notice to reach the operator elsewhere: a program, an address that takes posts (ntfy), the desktop.
 
-What a way does or fails to do is its own affair, but that it failed is said once on the screen.
+What a way does or fails to do is its own affair, but that it failed is said once, on the screen or in the log.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from uvcc_console.core import settings
@@ -61,21 +63,73 @@ def void(_: object) -> None:
     """What comes of it is not waited for."""
 
 
-def ways(program: Say | None, write: Say, failed: Say) -> NoticeWay | None:
-    """All ways that the operator's settings name, as one; None where there is none. Raises ConfigError."""
+def outside(program: Say | None, failed: Say) -> NoticeWay | None:
+    """The operator's program and address, as one way; None where there is neither. Raises ConfigError."""
     found: list[NoticeWay] = []
     if program is not None:
         found.append(lambda note: program(note.text))
     if url := settings.text("notify_url"):
         found.append(post(url, failed))
+    return _one_after_another(found)
+
+
+def ways(program: Say | None, write: Say, failed: Say, run_dir: Path | None = None) -> NoticeWay | None:
+    """All ways that the operator's settings name, as one; None where there is none. Raises ConfigError.
+
+    What leaves this machine's screens does so once for a run (``run_dir``), whoever else looks at it.
+    """
+    found: list[NoticeWay] = []
+    if (out := outside(program, failed)) is not None:
+        found.append(SoleSender(run_dir, out) if run_dir is not None else out)
     if form := settings.text("notify_terminal"):
         in_tmux = bool(os.environ.get("TMUX"))
         found.append(lambda note: write(desktop(note.text, form, in_tmux=in_tmux)))
-    if not found:
-        return None
+    return _one_after_another(found)
 
+
+def _one_after_another(found: Sequence[NoticeWay]) -> NoticeWay | None:
     def send(note: Note) -> None:
         for way in found:
             way(note)
 
-    return send
+    return send if found else None
+
+
+class SoleSender:
+    """Of all that look at a run one hands its notices on: the conductor from its start, else the first that had one.
+
+    Whoever it is holds a lock on the run's folder, which ends with the process; then the next one that has a notice
+    takes its place. Every other one keeps silent.
+    """
+
+    def __init__(self, run_dir: Path, send: NoticeWay) -> None:
+        self._run_dir, self._send = run_dir, send
+        self._fd = -1
+
+    def __call__(self, note: Note) -> None:
+        if self.claim():
+            self._send(note)
+
+    def claim(self) -> bool:
+        """Whether this process is the one, or becomes it now."""
+        if self._fd < 0:
+            try:
+                fd = os.open(self._run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError:
+                return False  # the run has been deleted
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            except OSError:  # a file system without locks: rather told twice than not at all
+                os.close(fd)
+                return True
+            self._fd = fd
+        return True
+
+    def close(self) -> None:
+        """Let another one take over."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

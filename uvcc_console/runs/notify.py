@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from uvcc_console.core import settings
+from uvcc_console.core.holding import holding
 from uvcc_console.core.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
-from uvcc_console.ui.actions.notices import Note, NoticeWay
-from uvcc_console.ui.judging.view import holding
+from uvcc_console.runs.notices import Note, NoticeWay
 
 AGAIN_S = 60.0
 NAMED = 3  # subjects that a word names beside the first

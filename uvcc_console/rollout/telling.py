@@ -1,0 +1,41 @@
+"""Notices of a run by whoever conducts it, so that none waits for a console to be attached."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Final
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.log import logger
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.runs import notices, notify
+from uvcc_engine.contract.errors import UvccError
+
+log = logger(__name__)
+LOOK_EVERY_S: Final = 2.0
+
+
+async def tell_operator(run_dir: Path, bus: Bus) -> None:
+    """Hand what is new and matters to the operator's program and address, with or without a console on the run.
+
+    As long as this lives no console does so as well. Settings that cannot be read are told, and nothing is sent.
+    """
+    try:
+        way = notices.outside(notify.operators_program(), lambda text: log.warning("%s", text))
+    except UvccError as e:
+        bus.record([ev.Alert(level="warn", name="notices", text=f"nobody is notified: {e}")])
+        return
+    if way is None:
+        return
+    sender = notices.SoleSender(run_dir, way)
+    sender.claim()
+    notifier = notify.Notifier(notices.void, sender)
+    try:
+        while True:
+            notifier.look(bus.snapshot, time.time())
+            await asyncio.sleep(LOOK_EVERY_S)
+    finally:
+        notifier.look(bus.snapshot, time.time())  # also of the end
+        sender.close()
