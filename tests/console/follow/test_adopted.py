@@ -107,8 +107,9 @@ def adopted(target: str, capsys: pytest.CaptureFixture[str], home: Path) -> tupl
 
 
 def test_it_is_followed_drilled_halted_with_its_checkpoint_and_costs_nothing(
-    home: Path, trainer: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, trainer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("UVCC_NOTIFY_COMMAND", f"sh -c 'echo \"$0\" >> {tmp_path / 'notices'}'")
     until(lambda: (trainer / "training.csv").exists())
     run_dir, found = adopted(str(trainer), capsys, home)
     assert (found["contract"], found["no_halt"]) == (True, "")
@@ -127,6 +128,8 @@ def test_it_is_followed_drilled_halted_with_its_checkpoint_and_costs_nothing(
     assert left["status"] == "halted"
     assert s.halt.acks["p0r0"][2] == left["checkpoint"] != ""
     assert (s.spent, s.hourly, s.leaks) == (0.0, 0.0, ())
+    until(lambda: (tmp_path / "notices").exists())  # no console was ever attached
+    assert "halted" in (tmp_path / "notices").read_text().lower()
 
 
 def test_a_bare_folder_says_why_it_cannot_be_halted_and_a_tear_down_touches_nothing(

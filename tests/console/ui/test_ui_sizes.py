@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import pytest
 from ui_desk import desk
 from ui_journals import RUN, Story
 
+from uvcc_console.bench import longrun
 from uvcc_console.core import events as ev
 from uvcc_console.core.state import fold
 from uvcc_console.ui.drawing.paint import plain, width_of
-from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.judging.lamps import MOVING, Lamp
+from uvcc_console.ui.judging.view import View, fleet_rows
+from uvcc_console.ui.panels.fleet import FleetState, fleet_lines, visible_rows
+from uvcc_console.ui.panels.fleet_grid import grid_lines
 from uvcc_console.ui.widgets.bars import header_line, track_line
+from uvcc_console.ui.widgets.heat import heat_lines
 
 SIZES = ((60, 20), (80, 24), (120, 40), (160, 50), (200, 60), (250, 80))
 
@@ -65,3 +71,34 @@ def test_how_far_it_is_stands_before_a_cost_of_nothing(width: int) -> None:
     assert " Ledger " in plain(far)
     for lamp in ("cond ", "haltd ", "ssh ", "relay ", "lease "):  # however far one went
         assert lamp.replace("cond ", "cond" if width < 150 else "conductor") in plain(far) or width >= 150
+
+
+def test_of_192_workers_on_24_pods_each_is_told_apart_and_the_worst_is_named_at_every_size() -> None:
+    born, who = 1_000_000.0, longrun.coords()
+    slow, killed, silent = "p1r3s2t0", "p0r6s0t0", "p2r7"
+    events = longrun.opening(born)
+    for step in range(6):
+        for coord in who:
+            pod, ts = coord.split("s")[0], born + 3.0 * step
+            if pod != silent or step < 3:
+                record = {"ts": ts + (0.8 * step if coord == slow else 0.0), "step": step, "phase": "train"}
+                events.append(ev.HeartbeatRead(ts=ts, pod=pod, coord=coord, record=record))
+    events.append(ev.WorkerProcess(ts=born + 15, pod="p0r6", coord=killed, state="exited", rc=-9, signal="SIGKILL"))
+    s = fold(events)
+    view = View(snap=s, now=s.updated + 1, conductor=Lamp(MOVING), sidecar=Lamp(MOVING))
+    for width in (58, 78, 108, 158):
+        lines = [plain(line) for line in fleet_lines(view, FleetState(), width)]
+        assert all(len(line) <= width for line in lines)
+        rows = [line.split() for line in lines[1:]]
+        assert killed in rows[0]
+        assert "SIGKILL" in rows[0]
+        assert all(silent in row[0] and "late" in row for row in rows[1:9])
+        assert len({next(w for w in row if w in who) for row in rows}) == len(who) == 192
+        board = [plain(line) for line in grid_lines(view, visible_rows(view, FleetState()), width)]
+        assert f"1 SIGKILL {killed}" in board[0]
+        assert f"8 late {silent}" in board[2]
+        heat = heat_lines(view, fleet_rows(view), width)
+        signs = Counter(text for line in heat[:-1] for text, _ in line if len(text) == 1)
+        assert signs[view.glyphs.heat[-1]] == 1  # a quarter slower than the others, which are well below it
+        assert view.glyphs.heat[-2] not in signs
+        assert f"slowest {slow}" in plain(heat[-1])

@@ -81,7 +81,16 @@ def row_cells(
     sign = g.mark if key_of(row) in state.marked else (g.cursor if here else " ")
     stale = "faint" if row.health.rank <= 1 and row.coord else ""
     first: dict[str, Span] = {"cursor": (label or sign, "hit bold" if label else "accent bold")}
-    return first | {name: COLUMNS[name].cell(view, row, stale) for name in names}
+    cells = first | {name: COLUMNS[name].cell(view, row, stale) for name in names}
+    if row.coord and by_worker(view, names):
+        cells["pod"] = (row.coord, cells["pod"][1])
+    return cells
+
+
+def by_worker(view: View, names: Sequence[str]) -> bool:
+    """Whether the first column tells workers rather than pods: where no other tells those of a pod apart."""
+    apart = {"coord", "rank"} & set(names)
+    return "pod" in names and not apart and len(view.snap.workers) > len(view.snap.pods)
 
 
 def sort_sign(view: View, state: FleetState) -> str:
@@ -105,6 +114,8 @@ def fleet_lines(
     rows = visible_rows(view, state)
     chosen = choose(columns(view, state.columns), width)
     names = [c.key for c, _ in chosen if c.key in COLUMNS]
+    if by_worker(view, names):
+        chosen = [(replace(c, title="worker") if c.key == "pod" else c, w) for c, w in chosen]
     mark = sort_sign(view, state)
     lines: list[Line] = [head(chosen, sorted_by=state.sort, mark=mark)]
     if not rows:

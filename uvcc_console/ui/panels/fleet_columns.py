@@ -12,6 +12,7 @@ from uvcc_console.ui.drawing.format import age, number, short
 from uvcc_console.ui.drawing.paint import Span, clean
 from uvcc_console.ui.drawing.spark import spark
 from uvcc_console.ui.judging.view import FleetRow, View, party_role
+from uvcc_console.ui.widgets.heat import floor_of
 from uvcc_console.ui.widgets.table import Column
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.suggest import nearest
@@ -115,9 +116,10 @@ class _Same:
 
 
 @lru_cache(maxsize=2)
-def _slowest_of(same: _Same) -> float:
-    lines = [line for by_name in same.series.values() if (line := by_name.get("step_s")) and len(line)]
-    return max((max(line.recent(TREND)) for line in lines), default=1.0)
+def _scale_of(same: _Same) -> tuple[float, float]:
+    """From where to where the step times of a fleet are drawn."""
+    recent = [line.recent(TREND) for by_name in same.series.values() if (line := by_name.get("step_s")) and len(line)]
+    return floor_of([times[-1] for times in recent]), max((max(times) for times in recent), default=1.0)
 
 
 def _trend(view: View, row: FleetRow, stale: str) -> Span:
@@ -125,8 +127,8 @@ def _trend(view: View, row: FleetRow, stale: str) -> Span:
     line = view.snap.series.get(row.coord, {}).get("step_s")
     if line is None or not len(line):
         return "", ""
-    most = _slowest_of(_Same(view.snap.series))
-    return spark(line.recent(TREND), TREND, view.glyphs, low=0.0, high=most), stale or "accent"
+    low, most = _scale_of(_Same(view.snap.series))
+    return spark(line.recent(TREND), TREND, view.glyphs, low=low, high=most), stale or "accent"
 
 
 def _c(key: str, title: str, width: int, align: str = "l", importance: int = 0, stretch: bool = False) -> Column:

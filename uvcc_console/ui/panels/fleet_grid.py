@@ -21,19 +21,26 @@ def summary_lines(view: View, rows: Sequence[FleetRow], width: int) -> list[Line
     lines: list[Line] = []
     for party in sorted({r.party for r in rows}):
         mine = [r for r in rows if r.party == party]
-        words: dict[tuple[str, str, str], int] = {}
+        words: dict[tuple[str, str, str], list[FleetRow]] = {}
         for r in sorted(mine, key=lambda r: r.health.rank):
-            key = (r.health.glyph, r.health.word, r.health.role)
-            words[key] = words.get(key, 0) + 1
+            words.setdefault((r.health.glyph, r.health.word, r.health.role), []).append(r)
         line: list[Span] = [(f"{party_word(view, party)} ", f"p{party} bold" if 0 <= party < 3 else "muted")]
-        for (glyph, word, role), count in words.items():
-            line.append((f" {glyph} {count} {word} ", role))
+        for (glyph, word, role), those in words.items():
+            line.append((f" {glyph} {len(those)} {word}{_whose(those)} ", role))
         steps = [r.step for r in mine if r.step >= 0]
         if steps:
             spread = f"step {min(steps)}" + (f" to {max(steps)}" if max(steps) != min(steps) else "")
             line.append((f"  {spread}", "warn" if max(steps) - min(steps) > 2 else "muted"))
         lines.append(cut(line, width))
     return lines
+
+
+def _whose(rows: Sequence[FleetRow]) -> str:
+    """Which of hundreds is not well, and where to look for it on the board: its worker, or the pod of all of them."""
+    if rows[0].health.rank >= 6:
+        return ""
+    names = list(dict.fromkeys(r.pod for r in rows)) if len(rows) > 1 else [rows[0].coord or rows[0].pod]
+    return f" {names[0]}" + (" ..." if len(names) > 1 else "")
 
 
 def party_word(view: View, party: int) -> str:
