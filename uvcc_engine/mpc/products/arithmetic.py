@@ -219,7 +219,7 @@ def product_with_protocol(
 def dot_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
     """``sum x y * scale`` of two shares of one shape, ``[1]``. Costs as ``mul_protocol`` for one output.
 
-    A long one is proved in ``_PARTS`` parts, which are truncated each: as one product of matrices it would take a hundred
+    A long one is proved in ``_PARTS`` parts, which are truncated each: one product of matrices would take a hundred
     times the memory.
     """
     if rt.ledger is not None and x.n >= _LONG:
