@@ -45,7 +45,8 @@ class BitBlock:
 
     def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
         weighted = self.field.mul(self.places, powers[:, 0].flip(0))
-        return self.field.mul(self.field.chosen(known(self.after), weighted), self.rows).reshape(-1, 1)
+        terms = [self.field.mul(term, self.rows) for term in self.field.chosen(known(self.after), weighted)]
+        return torch.cat(terms).unsqueeze(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

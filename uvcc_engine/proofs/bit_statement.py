@@ -22,8 +22,10 @@ from uvcc_engine.proofs.statement import ProverStatement, Sides
 from uvcc_engine.proofs.vectors import Block
 
 _FEW: Final = 64  # words that are left to the last fold at once
-_WIDEST: Final = 1024
-_LAST: Final = 3072  # entries that are left to the last fold after others
+_WIDEST: Final = 256
+_LAST: Final = 4608  # entries that are left to the last fold after others
+_CHEAPEST: Final = 64  # the fold that takes least work, where one more is needed anyway
+_HALVED: Final = 64  # from which the last fold is a multiple of it, so that its product goes on in halves
 
 
 def of_bits(claims: Sequence[BilinearClaim], q: int) -> list[BilinearClaim]:
@@ -45,9 +47,9 @@ def schedule_of_words(words: int) -> list[int]:
         return []
     folds, left = [WORD], words
     while left > (_FEW if len(folds) == 1 else _LAST):
-        folds.append(min(_WIDEST, 1 << (left.bit_length() // 2)))
+        folds.append(_CHEAPEST if left > _WIDEST * _LAST else min(_WIDEST, 1 << (left.bit_length() // 2)))
         left = -(-left // folds[-1])
-    return [*folds, left]
+    return [*folds, left if left <= _HALVED else _HALVED * -(-left // _HALVED)]
 
 
 def gather_bits(
@@ -62,18 +64,21 @@ def gather_bits(
     ``statement.gather``."""
     knows_before, knows_after = sides or (me in (q, (q + 2) % 3), me in (q, (q + 1) % 3))
     places = field.places(coins.take(field.place_blocks)[:, 0])
-    mine = of_bits(claims, q)
-    weights = [coins.take(one.count)[:, 0] for one in mine]
+    mine = sorted(of_bits(claims, q), key=lambda one: one.terms)
+    rows = coins.take(sum(one.count for one in mine))[:, 0]
+    weights = list(torch.split(rows, [one.count for one in mine]))
     blocks: list[Block] = []
     for terms in sorted({one.terms for one in mine}):
-        here = [k for k, one in enumerate(mine) if one.terms == terms]
-        before = _side([mine[k].known_before() for k in here]) if knows_before else None
-        after = _side([mine[k].known_after() for k in here]) if knows_after else None
-        blocks.append(BitBlock(field, before, after, torch.cat([weights[k] for k in here]), places))
-    rows = torch.cat(weights)
+        here = [one for one in mine if one.terms == terms]
+        before = _side([one.known_before() for one in here]) if knows_before else None
+        after = _side([one.known_after() for one in here]) if knows_after else None
+        count = sum(one.count for one in here)
+        blocks.append(BitBlock(field, before, after, rows[:count], places))
+        rows = rows[count:]
 
     def own(before: bool) -> Tensor:
-        return field.weighed(torch.cat([one.own(before=before).reshape(-1) for one in mine]), rows, places)
+        parts = zip(mine, weights, strict=True)
+        return field.total(torch.stack([field.weighed(c.own(before=before).reshape(-1), w, places) for c, w in parts]))
 
     sums = own(True) if knows_before else None, own(False) if knows_after else None
     return ProverStatement(blocks, *sums)
@@ -81,4 +86,5 @@ def gather_bits(
 
 def _side(claims: Sequence[Sequence[Tensor]]) -> Tensor:
     """``[terms, words]`` of claims of as many terms each."""
-    return torch.stack([torch.cat([t.reshape(-1) for t in same]) for same in zip(*claims, strict=True)])
+    flat = [t.reshape(-1) for same in zip(*claims, strict=True) for t in same]
+    return torch.cat(flat).reshape(len(claims[0]), -1)

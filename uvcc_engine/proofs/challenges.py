@@ -30,8 +30,9 @@ class PublicCoins:
 
     def words(self, count: int) -> Tensor:
         """The next ``count`` challenges, as the words that they come from: ``[count]``."""
-        raw = bytearray(self._stream.update(bytes(8 * count)))
-        return torch.from_numpy(np.frombuffer(raw, np.int64).copy()) if count else torch.empty(0, dtype=torch.int64)
+        found = np.zeros(count, np.int64)
+        self._stream.update_into(found.data.cast("B"), found.data.cast("B"))
+        return torch.from_numpy(found)
 
     def take(self, count: int) -> Tensor:
         """The next ``count`` challenges: ``[count, width]``."""

@@ -4,7 +4,7 @@ Party ``q`` proves what it sent to party ``q - 1`` (which knows component ``q`` 
 ``q + 1`` (which knows component ``q + 1``). Each equation is a sum of products of something that one of the two knows
 and something that the other knows, of things that one of them knows alone, and of the message; all over Z_2^64:
 
-``factor * (products of components) + zero share - z = 0``; for a dealer ``+ p + q - masked``
+``factor * (products of components) + zero share - z = 0``; for a truncation's dealer ``+ p + q`` instead of ``- z``
 
 and whatever else was filed as such an equation of numbers (``mpc.foundation.bilinear_claims``). What else a truncation
 sends are equations of bits (``proved_truncation``).
@@ -39,7 +39,7 @@ from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.proofs.challenges import PublicCoins
 from uvcc_engine.proofs.folding import Sizes
-from uvcc_engine.proofs.vectors import Arithmetic, Block, EquationBlock, NumberBlock, merged
+from uvcc_engine.proofs.vectors import Arithmetic, Block, Equation, NumberBlock, merged
 
 Sides = tuple[bool, bool]
 """Whose part of a statement the prover gathers, who holds both: that of the party before it, of the one after it."""
@@ -54,27 +54,39 @@ class ProverStatement:
     after: Tensor | None = None
 
 
+@dataclass(slots=True)
+class _Gathered:
+    """The same before what is alike is one block; ``*_places``: summands by their place in a group ``[d, fold]``."""
+
+    equations: list[Equation] = field(default_factory=list)
+    elements: list[NumberBlock] = field(default_factory=list)
+    before: Tensor | None = None
+    after: Tensor | None = None
+    before_places: Tensor | None = None
+    after_places: Tensor | None = None
+
+
 class _Weights:
     """The public coins of one equation over a shape, and what they make of a tensor of that shape."""
 
-    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, places: Tensor) -> None:
-        """``places``: ``[fold, d]``, those of all equations."""
-        self._at, self._fold, self.places = at, len(places), places
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, fold: int) -> None:
+        """``fold``: entries of a group."""
+        self._at, self._fold = at, fold
         self.rows = coins.words(-(-shape.numel() // self._fold))
 
     def grouped(self, x: Tensor) -> Tensor:
         """``[groups, fold]``, zeros at the end."""
-        return torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % self._fold)).reshape(-1, self._fold)
+        flat, short = x.reshape(-1), -x.numel() % self._fold
+        return (torch.nn.functional.pad(flat, (0, short)) if short else flat).reshape(-1, self._fold)
 
-    def of(self, x: Tensor) -> Tensor:
-        """``sum w x`` ``[d]``."""
-        by_place = self._at.kernels.weigh(self.grouped(x), self.rows, self._at.ring.degree)
-        return self._at.ring.inner(by_place.T, self.places)
+    def by_place(self, x: Tensor) -> Tensor:
+        """``[d, fold]``: of every place in a group the sum of its entries, weighed by their groups' coins."""
+        return self._at.kernels.weigh(self.grouped(x), self.rows, self._at.ring.degree)
 
-    def block(self, before: Sequence[Tensor] | None, after: Sequence[Tensor] | None) -> EquationBlock:
+    def equation(self, terms: int, before: Sequence[Tensor] | None, after: Sequence[Tensor] | None) -> Equation:
         """The products of an equation: its factors on the two sides, as far as this party holds them."""
-        sides = [None if one is None else torch.stack([self.grouped(t) for t in one]) for one in (before, after)]
-        return EquationBlock(sides[0], sides[1], self.rows, self.places)
+        sides = [None if one is None else [self.grouped(t) for t in one] for one in (before, after)]
+        return Equation(terms, sides[0], sides[1], self.rows)
 
 
 class _MatrixWeights:
@@ -163,8 +175,6 @@ class _Prover:
 
     def sent(self, notes: ProductNotes) -> Tensor:
         """The prover's message."""
-        if notes.truncation is not None and notes.dealer == self.q:
-            return known(notes.truncation.masked)
         return notes.z if self.q == self.me else notes.received[self.q]
 
 
@@ -200,30 +210,44 @@ def gather(
 ) -> ProverStatement:
     """Prover ``q``'s statement over all products and equations of numbers, with what party ``me`` holds of it; to be
     folded by ``fold`` first. ``sides``: at the prover, what a verifier holds of it, as the prover knows it."""
-    who, found = _Prover(q, me, sides), ProverStatement()
+    who, found = _Prover(q, me, sides), _Gathered()
     places = coins.take(fold)
     for one in notes:
-        _product(at, one, who, coins, places, found)
+        _product(at, one, who, coins, fold, found)
     for claim in _numbers(claims, q):
-        _equation(at, claim, who, coins, places, found)
-    if not found.blocks:
+        _equation(at, claim, who, coins, fold, found)
+    if not found.equations and not found.elements:
         none = torch.zeros(1, at.ring.degree, dtype=torch.int64)
-        found.blocks.append(NumberBlock(none if who.before else None, none if who.after else None))
-    found.blocks = merged(found.blocks)
-    return found
+        found.elements.append(NumberBlock(none if who.before else None, none if who.after else None))
+    if found.before_places is not None:
+        found.before = _sum(found.before, at.ring.inner(found.before_places.T, places))
+    if found.after_places is not None:
+        found.after = _sum(found.after, at.ring.inner(found.after_places.T, places))
+    return ProverStatement(merged(found.equations, found.elements, places), found.before, found.after)
 
 
-def _add(found: ProverStatement, who: _Prover, *, before: Tensor | None = None, after: Tensor | None = None) -> None:
-    if before is not None and who.before:
-        found.before = before if found.before is None else found.before + before
-    if after is not None and who.after:
-        found.after = after if found.after is None else found.after + after
+def _sum(x: Tensor | None, y: Tensor) -> Tensor:
+    return y if x is None else x + y
+
+
+def _add(found: _Gathered, weights: _Weights | _MatrixWeights, *, before: Tensor | None, after: Tensor | None) -> None:
+    """Weigh what one verifier knows alone, of the shape of the equation."""
+    if isinstance(weights, _Weights):
+        if before is not None:
+            found.before_places = _sum(found.before_places, weights.by_place(before))
+        if after is not None:
+            found.after_places = _sum(found.after_places, weights.by_place(after))
+        return
+    if before is not None:
+        found.before = _sum(found.before, weights.of(before))
+    if after is not None:
+        found.after = _sum(found.after, weights.of(after))
 
 
 def _product(
-    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
+    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, fold: int, found: _Gathered
 ) -> None:
-    weights = _weights(at, notes, coins, places)
+    weights = _weights(at, notes, coins, fold)
     q, dealer = who.q, notes.dealer
     deals, to_next = dealer == q, dealer is not None and (dealer + 1) % 3 == q
     if who.before and not who.after:
@@ -232,37 +256,35 @@ def _product(
             own = own + notes.factor * who.component(notes.x, 0)
         if deals:
             own = own + known(_truncation(notes).q)
-        _add(found, who, before=weights.of(own if to_next else own - who.sent(notes)))
+        _add(found, weights, before=own if to_next or deals else own - who.sent(notes), after=None)
     if who.after and not who.before:
         own = who.draw(notes, 1)
         if deals:
             own = own + known(_truncation(notes).p)
-        _add(found, who, after=weights.of(own - who.sent(notes) if to_next else own))
+        _add(found, weights, before=None, after=own - who.sent(notes) if to_next else own)
     if isinstance(weights, _MatrixWeights):
         _matrix(at, notes, who, weights, found, deals, to_next)
     elif notes.form in (ELEMENTWISE, SUMMED):
         _entries(notes, who, weights, found, deals, to_next)
 
 
-def _weights(at: Arithmetic, notes: ProductNotes, coins: PublicCoins, places: Tensor) -> _Weights | _MatrixWeights:
+def _weights(at: Arithmetic, notes: ProductNotes, coins: PublicCoins, fold: int) -> _Weights | _MatrixWeights:
     """The coins of a product's equation, by what the product is."""
     if notes.form == PATCHES:
         return _PatchWeights(at, coins, notes)
     if notes.form == MATMUL:
         return (_MatrixWeights if notes.z.dim() == 2 else _BatchWeights)(at, coins, notes.z.shape)
-    return _Weights(at, coins, notes.z.shape, places)
+    return _Weights(at, coins, notes.z.shape, fold)
 
 
 def _equation(
-    at: Arithmetic, claim: BilinearClaim, who: _Prover, coins: PublicCoins, places: Tensor, found: ProverStatement
+    at: Arithmetic, claim: BilinearClaim, who: _Prover, coins: PublicCoins, fold: int, found: _Gathered
 ) -> None:
-    weights = _Weights(at, coins, torch.Size(claim.shape), places)
-    if not who.after:
-        _add(found, who, before=weights.of(claim.own(before=True)))
-    if not who.before:
-        _add(found, who, after=weights.of(claim.own(before=False)))
+    weights = _Weights(at, coins, torch.Size(claim.shape), fold)
+    own_before = None if who.after else claim.own(before=True)
+    _add(found, weights, before=own_before, after=None if who.before else claim.own(before=False))
     before = claim.known_before() if who.before else None
-    found.blocks.append(weights.block(before, claim.known_after() if who.after else None))
+    found.equations.append(weights.equation(claim.terms, before, claim.known_after() if who.after else None))
 
 
 def _truncation(notes: ProductNotes) -> TruncationNotes:
@@ -274,7 +296,7 @@ def _matrix(
     notes: ProductNotes,
     who: _Prover,
     w: _MatrixWeights,
-    found: ProverStatement,
+    found: _Gathered,
     deals: bool,
     to_next: bool,
 ) -> None:
@@ -289,18 +311,16 @@ def _matrix(
         left, right = both(0)
         before = torch.cat([left, right]) * notes.factor
         if not who.after and (notes.dealer is None or deals):
-            _add(found, who, before=at.inner(left, right) * notes.factor)
+            found.before = _sum(found.before, at.inner(left, right) * notes.factor)
     if who.after:
         left, right = both(1)
         after = torch.cat([right, left])
         if not who.before and (deals or to_next):
-            _add(found, who, after=at.inner(left, right) * notes.factor)
-    found.blocks.append(NumberBlock(before, after))
+            found.after = _sum(found.after, at.inner(left, right) * notes.factor)
+    found.elements.append(NumberBlock(before, after))
 
 
-def _entries(
-    notes: ProductNotes, who: _Prover, w: _Weights, found: ProverStatement, deals: bool, to_next: bool
-) -> None:
+def _entries(notes: ProductNotes, who: _Prover, w: _Weights, found: _Gathered, deals: bool, to_next: bool) -> None:
     """The same entry by entry; of sums of products every summand is a term of the entry."""
     y, summed = known(notes.y), notes.form == SUMMED
     shape = notes.x.shape if summed else notes.z.shape
@@ -308,23 +328,25 @@ def _entries(
     def both(index: int) -> tuple[Tensor, Tensor]:
         return who.component(notes.x, index).expand(shape), who.component(y, index).expand(shape)
 
+    def scaled(x: Tensor) -> Tensor:
+        return x if notes.factor == 1 else x * notes.factor
+
     def terms(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return (*x.unbind(-1), *y.unbind(-1)) if summed else (x, y)
 
     def alone(x: Tensor, y: Tensor) -> Tensor:
         """What one of the two verifiers knows of all products."""
-        product = x * y
-        return (product.sum(-1) if summed else product) * notes.factor
+        return scaled((x * y).sum(-1) if summed else x * y)
 
     before = after = None
     if who.before:
         x_part, y_part = both(0)
-        before = terms(x_part * notes.factor, y_part * notes.factor)
+        before = terms(scaled(x_part), scaled(y_part))
         if not who.after and (notes.dealer is None or deals):
-            _add(found, who, before=w.of(alone(x_part, y_part)))
+            _add(found, w, before=alone(x_part, y_part), after=None)
     if who.after:
         x_part, y_part = both(1)
         after = terms(y_part, x_part)
         if not who.before and (deals or to_next):
-            _add(found, who, after=w.of(alone(x_part, y_part)))
-    found.blocks.append(w.block(before, after))
+            _add(found, w, before=None, after=alone(x_part, y_part))
+    found.equations.append(w.equation(2 * (notes.x.shape[-1] if summed else 1), before, after))

@@ -44,7 +44,7 @@ from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, proof_words, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.second_round import Dispute, ProofTrace, second_round_protocol
 from uvcc_engine.proofs.statement import ProverStatement, Sides, gather, sizes_of
-from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock, spread
+from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock, joined, spread
 from uvcc_engine.transcript.formats import kinds
 
 _HALF: Final = SEED_WORDS // 2
@@ -260,7 +260,7 @@ class _Side:
 
     def __init__(self, party: int, at: Arithmetic, q: int, part: _Part, statement: ProverStatement) -> None:
         self._at, self._q, self._drawn, self._trace = at, q, part.drawn, part.trace
-        self._algebra, self._joined = part.algebra, part.joined
+        self._algebra, self._joined, self._folds = part.algebra, part.joined, part.folds
         self.proves = party == q
         self.is_before = (party + 1) % PARTIES == q
         self._blocks: list[Block] = statement.blocks
@@ -310,15 +310,16 @@ class _Side:
         if not self.proves:
             whole = torch.cat([mine[: fold - 1], self._target.unsqueeze(0), mine[fold - 1 :]])
             self._target = self._at_coin(algebra.within(whole), powers)
-        self._shrink(powers[:fold])
+        self._shrink(powers[:fold], self._folds[number + 1])
         return word
 
-    def _shrink(self, powers: Tensor) -> None:
+    def _shrink(self, powers: Tensor, following: int = 1) -> None:
+        """Fold at the powers of a coin; ``following``: by how many is folded next."""
         before = after = None
         if self.proves or self.is_before:
-            before = torch.cat([block.folded_before(self._at, powers) for block in self._blocks])
+            before = joined([block.folded_before(self._at, powers) for block in self._blocks], following)
         if self.proves or not self.is_before:
-            after = torch.cat([block.folded_after(self._at, powers) for block in self._blocks])
+            after = joined([block.folded_after(self._at, powers) for block in self._blocks], following)
         self._blocks = [self._joined(before, after)]
 
     def finish_protocol(self, fold: int) -> MpcProtocol[int]:

@@ -60,6 +60,15 @@ def spread(x: Tensor, fold: int) -> Tensor:
     return whole.reshape(fold, -1, *x.shape[1:])
 
 
+def joined(parts: Sequence[Tensor], fold: int) -> Tensor:
+    """Stretches of a vector ``[n, ...]`` after each other, zeros at the end to a multiple of ``fold``: as ``spread``
+    takes them without a copy of its own."""
+    short = -sum(len(part) for part in parts) % fold
+    if len(parts) == 1 and not short:
+        return parts[0]
+    return torch.cat([*parts, torch.zeros(short, *parts[0].shape[1:], dtype=torch.int64)])
+
+
 def convolved(
     pairs: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
@@ -129,6 +138,16 @@ class NumberBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """An equation of numbers before all with as many terms are one block: ``[groups, fold]`` for each term."""
+
+    terms: int
+    before: Sequence[Tensor] | None
+    after: Sequence[Tensor] | None
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class EquationBlock:
     """Entries ``w u_t v_t`` of numbers modulo 2^64: ``[terms, groups, fold]`` on each side, as wide as the first fold.
 
@@ -153,7 +172,8 @@ class EquationBlock:
         steps = at.ring.mul(self.places, powers.flip(0))
         v = known(self.after)
         found = at.product(v.reshape(-1, len(powers)), steps)
-        return at.kernels.weigh_elements(found, self.rows.repeat(v.shape[0]), at.ring.tap)
+        rows = self.rows if v.shape[0] == 1 else self.rows.repeat(v.shape[0])
+        return at.kernels.weigh_elements(found, rows, at.ring.tap)
 
 
 def _wide_products(at: Arithmetic, x: Tensor, y: Tensor) -> Tensor:
@@ -184,27 +204,32 @@ def _folded(at: Arithmetic, columns: Tensor, powers: Tensor) -> Tensor:
     return at.product(columns.transpose(0, 1).reshape(groups, fold * d), at.ring.times(powers).reshape(fold * d, d))
 
 
-def merged(blocks: Sequence[Block]) -> list[Block]:
+def merged(equations: Sequence[Equation], elements: Sequence[NumberBlock], places: Tensor) -> list[Block]:
     """As few blocks as there are forms of them: what a block costs beside its entries is paid once.
 
-    Equations by their number of terms, then elements.
+    Equations by their number of terms, then elements. ``places``: weights ``[fold, d]`` of all equations.
     """
     found: list[Block] = []
-    equations = [b for b in blocks if isinstance(b, EquationBlock)]
-    by_terms: dict[int, list[EquationBlock]] = {}
-    for block in equations:
-        there = block.before if block.before is not None else known(block.after)
-        by_terms.setdefault(there.shape[0], []).append(block)
-    for _, same in sorted(by_terms.items()):
-        both = _cat([b.before for b in same], 1), _cat([b.after for b in same], 1)
-        found.append(EquationBlock(*both, torch.cat([b.rows for b in same]), same[0].places))
-    if elements := [b for b in blocks if isinstance(b, NumberBlock)]:
+    for terms in sorted({one.terms for one in equations}):
+        same = [one for one in equations if one.terms == terms]
+        both = _stacked([one.before for one in same]), _stacked([one.after for one in same])
+        found.append(EquationBlock(*both, torch.cat([one.rows for one in same]), places))
+    if elements:
         both = _cat([b.before for b in elements]), _cat([b.after for b in elements])
         found.append(NumberBlock(*both, SLOTS) if equations else NumberBlock(*both))
     return found
 
 
-def _cat(sides: Sequence[Tensor | None], along: int = 0) -> Tensor | None:
+def _stacked(sides: Sequence[Sequence[Tensor] | None]) -> Tensor | None:
+    """``[terms, groups, fold]``; None at a verifier that does not hold this side."""
+    there = [side for side in sides if side is not None]
+    if not there:
+        return None
+    flat = [term for same in zip(*there, strict=True) for term in same]
+    return torch.cat(flat).reshape(len(there[0]), -1, flat[0].shape[-1])
+
+
+def _cat(sides: Sequence[Tensor | None]) -> Tensor | None:
     """None at a verifier that does not hold this side."""
     there = [side for side in sides if side is not None]
-    return torch.cat(there, along) if there else None
+    return torch.cat(there) if there else None

@@ -272,12 +272,16 @@ def test_the_same_lie_goes_through_where_nothing_is_proved() -> None:
 
 def test_one_message_changed_on_its_way_to_one_peer_is_found() -> None:
     """The sender goes on with what it should have sent: its two peers hold different things."""
+    changed: list[Tag] = []
 
     def tamper(c: Coord, dst: int, tag: Tag, body: bytes) -> bytes:
-        changes = c == Coord(1, 2, 0, 0) and dst == 0 and tag.kind == kinds.RESHARE and tag.epoch == 0
-        return bytes([body[0] ^ 1]) + body[1:] if changes else body
+        if c != Coord(1, 2, 0, 0) or dst != 1 or tag.kind != kinds.RESHARE or tag.epoch != 0:
+            return body
+        changed.append(tag)
+        return bytes([body[0] ^ 1]) + body[1:]
 
     found = train(job_of(verify="products", **LINEAR), TWO, tamper=tamper)
+    assert changed
     assert not found.opened_in(0)
     for c, one in found.workers.items():
         assert isinstance(one.error, ProtocolError), c

@@ -87,7 +87,7 @@ def test_the_best_lie_passes_as_often_as_the_bound_allows_and_no_oftener(monkeyp
     for seed in range(TRIES):
         how: dict[str, Any] = {"ring": RING, "liar": LIAR, "stands_by": lie, "seed": seed}
         passed += run_proved(build, INPUTS, **how).opened != [None] * 3
-    assert len(covered) == TRIES
+    assert len(covered) == 2 * TRIES - passed  # a proof that is refused is computed once more, in the second round
     deviation = (TRIES * bound * (1 - bound)) ** 0.5
     assert passed <= TRIES * bound + 3 * deviation
     assert passed >= TRIES * of_the_fold - 3 * deviation > 0

@@ -32,9 +32,9 @@ PATCHES: Final = "patches"  # [m positions, k] @ [k, patch], patches added up to
 class TruncationNotes:
     """One party's part of a proved truncation (``proved_truncation``); None for what it must not know.
 
-    The mask is ``p + q``, and ``a ^ b`` what is carried out of every bit of it: left knows ``p`` and ``a``, right ``q``
-    and ``b``. ``w_*``: what hides the upper bits in the output. ``k_*`` and ``m_*``: summands modulo 2^s. ``part_*``:
-    what the online parties sent each other. ``opened``: the masked value.
+    The mask, the dealer's own summand inverted, is ``p + q``, and ``a ^ b`` what is carried out of every bit of it:
+    left knows ``p`` and ``a``, right ``q`` and ``b``. ``w_*``: what hides the upper bits in the output. ``k_*`` and
+    ``m_*``: summands modulo 2^s. ``part_*``: what the online parties sent each other. ``opened``: the masked value.
     """
 
     s: int
@@ -48,7 +48,6 @@ class TruncationNotes:
     k_right: Tensor | None = None
     m_left: Tensor | None = None
     m_right: Tensor | None = None
-    masked: Tensor | None = None
     part_left: Tensor | None = None
     part_right: Tensor | None = None
     opened: Tensor | None = None

@@ -16,8 +16,8 @@ from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 from uvcc_engine.mpc.kernels.proof_loops import inner_words, reduced_product
 
 Words = NDArray[np.uint64]
-_TILE = 64  # columns
-_LEAF = 16  # rows
+_TILE = 256  # columns
+_LEAF = 4  # rows
 
 
 @compiled_loop

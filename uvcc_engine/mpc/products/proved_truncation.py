@@ -1,21 +1,25 @@
 """The truncation of ``truncation`` with a mask that can be proved: every message is a bilinear function of what the two
 receivers know.
 
-The dealer's mask ``r`` is the sum of two words ``p`` and ``q`` of its streams with left and right, so the masked value
-is a linear function of what left and right know. Of the sum's carries everything else follows. The dealer shares the
-carries out of every bit by XOR, as ``a`` with left and ``b`` with right, and that they are those of ``p + q`` is an
-equation per bit: ``carry' = carry ^ (p ^ carry)(q ^ carry)``. Two top bits travel as numbers modulo 2^s: what the sum
-carries out, and bit 63 of ``r = p ^ q ^ 2 carry``. A number that is one of two, by a bit, is an equation per bit as
-well. So a truncation is proved in a binary field, where 64 entries are one word (Boyle, Gilboa, Ishai, Nof, ASIACRYPT
-2020, prove all such statements in one inner product), but for the product itself.
+The dealer's own summand ``z_d`` of the product is uniform to either online party, by the zero share in it, so it is
+the mask: ``z_left + z_right = z + r`` with ``r = -z_d``, and nobody sends a masked value. The dealer writes ``r`` as
+the sum of a word ``p`` of its stream with left and of ``q``, which it sends to right; that ``z_d + p + q`` is zero is
+a linear equation beside the product's. Of the sum's carries everything else follows. The dealer shares the carries
+out of every bit by XOR, as ``a`` with left and ``b`` with right, and that they are those of ``p + q`` is an equation
+per bit: ``carry' = carry ^ (p ^ carry)(q ^ carry)``. Two top bits travel as numbers modulo 2^s: what the sum carries
+out, and bit 63 of ``r = p ^ q ^ 2 carry``. A number that is one of two, by a bit, is an equation per bit as well. So
+a truncation is proved in a binary field, where 64 entries are one word (Boyle, Gilboa, Ishai, Nof, ASIACRYPT 2020,
+prove all such statements in one inner product), but for the product itself.
 
-With ``c = z + 2^62 + p + q`` opened to the online parties, ``z = c - p - q + 2^64 w - 2^62``, where ``w`` is what ``p +
-q`` carries out, and one more if ``r`` has its top bit and ``c`` has not. Each of the three is shifted by itself, ``p``
-rounded to the nearest, so nobody needs to send an output component: those of ``p`` and ``q`` have ``w`` 's masks.
+With ``c = z_left + z_right + 2^62 = z + p + q + 2^62`` known to the online parties, ``z = c - p - q + 2^64 w - 2^62``,
+where ``w`` is what ``p + q`` carries out, and one more if ``r`` has its top bit and ``c`` has not. Each of the three is
+shifted by itself, ``p`` rounded to the nearest, so nobody needs to send an output component: those of ``p`` and ``q``
+have ``w`` 's masks.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -46,7 +50,8 @@ def truncate_proved_protocol(
     """``sum z / 2^s`` of a product that is in the ledger, ``|sum z| < 2^62``; right on average, and off by less than
     1.5 units.
 
-    2 rounds; 40 bytes + 4 numbers modulo 2^s per output over the three parties (48 bytes for s <= 16).
+    2 rounds; 32 bytes + 4 numbers modulo 2^s per output over the three parties (40 bytes for s <= 16), as many as
+    without proofs.
     Shape of the product.
     """
     check_shift(s)
@@ -59,36 +64,34 @@ def truncate_proved_protocol(
         at.p, at.a = draws.ring(role.with_left, *shape), draws.ring(role.with_left, *shape)
         at.k_left, at.m_left, at.w_left = draws.narrow(role.with_left, s, 3, *shape)
     if not role.is_left:
-        at.q = draws.ring(role.with_right, *shape)
         at.w_right = draws.narrow(role.with_right, s, *shape)
     message = Round(proved=True)
     if role.is_dealer:
         dealt = _deal(at, z, opened)
-        message.send(role.left, kinds.RESHARE, known(at.masked))
-        message.send(role.right, kinds.RESHARE, known(at.masked))
+        message.send(role.right, kinds.DEALER, known(at.q))
         message.send(role.right, kinds.DEALER, known(at.b))
         message.send(role.right, kinds.DEALER, to_wire(rt, dealt, s))
         at.k_right, at.m_right = dealt
         yield message
         yield Round()
-        _claim_mask(rt, at, role)
-        _claim_parts(rt, at, role)
+        _claim_mask(rt, at, role, shape)
+        _claim_parts(rt, at, role, z.numel())
         return assemble(role, with_left=_of_left(at), with_right=_of_right(at), online=None, f=f)
     dtype, packed = wire_form(s, z.shape)
     message.send(role.other, kinds.RESHARE, z)
-    message.want(role.d, kinds.RESHARE, torch.int64, *shape)
     if role.is_right:
+        message.want(role.d, kinds.DEALER, torch.int64, *shape)
         message.want(role.d, kinds.DEALER, torch.int64, *shape)
         two = wire_form(s, torch.Size((2, *shape)))
         message.want(role.d, kinds.DEALER, two[0], *two[1])
     message.want(role.other, kinds.RESHARE, torch.int64, *shape)
     got: list[Tensor] = yield message
-    at.masked, theirs = got[0], got[-1]
+    theirs = got[-1]
     notes.received[role.other] = theirs
     if role.is_right:
-        at.b = got[1]
+        at.q, at.b = got[:2]
         at.k_right, at.m_right = from_wire(got[2], s)
-    at.opened = z + theirs + at.masked + OFFSET
+    at.opened = z + theirs + OFFSET
     if opened is not None:
         opened.v = at.opened - OFFSET
     k, m = (at.k_left, at.m_left) if role.is_left else (at.k_right, at.m_right)
@@ -99,8 +102,8 @@ def truncate_proved_protocol(
     (wire,) = yield message
     other = from_wire(wire, s)
     at.part_left, at.part_right = (part, other) if role.is_left else (other, part)
-    _claim_mask(rt, at, role)
-    _claim_parts(rt, at, role)
+    _claim_mask(rt, at, role, shape)
+    _claim_parts(rt, at, role, z.numel())
     top = (part.to(torch.int64) + other.to(torch.int64)) << (64 - s)
     online = shift_logical(at.opened, s) - (1 << (62 - s)) + top
     with_left, with_right = (_of_left(at), None) if role.is_left else (None, _of_right(at))
@@ -108,12 +111,11 @@ def truncate_proved_protocol(
 
 
 def _deal(at: TruncationNotes, z: Tensor, opened: Opened | None) -> Tensor:
-    """At the dealer: its mask, the masked value, and right's summands of the two top bits modulo 2^s: ``[2, ...]``."""
-    p, q = known(at.p), known(at.q)
-    r = p + q
+    """At the dealer: its mask's second summand, and right's summands of the two top bits modulo 2^s: ``[2, ...]``."""
+    p, r = known(at.p), -z
+    at.q = q = r - p
     carries = (p & q) | ((p | q) & ~r)
     at.b = carries ^ known(at.a)
-    at.masked = z + r
     if opened is not None:
         opened.u = -r
     over = shift_logical(carries, 63)
@@ -134,7 +136,7 @@ def _of_right(at: TruncationNotes) -> Tensor:
     return -shift_logical(known(at.q), at.s) - (known(at.w_right).to(torch.int64) << (64 - at.s))
 
 
-def _claim_mask(rt: Runtime, at: TruncationNotes, role: Roles) -> None:
+def _claim_mask(rt: Runtime, at: TruncationNotes, role: Roles, shape: tuple[int, ...]) -> None:
     """The dealer's equations: every carry of its mask, and right's summands of the two top bits.
 
     ``k_right - w_right = w_left - k_left + w``, so left's ``w_left - k_left`` is one of two numbers that right can
@@ -158,17 +160,17 @@ def _claim_mask(rt: Runtime, at: TruncationNotes, role: Roles) -> None:
         after = (other, below), a ^ below ^ (below & other)
         of_left = torch.stack([known(at.w_left) - known(at.k_left), known(at.m_left)])
         chosen_after = (narrow_words(-torch.stack([_top(a), _top(other)]), s),), narrow_words(of_left, s)
-    ledger, shape = known(rt.ledger), tuple(known(at.masked).shape)
+    ledger = known(rt.ledger)
     ledger.claim(BilinearClaim(role.d, BITS, 2, shape, before[0], after[0], before[1], after[1]))
-    two = (narrow_word_count(2 * known(at.masked).numel(), s),)
+    two = (narrow_word_count(2 * math.prod(shape), s),)
     ledger.claim(
         BilinearClaim(role.d, BITS, 1, two, chosen_before[0], chosen_after[0], chosen_before[1], chosen_after[1])
     )
 
 
-def _claim_parts(rt: Runtime, at: TruncationNotes, role: Roles) -> None:
+def _claim_parts(rt: Runtime, at: TruncationNotes, role: Roles, numbers: int) -> None:
     """An online party's part is ``k`` or ``k + m``, which the dealer knows, and the sign of ``c`` says which."""
-    count = (narrow_word_count(known(at.masked).numel(), at.s),)
+    count = (narrow_word_count(numbers, at.s),)
     for prover in (role.left, role.right):
         is_left = prover == role.left
         k, m, part = (at.k_left, at.m_left, at.part_left) if is_left else (at.k_right, at.m_right, at.part_right)
