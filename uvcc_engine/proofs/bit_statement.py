@@ -25,6 +25,7 @@ _FEW: Final = 64  # words that are left to the last fold at once
 _WIDEST: Final = 256
 _LAST: Final = 4608  # entries that are left to the last fold after others
 _CHEAPEST: Final = 64  # the fold that takes least work, where one more is needed anyway
+_TOGETHER: Final = 1 << 20  # words up to which a copy takes less than many calls
 _HALVED: Final = 64  # from which the last fold is a multiple of it, so that its product goes on in halves
 
 
@@ -65,8 +66,8 @@ def gather_bits(
     knows_before, knows_after = sides or (me in (q, (q + 2) % 3), me in (q, (q + 1) % 3))
     places = field.places(coins.take(field.place_blocks)[:, 0])
     mine = sorted(of_bits(claims, q), key=lambda one: one.terms)
-    rows = coins.take(sum(one.count for one in mine))[:, 0]
-    weights = list(torch.split(rows, [one.count for one in mine]))
+    all_rows = rows = coins.take(sum(one.count for one in mine))[:, 0]
+    weights = torch.split(all_rows, [one.count for one in mine])
     blocks: list[Block] = []
     for terms in sorted({one.terms for one in mine}):
         here = [one for one in mine if one.terms == terms]
@@ -77,8 +78,11 @@ def gather_bits(
         rows = rows[count:]
 
     def own(before: bool) -> Tensor:
-        parts = zip(mine, weights, strict=True)
-        return field.total(torch.stack([field.weighed(c.own(before=before).reshape(-1), w, places) for c, w in parts]))
+        flat = [one.own(before=before).reshape(-1) for one in mine]
+        if len(all_rows) <= _TOGETHER:
+            return field.weighed(torch.cat(flat), all_rows, places)
+        parts = zip(flat, weights, strict=True)
+        return field.total(torch.stack([field.weighed(x, w, places) for x, w in parts]))
 
     sums = own(True) if knows_before else None, own(False) if knows_after else None
     return ProverStatement(blocks, *sums)

@@ -21,6 +21,7 @@ LEAST_BITS: Final = 40
 """A step's soundness error is at most 2^-40, for vectors of any length that fits into memory."""
 SLOTS: Final = 8  # a product of elements takes so much that few at a time are cheapest
 _MANY = 1 << 12  # entries from which a larger first fold pays for its bytes
+_VERY_MANY = 1 << 16  # from which a still larger one takes less time: weighing pairs is cheaper than elements
 _LAST = 32  # entries that are left to the last fold at once
 _FEW = 128  # entries up to which one fold before it will do
 _LONG = 6144  # entries from which more folds pay for less work
@@ -50,7 +51,7 @@ def schedule(sizes: Sizes) -> list[int]:
         return []
     folds, left = [], sizes.elements
     if sizes.equations:
-        folds = [32 if sizes.entries > _MANY else 16]
+        folds = [64 if sizes.entries > _VERY_MANY else 32 if sizes.entries > _MANY else 16]
         left = sizes.after(folds[0])
     while left > _LONG:
         folds.append(16)

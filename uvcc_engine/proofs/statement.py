@@ -9,12 +9,12 @@ and something that the other knows, of things that one of them knows alone, and 
 and whatever else was filed as such an equation of numbers (``mpc.foundation.bilinear_claims``). What else a truncation
 sends are equations of bits (``proved_truncation``).
 
-A matrix product's equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y
-v`` are left: ``k`` entries instead of ``m k n``; of several products at once, such as those of attention's heads, as
-many for each, with a ``u`` for each and one ``v`` for all. Where the product's patches are added up to images, the
-transpose of a convolution, ``v`` weighs pixels, and what is cut from ``v`` as patches are cut weighs the product: an
-entry for each channel and position. All others are weighed in groups of as many entries as the first fold takes: by one
-coin for the group and one for the place in it.
+A matrix product's equation is weighed by ``u_i v_j`` (Freivalds, 1977), so that of ``X Y`` only ``u^T X`` and ``Y v``
+are left: ``k`` entries instead of ``m k n``; of several products at once, such as those of attention's heads, as many
+for each, with a ``u`` for each and one ``v`` for all, as slices of a larger product's rows have. Where the product's
+patches are added up to images, the transpose of a convolution, ``v`` weighs pixels, and what is cut from ``v`` as
+patches are cut weighs the product: an entry for each channel and position. All others are weighed in groups of as
+many entries as the first fold takes: by one coin for the group and one for the place in it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class _Gathered:
     after: Tensor | None = None
     before_places: Tensor | None = None
     after_places: Tensor | None = None
+    columns: dict[int, _SharedColumns] = field(default_factory=dict)  # by what slices of one product have in common
 
 
 class _Weights:
@@ -92,9 +93,11 @@ class _Weights:
 class _MatrixWeights:
     """The public coins ``u_i v_j`` of a matrix product (Freivalds)."""
 
-    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size) -> None:
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, columns: Tensor | None = None) -> None:
+        """``columns``: the coins ``v`` ``[n]`` where other products have drawn them."""
         self._at = at
-        self.rows, self.columns = coins.words(shape[0]), coins.words(shape[1])
+        self.rows = coins.words(shape[0])
+        self.columns = coins.words(shape[1]) if columns is None else columns
 
     def of(self, x: Tensor) -> Tensor:
         """``sum_ij u_i v_j x_ij`` ``[d]``."""
@@ -107,6 +110,29 @@ class _MatrixWeights:
     def from_right(self, y: Tensor) -> Tensor:
         """``y v`` of ``[k, n]``: ``[k, d]``."""
         return self._at.kernels.weigh(y.T.contiguous(), self.columns, self._at.ring.degree).T.contiguous()
+
+
+class _SharedColumns:
+    """The coins ``v`` of products with one right factor, and what they make of its components ``[k, n]``."""
+
+    def __init__(self, columns: Tensor) -> None:
+        self.columns = columns
+        self.products: dict[int, Tensor] = {}  # by the component, which the step's notes keep
+
+
+class _SliceWeights(_MatrixWeights):
+    """Those of one slice of the rows of a larger product, which has one ``v`` for all of them."""
+
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, shared: _SharedColumns) -> None:
+        super().__init__(at, coins, shape, shared.columns)
+        self._shared = shared
+
+    def from_right(self, y: Tensor) -> Tensor:
+        """As before, once for all slices."""
+        products = self._shared.products
+        if id(y) not in products:
+            products[id(y)] = super().from_right(y)
+        return products[id(y)]
 
 
 class _BatchWeights(_MatrixWeights):
@@ -247,7 +273,7 @@ def _add(found: _Gathered, weights: _Weights | _MatrixWeights, *, before: Tensor
 def _product(
     at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, fold: int, found: _Gathered
 ) -> None:
-    weights = _weights(at, notes, coins, fold)
+    weights = _weights(at, notes, coins, fold, found)
     q, dealer = who.q, notes.dealer
     deals, to_next = dealer == q, dealer is not None and (dealer + 1) % 3 == q
     if who.before and not who.after:
@@ -268,13 +294,19 @@ def _product(
         _entries(notes, who, weights, found, deals, to_next)
 
 
-def _weights(at: Arithmetic, notes: ProductNotes, coins: PublicCoins, fold: int) -> _Weights | _MatrixWeights:
+def _weights(
+    at: Arithmetic, notes: ProductNotes, coins: PublicCoins, fold: int, found: _Gathered
+) -> _Weights | _MatrixWeights:
     """The coins of a product's equation, by what the product is."""
     if notes.form == PATCHES:
         return _PatchWeights(at, coins, notes)
-    if notes.form == MATMUL:
+    if notes.form != MATMUL:
+        return _Weights(at, coins, notes.z.shape, fold)
+    if notes.whole is None:
         return (_MatrixWeights if notes.z.dim() == 2 else _BatchWeights)(at, coins, notes.z.shape)
-    return _Weights(at, coins, notes.z.shape, fold)
+    if id(notes.whole) not in found.columns:
+        found.columns[id(notes.whole)] = _SharedColumns(coins.words(notes.z.shape[1]))
+    return _SliceWeights(at, coins, notes.z.shape, found.columns[id(notes.whole)])
 
 
 def _equation(

@@ -59,7 +59,8 @@ class ProductNotes:
 
     ``own`` and ``following``: its draws of the components ``party`` and ``party + 1`` for the zero share. ``dealer``:
     of the truncation that follows, None where the summands are reshared. ``cut``: of ``PATCHES``, the public linear map
-    whose transpose adds patches up: ``[n, image]`` to ``[n positions, patch]``.
+    whose transpose adds patches up: ``[n, image]`` to ``[n positions, patch]``. ``whole``: one object for all slices of
+    the rows of a matrix product, which have one right factor.
     """
 
     form: str
@@ -73,6 +74,7 @@ class ProductNotes:
     received: dict[int, Tensor] = field(default_factory=dict)
     truncation: TruncationNotes | None = None
     cut: Callable[[Tensor], Tensor] | None = None
+    whole: object | None = None
 
     @property
     def count(self) -> int:

@@ -17,13 +17,13 @@ from uvcc_engine.mpc.kernels.gemm_loops import gemm_multiply as gemm_multiply
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_right as gemm_right
 from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 from uvcc_engine.mpc.kernels.polynomial_loops import binary_product as binary_product
+from uvcc_engine.mpc.kernels.polynomial_loops import bit_diagonals as bit_diagonals
 from uvcc_engine.mpc.kernels.proof_loops import add_degrees as add_degrees
 from uvcc_engine.mpc.kernels.proof_loops import binary_columns as binary_columns
 from uvcc_engine.mpc.kernels.proof_loops import binary_diagonals as binary_diagonals
 from uvcc_engine.mpc.kernels.proof_loops import binary_inner as binary_inner
 from uvcc_engine.mpc.kernels.proof_loops import binary_multiply as binary_multiply
 from uvcc_engine.mpc.kernels.proof_loops import binary_powers as binary_powers
-from uvcc_engine.mpc.kernels.proof_loops import bit_diagonals as bit_diagonals
 from uvcc_engine.mpc.kernels.proof_loops import chosen_places as chosen_places
 from uvcc_engine.mpc.kernels.proof_loops import multiply_wide as multiply_wide
 from uvcc_engine.mpc.kernels.proof_loops import ring_multiply as ring_multiply

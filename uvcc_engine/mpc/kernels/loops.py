@@ -51,7 +51,7 @@ def _is_guarded(path: Path) -> bool:
 def _mark_name() -> str:
     source = b"".join(
         Path(__file__).with_name(name).read_bytes()
-        for name in ("jit.py", "gemm_loops.py", "proof_loops.py", "loop_cache.py")
+        for name in ("jit.py", "gemm_loops.py", "proof_loops.py", "polynomial_loops.py", "loop_cache.py")
     )
     return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
 

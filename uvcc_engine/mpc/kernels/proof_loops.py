@@ -236,33 +236,6 @@ def binary_diagonals(u: Words, v: Words, out: Words) -> None:
 
 
 @compiled_loop
-def bit_diagonals(u: Words, v: Words, weights: Words, out: Words) -> None:
-    """See ``Kernels.bit_diagonals``."""
-    terms, n = u.shape
-    both = np.empty(_BLOCK, dtype=np.uint64)
-    lows, highs = np.zeros(127, dtype=np.uint64), np.zeros(127, dtype=np.uint64)
-    for first in range(0, n, _BLOCK):
-        size = min(_BLOCK, n - first)
-        here = weights[first : first + size]  # an index that cannot be negative lets the compiler use vectors
-        for k in range(127):
-            up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
-            both[:] = np.uint64(0)
-            for t in range(terms):
-                a, b = u[t, first : first + size], v[t, first : first + size]
-                if k < 63:
-                    for i in range(size):
-                        both[i] ^= (a[i] << up) & b[i]
-                else:
-                    for i in range(size):
-                        both[i] ^= (a[i] >> down) & b[i]
-            low, high = inner_words(both[:size], here)
-            lows[k] ^= low
-            highs[k] ^= high
-    for k in range(127):
-        out[k] = reduced_product(lows[k], highs[k])
-
-
-@compiled_loop
 def chosen_places(words: Words, tables: Words, out: Words) -> None:
     """``out`` [n]: for every word the XOR of one entry of ``tables`` [8, 256] for each of its bytes."""
     byte = np.uint64(255)

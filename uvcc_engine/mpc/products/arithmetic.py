@@ -165,6 +165,7 @@ def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, deal
         rows = chunk_slices(x.shape[0], max(64, CHUNK // max(1, y.shape[1])))
     if len(rows) == 1:
         return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), scale, dealer, form=MATMUL))
+    whole = object()
     ready: dict[int, RightFactor] = {}  # by dealer: chunks with one dealer share their prepared right factor
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
@@ -173,7 +174,8 @@ def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, deal
                 ready[dealer] = rt.kernels.right_factor(ys, rows[0].stop)
             return ready[dealer](xs)
 
-        return [(yield from _product_protocol(rt, x.index(place), y, local, scale, dealer, out=outs[0], form=MATMUL))]
+        part = _product_protocol(rt, x.index(place), y, local, scale, dealer, out=outs[0], form=MATMUL, whole=whole)
+        return [(yield from part)]
 
     (product,) = yield from in_chunks_protocol(
         rows, torch.Size((x.shape[0], y.shape[1])), [x.f], build, dealer, rt.device
@@ -284,8 +286,9 @@ def _product_protocol(
     out: Share | None = None,
     form: str = "",
     cut: Cut | None = None,
+    whole: object | None = None,
 ) -> MpcProtocol[Share]:
-    z, shift = additive_product(rt, x, y, local, scale, dealer, form, cut)
+    z, shift = additive_product(rt, x, y, local, scale, dealer, form, cut, whole)
     if rt.ledger is not None:
         return (yield from _proved_protocol(rt, rt.ledger.last, shift, x.f, dealer, opened, out))
     if shift > 0:
@@ -324,12 +327,12 @@ def additive_product(
     dealer: int,
     form: str = "",
     cut: Cut | None = None,
+    whole: object | None = None,
 ) -> tuple[Tensor, int]:
     """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local.
 
-    ``form`` (and ``cut``) says what ``local`` computes; where products are proved it is filed as a claim, the ledger's
-    last.
-    The shape is that of ``local``.
+    ``form`` (with ``cut``, and ``whole``: see ``ProductNotes``) says what ``local`` computes; where products are proved
+    it is filed as a claim, the ledger's last. The shape is that of ``local``.
     """
     factor, extra = integer_scale(scale)
     if extra < 0:
@@ -341,7 +344,8 @@ def additive_product(
     plus, minus = draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)
     z = rt.kernels.blind(z, factor, plus, minus)
     if rt.ledger is not None:
-        rt.ledger.file(ProductNotes(form, x, y, factor, dealer if shift > 0 else None, minus, plus, z, cut=cut))
+        deals = dealer if shift > 0 else None
+        rt.ledger.file(ProductNotes(form, x, y, factor, deals, minus, plus, z, cut=cut, whole=whole))
     return z, shift
 
 
