@@ -25,6 +25,7 @@ from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, share_of
+from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.mpc.products.summed import summed_products_protocol
 from uvcc_engine.plane.api import Tag
@@ -72,8 +73,10 @@ def _bare(rt: Runtime, x: Share) -> MpcProtocol[Share]:
 Program = Callable[[Runtime, Share], MpcProtocol[object]]
 
 
-def _received(party: int, secret: Tensor, run: int, program: Program, *, lies: bool, patch: pytest.MonkeyPatch) -> Seen:
-    """What ``party`` was sent for the proofs, and in the second round if one fails."""
+def _received(
+    party: int, secret: Tensor, run: int, program: Program, *, lies: bool, patch: pytest.MonkeyPatch, step: bool
+) -> Seen:
+    """What ``party`` was sent for the proofs, and in the second round if one fails; of a ``step``, before them."""
     seen: Seen = defaultdict(list)
 
     patch.setattr(local, "rehearsal_keys", lambda seed: _keys(party, run))
@@ -81,7 +84,7 @@ def _received(party: int, secret: Tensor, run: int, program: Program, *, lies: b
     counts = {src: 0 for src in range(3)}
 
     def numbered(src: int, dst: int, tag: Tag, body: bytes) -> bytes:
-        if dst == party and tag.kind in (kinds.PROOF, kinds.COIN, kinds.FINDING):
+        if dst == party and (tag.kind in (kinds.PROOF, kinds.COIN, kinds.FINDING)) != step:
             counts[src] += 1
             seen[src, counts[src]].append(body)
         return body
@@ -98,6 +101,8 @@ def _received(party: int, secret: Tensor, run: int, program: Program, *, lies: b
         rt.__class__ = LyingRuntime
         rt.sends, rt.lie = 0, alter if rt.party == party else None  # type: ignore[attr-defined]
         rt.run(program(rt, share_of(parts, rt.party, 16)))
+        if step:
+            return True
         try:
             rt.run(prove_protocol(rt, RING))
         except (ProofFailedError, PeerLostError):
@@ -108,12 +113,14 @@ def _received(party: int, secret: Tensor, run: int, program: Program, *, lies: b
     return seen
 
 
-def _told(party: int, program: Program, *, lies: bool, patch: pytest.MonkeyPatch) -> list[str]:
+def _told(party: int, program: Program, *, lies: bool, patch: pytest.MonkeyPatch, step: bool = False) -> list[str]:
     """What depends on the secret, or is no fair coin; empty if nothing."""
     seen: Seen = defaultdict(list)
     for number, secret in enumerate(SECRETS):
         for run in range(RUNS):
-            for key, bodies in _received(party, secret, RUNS * number + run, program, lies=lies, patch=patch).items():
+            numbered = RUNS * number + run
+            got = _received(party, secret, numbered, program, lies=lies, patch=patch, step=step)
+            for key, bodies in got.items():
                 seen[key] += bodies
     found = []
     for (src, number), bodies in seen.items():
@@ -148,6 +155,27 @@ def test_a_proof_tells_nothing_to_who_checks_it_nor_to_who_lied(
     program: Program, party: int, lies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _told(party, program, lies=lies, patch=monkeypatch) == []
+
+
+def _cut(rt: Runtime, x: Share) -> MpcProtocol[Share]:
+    """A product and its truncation, which party 2 deals."""
+    return (yield from arithmetic.matmul_protocol(rt, x, x))
+
+
+@pytest.mark.parametrize("party", [0, 1, 2])
+def test_a_truncation_that_will_be_proved_tells_nothing(party: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mask is the dealer's own summand, so what online parties send each other is under the zero share alone."""
+    assert _told(party, _cut, lies=False, patch=monkeypatch, step=True) == []
+
+
+def test_a_truncation_without_a_zero_share_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    blind = CpuKernels.blind
+
+    def bare(self: CpuKernels, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
+        return blind(self, z, factor, torch.zeros_like(plus), torch.zeros_like(minus))
+
+    monkeypatch.setattr(CpuKernels, "blind", bare)
+    assert _told(0, _cut, lies=False, patch=monkeypatch, step=True)
 
 
 def _unmasked(part: str) -> Callable[..., object]:

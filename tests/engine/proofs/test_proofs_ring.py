@@ -168,7 +168,7 @@ def test_every_binary_field_is_one(degree: int) -> None:
         assert _binary_gcd(h, frobenius(degree // p) ^ 2) == 1
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(96, 70), (32, 129), (17, 3)])
+@pytest.mark.parametrize(("rows", "columns"), [(96, 70), (32, 300), (17, 3)])
 def test_products_by_halves_are_those_of_each_row_with_each(rows: int, columns: int) -> None:
     """Rows that can be halved often, once or never, and columns that fill no tile."""
     gen = torch.Generator().manual_seed(5)
@@ -178,6 +178,16 @@ def test_products_by_halves_are_those_of_each_row_with_each(rows: int, columns: 
     polynomial_loops.binary_product(*words)
     assert torch.equal(found, kernels.binary_diagonals(u.unsqueeze(0), v.unsqueeze(0))[0])
     assert torch.equal(found, PlainKernels().binary_product(u, v))
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 4, 5])
+def test_bits_of_any_number_of_terms_meet_as_torch_has_it(terms: int) -> None:
+    """More words than the loop takes at a time."""
+    gen = torch.Generator().manual_seed(terms)
+    u, v, weights = _random(gen, terms, 300), _random(gen, terms, 300), _random(gen, 300)
+    found = torch.empty(127, dtype=torch.int64)
+    polynomial_loops.bit_diagonals(*[t.numpy().view(np.uint64) for t in (u, v, weights, found)])
+    assert torch.equal(found, PlainKernels().bit_diagonals(u, v, weights))
 
 
 @pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])

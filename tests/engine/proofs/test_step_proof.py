@@ -20,6 +20,7 @@ from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.proofs import statement
 from uvcc_engine.proofs.algebra import Algebra
 from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_statement import schedule_of_words
@@ -103,6 +104,35 @@ def test_no_party_gets_away_with_anything_that_it_sends_in_a_step(name: str) -> 
     every = list(_lies(name, dealer, 1))
     for liar, number, how, seed in random.Random(name).sample(every, min(len(every), 12)):
         _judge(_standing_by(name, dealer, liar, number, how, seed), liar)
+
+
+def test_slices_of_one_product_are_proved_with_one_vector_and_lies_in_any_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large product goes through the rounds in slices of its rows, whose right factor is weighed once."""
+    monkeypatch.setattr(arithmetic, "CHUNK", 1)
+    inputs, drawn = (normal(1, 192, 2), normal(2, 2, 2)), list[int]()
+    honest_draw = statement._SharedColumns
+
+    def counted(columns: torch.Tensor) -> object:
+        drawn.append(len(columns))
+        return honest_draw(columns)
+
+    monkeypatch.setattr(statement, "_SharedColumns", counted)
+    honest = run_proved(arithmetic.matmul_protocol, inputs, ring=RING)
+    assert honest.errors == [None] * 3
+    assert honest.opened[0] is not None
+    assert (honest.opened[0] / 2.0**16 - inputs[0] @ inputs[1]).abs().max() <= 1.5 * 2.0**-16
+    assert drawn == [2] * 9  # three provers at three parties, not once for each of the three slices
+    for liar, count in enumerate(honest.sends):
+        for number in random.Random(liar).sample(range(count), 3):
+            at = random.Random(number)
+
+            def lie(sent: int, data: torch.Tensor, number: int = number, at: random.Random = at) -> None:
+                if sent == number:
+                    alter(data, "random", at)
+
+            _judge(run_proved(arithmetic.matmul_protocol, inputs, ring=RING, liar=liar, stands_by=lie), liar)
 
 
 @pytest.mark.parametrize("name", ["matmul", "chosen", "sign"])
