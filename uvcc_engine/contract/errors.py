@@ -49,7 +49,7 @@ class ProtocolError(UvccError):
 
 
 class FoundLiar(Protocol):
-    """What the second round after a failed proof found (``proofs.second_round.Finding``)."""
+    """What the second round after a failed proof found (``proofs.second_round.SecondRoundFinding``)."""
 
     @property
     def named(self) -> int:

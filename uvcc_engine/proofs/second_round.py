@@ -91,7 +91,7 @@ class Dispute:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SecondRoundFinding:
     """What the second round found, at this party, which knows of itself that it did not lie.
 
     ``own``: whom it suspects by its own sight, empty where by its own numbers it is this party itself. ``suspects``:
@@ -133,7 +133,7 @@ class Finding:
         return found
 
 
-def second_round_protocol(rt: Runtime, dispute: Dispute) -> MpcProtocol[Finding]:
+def second_round_protocol(rt: Runtime, dispute: Dispute) -> MpcProtocol[SecondRoundFinding]:
     """2 rounds, some kilobytes: state, then suspect. Never fails; a silent peer is waited for as for its proof."""
     rt.leave_program(STREAM)
     message = Round(patient=True)
@@ -174,7 +174,7 @@ class _Suspicion:
             self.suspects, self.why = (party,), why
 
 
-def _concluded(me: int, mine: _Suspicion, said: Mapping[int, tuple[int, ...] | None]) -> Finding:
+def _concluded(me: int, mine: _Suspicion, said: Mapping[int, tuple[int, ...] | None]) -> SecondRoundFinding:
     stated: dict[int, tuple[int, ...] | None] = {me: mine.suspects, **said}
 
     def left(of: set[int]) -> tuple[int, ...]:
@@ -186,13 +186,13 @@ def _concluded(me: int, mine: _Suspicion, said: Mapping[int, tuple[int, ...] | N
     everybody = left(set(range(PARTIES)))
     if not mine.suspects:  # by its own numbers it is this party
         others = tuple(p for p in range(PARTIES) if p != me)
-        return Finding((), others, stated, everybody or tuple(range(PARTIES)), NOTHING_FOUND)
+        return SecondRoundFinding((), others, stated, everybody or tuple(range(PARTIES)), NOTHING_FOUND)
     found, why = left(set(mine.suspects)), mine.why
     if not found:  # two lied: nothing follows
         found = mine.suspects if len(mine.suspects) > 1 else tuple(p for p in range(PARTIES) if p != me)
     elif len(found) == 1 and len(mine.suspects) > 1:
         why = CONFESSED if said.get(found[0]) == () else ACCUSED
-    return Finding(mine.suspects, found, stated, everybody or tuple(range(PARTIES)), why)
+    return SecondRoundFinding(mine.suspects, found, stated, everybody or tuple(range(PARTIES)), why)
 
 
 # -- what is stated ----------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def prove_protocol(
     coins = hashlib.sha256(_COINS)
     for told in (*seeds, *(w for both in parts for part in both for w in part.trace.words)):
         coins.update(told.contiguous().numpy().tobytes())
-    said = yield from _tell_protocol(rt, verdicts, all(agree.values()))
+    said = yield from tell_verdicts_protocol(rt, verdicts, all(agree.values()))
     if (failure := _failure(rt, said, all(agree.values()))) is not None:
         both = [[_with_last_coin(part) for part in mine] for mine in parts]
         replay = functools.partial(_replayed, at, parts)
@@ -376,7 +376,7 @@ def _within(word: Tensor, bits: int) -> Tensor:
     return word if bits >= 64 else word & ((1 << bits) - 1)
 
 
-def _tell_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[dict[int, Tensor]]:
+def tell_verdicts_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[dict[int, Tensor]]:
     """Everybody tells both others what it found: 1 round. What everybody said, by party."""
     mine = torch.tensor([*verdicts, _HELD if agree else _FAILED], dtype=torch.uint8)
     message = Round()

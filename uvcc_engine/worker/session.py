@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor
 from uvcc_engine.checkpoint.encryption import state_name
 from uvcc_engine.checkpoint.migration_target import START, read_migrated
 from uvcc_engine.contract.checkpoints import checkpoint as ck
-from uvcc_engine.contract.errors import ConfigError, ProofFailedError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.private_job import SEALED
 from uvcc_engine.contract.job.spec import WorkerSpec
@@ -39,7 +38,7 @@ from uvcc_engine.worker.attempts import begin_attempt
 from uvcc_engine.worker.checkpoints import Checkpoints
 from uvcc_engine.worker.compute_setup import device_of, draw_ahead_for, runtime_of
 from uvcc_engine.worker.consensus import StepConsensus
-from uvcc_engine.worker.found_liar import leave_finding
+from uvcc_engine.worker.found_liar import end_attempt
 from uvcc_engine.worker.high_water import HighWaterMark
 from uvcc_engine.worker.inference import Predictor
 from uvcc_engine.worker.late_recorder import LateRecorder
@@ -174,13 +173,9 @@ class WorkerSession:
         """What follows a step, before its checkpoint."""
 
     def note_failure(self, error: UvccError) -> None:
-        """After a proof that did not hold, leave word that this attempt is not gone on with, and whom this party
-        suspects."""
-        if isinstance(error, ProofFailedError) and self._mark is not None:
-            self._mark.refute()
-            if error.finding is not None:
-                with contextlib.suppress(UvccError, OSError):  # a full disk must not hide what is told anyway
-                    leave_finding(self._spec, self._admitted, self._table, self._rt.epoch, error.finding)
+        """After a proof that did not hold: leave word that this attempt is over, and whom this party suspects."""
+        if self._mark is not None:
+            end_attempt(self._mark, self._spec, self._admitted, self._table, self._rt.epoch, error)
 
     def close(self) -> None:
         """Release the transcript files and end the checkpoints' thread. Harmless twice."""

@@ -32,7 +32,7 @@ from uvcc_engine.transcript.leaves.leaf import Leaf
 from uvcc_engine.transcript.proof import standalone_verify
 from uvcc_engine.transcript.proof.bundle import assemble_folder
 from uvcc_engine.transcript.proof.verifier import verify
-from uvcc_engine.transcript.signed import findings
+from uvcc_engine.transcript.signed import proof_findings
 from uvcc_engine.transcript.signing.sshsig import NAMESPACES
 
 LIAR = 1
@@ -222,9 +222,9 @@ def test_an_altered_product_ends_the_step_in_all_parties_before_anything_is_reve
             assert f"the second round names party {LIAR}" in fleet.exit(party)["error"]
         assert "proof" in fleet.exit(party)["error"]
         # what all three signed of it lies at each, and convicts the liar
-        left = findings.read(fleet.dir(party) / f"finding_p{party}r0s0t0.json")
+        left = proof_findings.read(fleet.dir(party) / f"finding_p{party}r0s0t0.json")
         assert sorted(one.party for one in left) == [0, 1, 2]
-        (found,) = findings.concluded(left)
+        (found,) = proof_findings.concluded(left)
         assert (found.open_to, found.epoch, found.attempt) == ((LIAR,), 2, 0)
         assert {int(p.name.split("-")[1]) for p in (fleet.dir(party) / "checkpoints").glob("step-*")} <= {2}
     # the same attempt would repeat its masks over what the liar sends now, so no worker goes on with it

@@ -20,7 +20,7 @@ from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs import second_round, step_proof
 from uvcc_engine.proofs.galois_ring import GaloisRing
-from uvcc_engine.proofs.second_round import Finding
+from uvcc_engine.proofs.second_round import SecondRoundFinding
 from uvcc_engine.transcript.formats import kinds
 
 INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
@@ -34,11 +34,11 @@ def _run(name: str, dealer: int = 1, **how: Any) -> Ending:
     return run_proved(build, INPUTS, ring=RING, everything=name in WHOLE, **how)
 
 
-def _findings(ended: Ending, liar: int) -> dict[int, Finding]:
+def _findings(ended: Ending, liar: int) -> dict[int, SecondRoundFinding]:
     """What the honest parties found, which is never that an honest one lied."""
     assert not misnamed(ended, liar)
     errors = {p: e for p, e in enumerate(ended.errors) if p != liar and isinstance(e, ProofFailedError)}
-    return {p: cast(Finding, e.finding) for p, e in errors.items()}
+    return {p: cast(SecondRoundFinding, e.finding) for p, e in errors.items()}
 
 
 def _stands_by(number: int, how: str, seed: int) -> Callable[[int, torch.Tensor], None]:
@@ -94,14 +94,14 @@ def test_a_message_of_the_step_that_its_two_ends_describe_differently_leaves_the
 
 def test_a_verifier_that_refuses_an_honest_proof_is_named_by_both_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its verdict is not that of the numbers which it publishes, as the first verifier sees; the prover knows it."""
-    honest = step_proof._tell_protocol
+    honest = step_proof.tell_verdicts_protocol
     for judge in range(3):
 
         def refusing(rt: Runtime, verdicts: list[int], agree: bool, judge: int = judge) -> Any:
             said = [2 * bool(one) for one in verdicts] if rt.party == judge else verdicts
             return honest(rt, said, agree)
 
-        monkeypatch.setattr(step_proof, "_tell_protocol", refusing)
+        monkeypatch.setattr(step_proof, "tell_verdicts_protocol", refusing)
         found = _findings(_run("sign"), judge)
         assert {one.named for one in found.values()} == {judge}
         assert {one.open_to for one in found.values()} == {(judge,)}
@@ -206,7 +206,7 @@ TIMES = 4  # in a suite; thousands by hand
 def test_no_answer_in_a_second_round_makes_an_honest_party_name_an_honest_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round alone, again and again: after a lie that the liar stands by, one on its way, and none at all."""
     at = random.Random(11)
-    honest = step_proof._tell_protocol
+    honest = step_proof.tell_verdicts_protocol
 
     def refused(rt: Runtime, verdicts: list[int], agree: bool) -> Any:
         return honest(rt, [2 * bool(v) for v in verdicts] if rt.party == 0 else verdicts, agree)
@@ -217,7 +217,7 @@ def test_no_answer_in_a_second_round_makes_an_honest_party_name_an_honest_one(mo
         messages = _honest("sign").step + [m for m in _honest("sign").proof if m[4] > 32]
         chosen = at.choice([m for m in messages if m[0] == liar])
         cases.append((liar, _captured(monkeypatch, lie=_only(chosen, "one"))))
-    monkeypatch.setattr(step_proof, "_tell_protocol", refused)
+    monkeypatch.setattr(step_proof, "tell_verdicts_protocol", refused)
     cases.append((0, _captured(monkeypatch)))
     for liar, captured in cases:
         assert len(captured) == 3

@@ -19,7 +19,7 @@ from typing import Any
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import approval_check, package, public_log
-from uvcc_engine.transcript.signed import findings
+from uvcc_engine.transcript.signed import proof_findings
 from uvcc_engine.transcript.signing.signers import read_allowed_signers
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -109,11 +109,11 @@ def main(
     """
     args = parser(prog).parse_args(argv)
     said = package.UNPINNED
-    failed: list[findings.Conclusion] = []
+    failed: list[proof_findings.Conclusion] = []
     try:
         path = resolve(str(args.path))
         failed = _failed_proofs(path, args.policy)
-        if path.is_file() and findings.is_name(path.name):
+        if path.is_file() and proof_findings.is_name(path.name):
             raise _of_a_finding(path, failed, pinned=args.policy is not None)
         target = package.find(path, args.phase)
         expected = _pins(args, pins, target)
@@ -137,19 +137,19 @@ def main(
     except (OSError, MemoryError, RecursionError) as e:
         return _refused(UnreadableError(f"cannot be read: {reading.reason(e)}"), said, failed, as_json=args.json)
     told = found.to_json() | ({"approved": approved} if approved else {}) | ({"logged": logged} if logged else {})
-    told |= {"failed_proofs": findings.report(failed)} if failed else {}
+    told |= {"failed_proofs": proof_findings.report(failed)} if failed else {}
     lines = (found.text(), approved, *logged, *_told(failed))
     print(json.dumps(told) if args.json else "\n".join(filter(None, lines)))
     return found.exit_code
 
 
-def _failed_proofs(path: Path, policy: Path | None) -> list[findings.Conclusion]:
+def _failed_proofs(path: Path, policy: Path | None) -> list[proof_findings.Conclusion]:
     """What follows from the findings in a folder, or from the one file that ``path`` names."""
     expected = None if policy is None or path.is_dir() else Policy.load(policy)
-    return findings.told(path, expected) if path.is_dir() or findings.is_name(path.name) else []
+    return proof_findings.told(path, expected) if path.is_dir() or proof_findings.is_name(path.name) else []
 
 
-def _of_a_finding(path: Path, failed: Sequence[findings.Conclusion], *, pinned: bool) -> UvccError:
+def _of_a_finding(path: Path, failed: Sequence[proof_findings.Conclusion], *, pinned: bool) -> UvccError:
     if not failed:
         return UnreadableError(
             f"{reading.shown(path)} holds nothing that a party of its policy signed", "fetch it again"
@@ -160,7 +160,7 @@ def _of_a_finding(path: Path, failed: Sequence[findings.Conclusion], *, pinned: 
     )
 
 
-def _told(failed: Sequence[findings.Conclusion]) -> list[str]:
+def _told(failed: Sequence[proof_findings.Conclusion]) -> list[str]:
     return [f"FAILED PROOF {reading.shown(line)}" for one in failed for line in one.lines()]
 
 
@@ -193,14 +193,14 @@ def _where(pins: Path, target: package.PackageTarget) -> str:
     return ", WHICH LIES IN THE FOLDER UNDER TEST: whoever made it chose the keys" if inside else ""
 
 
-def _refused(error: UvccError, said: str, failed: Sequence[findings.Conclusion] = (), *, as_json: bool) -> int:
+def _refused(error: UvccError, said: str, failed: Sequence[proof_findings.Conclusion] = (), *, as_json: bool) -> int:
     known = isinstance(error, VerificationError)
     verdict = "NOT VERIFIED" if known else "UNREADABLE"
     check = error.check if isinstance(error, VerificationError) else "unreadable"
     what, hint = reading.shown(error.what, 4000), reading.shown(error.hint, 1000)
     if as_json:
         found: dict[str, Any] = {"ok": False, "verdict": verdict, "complete": False, "pins": said}
-        found |= {"failed_proofs": findings.report(failed)} if failed else {}
+        found |= {"failed_proofs": proof_findings.report(failed)} if failed else {}
         print(json.dumps({**found, "check": check, "what": what, "hint": hint}))
     elif failed:
         print("\n".join(_told(failed)))

@@ -14,8 +14,8 @@ from evidence_kit import World
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.transcript.proof import cli
-from uvcc_engine.transcript.signed import findings
-from uvcc_engine.transcript.signed.findings import SignedFinding, concluded
+from uvcc_engine.transcript.signed import proof_findings
+from uvcc_engine.transcript.signed.proof_findings import SignedFinding, concluded
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -40,7 +40,7 @@ def _said(under: Policy, party: int, suspects: list[int], **more: Any) -> Signed
 
 
 def _record(identity: Identity, finding: SignedFinding) -> str:
-    return findings.signed(finding, partial(identity.sign, findings.NAMESPACE))
+    return proof_findings.signed(finding, partial(identity.sign, proof_findings.NAMESPACE))
 
 
 def test_whatever_one_liar_signs_it_stays_among_those_who_may_have_lied(world: World) -> None:
@@ -75,10 +75,10 @@ def test_statements_that_fit_no_single_liar_say_that_two_lied(world: World) -> N
 def test_a_file_of_findings_is_read_back_and_verify_tells_what_follows(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / findings.file_name(Coord(0, 0, 0, 0))
+    path = tmp_path / proof_findings.file_name(Coord(0, 0, 0, 0))
     records = [_record(world.identities[p], _said(world.policy, p, s)) for p, s in ((0, [2]), (1, [2]), (2, [0]))]
-    findings.write(path, world.policy, records)
-    assert len(findings.read(path, world.policy)) == 3
+    proof_findings.write(path, world.policy, records)
+    assert len(proof_findings.read(path, world.policy)) == 3
     assert cli.main([str(path)]) == 1
     out = capsys.readouterr()
     assert "P0 signed that P2 lied: it judged against the numbers" in out.out
@@ -89,7 +89,7 @@ def test_a_file_of_findings_is_read_back_and_verify_tells_what_follows(
     told = json.loads(capsys.readouterr().out)
     assert [one["open_to"] for one in told["failed_proofs"]] == [[2]]
     (tmp_path / "finding_p1r0s0t0.json").write_text("{")
-    assert len(findings.told(tmp_path)) == 1, "a file that anybody may have put there counts for nothing"
+    assert len(proof_findings.told(tmp_path)) == 1, "a file that anybody may have put there counts for nothing"
 
 
 @pytest.mark.parametrize("odd", ["other key", "other policy", "cut", "no text", "not signed as a finding"])
@@ -100,11 +100,11 @@ def test_a_statement_that_its_party_did_not_sign_counts_for_nothing(world: World
         "other policy": _record(world.identities[0], _said(world.policy, 0, [2], policy="0" * 64)),
         "cut": _record(world.identities[0], mine)[:-9],
         "no text": ["?"],
-        "not signed as a finding": findings.signed(mine, partial(world.identities[0].sign, "uvcc-root")),
+        "not signed as a finding": proof_findings.signed(mine, partial(world.identities[0].sign, "uvcc-root")),
     }[odd]
     path = tmp_path / "finding_p0r0s0t0.json"
-    findings.write(path, world.policy, [record, good])
-    assert [one.party for one in findings.read(path)] == [1]
+    proof_findings.write(path, world.policy, [record, good])
+    assert [one.party for one in proof_findings.read(path)] == [1]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_a_file_of_another_form_or_policy_is_named(world: World, tmp_path: Path)
     for text in ("[]", "{}", '{"format": "x", "policy": {}, "records": []}'):
         path.write_text(text)
         with pytest.raises(UnreadableError, match="finding_p0r0s0t0"):
-            findings.read(path)
-    whole = {"format": findings.FORMAT, "policy": world.policy.to_json(), "records": {}}
+            proof_findings.read(path)
+    whole = {"format": proof_findings.FORMAT, "policy": world.policy.to_json(), "records": {}}
     path.write_text(json.dumps(whole))
     with pytest.raises(UnreadableError, match="no file of findings"):
-        findings.read(path)
+        proof_findings.read(path)
