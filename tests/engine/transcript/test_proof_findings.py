@@ -51,7 +51,7 @@ def test_whatever_one_liar_signs_it_stays_among_those_who_may_have_lied(world: W
     for liar in PARTIES:
         a, b = (p for p in PARTIES if p != liar)
         honest = [[s for s in sides[p] if liar in s] for p in (a, b)]
-        for of_a, of_b, of_liar in itertools.product(*honest, [*sides[liar], None]):
+        for (of_a, of_b), of_liar in itertools.product(itertools.product(*honest), [*sides[liar], None]):
             signed = {a: of_a, b: of_b}
             if of_liar is not None:
                 signed[liar] = of_liar
