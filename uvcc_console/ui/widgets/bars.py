@@ -123,10 +123,9 @@ def _identity(view: View, room: int, wide: bool) -> list[Span]:
     """Run, shape, who operates it and drill time; the least important go first when there is no room."""
     s, g = view.snap, view.glyphs
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
-    many = shape_words(s, g)
-    proved = {PRODUCTS: "products proved", PROOFS: "every message proved"}.get(s.verify, "")
-    many += f" {g.dot} {proved}" if s.proves and proved else ""
-    shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {many}   ", "muted")]
+    shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {shape_words(s, g)}   ", "muted")]
+    words = {PRODUCTS: "products proved", PROOFS: "every message proved"}.get(s.verify, "") if s.proves else ""
+    proved: list[Span] = [(f"{words}   ", "muted")] if words else []
     who: Span = ("one domain of three   ", "text") if s.apart else ("one operator   ", "warn")
     operators: list[Span] = [who] if s.operation and wide else []
     drill: list[Span] = []
@@ -134,8 +133,9 @@ def _identity(view: View, room: int, wide: bool) -> list[Span]:
         drill = [("drill ", "muted"), (f"{g.ok} {s.halt.last_drill_s:.1f} s   ", "text")]
     short: list[Span] = [("1 domain of 3   ", "text") if s.apart else ("1 operator   ", "warn")] if operators else []
     for parts in (
-        [*run, *shape, *operators, *drill],
-        [*run, *operators, *drill],
+        [*run, *shape, *proved, *operators, *drill],
+        [*run, *proved, *operators, *drill],
+        [*run, *proved, *operators],
         [*run, *operators],
         [*run, *short],
         run if width_of(operators or run) > room or not operators else operators,
