@@ -54,7 +54,8 @@ def evaluate_protocol(
     wanted: Collection[str] | None = None,
     seen: Sequence[Share] = (),
 ) -> MpcProtocol[dict[str, float]]:
-    """Open the metrics of :func:`measure_protocol`, by name: one round after it."""
+    """Open the metrics of :func:`measure_protocol`, by name: one round after it. Outputs and targets: [rows,
+    classes]."""
     return (
         yield from opened_protocol(rt, (yield from measure_protocol(rt, job, model, outputs, targets, wanted, seen)))
     )

@@ -316,7 +316,7 @@ class PrivateTrainer:
 
 
 def there_protocol(found: Share) -> MpcProtocol[Share]:
-    """What is there already, as a protocol."""
+    """What is there already, of any shape, as a protocol."""
     return found
     yield  # a generator like its siblings
 
