@@ -31,6 +31,11 @@ pytest_plugins = ("skiplist", "rewritten", "stories_first")
 gc.disable()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        gc.enable()  # it has workers, and collects nothing itself
+
+
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
