@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 from uvcc_console.bench.live_console import PODS, READY, console, feed, live_run
@@ -24,6 +25,8 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.benchrows import Row, row
 
 OFFERED = 250_000
+WINDOW_S = 5.0  # of one and the same console, after another for each figure's spread: starting anew tells nothing more
+FLOOD_S = 3.0
 
 
 def first_frame(runs: int) -> Row:
@@ -47,9 +50,9 @@ def idle_cpu(runs: int) -> Row:
     """Share of a core with 24 pods that beat once a second and log nothing."""
     shares = []
     with live_run(PODS) as run_dir, console(run_dir) as (terminal, _):
-        writer = feed(run_dir, 0, 1, 8.0 * runs + 2)
+        writer = feed(run_dir, 0, 1, WINDOW_S * runs + 2)
         time.sleep(1.0)
-        shares = [_share(terminal, 8.0) for _ in range(runs)]
+        shares = [_share(terminal, WINDOW_S) for _ in range(runs)]
         writer.wait()
     return row("idle_cpu_24", "share", "core", shares, 0.05)
 
@@ -62,32 +65,30 @@ def _lines(report: Path) -> tuple[int, float, float]:
 def ingest(runs: int) -> list[Row]:
     """Lines taken per second out of 250,000 offered, and the longest pause of the screen meanwhile."""
     rates, gaps = [], []
-    for _ in range(runs):
-        with live_run(PODS) as run_dir, console(run_dir) as (_, report):
-            writer = feed(run_dir, OFFERED, 1, 6.0)
-            time.sleep(1.5)
+    with live_run(PODS) as run_dir, console(run_dir) as (_, report):
+        writer = feed(run_dir, OFFERED, 1, FLOOD_S * runs + 2)
+        time.sleep(1.5)
+        for _ in range(runs):
             first, at, _ = _lines(report)
-            time.sleep(4.0)
+            time.sleep(FLOOD_S)
             last, until, gap = _lines(report)
-            writer.wait()
             rates.append((last - first) / (until - at))
             gaps.append(gap)
+        writer.wait()
     return [row("ingest_24", "rate", "lines/s", rates, 200_000), row("ingest_24_gap", "seconds", "s", gaps, 0.2)]
 
 
 def ingest_cpu(runs: int) -> Row:
     """Share of a core at 20,000 lines a second."""
-    shares = []
-    for _ in range(runs):
-        with live_run(PODS) as run_dir, console(run_dir) as (terminal, _):
-            writer = feed(run_dir, 20_000, 1, 8.0)
-            time.sleep(1.0)
-            shares.append(_share(terminal, 6.0))
-            writer.wait()
+    with live_run(PODS) as run_dir, console(run_dir) as (terminal, _):
+        writer = feed(run_dir, 20_000, 1, WINDOW_S * runs + 2)
+        time.sleep(1.0)
+        shares = [_share(terminal, WINDOW_S) for _ in range(runs)]
+        writer.wait()
     return row("ingest_20k_cpu", "share", "core", shares, 0.30)
 
 
-def halt_dispatch(presses: int = 40) -> list[Row]:
+def halt_dispatch(presses: int = 30) -> list[Row]:
     """Milliseconds from F9 to the request being durable, under 20,000 lines a second: median and 99th percentile."""
     delays: list[float] = []
     with live_run(PODS) as run_dir, console(run_dir) as (terminal, _):
@@ -156,10 +157,33 @@ def chart(runs: int) -> Row:
     return row("chart_6x2000", "seconds", "s", times, 0.010)
 
 
-def bench(runs: int = 3) -> list[Row]:
-    """Every row that needs nothing but this machine's processor and a terminal."""
+def bench(runs: int = 3, missing: Callable[[str], None] | None = None) -> list[Row]:
+    """Every row that needs nothing but this machine's processor and a terminal; in less than five minutes.
+
+    ``missing`` is told of what could not be measured, and the other rows are there all the same; without it the error
+    is raised.
+    """
     from uvcc_console.bench import attaching, halts, pods, storm
 
-    rows = [chart(runs), first_frame(runs), *attaching.attach(runs), attaching.folding(runs)]
-    rows += [idle_cpu(runs), ingest_cpu(runs), *ingest(runs), *halt_dispatch(), *storm.bench(), *memory()]
-    return [*rows, *halts.bench(runs), *pods.bench(runs)]
+    parts: list[Callable[[], list[Row]]] = [
+        lambda: [chart(runs), first_frame(runs)],
+        lambda: attaching.attach(runs),
+        lambda: [attaching.folding(runs)],
+        lambda: [idle_cpu(runs)],
+        lambda: [ingest_cpu(runs)],
+        lambda: ingest(runs),
+        halt_dispatch,
+        storm.bench,
+        memory,
+        lambda: halts.bench(runs),
+        lambda: pods.bench(runs),
+    ]
+    rows: list[Row] = []
+    for part in parts:
+        try:
+            rows += part()
+        except (UvccError, TimeoutError) as e:  # a machine that is overloaded, most likely
+            if missing is None:
+                raise
+            missing(str(e))
+    return rows

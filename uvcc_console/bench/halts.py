@@ -227,6 +227,6 @@ async def _measure(pods: int, runs: int, presses: int) -> list[Row]:
     ]
 
 
-def bench(runs: int = 3, *, pods: int = feeder.PODS, presses: int = 40) -> list[Row]:
+def bench(runs: int = 3, *, pods: int = feeder.PODS, presses: int = 20) -> list[Row]:
     """The three rows. Raises UvccError if pods do not come up or do not halt."""
     return asyncio.run(_measure(pods, runs, presses))

@@ -25,7 +25,7 @@ from uvcc_console.bench.live_console import console, feed, live_run
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_engine.contract.machine.benchrows import Row, row
 
-PRESSES: Final = 100
+PRESSES: Final = 50
 PODS: Final = 24
 BAR_MS: Final = 150.0
 _PASTE: Final = 30 * b"the quick brown fox jumps over the lazy dog, and over all of this text\r"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from uvcc_console.cli import common
+from uvcc_console.cli.main import FAILED
 
 
 def run(argv: Sequence[str]) -> int:
@@ -21,6 +22,7 @@ def run(argv: Sequence[str]) -> int:
     from uvcc_engine.contract.machine import benchrows as rows
     from uvcc_engine.contract.machine import calibration
 
+    missing: list[str] = []
     speed = calibration.measure()
     if args.what == "demo":
         from uvcc_console.bench.demo import bench
@@ -49,7 +51,9 @@ def run(argv: Sequence[str]) -> int:
     else:
         from uvcc_console.bench import console
 
-        found = console.bench(args.runs)
+        found = console.bench(args.runs, missing.append)
     found = calibration.with_bars(found, BARS, speed)
     sys.stdout.write((rows.to_json(found) if args.json else rows.to_text(found)) + "\n")
-    return 0
+    for why in missing:
+        common.say(f"uvcc: not measured: {why}")
+    return FAILED if missing else 0

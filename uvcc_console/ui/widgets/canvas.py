@@ -183,9 +183,13 @@ class Canvas:
             if low != low or top != top:  # not a number: the line is broken here
                 last, i = None, j
                 continue
+            upper, lower = to_row(top), to_row(low)
             if last is not None:
-                self._join(last, (column, to_row(part[0])), role)
-            self.span(column, to_row(top), to_row(low), role)
+                if column - last[0] == 1:  # nearly always: what joins it lies in the same dot column
+                    upper, lower = min(upper, last[1]), max(lower, last[1])
+                else:
+                    self._join(last, (column, to_row(part[0])), role)
+            self.span(column, upper, lower, role)
             last = (column, to_row(part[-1]))
             i = j
 
