@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from recorded_runs import CutOff, recorded, seen
 from ui_desk import OrderingApp, desk
 from ui_journals import RUN, Story
 
@@ -94,3 +95,41 @@ async def test_the_answer_stands_on_the_screen(tmp_path: Path, question: str) ->
         text = await pressed(d, question)
         for words in wanted:
             assert words in text, f"{words!r} is not on the screen:\n{d.text}"
+
+
+REAL: dict[str, dict[str, tuple[str, ...]]] = {
+    "full": {
+        "When is it done?": ("eta 1 m 19 s",),
+        "Would F9 reach every pod now?": ("conductor ●", "sidecar ●", "ssh ● 3/3", "relay ● 3/3"),
+        "Do the parties agree, and up to which step?": ("agree @ step 8",),
+        "By how much did the smoke pass its gates?": ("halt_drill_s 2.4 s want <= 20 s",),
+        "What will it cost to the end?": ("$0.00 spent", "local pods cost nothing"),
+        "What did P1 do in the last minute?": ("party=1", "last 1 min", "p1r0", "link to P2 up (relay)"),
+    },
+    "failed": {
+        "Who is not alive?": ("0/3 live", "3 killed", "SIGKILL"),
+        "What failed, and what can I do?": ("worker p0r0s0t0 of P0 was killed by SIGKILL", "r resumes, t tears down"),
+        "What was the last error?": ("ERROR rollout stage full failed: worker p0r0s0t0 of P0 was killed",),
+    },
+    "resumed": {
+        "Which pod is slowest, and why?": ("whom is waited for most first", "P1 to P0", "waits"),
+        "How much is lost if it stops now?": ("every pod has one of step 20; 7 steps since then",),
+        "Is this run better than the one before?": ("with another-run", "another-run "),
+    },
+}
+"""What the same keys show of a real run, at moments of it, the questions that narrow the view last."""
+
+
+@pytest.mark.parametrize("moment", REAL)
+async def test_the_answers_stand_on_the_screen_of_a_real_run(tmp_path: Path, moment: str) -> None:
+    CutOff(recorded("private"), "result").write(tmp_path / "runs" / "another-run")
+    async with seen("private", moment, tmp_path, SIZE) as d:
+        for question, wanted in REAL[moment].items():
+            text = await pressed(d, question)
+            for words in wanted:
+                assert words in text, f"{question} {words!r} is not on the screen:\n{d.text}"
+            await d.press("0")
+
+
+def test_every_question_is_asked_of_a_real_run() -> None:
+    assert sorted(q for asked in REAL.values() for q in asked) == sorted(ANSWERS)
