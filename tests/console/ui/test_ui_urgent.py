@@ -297,12 +297,11 @@ def test_keys_that_are_typed_before_the_first_picture_are_acted_on() -> None:
     with live_run(3) as run_dir:
         env = {"UVCC_HOME": str(run_dir.parents[1])}
         with Terminal(python("-c", code), env) as terminal:
-            terminal.press(b"\r")  # the first run of the list, which is not there yet
+            terminal.press(b"\r")  # opens the first run of the list, which is not there yet, nor has it the focus
             terminal.wait_for(b"Ledger", 60.0)
         with Terminal(python("-c", code, "attach", "bench"), env) as terminal:
-            terminal.press(b"o" + F9)  # sorts the fleet, which has no focus yet, by its next column
-            terminal.wait_for(b"by place", 60.0)
+            terminal.press(F9)
             journal = Journal(run_dir / "journal.sqlite", readonly=True)
-            end = time.monotonic() + 10.0
+            end = time.monotonic() + 60.0
             assert _asked(journal, "hold", 0, lambda: time.monotonic() > end) is not None
             journal.close()
