@@ -60,6 +60,7 @@ def _connected() -> socket.socket:
                 return found
             except OSError:  # none yet, or its pytest worker has ended
                 found.close()
+            (folder / "socket").unlink(missing_ok=True)
             process = _start(folder)
             _owned.append(process)
             while not (folder / "socket").exists():
