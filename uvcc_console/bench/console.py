@@ -158,7 +158,7 @@ def chart(runs: int) -> Row:
 
 
 def bench(runs: int = 3, missing: Callable[[str], None] | None = None) -> list[Row]:
-    """Every row that needs nothing but this machine's processor and a terminal; in less than five minutes.
+    """Every row that needs nothing but this machine's processor and a terminal.
 
     ``missing`` is told of what could not be measured, and the other rows are there all the same; without it the error
     is raised.
