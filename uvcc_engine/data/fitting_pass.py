@@ -30,7 +30,7 @@ from uvcc_engine.data.features import (
     sides,
     target_numbers,
 )
-from uvcc_engine.data.schema import BINNED, COUNT, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.schema import BINNED, COUNT, EMBEDDED, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels
 
 SAMPLE: Final = 1 << 20
@@ -193,3 +193,15 @@ class FittingPass:
 def targets(part: CsvTable, schema: Schema) -> Labels:
     """Every row's class, or its number as the file has it."""
     return class_numbers(part, schema) if schema.values else target_numbers(part, schema)
+
+
+def check_joint(schema: Schema, standardise: bool) -> None:
+    """Refuse (ConfigError) a schema that takes statistics of one owner's rows where the parties take all owners'."""
+    if standardise and any(column.kind == EMBEDDED for column in schema.used):
+        what = "job.standardise, and a schema that embeds a column"
+        raise ConfigError(what, "give it kind: one-hot, or leave job.standardise out")
+    if standardise and schema.used and not schema.fixed:
+        raise ConfigError(
+            "job.standardise, and a schema whose statistics would be of these rows alone",
+            "give each column the units that all owners agree on: statistics: {scale: 0.01}, or statistics: {}",
+        )

@@ -291,18 +291,6 @@ def _count(found: object, where: str) -> int:
     raise ConfigError(f"{where} is {_short(found)}", f"it must be a whole number of 1 to {_MOST_POSITIONS}")
 
 
-def check_joint(schema: Schema, standardise: bool) -> None:
-    """Refuse (ConfigError) a schema that takes statistics of one owner's rows where the parties take all owners'."""
-    if standardise and any(column.kind == EMBEDDED for column in schema.used):
-        what = "job.standardise, and a schema that embeds a column"
-        raise ConfigError(what, "give it kind: one-hot, or leave job.standardise out")
-    if standardise and schema.used and not schema.fixed:
-        raise ConfigError(
-            "job.standardise, and a schema whose statistics would be of these rows alone",
-            "give each column the units that all owners agree on: statistics: {scale: 0.01}, or statistics: {}",
-        )
-
-
 def _check(schema: Schema, where: str, part: bool) -> None:
     if schema.kind in (REAL, COUNT, UNLABELLED):
         if schema.values:

@@ -145,7 +145,7 @@ class LanguageModel(nn.Module):
 
     @property
     def output(self) -> Tensor:
-        """The embedding again; of ranks that compute together, each has all of it."""
+        """The embedding ``[vocab, dim]`` again; of ranks that compute together, each has all of it."""
         weight = self.embed.weight
         plain: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
         return plain

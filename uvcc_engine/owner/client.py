@@ -26,8 +26,9 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
 from uvcc_engine.data.features import feature_names
+from uvcc_engine.data.fitting_pass import check_joint
 from uvcc_engine.data.sample_text import load_text
-from uvcc_engine.data.schema import check_joint, load_schema
+from uvcc_engine.data.schema import load_schema
 from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Dataset, Floats, Labels, load_digits, split
 from uvcc_engine.model.definition.base_model import attached, merged, read_base

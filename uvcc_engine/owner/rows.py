@@ -21,8 +21,8 @@ from uvcc_engine.data.array_files import RowReader, StoredArray, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import features_and_labels
 from uvcc_engine.data.features import complete_rows, row_weights, sides, transform
-from uvcc_engine.data.fitting_pass import FittingPass, targets
-from uvcc_engine.data.schema import Schema, check_joint, load_schema
+from uvcc_engine.data.fitting_pass import FittingPass, check_joint, targets
+from uvcc_engine.data.schema import Schema, load_schema
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels, check_split, public_stream
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights, check_own, part_targets

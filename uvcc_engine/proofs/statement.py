@@ -64,7 +64,7 @@ class _Gathered:
     after: Tensor | None = None
     before_places: Tensor | None = None
     after_places: Tensor | None = None
-    columns: dict[int, _SharedColumns] = field(default_factory=dict)  # by what slices of one product have in common
+    columns: dict[int, SharedColumns] = field(default_factory=dict)  # by what slices of one product have in common
 
 
 class _Weights:
@@ -112,7 +112,7 @@ class _MatrixWeights:
         return self._at.kernels.weigh(y.T.contiguous(), self.columns, self._at.ring.degree).T.contiguous()
 
 
-class _SharedColumns:
+class SharedColumns:
     """The coins ``v`` of products with one right factor, and what they make of its components ``[k, n]``."""
 
     def __init__(self, columns: Tensor) -> None:
@@ -123,7 +123,7 @@ class _SharedColumns:
 class _SliceWeights(_MatrixWeights):
     """Those of one slice of the rows of a larger product, which has one ``v`` for all of them."""
 
-    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, shared: _SharedColumns) -> None:
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, shared: SharedColumns) -> None:
         super().__init__(at, coins, shape, shared.columns)
         self._shared = shared
 
@@ -305,7 +305,7 @@ def _weights(
     if notes.whole is None:
         return (_MatrixWeights if notes.z.dim() == 2 else _BatchWeights)(at, coins, notes.z.shape)
     if id(notes.whole) not in found.columns:
-        found.columns[id(notes.whole)] = _SharedColumns(coins.words(notes.z.shape[1]))
+        found.columns[id(notes.whole)] = SharedColumns(coins.words(notes.z.shape[1]))
     return _SliceWeights(at, coins, notes.z.shape, found.columns[id(notes.whole)])
 
 

@@ -377,7 +377,7 @@ def _within(word: Tensor, bits: int) -> Tensor:
 
 
 def tell_verdicts_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[dict[int, Tensor]]:
-    """Everybody tells both others what it found: 1 round. What everybody said, by party."""
+    """Everybody tells both others what it found: 1 round. What everybody said ``[PARTIES + 1]``, by party."""
     mine = torch.tensor([*verdicts, _HELD if agree else _FAILED], dtype=torch.uint8)
     message = Round()
     for peer in (rt.next, rt.prev):

@@ -97,7 +97,7 @@ def test_no_operation_of_a_step_meets_the_host() -> None:
         fixed = FixedDecoder(model, decode.start(model, 1), LENGTH)
         assert {kind for *_, kinds in noted(fixed.compute) for kind in kinds} == {"lazy"}
         with pytest.raises(FakeTensorDeviceMismatchError, match="lazy"):
-            noted(lambda: fixed._at + torch.ones(1))
+            noted(lambda: fixed.step(torch.ones(1, dtype=torch.int64)) + torch.ones(1))
 
 
 @pytest.mark.parametrize(

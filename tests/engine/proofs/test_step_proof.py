@@ -112,13 +112,13 @@ def test_slices_of_one_product_are_proved_with_one_vector_and_lies_in_any_are_fo
     """A large product goes through the rounds in slices of its rows, whose right factor is weighed once."""
     monkeypatch.setattr(arithmetic, "CHUNK", 1)
     inputs, drawn = (normal(1, 192, 2), normal(2, 2, 2)), list[int]()
-    honest_draw = statement._SharedColumns
+    honest_draw = statement.SharedColumns
 
     def counted(columns: torch.Tensor) -> object:
         drawn.append(len(columns))
         return honest_draw(columns)
 
-    monkeypatch.setattr(statement, "_SharedColumns", counted)
+    monkeypatch.setattr(statement, "SharedColumns", counted)
     honest = run_proved(arithmetic.matmul_protocol, inputs, ring=RING)
     assert honest.errors == [None] * 3
     assert honest.opened[0] is not None
