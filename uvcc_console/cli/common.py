@@ -153,6 +153,13 @@ def bar(what: str, done: int, total: int) -> None:
         sys.stderr.flush()
 
 
+def typed(question: str) -> str:
+    """What somebody answers to a question that is put on standard error."""
+    sys.stderr.write(clean(question))
+    sys.stderr.flush()
+    return sys.stdin.readline().strip()
+
+
 def agreed(question: str) -> bool:
     """Ask a person; anything but a yes is a no."""
     sys.stderr.write(clean(f"{question} [y/N] "))

@@ -23,7 +23,7 @@ from uvcc_engine.data.bins import check_bits
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.specs import Conv2d, Dense, ModelSpec, Pool, Relu, find_model
-from uvcc_engine.model.layer_spec import LayerSpec
+from uvcc_engine.model.layer_spec import LayerSpec, field_kinds
 from uvcc_engine.model.layer_types.adapted import Adapted
 from uvcc_engine.model.layer_types.affine import Affine
 from uvcc_engine.model.layer_types.attention import Attention
@@ -129,7 +129,8 @@ def _all_layers(layers: Sequence[LayerSpec]) -> Iterator[LayerSpec]:
     """Layers, and those within them."""
     for layer in layers:
         yield layer
-        yield from _all_layers([layer.layer] if isinstance(layer, Public | Started) else layer.inner)
+        held = (getattr(layer, name) for name in field_kinds(type(layer)))  # a layer with a public weight holds one
+        yield from _all_layers([*(one for one in held if isinstance(one, LayerSpec)), *layer.inner])
 
 
 def check_regression(job: PrivateJob, model: ModelSpec) -> None:

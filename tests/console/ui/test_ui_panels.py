@@ -75,7 +75,7 @@ def test_the_boards_summary_counts_the_worst_first() -> None:
     workers["p1r2s0t0"] = dataclasses.replace(workers["p1r2s0t0"], beat_ts=view.now - 30)
     view = dataclasses.replace(view, snap=dataclasses.replace(view.snap, workers=workers))
     lines = fleet_grid.summary_lines(view, fleet_rows(view), 120)
-    assert plain(lines[1]).startswith("P1  ○ 1 silent  ● 2 live")
+    assert plain(lines[1]).startswith("P1  ○ 1 silent p1r2s0t0  ● 2 live")
 
 
 def test_the_cursor_walks_the_board_and_stops_at_its_border() -> None:

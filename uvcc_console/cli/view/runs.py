@@ -97,9 +97,7 @@ def _delete(args: argparse.Namespace) -> int:
 def _typed(name: str, size: str) -> bool:
     """Whether somebody types a run's name to have it deleted."""
     common.say(f"{name}, {size}: its journal, evidence, results and checkpoints are gone then, for ever.")
-    sys.stderr.write("type its name to delete it: ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip() == name
+    return common.typed("type its name to delete it: ") == name
 
 
 def _kept(args: argparse.Namespace) -> int:
