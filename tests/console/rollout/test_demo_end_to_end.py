@@ -23,7 +23,7 @@ from uvcc_console.core.state import fold
 # few enough rows that no loop is worth compiling: nine fresh pods would compile it nine times
 SMALL = ("--set", "job.test_rows=200")
 # long enough that a run is still in its full phase when it is told to stop, however slow the commands are
-STEPS = "120"  # enough of them are left after a halt for a worker to be killed, also where nothing else computes
+STEPS = "80"  # so that some are left after a halt, when a worker and then a conductor are killed
 
 pytestmark = pytest.mark.timeout(600)
 
