@@ -167,7 +167,8 @@ def test_a_language_model_is_proved_however_it_is_split(size: Topology) -> None:
     proved, plain = train(job, size, data=data), train(replace(job, verify="off"), size, data=data)
     _same_everywhere(proved)
     first, other = (found.workers[Coord(0, 0, 0, 0)] for found in (proved, plain))
-    assert np.allclose(first.losses, other.losses, atol=2.0**-10)  # type: ignore[arg-type]
+    # each is within 2^-10 of the loss in clear, which a step of rate 0.5 has raised
+    assert np.allclose(first.losses, other.losses, atol=2.0**-9)  # type: ignore[arg-type]
     assert first.metrics == other.metrics
     assert all(claims > 0 for one in proved.workers.values() for claims in one.claims)
 
