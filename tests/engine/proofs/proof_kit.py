@@ -250,6 +250,11 @@ def alter(data: Tensor, how: str, at: random.Random) -> None:
 
     Narrow numbers count modulo 2^s, s >= 16, only: an error above would be none. Bytes come lowest first.
     """
+    if not data.is_contiguous():  # the transpose of what lies in memory
+        whole = data.contiguous()
+        alter(whole, how, at)
+        data.copy_(whole)
+        return
     flat, bits = data.view(-1), {8: 64, 1: 8}.get(data.element_size(), 16)
     where = at.randrange(flat.numel())
     if data.element_size() == 1:
