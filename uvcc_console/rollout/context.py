@@ -40,6 +40,14 @@ class Halted(UvccError):
         self.step = step
 
 
+class HaltedEarly(Halted):
+    """The run was halted before any worker began; ``stage`` was not entered."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(-1)
+        self.what = f"halted before any worker began, and before {stage}"
+
+
 @dataclass
 class Member:
     """One pod of the fleet as the conductor holds it. ``name`` is its name inside the run."""

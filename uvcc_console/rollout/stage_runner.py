@@ -14,7 +14,7 @@ from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger, within
 from uvcc_console.plan.plan import JUDGED, RESUMABLE
 from uvcc_console.rollout.bus import Bus
-from uvcc_console.rollout.context import Halted
+from uvcc_console.rollout.context import Halted, HaltedEarly
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 log = logger(__name__)
@@ -23,6 +23,7 @@ StageFunction = Callable[[bool], Awaitable[str]]
 BACK = "back"  # resume, but from an earlier checkpoint: of a stage that judges, its training is entered again
 DECISIONS = ("resume", "retry", "skip", BACK)
 SKIPPABLE = ("drill", "gate")
+BEGINNING = ("quote", "provision", "bootstrap", "preflight", "drill", "smoke", "full")
 PROOF_S = 20.0  # for how long the proof of a halt may come after the end of its workers
 
 
@@ -50,6 +51,7 @@ class StageRunner:
     proof_s: float = PROOF_S
     deciding: bool = False
     _instead: UvccError | None = None
+    _answered: str = ""  # the nonce of a halt before workers that somebody decided about
 
     def give_up(self, error: UvccError) -> None:
         """Nobody can decide to go on any more: a wait for that ends with this error."""
@@ -85,6 +87,12 @@ class StageRunner:
     async def _stage(self, name: str, act: StageFunction) -> UvccError | None:
         """One stage with its retries; the error that it finally stays with, None when it is through."""
         resumed, self.adopted = self.adopted, False
+        if (halt := self._asked_before(name)) is not None:
+            log.info("the stage is not begun: %s", halt, stage=name)
+            action = await self._decision(name, halt)
+            log.info("decided: %s", action or "nothing", stage=name)
+            if action in ("", BACK):
+                return self._instead or halt
         while True:
             self._forget()
             self.bus.commit(ev.StageChanged(name=name, status="running"))
@@ -115,6 +123,15 @@ class StageRunner:
             if action == BACK and JUDGED.get(name) in self.acts:
                 return _GoBack(f"{name}: {error.what}")
             resumed = True
+
+    def _asked_before(self, name: str) -> HaltedEarly | None:
+        """A halt that was asked for when there was no worker yet to obey it: the next stage waits for a decision."""
+        s = self.bus.snapshot
+        asked = s.halt.nonce if s.halt.mode == "halt" and not s.halt.drill else ""
+        if not asked or asked == self._answered or name not in BEGINNING or s.engine_run or s.workers:
+            return None
+        self._answered = asked
+        return HaltedEarly(name)
 
     def _forget(self) -> None:
         """Decisions made before there was something to decide are void."""

@@ -115,6 +115,22 @@ async def test_a_halt_is_no_failure_and_is_waited_for(bus: Bus) -> None:
     await resuming
 
 
+async def test_a_halt_before_there_are_workers_keeps_the_next_stage_from_beginning(bus: Bus) -> None:
+    for mode in ("hold", "halt"):
+        bus.commit(ev.HaltRequested(nonce="n1", mode=mode, by="op", drill=False, reason=""))
+    refused = Script(drill=["held"])
+    status, detail = await stages(bus, refused, wait_s=0.01, begun=False).run()
+    assert status == "halted"
+    assert detail.startswith("halted before any worker began, and before drill")
+    assert not refused.entered
+    script = Script(drill=["held"], full=["12 steps"])
+    machine = stages(bus, script, begun=False)
+    resuming = asyncio.create_task(decide_when(bus, machine, "drill", "waiting", "resume"))
+    assert await machine.run() == ("ok", "")
+    await resuming
+    assert script.entered == [("drill", False), ("full", False)]  # answered once, and begun as if nothing had been
+
+
 async def test_without_a_decision_in_time_the_run_keeps_its_end(bus: Bus) -> None:
     script = Script(full=[Halted(7)])
     status, detail = await stages(bus, script, wait_s=0.01).run()
