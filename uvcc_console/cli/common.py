@@ -162,9 +162,7 @@ def typed(question: str) -> str:
 
 def agreed(question: str) -> bool:
     """Ask a person; anything but a yes is a no."""
-    sys.stderr.write(clean(f"{question} [y/N] "))
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return typed(f"{question} [y/N] ").lower() in ("y", "yes")
 
 
 def run_dirs() -> list[Path]:

@@ -27,7 +27,7 @@ from uvcc_console.core.snapshot import (
     VerdictView,
     WorkerView,
 )
-from uvcc_console.core.words import PODS, ack_words, value_words
+from uvcc_console.core.words import PODS, ack_words, halt_words, value_words
 from uvcc_engine.contract.text import clean, counted
 
 MALFORMED_KEEP = 256
@@ -221,10 +221,10 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
     )
     s = changed(s, halt=halt)
     if e.mode == "halt":
-        s = changed(s, status="halted", detail=f"at step {e.step}")
+        s = changed(s, status="halted", detail=f"at step {e.step}" if e.total else "before any worker began")
     name = "drill" if e.drill else e.mode.upper()
     unknown = f", {e.total - e.verified} not" if e.verified < e.total else ""
-    text = f"{name} {e.verified}/{e.total} verified{unknown} at step {e.step}, {e.seconds:.1f} s"
+    text = f"{name} {halt_words(e.verified, e.total, e.step, unknown)}, {e.seconds:.1f} s"
     return logged(s, e, "info" if e.verified == e.total else "error", "halt", text)
 
 

@@ -30,6 +30,11 @@ def _at(f: Fields) -> str:
     return f" at step {step}" if step else ""
 
 
+def halt_words(verified: int, total: int, step: int, others: str = "") -> str:
+    """What a halt ended with: ``3/3 verified at step 17``. ``others``: what is said of those that are not."""
+    return f"{verified}/{total} verified{others} at step {step}" if total else "before any worker began"
+
+
 def _error(f: Fields) -> str:
     return ": ".join(["worker ends in an error", *(t for t in (scalar_text(f.get("error", f.get("what"))),) if t)])
 

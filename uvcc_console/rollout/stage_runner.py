@@ -51,7 +51,7 @@ class StageRunner:
     proof_s: float = PROOF_S
     deciding: bool = False
     _instead: UvccError | None = None
-    _answered: str = ""  # the nonce of a halt before workers that somebody decided about
+    _answered: str = ""  # the nonce of the halt before workers that was heeded
 
     def give_up(self, error: UvccError) -> None:
         """Nobody can decide to go on any more: a wait for that ends with this error."""
@@ -87,17 +87,12 @@ class StageRunner:
     async def _stage(self, name: str, act: StageFunction) -> UvccError | None:
         """One stage with its retries; the error that it finally stays with, None when it is through."""
         resumed, self.adopted = self.adopted, False
-        if (halt := self._asked_before(name)) is not None:
-            log.info("the stage is not begun: %s", halt, stage=name)
-            action = await self._decision(name, halt)
-            log.info("decided: %s", action or "nothing", stage=name)
-            if action in ("", BACK):
-                return self._instead or halt
         while True:
             self._forget()
             self.bus.commit(ev.StageChanged(name=name, status="running"))
             log.info("the stage begins%s", " again" if resumed else "", stage=name)
             try:
+                self._heed(name)
                 with within(stage=name):
                     detail = await act(resumed)
             except Halted as e:
@@ -122,16 +117,15 @@ class StageRunner:
                 return self._instead or error
             if action == BACK and JUDGED.get(name) in self.acts:
                 return _GoBack(f"{name}: {error.what}")
-            resumed = True
+            resumed = resumed or not isinstance(error, HaltedEarly)  # which kept it from being entered
 
-    def _asked_before(self, name: str) -> HaltedEarly | None:
-        """A halt that was asked for when there was no worker yet to obey it: the next stage waits for a decision."""
+    def _heed(self, name: str) -> None:
+        """Raises HaltedEarly, once, for a halt that was asked for when there was no worker yet to obey it."""
         s = self.bus.snapshot
         asked = s.halt.nonce if s.halt.mode == "halt" and not s.halt.drill else ""
-        if not asked or asked == self._answered or name not in BEGINNING or s.engine_run or s.workers:
-            return None
-        self._answered = asked
-        return HaltedEarly(name)
+        if asked and asked != self._answered and name in BEGINNING and not s.engine_run and not s.workers:
+            self._answered = asked
+            raise HaltedEarly(name)
 
     def _forget(self) -> None:
         """Decisions made before there was something to decide are void."""

@@ -13,6 +13,7 @@ from uvcc_console.core import settings
 from uvcc_console.core.holding import holding
 from uvcc_console.core.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
+from uvcc_console.core.words import halt_words
 from uvcc_console.runs.notices import Note, NoticeWay
 
 AGAIN_S = 60.0
@@ -35,7 +36,7 @@ def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
         return Note("error", f"{s.run}: FAILED {s.detail}")
     if s.status == "halted" and s.halt.done:
         level = "warn" if s.halt.verified == s.halt.total else "error"
-        return Note(level, f"{s.run}: HALTED {s.halt.verified}/{s.halt.total} verified at step {s.halt.step}")
+        return Note(level, f"{s.run}: HALTED {halt_words(s.halt.verified, s.halt.total, s.halt.step)}")
     return None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
-from uvcc_console.core.failed_proofs import failed_proof
+from uvcc_console.core.alerts.failed_proofs import failed_proof
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
 

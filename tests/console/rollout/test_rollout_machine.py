@@ -131,6 +131,19 @@ async def test_a_halt_before_there_are_workers_keeps_the_next_stage_from_beginni
     assert script.entered == [("drill", False), ("full", False)]  # answered once, and begun as if nothing had been
 
 
+async def test_a_drill_that_a_halt_kept_from_beginning_can_be_skipped(bus: Bus) -> None:
+    bus.commit(ev.HaltRequested(nonce="n1", mode="halt", by="op", drill=False, reason=""))
+    bus.commit(ev.HaltDone(nonce="n1", mode="halt", drill=False, verified=0, total=0, step=-1, seconds=3.0))
+    assert bus.snapshot.detail == "before any worker began"
+    assert bus.snapshot.log[-1].text == "HALT before any worker began, 3.0 s"
+    script = Script(drill=["held"], full=["12 steps"])
+    machine = stages(bus, script, begun=False)
+    skipping = asyncio.create_task(decide_when(bus, machine, "drill", "waiting", "skip"))
+    assert await machine.run() == ("ok", "")
+    await skipping
+    assert script.entered == [("full", False)]
+
+
 async def test_without_a_decision_in_time_the_run_keeps_its_end(bus: Bus) -> None:
     script = Script(full=[Halted(7)])
     status, detail = await stages(bus, script, wait_s=0.01).run()

@@ -19,6 +19,7 @@ from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.paths import ADOPTED
+from uvcc_console.core.words import halt_words
 from uvcc_console.haltd import order_socket
 from uvcc_console.haltd.halt_snapshot import halt_snapshot
 from uvcc_console.runs import processes
@@ -248,5 +249,5 @@ def _report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_jso
         common.emit(row)
     else:
         unknown = f", {done.total - done.verified} UNKNOWN" if done.verified < done.total else ""
-        common.show(f"{word} {done.verified}/{done.total} verified{unknown} at step {done.step}, {done.seconds:.1f} s")
+        common.show(f"{word} {halt_words(done.verified, done.total, done.step, unknown)}, {done.seconds:.1f} s")
     return OK if done.verified == done.total else FAILED

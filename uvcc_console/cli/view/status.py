@@ -12,6 +12,7 @@ from uvcc_console.cli.view import status_line
 from uvcc_console.core.shown import Shown
 from uvcc_console.core.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.words import halt_words
 from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs.processes import CONDUCTOR, running
@@ -52,7 +53,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         )
     if s.halt.nonce:
         word = "drill" if s.halt.drill else s.halt.mode
-        ended = f"{s.halt.verified}/{s.halt.total} verified at step {s.halt.step}, {s.halt.seconds:.1f} s"
+        ended = f"{halt_words(s.halt.verified, s.halt.total, s.halt.step)}, {s.halt.seconds:.1f} s"
         lines.append(f"halt     {word} by {s.halt.by}: {ended if s.halt.done else 'under way'}")
     for g in s.gates:
         lines.append(f"gate     {g.name}: {'ok' if g.ok else 'FAILED'} (wanted {g.wanted}, measured {g.measured})")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from uvcc_console.core import pod_states
+from uvcc_console.core.alerts.failed_proofs import failed_proof
 from uvcc_console.core.alerts.finding import ENOUGH, Finding, line, middle, training
-from uvcc_console.core.failed_proofs import failed_proof
 from uvcc_console.core.snapshot import Snapshot
 
 CREEP = 1.3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.words import halt_words
 from uvcc_console.ui.drawing.format import duration, short
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of
 from uvcc_console.ui.judging.condition import judge
@@ -58,7 +59,7 @@ def headline(view: View) -> Line:
     unknown = sum(stage == "unknown" for stage, *_ in h.acks.values())
     if h.done and h.mode != "hold":
         role = "green" if h.verified == h.total else "alarm"
-        text = f" {word} {h.verified}/{h.total} verified at step {h.step}, {duration(h.seconds)} "
+        text = f" {word} {halt_words(h.verified, h.total, h.step)}, {duration(h.seconds)} "
         out: list[Span] = [(text, role)]
     else:
         verb = {"hold": "held", "halt": "halted", "release": "released"}.get(h.mode, "acknowledged")
