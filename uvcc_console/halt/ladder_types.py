@@ -38,8 +38,10 @@ class Times:
 
     @classmethod
     def patient(cls, hold_s: float) -> Times:
-        """For a fleet whose steps may take ``hold_s``; never less than the defaults."""
-        return cls(hold=max(cls().hold, hold_s), drill=max(cls().drill, hold_s), halt=max(cls().halt, 6 * hold_s))
+        """For a fleet whose steps may take ``hold_s``; never less than the defaults. A drill has the start beside."""
+        start_s = cls().drill - cls().hold
+        hold = max(cls().hold, hold_s)
+        return cls(hold=hold, drill=start_s + hold, halt=max(cls().halt, 6 * hold_s))
 
     def of(self, rung: str, drill: bool = False) -> float:
         """When a pod that showed nothing of ``rung`` is unknown on it."""

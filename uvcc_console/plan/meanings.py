@@ -141,7 +141,8 @@ MEANINGS: Final[dict[str, str]] = {
     "gates.loss_falls": "The last loss of every worker is below its first.",
     "gates.result_hashes": "How many different result hashes there may be: 1, all workers agree.",
     "gates.verifier": "ok: the smoke's bundle verifies; any: it is not asked.",
-    "gates.halt_drill_s": "Seconds within which the drill held and released every pod; 0: no gate.",
+    "gates.halt_drill_s": "Seconds within which the drill held and released every pod; 0: no gate. Where it is not "
+    "given and two private steps are foretold to take longer, these and 30 s.",
     "gates.clock_skew_s": "Seconds that a pod's clock may differ; checked in preflight.",
     "gates.disk_free_mib": "MiB that every pod must have free; checked in preflight, and watched afterwards.",
     "gates.toks_per_s": "Tokens a second at least; 0: no gate.",
@@ -161,7 +162,8 @@ MEANINGS: Final[dict[str, str]] = {
     "limits.stall": "How long no worker may give a sign of life before the run has failed.",
     "halt": "How a halt goes.",
     "halt.lease": "The pods halt by themselves when nobody renewed for so long.",
-    "halt.patience": "How long a pod may take to show that it holds; a drill has 30 s at least, a halt six times that.",
+    "halt.patience": "How long a pod may take to show that it holds; a drill has 20 s more, a halt six times that. "
+    "Where it is not given and a private step is foretold to take more than half of it, two such steps.",
     "halt.auto": "Rungs of the halt ladder that are climbed; beyond them a tear-down ends the pods.",
     "consent": "How many of the three domains must sign.",
     "consent.full": "Signatures before the full run.",

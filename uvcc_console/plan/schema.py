@@ -305,7 +305,7 @@ class HaltPart(Strict):
     """``lease``: the pods halt by themselves when nobody renewed for so long. ``auto``: rungs that are climbed.
 
     ``patience``: how long a pod may take to show that it holds, which is a step; in a drill, which may include the
-    workers' start, at least 30 s; a halt may take six times that.
+    workers' start, 20 s more; a halt may take six times that. A step that is foretold to take long lengthens it.
     """
 
     lease: Seconds = 60.0

@@ -177,7 +177,7 @@ def create_run(
     Raises ConfigError for a bad profile, UvccError where the folder cannot be written.
     """
     from uvcc_console.fleet.provider_kinds import runs_here, sections
-    from uvcc_console.plan import code_tree, plan_rehearsal
+    from uvcc_console.plan import code_tree, long_steps, plan_rehearsal
     from uvcc_console.plan.owndata import keep_base, keep_pin, settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
@@ -197,8 +197,10 @@ def create_run(
     step = plan_rehearsal.rehearsed(draft) if plan_rehearsal.own(draft) else None
     if step is None and plan_rehearsal.applies(draft):
         step = plan_rehearsal.kept(draft)
-    for warning in step["warnings"] if step is not None else ():
-        tell(warning)
+    if step is not None:
+        profile, notes = long_steps.fitted(profile, plan_rehearsal.promise(draft, step).seconds)
+        for note in (*step["warnings"], *notes):
+            tell(note)
     folder = claim_folder(name or short)
     run = folder.name
     keep_pin(folder, pin)

@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
 
 def document(args: argparse.Namespace) -> dict[str, Any]:
     """The plan as data. Raises UvccError for a profile, data or a model that does not fit."""
-    from uvcc_console.plan import plan_refusals, plan_rehearsal
+    from uvcc_console.plan import long_steps, plan_refusals, plan_rehearsal
     from uvcc_console.plan.owndata import settle
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
@@ -61,7 +61,7 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
         over["hours_cap"] = over["full_s"] / 3600 * profile.limits.hourly
         if epochs:
             over |= {"epoch_s": over["full_s"] / epochs, "epoch_cap": over["hours_cap"] / epochs}
-        found["notes"] += step.pop("warnings")
+        found["notes"] += [*step.pop("warnings"), *long_steps.fitted(profile, over["step_s"])[1]]
     return found
 
 

@@ -1,0 +1,76 @@
+"""Times of halts follow the step that is foretold: a drill of a model whose step takes a minute can be passed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from uvcc_console.cli import common
+from uvcc_console.cli.main import main
+from uvcc_console.haltd.service import ladder_times
+from uvcc_console.plan import plan_rehearsal
+from uvcc_console.plan.long_steps import fitted
+from uvcc_console.plan.profile import parse
+from uvcc_console.runs.processes import create_run
+
+MODEL = "job.model=[{linear: 4}, relu, linear]"
+REHEARSED = {"rounds": 20, "bytes": 1e5, "layers": [], "warnings": [], "most_frac_bits": 20}
+
+
+def asked(**parts: Any) -> Any:
+    job = {"kind": "private", "model": "mlp-digits", "steps": 2}
+    return parse({"job": job, "fleet": {"provider": "local"}, **parts})
+
+
+@pytest.mark.parametrize(
+    ("step_s", "halt", "gates", "patience", "drill"),
+    [
+        (0.1, {}, {}, 10.0, 5.0),
+        (4.9, {}, {}, 10.0, 40.0),  # the usual patience is enough, the usual drill is not
+        (49.4, {}, {}, 99.0, 129.0),
+        (49.4, {"patience": 20}, {"halt_drill_s": 30}, 20.0, 30.0),  # what a user wrote stays
+        (49.4, {"lease": 90}, {"halt_drill_s": 0}, 99.0, 0.0),
+        (0.0, {}, {}, 10.0, 5.0),  # nothing is known
+    ],
+)
+def test_what_is_left_open_follows_the_step(
+    step_s: float, halt: dict[str, float], gates: dict[str, float], patience: float, drill: float
+) -> None:
+    profile, notes = fitted(asked(halt=halt, gates=gates), step_s)
+    assert (profile.halt.patience, profile.gates.halt_drill_s) == (patience, drill)
+    assert profile.halt.lease == halt.get("lease", 60.0)
+    assert bool(notes) == (step_s > 40)
+    times = ladder_times(profile.model_dump(mode="json"))
+    assert times.hold >= 2 * step_s or "patience" in halt
+    assert times.drill == times.hold + 20.0
+
+
+def test_what_a_user_wrote_and_cannot_hold_is_told() -> None:
+    _, notes = fitted(asked(halt={"patience": 20}, gates={"halt_drill_s": 30}), 49.4)
+    assert notes == [
+        "a step may take 49 s, and a pod holds between two steps: halt.patience of 20 s may be too short;"
+        " 99 s would do",
+        "gates.halt_drill_s of 30 s may be too short for such steps; 129 would do",
+    ]
+
+
+def test_a_run_of_ones_own_model_is_given_the_times_and_its_plan_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rehearse(args: Sequence[str], command: str) -> str:
+        return json.dumps(REHEARSED | {"seconds": 30.0})
+
+    monkeypatch.setattr(plan_rehearsal, "owners_program", rehearse)
+    profile = "local-smoke-r2"
+    assert main(["plan", profile, "--set", MODEL]) == 0
+    note = "a step may take 30 s, and a pod holds between two steps: it has 61 s to show it (halt.patience)"
+    assert note in capsys.readouterr().out
+    told: list[str] = []
+    s = common.load_snapshot(create_run(profile, [MODEL], tell=told.append))
+    assert note in told
+    assert s.profile["halt"]["patience"] == 61.0
+    given = common.load_snapshot(create_run(profile, [MODEL, "halt.patience=15s"]))
+    assert given.profile["halt"]["patience"] == 15.0

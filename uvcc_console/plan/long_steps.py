@@ -1,0 +1,42 @@
+"""The times of a profile's halts, fitted to how long a step is foretold to take. Pure.
+
+A worker looks at the control file between two steps. A model whose step takes a minute cannot show within ten seconds
+that it holds, so its drill would fail and its halts would be called unverified, though every pod obeys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from uvcc_console.plan.schema import Profile
+
+STEPS: Final = 2
+"""The steps that a pod is given: the one that is under way, and as much again for slower processors."""
+START_S: Final = 30.0
+"""For the start of the workers, which a drill of a short smoke includes."""
+
+
+def fitted(profile: Profile, step_s: float) -> tuple[Profile, list[str]]:
+    """The profile with the times that its user left open, and what he should know of them and of those he wrote.
+
+    ``step_s``: seconds that a step of the full run is foretold to take; 0 where nothing is known.
+    """
+    needed = float(math.ceil(STEPS * step_s))
+    halt, gates = profile.halt, profile.gates
+    notes: list[str] = []
+    if needed > halt.patience:
+        told = f"a step may take {step_s:.0f} s, and a pod holds between two steps"
+        if "patience" in halt.model_fields_set:
+            notes.append(f"{told}: halt.patience of {halt.patience:g} s may be too short; {needed:g} s would do")
+        else:
+            halt = halt.model_copy(update={"patience": needed})
+            notes.append(f"{told}: it has {needed:g} s to show it (halt.patience)")
+    drill = START_S + needed
+    short = 0 < gates.halt_drill_s < drill and needed > gates.halt_drill_s
+    if short and "halt_drill_s" in gates.model_fields_set:
+        written = f"gates.halt_drill_s of {gates.halt_drill_s:g} s"
+        notes.append(f"{written} may be too short for such steps; {drill:g} would do")
+    elif short:
+        gates = gates.model_copy(update={"halt_drill_s": drill})
+    return profile.model_copy(update={"halt": halt, "gates": gates}), notes
