@@ -28,6 +28,22 @@ def check(job: LmJobSettings, steps: int, gates: GatesPart) -> None:
             raise ConfigError(what, f"smoke.steps of {rows * every}, or job.overrides.train.log_every {steps // rows}")
 
 
+def check_private(job: PrivateJobSettings, steps: int, gates: GatesPart) -> None:
+    """Hold ``gates.loss_falls`` against what a smoke of ``steps`` steps opens: its first loss and its last.
+
+    Raises ConfigError where fewer than two losses are opened.
+    """
+    if not gates.loss_falls:
+        return
+    if "loss" not in job.reveal:
+        raise ConfigError("gates.loss_falls, and job.reveal opens no loss", "list loss, or gates.loss_falls: false")
+    if steps < FALLS:
+        raise ConfigError(
+            f"gates.loss_falls needs the losses of {FALLS} steps, the smoke has {steps}",
+            f"smoke.steps of {FALLS}, or gates.loss_falls: false",
+        )
+
+
 def _rows(gates: GatesPart) -> dict[str, int]:
     """Rows that each gate needs to be measured; none for those that are off."""
     return {

@@ -13,8 +13,11 @@ def check(plan: Plan) -> None:
     job, gates = plan.profile.job, plan.profile.gates
     if isinstance(job, LmJobSettings | PrivateJobSettings):
         images.check_all(plan.profile.fleet.model_dump(mode="json"), {"prime": IMAGES})
-    if isinstance(job, LmJobSettings) and (smoke := plan.phases.get(SMOKE)) is not None:
-        measurable.check(job, smoke.steps, gates)
+    if (smoke := plan.phases.get(SMOKE)) is not None:
+        if isinstance(job, LmJobSettings):
+            measurable.check(job, smoke.steps, gates)
+        if isinstance(job, PrivateJobSettings):
+            measurable.check_private(job, smoke.steps, gates)
     if (full := plan.phases.get(FULL)) is not None:
         every = measurable.log_every(job) if isinstance(job, LmJobSettings) else 1
         measurable.check_windows(full.steps, gates, every)

@@ -100,6 +100,8 @@ def test_the_plan_counts_a_step_as_the_page_about_a_billion_weights_does() -> No
         ("m7c-2xa100", "fleet.image=cuda_12_4_pytorch_2_4", "torch 2.4 is too old"),
         ("local-lm-smoke", "gates.resume_at=30", "the first checkpoint is that of step 40"),
         ("demo", "gates.resume_at=3", "gates.resume_at is of language models"),
+        ("local-smoke-r2", "smoke.steps=1", "gates.loss_falls needs the losses of 2 steps, the smoke has 1"),
+        ("local-smoke-r2", "job.reveal=[accuracy]", "gates.loss_falls, and job.reveal opens no loss"),
     ],
 )
 def test_what_a_rollout_would_refuse_before_it_rents_the_plan_refuses_as_well(
