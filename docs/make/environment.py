@@ -19,7 +19,8 @@ YOURS: Final[dict[str, str]] = {
     "UVCC_VAST_HOSTS": "the same for the provider `vast`",
     "UVCC_PLANE_FAULTS": 'a plan of faults as JSON, like `{"drop": 0.01}`: rehearses a bad network in a whole run',
     "UVCC_MICROBATCHES_IN_FLIGHT": "microbatches of a pipeline that are under way at once, 1 to 62; 8 without it",
-    "UVCC_GROUP_TIMEOUT_S": "seconds until a process group that does not come up is given up; 300 without it",
+    "UVCC_GROUP_TIMEOUT_S": "seconds that a rank waits for its sister ranks, as they meet and in each operation; 300 "
+    "without it, or twenty foretold steps of a private training where these take longer",
     "UVCC_GROUP_BACKEND": "`gloo`, or the backend over Unix sockets, for groups of one machine; `sealed`: as if "
     "its pods were on several",
     "UVCC_GROUP_CLEAR": "`accept`: a language model's ranks may meet beyond one machine, where nothing encrypts them",

@@ -1,4 +1,4 @@
-"""The times of a profile's halts, fitted to how long a step is foretold to take. Pure.
+"""The times of a profile's halts and of its ranks' waits, fitted to how long a step is foretold to take. Pure.
 
 A worker looks at the control file between two steps. A model whose step takes a minute cannot show within ten seconds
 that it holds, so its drill would fail and its halts would be called unverified, though every pod obeys.
@@ -9,12 +9,25 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from uvcc_console.core.snapshot import ForetoldView
 from uvcc_console.plan.schema import Profile
+from uvcc_engine.contract.job.rank_waits import GROUP_TIMEOUT_S, GROUP_TIMEOUT_VARIABLE
 
 STEPS: Final = 2
 """The steps that a pod is given: the one that is under way, and as much again for slower processors."""
+APART: Final = 20
+"""The steps' time that replicas may be apart before one is given up."""
 START_S: Final = 30.0
 """For the start of the workers, which a drill of a short smoke includes."""
+
+
+def group_timeout(foretold: ForetoldView | None) -> dict[str, str]:
+    """How long a rank waits for its sister ranks, for the workers' environment; empty where the usual is enough.
+
+    Replicas meet once a step, and where processors are shared one may be many steps' time behind another.
+    """
+    needed = APART * foretold.seconds if foretold is not None else 0.0
+    return {GROUP_TIMEOUT_VARIABLE: f"{math.ceil(needed)}"} if needed > GROUP_TIMEOUT_S else {}
 
 
 def fitted(profile: Profile, step_s: float) -> tuple[Profile, list[str]]:

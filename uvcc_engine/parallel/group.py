@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from uvcc_engine.contract.errors import PeerLostError
+from uvcc_engine.contract.job.rank_waits import GROUP_TIMEOUT_S, GROUP_TIMEOUT_VARIABLE
 from uvcc_engine.parallel.place import RankAddress
 
 OnEvent = Callable[[str, dict[str, Any]], None]
-TIMEOUT_S: Final = 300.0
 # torch renamed the two; the older names still work but warn, and pods may carry an older torch of their image
 _reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -45,7 +45,7 @@ class Communicator:
         self._members = list(members)
         self._label = f"{name} {' '.join(map(str, members))}"  # members know it alike, other groups have another
         self._group = group
-        self._timeout = timedelta(seconds=TIMEOUT_S)
+        self._timeout = timedelta(seconds=GROUP_TIMEOUT_S)
         self._party = -1
 
     @classmethod
@@ -183,7 +183,10 @@ def _fresh(count: int, like: Tensor) -> Tensor:
 def lost(party: int, what: str, error: BaseException) -> PeerLostError:
     """What a rank raises when torch lost a sister rank."""
     reason = " ".join(str(error).split())[:300]
-    return PeerLostError(f"{what}: {reason}", "a rank of this party stopped; see how its worker ended", party=party)
+    hint = "a rank of this party stopped; see how its worker ended"
+    if "timed out" in reason.lower():
+        hint += f"; if none did, its steps take longer than {GROUP_TIMEOUT_VARIABLE}, which the profile's env may raise"
+    return PeerLostError(f"{what}: {reason}", hint, party=party)
 
 
 def _wrapped(value: int) -> int:

@@ -21,17 +21,17 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed.device_mesh import DeviceMesh
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
+from uvcc_engine.contract.job.rank_waits import GROUP_TIMEOUT_S, GROUP_TIMEOUT_VARIABLE
 from uvcc_engine.contract.job.topology import AXES
 from uvcc_engine.contract.run_files import flight
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import meeting, sealed_group
-from uvcc_engine.parallel.group import TIMEOUT_S, Communicator, OnEvent, lost
+from uvcc_engine.parallel.group import Communicator, OnEvent, lost
 from uvcc_engine.parallel.meeting import SealedMeeting
 from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.presence import LOOK_S, Presence, post_withdrawal, read_withdrawal, serve_withdrawal
 
-TIMEOUT_VARIABLE: Final = "UVCC_GROUP_TIMEOUT_S"
 _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
 _MOST_NOTE: Final = 64 << 20
@@ -81,7 +81,7 @@ class PartyGroups:
         its pods is sealed. Raises PeerLostError if not all come within ``timeout_s`` (0: ``UVCC_GROUP_TIMEOUT_S``, else
         300 s), ConfigError for a world beyond this machine without keys.
         """
-        limit = timeout_s or float(os.environ.get(TIMEOUT_VARIABLE, TIMEOUT_S))
+        limit = timeout_s or float(os.environ.get(GROUP_TIMEOUT_VARIABLE, GROUP_TIMEOUT_S))
         found = cls(place, device=device, timeout_s=limit, on_event=on_event, keys=keys)
         flight.provide("sequence", found.sequence)
         if not found.alone:

@@ -55,7 +55,7 @@ class MemberConnection:
         limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, limit)
-        self._sock = sock
+        self._sock, self._timeout_s = sock, timeout_s
         self._left: deque[memoryview] = deque()
         self._news = threading.Condition()
         self._reading = threading.Lock()
@@ -106,8 +106,9 @@ class MemberConnection:
             try:
                 self._sock.sendall(piece)
             except OSError as error:
+                late = TimeoutError(f"timed out, it took nothing for {self._timeout_s:g} s")
                 with self._news:
-                    self._broken = error
+                    self._broken = late if isinstance(error, BlockingIOError) else error
                 continue
             with self._news:
                 self._left.popleft()
@@ -153,12 +154,16 @@ class MemberConnection:
             try:
                 count = self._sock.recv_into(into[done:] if done else into, 0, socket.MSG_WAITALL)
             except BlockingIOError as error:
-                raise RuntimeError("timed out waiting for a member") from error
+                raise self.timed_out() from error
             except OSError as error:
                 raise RuntimeError(f"a member is gone: {error}") from error
             if not count:
                 raise RuntimeError("a member closed the connection")
             done += count
+
+    def timed_out(self) -> RuntimeError:
+        """What a member that sends nothing for the whole timeout is told of."""
+        return RuntimeError(f"timed out waiting for a member: nothing came for {self._timeout_s:g} s")
 
     def close(self) -> None:
         self._sock.close()

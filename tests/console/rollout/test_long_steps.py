@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import main
 from uvcc_console.haltd.service import ladder_times
 from uvcc_console.plan import plan_rehearsal
-from uvcc_console.plan.long_steps import fitted
+from uvcc_console.plan.long_steps import fitted, group_timeout
 from uvcc_console.plan.profile import parse
 from uvcc_console.runs.processes import create_run
 
@@ -72,5 +73,9 @@ def test_a_run_of_ones_own_model_is_given_the_times_and_its_plan_says_so(
     s = common.load_snapshot(create_run(profile, [MODEL], tell=told.append))
     assert note in told
     assert s.profile["halt"]["patience"] == 61.0
+    assert s.foretold is not None
+    assert 600 < int(group_timeout(s.foretold)["UVCC_GROUP_TIMEOUT_S"]) < 620
+    assert group_timeout(replace(s.foretold, seconds=2.0)) == {}
+    assert group_timeout(None) == {}
     given = common.load_snapshot(create_run(profile, [MODEL, "halt.patience=15s"]))
     assert given.profile["halt"]["patience"] == 15.0

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.parallel.group import lost
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.unix_group import MemberConnection, UnixGroup
@@ -94,6 +95,19 @@ def test_a_message_of_another_size_is_refused_and_a_silent_member_ends_the_wait(
     with pytest.raises(RuntimeError, match=r"a member is gone|a member closed"):
         here.receive(2, memoryview(bytearray(1)))
     here.close()
+
+
+def test_a_member_that_takes_nothing_is_told_of_as_late_and_the_cure_is_named() -> None:
+    ends = socket.socketpair()
+    here, there = MemberConnection(ends[0], 0.05), MemberConnection(ends[1], 5.0)
+    here.send(1, memoryview(bytes(8 << 20)))  # more than a socket holds
+    with pytest.raises(RuntimeError, match=r"timed out, it took nothing for 0\.05 s") as late:
+        here.flush()
+    here.close()
+    there.close()
+    assert "UVCC_GROUP_TIMEOUT_S" in lost(0, "dp #2 reduce_scatter did not finish", late.value).hint
+    gone = lost(0, "dp #2 reduce_scatter did not finish", RuntimeError("a member closed the connection"))
+    assert "UVCC_GROUP_TIMEOUT_S" not in gone.hint
 
 
 def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

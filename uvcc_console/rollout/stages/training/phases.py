@@ -14,7 +14,7 @@ from uvcc_console.core.shown import shown
 from uvcc_console.core.snapshot import HaltView, Snapshot, WorkerView
 from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import certificate
-from uvcc_console.plan import changed_settings, code_tree
+from uvcc_console.plan import changed_settings, code_tree, long_steps
 from uvcc_console.plan.plan import FULL, SIGTERM, SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
@@ -187,6 +187,8 @@ def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
     env = {**priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())), **profile.env}
     tree = code_tree.kept(ctx.run_dir)
     env |= code.environment(tree) if tree is not None else {}
+    if phase.kind == "private":
+        env = long_steps.group_timeout(ctx.bus.snapshot.foretold) | env
     return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
 
 
