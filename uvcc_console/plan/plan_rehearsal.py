@@ -18,7 +18,7 @@ from typing import Any, Final
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.fleet.provider_kinds import kind_of
-from uvcc_console.plan.owndata import owners_program
+from uvcc_console.plan.owndata import REHEARSE, owners_program
 from uvcc_console.plan.plan import FULL, Plan
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_engine import __version__
@@ -58,7 +58,7 @@ def rehearsed(plan: Plan) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="uvcc-plan-") as folder:
         path = Path(folder) / "rehearsed.json"
         path.write_text(json.dumps(dict(job)))
-        said = owners_program(["--job", str(path), *workers], "rehearse")
+        said = owners_program(["--job", str(path), *workers], REHEARSE)
     found = dict(json.loads(said))
     with contextlib.suppress(OSError, UvccError):  # it costs a few seconds the next time
         _file(plan).parent.mkdir(mode=0o700, parents=True, exist_ok=True)

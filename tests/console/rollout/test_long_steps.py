@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from uvcc_console.cli import common
 from uvcc_console.cli.main import main
 from uvcc_console.haltd.service import ladder_times
-from uvcc_console.plan import plan_rehearsal
+from uvcc_console.plan import owndata, plan_rehearsal
 from uvcc_console.plan.long_steps import fitted, group_timeout
 from uvcc_console.plan.profile import parse
 from uvcc_console.runs.processes import create_run
+from uvcc_engine.contract.errors import UvccError
 
 MODEL = "job.model=[{linear: 4}, relu, linear]"
 REHEARSED = {"rounds": 20, "bytes": 1e5, "layers": [], "warnings": [], "most_frac_bits": 20}
@@ -79,3 +81,19 @@ def test_a_run_of_ones_own_model_is_given_the_times_and_its_plan_says_so(
     assert group_timeout(None) == {}
     given = common.load_snapshot(create_run(profile, [MODEL, "halt.patience=15s"]))
     assert given.profile["halt"]["patience"] == 15.0
+
+
+@pytest.mark.parametrize(
+    ("command", "limit_s", "cure"), [("rehearse", 1800.0, "a smaller job.batch"), ("table", 300.0, "data too large")]
+)
+def test_a_rehearsal_has_the_time_of_a_long_step(
+    command: str, limit_s: float, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(args: Sequence[str], *, timeout: float, **rest: Any) -> None:
+        assert timeout == limit_s
+        raise subprocess.TimeoutExpired(args, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(UvccError, match=f"longer than {limit_s:.0f} s") as late:
+        owndata.owners_program([], command)
+    assert cure in late.value.hint
