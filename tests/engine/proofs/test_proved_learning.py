@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,6 @@ NUMBERS = 0.5 * X[:, 0] + 0.2 * X[:, 1]
 COUNTS = np.round(np.exp(np.clip(NUMBERS, -2, 1)))
 WEIGHTS = np.linspace(0.5, 2, 40)
 BITS = np.random.default_rng(1).integers(0, 2, (40, 4)).astype(float)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _both(model: Any, x: Any, y: Any, verify: str, within: float = 2.0**-9, **job: Any) -> simulate.SimulatedFit:

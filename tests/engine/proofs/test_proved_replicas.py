@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -37,14 +37,6 @@ from uvcc_engine.transcript.formats import kinds
 
 TWO = Topology(2)
 LINEAR: dict[str, Any] = {"layers": ["linear"], "reveal": ("loss",)}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _same_everywhere(found: Outcome) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from evidence_kit import World
 
-from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.transcript.proof import cli
 from uvcc_engine.transcript.signed import proof_findings
@@ -92,6 +94,23 @@ def test_a_file_of_findings_is_read_back_and_verify_tells_what_follows(
     assert [one["open_to"] for one in told["failed_proofs"]] == [[2]]
     (tmp_path / "finding_p1r0s0t0.json").write_text("{")
     assert len(proof_findings.told(tmp_path)) == 1, "a file that anybody may have put there counts for nothing"
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / proof_findings.file_name(Coord(0, 0, 0, 0))
+    record = _record(world.identities[0], _said(world.policy, 0, [2]))
+    proof_findings.write(path, world.policy, [record])
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UvccError, match=f"cannot write .*{path.name}"):
+        proof_findings.write(path, world.policy, [record, record])
+    assert len(proof_findings.read(path)) == 1
+    assert os.listdir(tmp_path) == [path.name]
 
 
 @pytest.mark.parametrize("odd", ["other key", "other policy", "cut", "no text", "not signed as a finding"])

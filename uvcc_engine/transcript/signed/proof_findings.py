@@ -10,7 +10,6 @@ honest.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.run_files.files import write_json
 from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_json
@@ -106,11 +106,8 @@ def opened(body: str, policy: Policy) -> SignedFinding | None:
 
 
 def write(path: Path, policy: Policy, records: Iterable[str]) -> None:
-    """Replace the file of a worker."""
-    temporary = path.with_name(path.name + ".part")
-    whole = {"format": FORMAT, "policy": policy.to_json(), "records": list(records)}
-    temporary.write_text(json.dumps(whole, sort_keys=True) + "\n")
-    os.replace(temporary, path)
+    """Replace the file of a worker. Raises UvccError if the disk refuses."""
+    write_json(path, {"format": FORMAT, "policy": policy.to_json(), "records": list(records)})
 
 
 @dataclass(frozen=True, slots=True)
