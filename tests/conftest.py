@@ -24,7 +24,7 @@ os.environ.setdefault("UVCC_STRICT", "1")  # errors that may be the program's ow
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-pytest_plugins = ("skiplist", "rewritten", "stories_first")
+pytest_plugins = ("skiplist", "rewritten", "stories_first", "preloaded")
 
 
 # Thousands of collected tests live until the end: the garbage collector need not look at them each time.

@@ -17,6 +17,7 @@ import pytest
 
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 UVCC = f"{sys.executable} -c 'import sys; from uvcc_console.cli.main import main; sys.exit(main())'"
@@ -29,7 +30,8 @@ class Terminal:
         self.home = home
         self._tmux = ["tmux", "-S", str(home / "tmux.sock"), "-f", "/dev/null"]
         # a test runner's COLUMNS and LINES would hide the window's own size from the program
-        env = {k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR", "COLUMNS", "LINES")}
+        # and this demo is one of a user, whose pods share an import of their own and not the tests' one
+        env = {k: v for k, v in os.environ.items() if k not in ("TMUX", "NO_COLOR", "COLUMNS", "LINES", PRELOADED_ENV)}
         env |= {
             "UVCC_HOME": str(home / "data"),
             "TMPDIR": str(home),

@@ -16,6 +16,7 @@ from typing import Any
 
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import podhome, procs, ssh_keys
+from uvcc_console.fleet.imports_shared import SharedImports
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import GIVEN, FleetSettings, ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -52,6 +53,7 @@ class LocalProvider:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()
         self._base = temp_root() / f"uvcc-{digest[:8]}"
+        self.imports = SharedImports(self._base, ttl_s)
 
     async def quote(self, requests: Sequence[PodRequest]) -> Quote:
         return Quote(tuple(QuoteLine(r, self.name, "local", 0.0) for r in requests), time.time())
@@ -72,6 +74,7 @@ class LocalProvider:
             _make_home(self._base, home)
             (home / ".tmp").mkdir(mode=0o700)
             _record(home).write_text(json.dumps(asdict(pod)))  # before the process: a crash in between leaks nothing
+            shared = self.imports.ensure()
             authorized = home.with_suffix(".keys")
             authorized.write_text(ssh_keys.public_line(ssh_keys.operator_key(self._run_dir, self._key_file)) + "\n")
             command = [sys.executable, "-m", "uvcc_console.fleet.localpod", "--home", str(home)]
@@ -85,7 +88,7 @@ class LocalProvider:
                     stderr=out,
                     cwd=home,
                     # what a pod leaves behind when it is ended while it starts goes with its home
-                    env={**os.environ, "TMPDIR": str(home / ".tmp"), procs.MARK: str(home)},
+                    env={**os.environ, **shared, "TMPDIR": str(home / ".tmp"), procs.MARK: str(home)},
                     start_new_session=True,
                 )
         except OSError as e:
@@ -131,6 +134,7 @@ class LocalProvider:
     async def close(self) -> None:
         for child in self.children.values():
             child.poll()
+        self.imports.runs()
 
 
 def _recorded() -> Iterator[Pod]:

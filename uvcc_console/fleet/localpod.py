@@ -26,6 +26,7 @@ from uvcc_console.fleet import procs
 from uvcc_console.fleet.podhome import USER, clean_up, remove_files
 from uvcc_console.fleet.wheel import engine_package
 from uvcc_engine.contract.machine.compiled import LOOPS_ENV, shared_loops
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 
 NICE = 4
 _CHUNK = 1 << 16
@@ -37,12 +38,13 @@ def environment(home: Path) -> dict[str, str]:
     """What a session sees: nothing of the operator's environment; ``python3`` is the pod's image.
 
     Tools of this pod alone lie in ``~/.local/bin``, as on other hosts. Its copy of the engine finds the loops that this
-    machine has compiled already.
+    machine has compiled already, and its agent the process that has imported torch.
     """
     path = f"{home / '.local/bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     names = {"HOME": home, "USER": USER, "LOGNAME": USER, "SHELL": "/bin/sh", "PATH": path, "LANG": "C.UTF-8"}
     own = {"TMPDIR": str(home / ".tmp"), procs.MARK: str(home), LOOPS_ENV: shared_loops(engine_package())}
-    return {k: str(v) for k, v in names.items()} | own
+    shared = {PRELOADED_ENV: os.environ[PRELOADED_ENV]} if os.environ.get(PRELOADED_ENV) else {}
+    return {k: str(v) for k, v in names.items()} | own | shared
 
 
 @dataclass

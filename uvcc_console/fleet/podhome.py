@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.fleet import procs
+from uvcc_engine.contract.machine.preloaded import socket_name
 
 USER: Final = "uvcc"
 FILES: Final = (".ready", ".tmp", ".keys", ".log", ".pod")  # beside the home
@@ -32,5 +33,7 @@ def remove_files(home: Path) -> None:
     """Remove what lies beside the home; the last pod of a run takes the run's folder along."""
     for suffix in FILES:
         home.with_suffix(suffix).unlink(missing_ok=True)
+    if not any(home.parent.glob("p*r*.pod")):
+        (home.parent / socket_name()).unlink(missing_ok=True)  # with which the process behind it ends
     with contextlib.suppress(OSError):  # other pods of the run are still there
         home.parent.rmdir()

@@ -18,6 +18,7 @@ from uvcc_engine.agent import party, socketpath
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.agent.processes.spawner import Spawner
+from uvcc_engine.agent.processes.zygote import log_to_stderr
 from uvcc_engine.agent.service import Agent
 from uvcc_engine.agent.socketpath import NAME as SOCKET
 from uvcc_engine.contract.agent_protocol import wire
@@ -61,7 +62,7 @@ def start(root: Path, preload: Sequence[str], *, detach: bool = False, give_way:
 
 
 def _serve(root: Path, preload: Sequence[str], lock: int, say: Callable[[dict[str, Any]], None], give_way: int) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to_stderr()
     seed = os.environ.pop(party.SEED_VARIABLE, "")
     try:
         listener = socketpath.listen(root / SOCKET)

@@ -257,10 +257,13 @@ def _part(process: psutil.Process) -> str:
             return "ssh"
         if "uvcc_engine.agent" in words:
             above = process.parent()
+            if above is not None and "preloaded_server.py" in " ".join(above.cmdline()):
+                return "zygote"
             if above is None or "uvcc_engine.agent" not in above.cmdline():
                 return "agent"
             higher = above.parent()
-            return "worker" if higher is not None and "uvcc_engine.agent" in higher.cmdline() else "zygote"
+            words = " ".join(higher.cmdline()) if higher is not None else ""
+            return "worker" if "uvcc_engine.agent" in words or "preloaded_server.py" in words else "zygote"
     return ""
 
 

@@ -22,6 +22,7 @@ from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.wheel import engine_package
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.machine.compiled import kept_in
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 
 QUICK = Timeouts(connect=2.0, login=2.0, operation=10.0, keepalive_s=0.2, keepalive_count=2)
 
@@ -222,7 +223,8 @@ def test_a_process_is_told_from_a_later_one_with_its_pid() -> None:
     assert not procs.alive(who)
 
 
-def test_the_image_environment_is_complete(tmp_path: Path) -> None:
+def test_the_image_environment_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PRELOADED_ENV, raising=False)
     env = localpod.environment(tmp_path)
     assert set(env) == {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TMPDIR", "UVCC_POD", "UVCC_LOOPS"}
     # three pods would compile the same loops beside each other; the installation's own are theirs too

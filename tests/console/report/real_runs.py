@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
+
 FAULTS = {"seed": 3, "drop": 0.03, "duplicate": 0.03, "corrupt": 0.03, "reorder": 0.05}
 PATIENCE_S = 400.0
 _JOB = "kind: private, model: mlp-digits, batch: 16, lr: 0.3, momentum: 0.9, seed: 7, test_rows: 20"
@@ -44,7 +46,7 @@ env:      {{UVCC_PLANE_FAULTS: '{json.dumps(FAULTS)}'}}
 def make(home: Path) -> dict[str, Path]:
     """Run both to their ends. Each process has this data folder and a temporary folder of its own."""
     temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_") or k == PRELOADED_ENV}
     env = {**kept, "UVCC_HOME": str(home), "TMPDIR": str(temp), "OMP_NUM_THREADS": "1"}
     running = {}
     for name, text in PROFILES.items():

@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
+
 PATIENCE_S = 420.0
 # a drill's time includes the workers' start, which takes long where many tests start processes
 PATIENT = ("halt.patience=60s", "gates.halt_drill_s=90")
@@ -33,7 +35,7 @@ class Uvcc:
 
     @property
     def env(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_")}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_") or k == PRELOADED_ENV}
         return {**kept, "UVCC_HOME": str(self.home), "TMPDIR": str(self.temp), "OMP_NUM_THREADS": "1"}
 
     def start(self, *args: str) -> subprocess.Popen[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
+
 TRAINER = """
 import os, sys, time
 import helper
@@ -44,7 +46,8 @@ def test_it_goes_to_its_pod_and_comes_home(tmp_path: Path) -> None:
     (code / "lib" / "helper.py").write_text("WORD = 'hello'\n")
     (code / ".env").write_text("SECRET=1\n")
     (tmp_path / "theirs.yaml").write_text(PROFILE)
-    env = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_")} | {"UVCC_HOME": str(tmp_path / "home")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_") or k == PRELOADED_ENV}
+    env = kept | {"UVCC_HOME": str(tmp_path / "home")}
 
     def uvcc(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "uvcc_console.cli.main", *words]

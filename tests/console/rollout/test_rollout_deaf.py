@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
+
 TRAINER = """
 import os, time
 from uvcc_engine.contract import RunWriter
@@ -33,7 +35,8 @@ def test_a_trainer_that_does_not_look_fails_its_drill_by_name(tmp_path: Path) ->
     trainer, profile = tmp_path / "deaf.py", tmp_path / "deaf.yaml"
     trainer.write_text(TRAINER)
     profile.write_text(PROFILE.format(python=sys.executable, trainer=trainer))
-    env = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_")} | {"UVCC_HOME": str(tmp_path / "home")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("UVCC_") or k == PRELOADED_ENV}
+    env = kept | {"UVCC_HOME": str(tmp_path / "home")}
 
     def uvcc(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "uvcc_console.cli.main", *words]

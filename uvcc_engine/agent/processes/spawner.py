@@ -83,11 +83,13 @@ class Spawner:
         return self.imports.to_json() if self.imports is not None else {}
 
     def close(self) -> None:
-        """End the zygote and reap it. Its workers, if any are left, go on."""
+        """End the zygote, and reap it if it is our child. Its workers, if any are left, go on."""
         if not self.running:
             return
         self.running = False
-        self.sock.close()
+        self.sock.close()  # with which it ends by itself
+        if not self.pid:
+            return
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)

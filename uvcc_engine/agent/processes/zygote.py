@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import select
@@ -18,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.processes.child import become_worker, yield_to_console
@@ -34,28 +35,73 @@ from uvcc_engine.agent.processes.zygote_messages import (
     parse_request,
 )
 from uvcc_engine.contract.machine import host
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV, ROOM, socket_name
 from uvcc_engine.contract.run_files.records import Malformed
 
 log = logging.getLogger(__name__)
 SINGLE_THREADED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+def log_to_stderr() -> None:
+    """How an agent's processes log; what they fork goes on with it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+
+
 def start(preload: Sequence[str], root: str, give_way: int = 0) -> tuple[socket.socket, int]:
     """Fork the zygote; returns the agent's end of the socket pair and the zygote's pid.
 
-    ``give_way``: its niceness and that of its workers at least, where pods share a machine with the console.
+    ``give_way``: its niceness and that of its workers at least, where pods share a machine with the console. Where
+    such pods have a process that has imported torch, that one forks it; the pid is 0 then, since it is not our child.
     """
     ours, theirs = socket.socketpair()
+    if _forked_elsewhere(theirs, preload, root, give_way):
+        theirs.close()
+        ours.setblocking(False)
+        return ours, 0
     pid = os.fork()
     if pid:
         theirs.close()
         ours.setblocking(False)
         return ours, pid
+    ours.close()
+    become(theirs, preload, root, give_way)
+
+
+def _forked_elsewhere(theirs: socket.socket, preload: Sequence[str], root: str, give_way: int) -> bool:
+    """Ask the process that ``UVCC_PRELOADED`` names, if it runs this Python, for a zygote. See ``preloaded_server``."""
+    place = os.environ.get(PRELOADED_ENV, "")
+    size = sum(len(os.fsencode(f"{name}={value}")) + 1 for name, value in os.environ.items())
+    if not host.HAS_PROC or "torch" not in preload or os.path.basename(place) != socket_name() or size >= ROOM:
+        return False
+    mask = os.umask(0o077)
+    os.umask(mask)
+    asked = {
+        "preload": list(preload),
+        "root": root,
+        "give_way": give_way,
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "umask": mask,
+        "cwd": os.getcwd(),
+        "argv": sys.orig_argv,
+        "environ": dict(os.environ),
+        "path": sys.path,
+    }
+    try:
+        with socket.socket(socket.AF_UNIX) as there:
+            there.settimeout(5.0)
+            there.connect(place)
+            socket.send_fds(there, [json.dumps(asked).encode() + b"\n"], [0, 1, 2, theirs.fileno()])
+    except OSError:  # it has ended
+        return False
+    return True
+
+
+def become(sock: socket.socket, preload: Sequence[str], root: str, give_way: int) -> NoReturn:
+    """Turn this forked process into the zygote of the agent at the other end of ``sock``; never returns."""
     status = 70
     try:
-        ours.close()
         yield_to_console(str(give_way or ""))
-        status = _Zygote(theirs, root).run(preload)
+        status = _Zygote(sock, root).run(preload)
     except BaseException:
         log.exception("the zygote ended by an error that nobody expected")
     os._exit(status)
