@@ -6,11 +6,15 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
+import psutil
+import pytest
 from agent_harness import Console, Pod, launched, wait_until
 
 from uvcc_engine.agent.processes.process import group_members
 from uvcc_engine.contract.agent_protocol import wire
+from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 from uvcc_engine.contract.run_files import files
 
 
@@ -203,6 +207,31 @@ def test_shared_modules_are_imported_once(pod: Pod) -> None:
     record = files.read_json(pod.run_dir() / "exit.json")
     assert record["status"] == "failed"
     assert record["error"]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "env", "shared"),
+    [(None, {}, True), ("12.4", {}, False), (None, {"TORCHDYNAMO_VERBOSE": "1"}, False)],
+    ids=["shared", "not before a GPU's fork", "not where a variable says how"],
+)
+def test_what_optimizers_import_is_imported_once_for_all_ranks_of_a_language_model(
+    pod: Pod, tmp_path: Path, cuda: str | None, env: dict[str, str], shared: bool
+) -> None:
+    """By a torch that tells which process imports it; the ranks themselves cannot do anything with that."""
+    package, told = tmp_path / "fake" / "torch", tmp_path / "told"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"class version:\n    cuda, hip = {cuda!r}, None\n")
+    (package / "_dynamo.py").write_text(f"import os\nopen({str(told)!r}, 'a').write(f'{{os.getpid()}}\\n')\n")
+    paths = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
+    ready = pod.start(preload="torch", env={"PYTHONPATH": paths, PRELOADED_ENV: ""})
+    coords = ["p0r0s0t0", "p0r1s0t0"]
+    with pod.console() as console:
+        workers = [{**pod.spec(c, argv=[], env=env, topology={"replicas": 2}), "kind": "lm"} for c in coords]
+        launched(pod, console, *workers)
+        for coord in coords:
+            assert console.proc(coord, "exited")["rc"] != 0
+        (zygote,) = psutil.Process(ready["pid"]).children()
+    assert (told.read_text().split() if told.exists() else []) == ([str(zygote.pid)] if shared else [])
 
 
 def test_all_ranks_of_a_world_are_told_where_to_meet(pod: Pod) -> None:

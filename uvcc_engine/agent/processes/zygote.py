@@ -117,7 +117,7 @@ class _Zygote:
         self._live: set[int] = set()
         self._environ = dict(os.environ)
         self._missing: Mapping[str, str] = {}
-        self._loops_shared = False
+        self._loops_shared = self._compiler_shared = False
         self._wake_read, self._wake_write = wake_pipe()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the agent ends it by closing the socket
@@ -151,6 +151,8 @@ class _Zygote:
             return
         if spec.kind == "private":
             self._share_loops()
+        elif spec.kind == "lm":
+            self._share_compiler(spec.env)
         ready_read, ready_write = os.pipe()
         try:
             pid = os.fork()
@@ -179,6 +181,22 @@ class _Zygote:
         except Exception:
             log.exception("the compiled loops could not be loaded for the workers")
             self._loops_shared = True
+        gc.freeze()
+
+    def _share_compiler(self, env: Mapping[str, str]) -> None:
+        """Import what torch's optimizers import when the first of them is made, once for all ranks.
+
+        Not where it could touch a GPU before the fork, nor where a variable may say how it shall be imported.
+        """
+        version = getattr(sys.modules.get("torch"), "version", None)
+        on_gpus = version is None or version.cuda is not None or version.hip is not None
+        if self._compiler_shared or on_gpus or any(name.startswith(("TORCH", "TRITON")) for name in env):
+            return
+        self._compiler_shared = True
+        try:
+            importlib.import_module("torch._dynamo")
+        except Exception:
+            log.exception("torch's compiler could not be imported for the ranks")
         gc.freeze()
 
     def _reap(self) -> None:
