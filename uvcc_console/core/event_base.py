@@ -53,7 +53,13 @@ class LinesMalformed(Event):
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event's fields without its kind."""
-    return {f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "ts"}
+    cls: Any = type(event)
+    return {name: getattr(event, name) for name in _fields_of(cls)}
+
+
+@cache
+def _fields_of(cls: type[Event]) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if f.name != "ts")
 
 
 def from_json(kind: str, ts: object, data: object, *, harmless: bool = False) -> Event | None:

@@ -28,6 +28,7 @@ KEEP_AFTER = 2_000  # events that a reader folded: from here on a kept snapshot 
 SUM_UP_AFTER = 200  # the same for the summary, which is small
 MANY: Final = 256  # rows of a page from which the quick parser pays for being loaded
 _DECODER = json.JSONDecoder()
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _NAMES: Final[dict[object, str]] = {name.encode(): name for name in ev.kinds()}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events(
@@ -68,20 +69,17 @@ class Journal:
     def append(self, *batch: ev.Event) -> int:
         """Write events durably, in order; returns the last sequence number. Raises UvccError if the disk refuses."""
         now = self._clock()
-        rows = [(e.ts or now, self._source, e.kind, json.dumps(ev.to_json(e), separators=(",", ":"))) for e in batch]
+        rows = [(e.ts or now, self._source, e.kind, _ENCODER.encode(ev.to_json(e))) for e in batch]
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            cursor = self._db.cursor()
-            last = 0
-            for row in rows:
-                cursor.execute("INSERT INTO events(ts, source, kind, data) VALUES (?,?,?,?)", row)
-                last = cursor.lastrowid or last
+            self._db.executemany("INSERT INTO events(ts, source, kind, data) VALUES (?,?,?,?)", rows)
+            last = self._db.execute("SELECT last_insert_rowid()").fetchone()[0] if rows else 0
             self._db.execute("COMMIT")
         except sqlite3.DatabaseError as e:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise UvccError(f"cannot write the journal {self.path}: {e}", "free disk space; nothing was lost") from e
-        return last
+        return int(last)
 
     def since(self, seq: int, limit: int = 10_000, kinds: Sequence[str] = ()) -> Iterator[tuple[int, ev.Event]]:
         """Events after ``seq`` in order, all or only those of ``kinds``; kinds of a newer version are skipped.

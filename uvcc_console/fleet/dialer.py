@@ -20,6 +20,8 @@ from uvcc_engine.contract.errors import UvccError
 log = logger(__name__)
 
 HANDSHAKES = 8  # OpenSSH's MaxStartups starts to refuse at 10 unauthenticated connections
+CIPHERS = "^aes256-gcm@openssh.com,aes128-gcm@openssh.com"
+"""These before asyncssh's others: a packet is one call of the library, not three, and few processors lack AES."""
 _handshakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -160,6 +162,7 @@ class Dialer:
                 **credentials,
                 known_hosts=([], [], []),
                 server_host_key_algs=pins.preference(self.host_key),
+                encryption_algs=CIPHERS,
                 client_factory=lambda: _Client(self),
                 config=None,
                 **way,

@@ -20,6 +20,7 @@ class SshFake:
     connections: list[asyncssh.SSHServerConnection] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     port: int = 0
+    ciphers: str = "default"
     sftp: bool | Callable[[asyncssh.SSHServerChannel], asyncssh.SFTPServer] = True
     _server: asyncssh.SSHAcceptor | None = None
 
@@ -46,6 +47,7 @@ class SshFake:
             authorized_client_keys=asyncssh.import_authorized_keys(self.client_key.export_public_key().decode()),
             process_factory=serve,
             sftp_factory=self.sftp,
+            encryption_algs=self.ciphers,
             encoding=None,
             reuse_address=True,
         )

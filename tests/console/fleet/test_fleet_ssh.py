@@ -60,6 +60,25 @@ async def test_first_contact_pins_the_key_and_another_key_is_refused_for_good(ss
         await link.run("echo hello")
 
 
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [
+        ("default", "aes256-gcm@openssh.com"),
+        ("chacha20-poly1305@openssh.com,aes128-gcm@openssh.com", "aes128-gcm@openssh.com"),
+        ("chacha20-poly1305@openssh.com,aes256-ctr", "chacha20-poly1305@openssh.com"),
+        ("aes128-ctr", "aes128-ctr"),
+    ],
+)
+async def test_the_cipher_that_costs_least_is_taken_where_a_server_has_it(
+    ssh_fake, link_to, offered: str, taken: str
+) -> None:
+    host = await ssh_fake(answer, ciphers=offered)
+    link = link_to(host.address)
+    assert await link.sh("echo hi") == "hi"
+    assert host.connections[0].get_extra_info("recv_cipher") == taken
+    assert host.connections[0].get_extra_info("send_cipher") == taken
+
+
 async def test_a_known_pin_is_checked_at_first_contact(ssh_fake, link_to) -> None:
     host = await ssh_fake(answer)
     pinned = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
