@@ -114,6 +114,7 @@ class UvccApp(RunConsole):
             self.set_interval(1.0, self.check_processes)
         if self._hold:
             self.action_do("halt")
+        self.pending.deal_with(self.urgent_key)
         self.call_after_refresh(self.opened)
 
     def tick(self) -> None:
@@ -285,12 +286,15 @@ def _look() -> dict[str, Any]:
     return {"ascii_only": ascii_wanted(), "utc": own("utc") is True}
 
 
-def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False, hold: bool = False) -> int:
+def run_app(run_dir: Path, *, readonly: bool = False, replay: bool = False) -> int:
     """Show a run until the operator leaves; the exit code for the shell. Read-only still halts.
 
-    ``hold`` presses F9 at once. Raises UnreadableError when there is no journal.
+    Raises UnreadableError when there is no journal.
     """
-    app = open_app(run_dir, readonly=readonly, replay=replay, hold=hold, **_look())
+    return _shown(open_app(run_dir, readonly=readonly, replay=replay, **_look()))
+
+
+def _shown(app: UvccApp) -> int:
     app.keeps_layout = True
     try:
         with orders_first() as app.pauses:
@@ -308,8 +312,14 @@ def run_home(*, readonly: bool = False) -> int:
     """
     from uvcc_console.ui.home.home_app import HomeApp
 
+    typed: list[events.Key] = []
     while True:
-        choice = HomeApp(**_look(), readonly=readonly, keeps_layout=True).run()
+        home = HomeApp(**_look(), readonly=readonly, keeps_layout=True, typed_before=typed)
+        choice = home.run()
         if choice is None:
             return 0
-        run_app(choice.run_dir, readonly=readonly or choice.replay, replay=choice.replay, hold=choice.hold)
+        how: dict[str, Any] = {"readonly": readonly or choice.replay, "replay": choice.replay, "hold": choice.hold}
+        app = open_app(choice.run_dir, typed_before=home.pending.take(), **how, **_look())
+        app.hands_on = True
+        _shown(app)
+        typed = app.pending.take()

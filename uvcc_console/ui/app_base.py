@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from textual import events
 from textual.app import App
+from textual.driver import Driver
+from textual.message import Message
 
 from uvcc_console.core import settings
 from uvcc_console.ui.drawing.glyphs import choose
 from uvcc_console.ui.drawing.paint import Palette
 from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES
 from uvcc_console.ui.halting.halt_switch import Cadence
+from uvcc_console.ui.halting.hand_over import PendingKeys, handing_on
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean_block
 
@@ -57,13 +60,18 @@ class Resizes:
         return True
 
 
-def _as_meant(early: events.Key) -> events.Key:
-    """A key that was typed before the terminal was ours: until then it makes a line feed of Enter."""
-    return events.Key("enter", "\r") if early.key == "ctrl+j" else early
+PASSES_S: Final = 0.5  # so long the next key waits for what became of the one before, at most
+
+
+class KeyPassed(Message):
+    """Goes the way of a key, from the panel that has the focus up to the app, right behind it."""
 
 
 class ConsoleApp(App[Result]):
-    """Base of the console's apps. ``key_time`` tells when a key was pressed; tests have their own."""
+    """Base of the console's apps. ``key_time`` tells when a key was pressed; tests have their own.
+
+    ``typed_before``: the keys that the app before this one has left to it.
+    """
 
     TITLE = "UVCC"
     CSS_PATH: ClassVar[Path] = Path(__file__).parent / "screens" / "run.tcss"
@@ -71,12 +79,19 @@ class ConsoleApp(App[Result]):
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
 
     def __init__(
-        self, *, ascii_only: bool = False, utc: bool = False, key_time: KeyTime = lambda event: event.time
+        self,
+        *,
+        ascii_only: bool = False,
+        utc: bool = False,
+        key_time: KeyTime = lambda event: event.time,
+        typed_before: Sequence[events.Key] = (),
     ) -> None:
         super().__init__()
         self.cadence = Cadence()
         self.resizes = Resizes()
-        self._early: list[events.Key] | None = []
+        self.pending = PendingKeys(typed_before)
+        self._passing: KeyPassed | None = None
+        self.hands_on = False  # another app follows, which gets the keys that are typed from now on
         self._newest_size: events.Resize | None = None
         self.key_time = key_time
         self.glyphs = choose(ascii_only)
@@ -111,13 +126,29 @@ class ConsoleApp(App[Result]):
     def redraw(self) -> None:
         """Give the screen a new view."""
 
+    def get_driver_class(self) -> type[Driver]:
+        return handing_on(super().get_driver_class())
+
+    def exit(self, result: Result | None = None, return_code: int = 0, message: Any = None) -> None:
+        """Leave; no key is acted on from now on."""
+        self.pending.left = True
+        super().exit(result, return_code, message)
+
+    def post_message(self, message: Message) -> bool:
+        """Also after the end of this app: a key that still comes in then is kept for the next one."""
+        if isinstance(message, events.Key) and not message.is_forwarded:
+            self.pending.stamp(message)
+            if self.pending.left:
+                return self.pending.keep(message)
+        return super().post_message(message)
+
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Resize) and not self._resize(event):
             return
-        if isinstance(event, events.Key) and not event.is_forwarded:
-            self.cadence.note(self.key_time(event))
-            if self._early is not None:
-                self._early.append(event)
+        if isinstance(event, events.Key):
+            if not event.is_forwarded:
+                self.cadence.note(self.key_time(event))
+            if (not event.is_forwarded or self._passing is None) and self.pending.keep(event):
                 return
         await super().on_event(event)
 
@@ -126,13 +157,25 @@ class ConsoleApp(App[Result]):
 
         On a busy machine the first picture takes seconds, and a key that finds no list, or nothing in it, is lost.
         """
-        if self._early is not None:
+        if self.pending.keeping and self._passing is None:
             self.call_next(self._act_on_early)
 
     async def _act_on_early(self) -> None:
-        early, self._early = self._early or [], None
-        for event in early:  # nothing else of the queue comes between them
-            await super().on_event(_as_meant(event))
+        """Act on the next key that waits. What it opens is there, and has the focus, before the one after it comes."""
+        key = self.pending.next()
+        if key is None:
+            return
+        passed = self._passing = KeyPassed()
+        target = self.focused or self.screen
+        await super().on_event(key)
+        target.post_message(passed)
+        self.set_timer(PASSES_S, lambda: self.on_key_passed(passed))
+
+    def on_key_passed(self, event: KeyPassed) -> None:
+        """Whatever a key was given to has done with it, or is gone."""
+        if event is self._passing:
+            self._passing = None
+            self.call_later(self._act_on_early)
 
     def _resize(self, event: events.Resize) -> bool:
         """Whether to lay out for it now; of a storm of them only the newest is, a few times a second."""

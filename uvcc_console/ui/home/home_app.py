@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
@@ -139,10 +139,11 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         ascii_only: bool = False,
         utc: bool = False,
         key_time: KeyTime = lambda event: event.time,
+        typed_before: Sequence[events.Key] = (),
         readonly: bool = False,
         keeps_layout: bool = False,
     ) -> None:
-        super().__init__(ascii_only=ascii_only, utc=utc, key_time=key_time)
+        super().__init__(ascii_only=ascii_only, utc=utc, key_time=key_time, typed_before=typed_before)
         self.readonly = readonly
         self._keeps = keeps_layout
         self._usual_theme = self.theme
@@ -164,6 +165,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
             self._home.add_class("-ascii")
         if self._keeps and (kept := load().theme) in self.available_themes:
             self.theme = kept
+        self._home.query_one(RunsPanel).opens = lambda name: self._open(self._known[name])
         self.recolour()
         self.look()
         self.set_interval(self._look_s, self.look)
@@ -273,6 +275,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
                     keep(replace(load(), theme=theme))
             except UvccError as e:
                 message = f"the theme is not kept: {e}"
+        self.hands_on = result is not None
         super().exit(result, return_code, message)
 
     def action_themes(self) -> None:

@@ -196,13 +196,24 @@ class WizardScreen(Screen[Path | None]):
 
         app.push_screen(ConfirmScreen(f"Start {clean(self._profile)}", lines, self._profile), answered)
 
-    @work(thread=True, exit_on_error=False, group="launch")
     def _launch(self, draft: Draft) -> None:
-        self._starting, app = True, self.app
+        """What is typed from now on is meant for the run."""
+        self._starting = True
+        cast("ConsoleApp[object]", self.app).pending.leaving = True
+        self._start(draft)
+
+    @work(thread=True, exit_on_error=False, group="launch")
+    def _start(self, draft: Draft) -> None:
+        app = self.app
         try:
             run_dir = home_model.start(draft)
         except UvccError as e:
-            self._starting = False
-            app.call_from_thread(cast("ConsoleApp[object]", app).say, str(e), "error")
+            app.call_from_thread(self._refused, str(e))
             return
         app.call_from_thread(self.dismiss, run_dir)
+
+    def _refused(self, why: str) -> None:
+        app, self._starting = cast("ConsoleApp[object]", self.app), False
+        app.say(why, "error")
+        app.pending.keeping, app.pending.leaving = True, False
+        app.opened()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -42,6 +42,7 @@ class ListPanel(Panel):
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self.current = ""
+        self.opens: Callable[[str], None] | None = None  # what Enter does, before the next key is looked at
 
     def rows(self, view: View, width: int) -> Sequence[ListRow]:
         """The rows in order."""
@@ -96,7 +97,9 @@ class ListPanel(Panel):
 
     def action_choose(self) -> None:
         """Open the current row."""
-        if self.current:
+        if self.current and self.opens is not None:
+            self.opens(self.current)
+        elif self.current:
             self.post_message(self.Chosen(self, self.current))
 
     def on_click(self, event: events.Click) -> None:
