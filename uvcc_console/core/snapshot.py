@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from uvcc_console.core.series import Series
-from uvcc_engine.contract.job.proof_mode import MODES, OFF
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.proof_mode import Proving
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.terms.operation import Operation
 
@@ -378,14 +379,16 @@ class Snapshot:
         if not self.proves:
             return ()
         sizes = (max(1, n) for n in (self.replicas, self.pipeline_stages, self.tensor))
-        return Operation.of(Topology(*sizes), apart=self.apart).sentences(self.verify)
+        return Operation.of(Topology(*sizes), apart=self.apart).sentences(self.proving)
 
     @property
-    def verify(self) -> str:
-        """What is proved of a private run's computation, by its mode (``contract.proof_mode``)."""
+    def proving(self) -> Proving:
+        """What is proved of a private run's computation (``contract.proof_mode``); nothing where that is unreadable."""
         job = self.profile.get("job")
-        mode = job.get("verify", OFF) if isinstance(job, Mapping) else OFF
-        return mode if mode in MODES else OFF
+        try:
+            return Proving.of_job(job) if isinstance(job, Mapping) else Proving()
+        except ConfigError:
+            return Proving()
 
     @property
     def stage(self) -> StageView | None:

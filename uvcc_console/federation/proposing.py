@@ -20,7 +20,7 @@ from uvcc_console.plan.schema import Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.private_job import SEALED
-from uvcc_engine.contract.job.proof_mode import OFF
+from uvcc_engine.contract.job.proof_mode import Proving
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.suggest import nearest
 from uvcc_engine.contract.text import counted
@@ -130,8 +130,8 @@ def _words(p: Proposal) -> list[str]:
 
 def _operated(p: Proposal) -> list[str]:
     """Who could look, in both ways in which what was approved can be run: the text does not say in which."""
-    verify = str(p.job.get("verify", OFF))
-    apart, alone = (Operation.of(p.topology, apart=way).sentences(verify) for way in (True, False))
+    proving = Proving.of_job(p.job)
+    apart, alone = (Operation.of(p.topology, apart=way).sentences(proving) for way in (True, False))
     lines = [f"operated     with rollout --domain: {apart[0]}", f"             without it: {alone[0]}"]
     return [*lines, *(f"operated     {sentence}" for sentence in apart[1:])]
 

@@ -46,8 +46,9 @@ MEANINGS: Final[dict[str, str]] = {
     "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one, and cpu "
     "where job.verify proves.",
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
-    "job.verify": "proofs: every message is proved before a step reveals anything; products: each product is; off: "
-    "nothing is.",
+    "job.verify": "proofs: every message is proved before a step reveals anything; products: each product is; covert: "
+    "every message of the steps that are drawn for an audit; off: nothing is.",
+    "job.audit_one_in": "With verify: covert, each domain's step is audited with a chance of one in so many.",
     "job.standardise": "Each column to mean 0 and deviation 1 over all owners' rows, by statistics kept in shares.",
     "job.standardise_by": "What it is brought to: deviation (as above), range (0 to 1 from its least to its greatest "
     "value) or quantiles (0 to 1 between 0.01 and 0.99, cut there).",

@@ -15,7 +15,7 @@ from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import where_it_says_something
-from uvcc_engine.contract.job.proof_mode import OFF
+from uvcc_engine.contract.job.proof_mode import Proving
 from uvcc_engine.contract.job.rollout_phases import FULL as FULL
 from uvcc_engine.contract.job.rollout_phases import SMOKE as SMOKE
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
@@ -206,7 +206,7 @@ def operation_of(plan: Plan) -> tuple[str, ...]:
     """Who could look into this run, how a party's own traffic is protected, what it proves, if anything; nothing
     for jobs that claim no privacy."""
     full = plan.phases[FULL]
-    said = Operation.of(full.topology, apart=full.only >= 0).sentences(str(full.job.get("verify", OFF)))
+    said = Operation.of(full.topology, apart=full.only >= 0).sentences(Proving.of_job(full.job))
     return said if full.kind == "private" else ()
 
 

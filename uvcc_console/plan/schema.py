@@ -28,7 +28,7 @@ from uvcc_engine.contract.job.private_job import (
     StandardiseBy,
     Task,
 )
-from uvcc_engine.contract.job.proof_mode import ProofMode, why_not
+from uvcc_engine.contract.job.proof_mode import ProofMode, Proving, why_not
 from uvcc_engine.contract.job.served_clients import check_clients, misplaced
 from uvcc_engine.contract.job.spec import LM_SEED
 from uvcc_engine.contract.job.topology import MOST_OF_PROFILE, PARTIES
@@ -142,6 +142,7 @@ class PrivateJobSettings(Strict):
     device: Device = DEFAULTS.device
     rounds: Rounds | Literal["auto"] = "auto"
     verify: Annotated[ProofMode, BeforeValidator(_proof_mode)] = DEFAULTS.verify
+    audit_one_in: int = _bounded("audit_one_in")
     standardise: bool = DEFAULTS.standardise
     standardise_by: StandardiseBy = DEFAULTS.standardise_by
     val_rows: int = _bounded("val_rows")
@@ -173,6 +174,7 @@ class PrivateJobSettings(Strict):
             if trouble := misplaced(item, self.task):
                 raise ValueError(f"task {self.task} cannot reveal {item}: {trouble}")
         try:
+            Proving.of(self.verify, self.audit_one_in)
             check_clients(self.task, self.clients, self.idle)
             smooth, rows = self.label_smoothing, self.row_weights
             check_weighting(self.objective, self.task, self.class_weights, smooth, rows)

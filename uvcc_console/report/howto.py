@@ -14,7 +14,7 @@ def howto(package: Package) -> str:
     phase = list(package.record.bundles)[-1]
     bundle = package.record.bundles[phase]
     keys = {f"KEY{p.party}": p.public.ed25519 for p in bundle.policy.parties}
-    said = "\n".join(f"- {sentence}." for sentence in bundle.policy.operation.sentences(bundle.policy.verify))
+    said = "\n".join(f"- {sentence}." for sentence in bundle.policy.operation.sentences(bundle.policy.proving))
     words = {
         "RUN": package.record.run_dir.name,
         "PHASE": phase,

@@ -65,6 +65,6 @@ def _privacy(policy: Policy) -> list[str]:
         f"told to all three domains: {', '.join(told) or 'nothing'}; all else stayed shared",
         f"sealed to the owner's key: {', '.join(dict.fromkeys(owners)) or 'nothing'}",
         "two domains that put their shares together learn data and weights",
-        *policy.operation.sentences(policy.verify),
+        *policy.operation.sentences(policy.proving),
         "weights remember training data: whoever gets them can test guesses about single rows; no noise was added",
     ]

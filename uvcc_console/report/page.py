@@ -136,7 +136,7 @@ def _phase(phase: str, bundle: Bundle, proof: PhaseProof, part: RunRecord) -> It
         ("model", ("code", policy.model_hash)),
         ("code", ("code", policy.code_hash)),
     ]
-    rows += [("operated", sentence) for sentence in policy.operation.sentences(policy.verify)]
+    rows += [("operated", sentence) for sentence in policy.operation.sentences(policy.proving)]
     rows += [("warning", ("bad", w)) for w in (proof.certificate.warnings if proof.certificate else ())]
     yield from _table((), rows)
     yield "<h2>By whom</h2>"

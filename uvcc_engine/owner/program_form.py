@@ -73,6 +73,9 @@ def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[byt
     if job.standardise_by != "deviation":
         what = f"how long messages of job.standardise_by {job.standardise_by!r} are follows from the number of rows"
         raise ConfigError(what, "the policy does not tell it: uvcc verify holds the run against what it can know")
+    if job.proving.audit_one_in:
+        what = f"which messages a run of job.verify {job.verify!r} has follows from what it drew for audits"
+        raise ConfigError(what, "the policy does not tell it: uvcc verify holds the run against what it can know")
     model = made_up(fit_model(job))
     if trees_of(model) is not None:
         what = "how long messages of trees are follows from the number of training rows"

@@ -25,6 +25,7 @@ from uvcc_engine.plane.links.link import Link
 from uvcc_engine.transcript.formats import kinds
 
 _LONGEST_WAIT: Final = 1.0
+_OF_A_PROOF: Final = frozenset({kinds.PROOF, kinds.COIN, kinds.AUDIT, kinds.FINDING})
 _NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up"})
 
 
@@ -392,7 +393,7 @@ class LivePlane:
             self._lose(peer, why, refused if refused > waits.refused_s else silent, silent)
         if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.beyond(tag)):
             raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)
-        if tag is not None and tag.kind in (kinds.PROOF, kinds.COIN, kinds.FINDING) and now - start > waits.proof_s:
+        if tag is not None and tag.kind in _OF_A_PROOF and now - start > waits.proof_s:
             what = f"party {peer} is alive and withholds its part of a proof for {now - start:.0f} s ({tag})"
             raise ProtocolError(what, "nothing of this step was revealed", party=peer)
         if now >= self._next_report:

@@ -27,7 +27,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
+from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
@@ -36,6 +36,7 @@ from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.rounds import exchanged
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.proofs.algebra import Algebra
+from uvcc_engine.proofs.audit_draws import agree_on_audit_protocol, audited, note_unfinished
 from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_blocks import FieldBlock
 from uvcc_engine.proofs.bit_statement import gather_bits, schedule_of_words, words_of
@@ -65,13 +66,15 @@ class ProvedStep:
 
     ``digest``: of the claims, as far as they are public: forms, shapes, factors, dealers, shifts; provers and terms of
     equations. ``coins``: of the
-    verifiers' coins, without those that no prover is told. Both are the same at all three parties.
+    verifiers' coins, without those that no prover is told. ``drawn``: where steps are audited, what each prover's coins
+    drew (``audit_draws``). All are the same at all three parties.
     """
 
     claims: int
     entries: tuple[int, ...]
     digest: bytes
     coins: bytes
+    drawn: tuple[int, ...] = ()
 
 
 NOTHING_PROVED: Final = ProvedStep(0, (0, 0, 0), hashlib.sha256(_CLAIMS).digest(), hashlib.sha256(_COINS).digest())
@@ -99,10 +102,22 @@ class _Part:
     trace: ProofTrace
 
 
+def prove(rt: Runtime) -> ProvedStep:
+    """Run :func:`prove_protocol`. Whoever leaves in an audit of its own step is named with that."""
+    try:
+        return rt.run(prove_protocol(rt))
+    except (PeerLostError, ProtocolError) as error:
+        note_unfinished(rt, error)
+        raise
+
+
 def prove_protocol(
     rt: Runtime, ring: GaloisRing | None = None, *, bit_degree: int = BIT_DEGREE
 ) -> MpcProtocol[ProvedStep]:
     """Prove what the ledger holds and empty it. 3 rounds and 2 for every fold but the last: 7 as a rule.
+
+    Where one step in so many is audited (``audit_draws``), the provers that were not drawn leave out their proofs, and
+    one round more says who was: 3 rounds in all where nobody was.
 
     Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing may be opened.
     ``ring`` and ``bit_degree``: of a smaller degree in tests.
@@ -119,6 +134,11 @@ def prove_protocol(
     halves = _draw_seeds(rt)
     drawn, drawn_bits = draw_randomness(rt, at.ring, folds), draw_randomness(rt, field, bit_folds)
     seeds, agree = yield from _begin_protocol(rt, notes, halves)
+    drew: tuple[int, ...] = ()
+    if ledger.audit_one_in:
+        drew = yield from agree_on_audit_protocol(rt, seeds)
+        ledger.audits = audited(drew, ledger.audit_one_in)
+        folds, bit_folds = (_of_audited(of_all, ledger.audits) for of_all in (folds, bit_folds))
 
     def of_numbers(q: int) -> Gathered:
         return lambda seed, sides: gather(
@@ -142,13 +162,19 @@ def prove_protocol(
     for told in (*seeds, *(w for both in parts for part in both for w in part.trace.words)):
         coins.update(told.contiguous().numpy().tobytes())
     said = yield from tell_verdicts_protocol(rt, verdicts, all(agree.values()))
+    ledger.audits = ()
     if (failure := _failure(rt, said, all(agree.values()))) is not None:
         both = [[_with_last_coin(part) for part in mine] for mine in parts]
         replay = functools.partial(_replayed, at, parts)
         dispute = Dispute(seeds, both, said, agree, ledger.copies_agree, replay, _HELD, _FAILED)
         raise failure.settled((yield from second_round_protocol(rt, dispute)))
     entries = tuple(s.entries + 64 * n for s, n in zip(sizes, words, strict=True))
-    return ProvedStep(len(notes) + len(claims), entries, _claims_digest(notes, claims), coins.digest())
+    return ProvedStep(len(notes) + len(claims), entries, _claims_digest(notes, claims), coins.digest(), drew)
+
+
+def _of_audited(folds: list[list[int]], audits: tuple[int, ...]) -> list[list[int]]:
+    """No folds, and so no proof, for a prover that was not drawn."""
+    return [of_one if q in audits else [] for q, of_one in enumerate(folds)]
 
 
 def _claims_digest(notes: Sequence[ProductNotes], claims: Sequence[BilinearClaim]) -> bytes:

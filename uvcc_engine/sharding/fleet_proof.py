@@ -21,7 +21,7 @@ from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, Protoco
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
+from uvcc_engine.proofs.step_proof import ProvedStep, prove
 from uvcc_engine.sharding.microbatches import StreamRuntimes
 
 WORD_BYTES: Final = 1536
@@ -37,7 +37,7 @@ def prove_together(runtimes: StreamRuntimes, groups: PartyGroups) -> ProvedStep:
     """
     main = runtimes.main
     runtimes.collect_claims()
-    found = agree(groups, lambda: main.run(prove_protocol(main)))
+    found = agree(groups, lambda: prove(main))
     known(main.ledger).all_proved()
     return found
 

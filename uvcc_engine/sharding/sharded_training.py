@@ -25,7 +25,6 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.batch_place import BatchPlace
@@ -105,7 +104,7 @@ class ParallelTrainer:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
         check_provable(job, model)
         if job.proves:
-            main.ledger = ClaimLedger(everything=job.verify == PROOFS, sisters=not groups.alone)
+            main.ledger = ClaimLedger.of(job.proving, sisters=not groups.alone)
         self.proved_metrics = NOTHING_PROVED
         self._job, self._model, self._groups, self._on_event = job, model, groups, on_event
         self._whole_job = replace(job, batch=job.batch * size.replicas)

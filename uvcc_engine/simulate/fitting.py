@@ -32,6 +32,7 @@ from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, random_ring, reconstruct
 from uvcc_engine.mpc.kernels.choose import device_for
+from uvcc_engine.proofs.audit_draws import audited
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
 from uvcc_engine.sharding.validation import (
     check_counts,
@@ -68,7 +69,8 @@ class SimulatedFit:
     ``metrics``: those that the job reveals. ``validated``: the revealed numbers of validation, by steps done.
     ``steps``: how many were done, fewer than the job's where its ``patience`` ended it.
     ``rounds`` and ``bytes_sent`` (of the three parties together) are those of the whole training, ``step_costs`` both
-    of each of its steps. ``standard_errors``: those of a regression's coefficients, the intercept's last, if listed.
+    of each of its steps. ``audited``: with ``verify="covert"``, which parties proved each step, and the metrics at the
+    end. ``standard_errors``: those of a regression's coefficients, the intercept's last, if listed.
     """
 
     job: PrivateJob
@@ -86,6 +88,7 @@ class SimulatedFit:
     layers: tuple[LayerCost, ...]
     step_costs: tuple[tuple[int, int], ...] = ()
     standard_errors: Floats | None = None
+    audited: tuple[tuple[int, ...], ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -177,7 +180,8 @@ def fit(
     ``watch_range``: a debugging mode that raises RingRangeError as soon as a number passes 2^62 before a
     truncation. All else are the keys of a private job (``batch``, ``lr``, ``optimizer``, ``seed``, ...). With
     ``verify="products"`` every product of a step and its truncation is proved before anything of the step is opened;
-    comparisons, choices by bits, exponentials and look-ups are not proved; with ``verify="proofs"`` every message is.
+    comparisons, choices by bits, exponentials and look-ups are not proved; with ``verify="proofs"`` every message is,
+    with ``verify="covert"`` every message of one party's step in ``audit_one_in``.
     Raises ConfigError for what does not fit, before it computes.
     """
     letters = int(getattr(model, "vocabulary", 0))
@@ -315,18 +319,23 @@ def train(
             taken[rt.party].append((rt.rounds, rt.bytes_sent))
             losses += [] if result.loss is None else [result.loss]
             if rt.party == 0:
+                draws.append(() if result.proved is None else result.proved.drawn)
                 validated.update({step: result.validated} if result.validated else {})
                 tell(step, job.steps, result.loss)
         costs[rt.party] = (rt.rounds, rt.bytes_sent)
         done[rt.party] = step
         metering.stop(rt.party)
         rt.begin_epoch(step)
-        return losses, trainer.evaluate(), trainer.weights, trainer.information
+        metrics = trainer.evaluate()
+        if rt.party == 0:
+            draws.append(trainer.proved_metrics.drawn)
+        return losses, metrics, trainer.weights, trainer.information
 
     costs: dict[int, tuple[int, int]] = {}
     taken: list[list[tuple[int, int]]] = [[(0, 0)] for _ in range(PARTIES)]
     done: dict[int, int] = {}
     validated: dict[int, Mapping[str, float]] = {}
+    draws: list[tuple[int, ...]] = []
     results = planes.run_three(body)
     losses, metrics, *_ = results[0]
     information = [reconstruct([r[3][i] for r in results]).cpu().numpy() for i in range(len(results[0][3]))]
@@ -347,6 +356,7 @@ def train(
         layers=tuple(metering.costs(done[0], job.frac_bits)),
         step_costs=_by_step(taken),
         standard_errors=standard_errors(*information) if information else None,
+        audited=tuple(audited(one, rare) for one in draws) if (rare := job.proving.audit_one_in) else (),
     )
 
 

@@ -86,9 +86,9 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     )
     if job.base:
         model = attached(model, read_base(Path(spec.policy).parent / BASE, job.base))
-    if spec.job and (asked := PrivateJob.from_json(spec.job)).verify != job.verify:
+    if spec.job and (asked := PrivateJob.from_json(spec.job)).proving != job.proving:
         raise ConfigError(
-            f"the worker's job has verify {asked.verify!r}, the signed policy {job.verify!r}",
+            f"the worker's job has verify {asked.proving.word!r}, the signed policy {job.proving.word!r}",
             "launch it with the policy's job",
         )
     if spec.job and PrivateJob.from_json(spec.job) != job:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
@@ -25,7 +24,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import public, scale_int
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.validation import PREDICTION, QUERY
@@ -53,7 +52,7 @@ class Predictor:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
         if job.proves:
-            rt.ledger = ClaimLedger(everything=job.verify == PROOFS)
+            rt.ledger = ClaimLedger.of(job.proving)
         self.proved_metrics = NOTHING_PROVED
         tensors = {
             name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)
@@ -73,7 +72,7 @@ class Predictor:
         rows = slice(step * size, (step + 1) * size)
         batch = self._queries.index(rows)
         found = self._rt.run(answers_protocol(self._rt, self._job, self._model, self._layers, batch))
-        proved = None if self._rt.ledger is None else self._rt.run(prove_protocol(self._rt))
+        proved = None if self._rt.ledger is None else prove(self._rt)
         place = slice(rows.start * self._model.positions, rows.start * self._model.positions + found.shape[0])
         self._answers = self._with(place, found)
         return StepResult(None, proved)

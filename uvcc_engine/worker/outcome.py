@@ -60,4 +60,4 @@ def _held_by(peer: int, said: FinalState) -> Mapping[int, str]:
 
 def verdict_of(proved: ProvedStep | None) -> Verdict | None:
     """What a root statement says of a proof that held."""
-    return None if proved is None else Verdict(proved.claims, proved.digest, proved.coins)
+    return None if proved is None else Verdict(proved.claims, proved.digest, proved.coins, proved.drawn)

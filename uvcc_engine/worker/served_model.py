@@ -14,7 +14,6 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
@@ -23,7 +22,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.products.arithmetic import add_public, public
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.queries import OpenedQuery
@@ -39,7 +38,7 @@ class ServedModel:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
         if job.proves:
-            rt.ledger = ClaimLedger(everything=job.verify == PROOFS, committed=False)
+            rt.ledger = ClaimLedger.of(job.proving, committed=False)
         self.proved_metrics = NOTHING_PROVED
         weights = [
             Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)
@@ -63,7 +62,7 @@ class ServedModel:
         x = cat(parts) if parts else public(self._rt, torch.zeros(1, self._model.features), f=f)
         answering = answers_protocol(self._rt, self._job, self._model, self._layers, x.to(self._rt.device))
         found = self._rt.run(answering)
-        proved = None if self._rt.ledger is None else self._rt.run(prove_protocol(self._rt))
+        proved = None if self._rt.ledger is None else prove(self._rt)
         whole = found.reshape(x.shape[0], -1)
         first, second = whole.first.cpu().numpy(), whole.second.cpu().numpy()
         self.answers, at = [], 0

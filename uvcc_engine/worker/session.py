@@ -195,7 +195,7 @@ class WorkerSession:
         """
         spec, first = self._spec, self._admitted.job.first_step
         found = self._checkpoints.survey() if spec.resume else ck.FoundCheckpoints({}, {})
-        policy, verify = self._admitted.policy.hash.hex(), self._admitted.job.verify
+        policy, verify = self._admitted.policy.hash.hex(), self._admitted.job.proving.word
         mine = Resume(tuple(found.whole), spec.attempt, spec.start, policy, verify)
         start, common = self._table.agree_step(mine, among_ranks=self._ranks.common)
         if spec.start > first:

@@ -207,11 +207,16 @@ def test_a_narrow_first_line_says_who_operates_the_run() -> None:
 
 def test_the_first_line_says_what_the_run_proves_and_nothing_where_it_proves_nothing() -> None:
     view = view_of(Story(replicas=1).full(30))
-    for mode, said in (("proofs", "every message proved"), ("products", "products proved"), ("off", "")):
+    for mode, said in (
+        ("proofs", "every message proved"),
+        ("covert", "1 step in 10 audited"),
+        ("products", "products proved"),
+        ("off", ""),
+    ):
         profile = {**view.snap.profile, "job": {**view.snap.profile["job"], "verify": mode}}
         shown = head(replace(view, snap=replace(view.snap, profile=profile)))
         assert said in shown
-        assert ("proved" in shown) == bool(said)
+        assert ("proved" in shown) == (mode in ("products", "proofs"))
 
 
 def test_the_first_line_counts_who_lives_and_is_green_only_if_all_do() -> None:

@@ -89,6 +89,20 @@ def withholds_its_proof(spec: WorkerSpec) -> None:
     LivePlane.send = send  # type: ignore[method-assign]
 
 
+def withholds_its_proof_once_it_knows(spec: WorkerSpec) -> None:
+    """It tells its coins and what all three drew, and nothing more of the proof."""
+    honest, told = LivePlane.send, list[Any]()
+
+    def send(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
+        if tag.epoch == EPOCH and tag.kind == kinds.AUDIT:
+            told.append(tag)
+        elif told and tag.kind in (kinds.PROOF, kinds.COIN):
+            return
+        honest(self, dst, tag, payload)
+
+    LivePlane.send = send  # type: ignore[method-assign]
+
+
 def proves_nothing(spec: WorkerSpec) -> None:
     """Signs a policy that has products proved, and works as one that has not."""
     from uvcc_engine.worker import main

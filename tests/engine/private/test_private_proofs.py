@@ -16,6 +16,7 @@ from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.proof_mode import Proving
 from uvcc_engine.contract.parsing.canonical import canonical, sorted_json
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
@@ -292,7 +293,7 @@ def test_every_combination_has_a_proof_or_is_refused_by_what_has_none() -> None:
     tasks = {"train": ("loss",), "infer": ("predictions",)}
     accepted = 0
     for mode, task, model, optimizer, device, workers in itertools.product(
-        ("off", "products", "proofs"), tasks, models, ("sgd", "adam"), ("auto", "cuda"), (1, 2)
+        ("off", "products", "proofs", "covert"), tasks, models, ("sgd", "adam"), ("auto", "cuda"), (1, 2)
     ):
         job = replace(JOB, verify=mode, model=model, optimizer=optimizer, device=device)  # type: ignore[arg-type]
         job = replace(job, task=task, reveal=tasks[task])  # type: ignore[arg-type]
@@ -307,14 +308,31 @@ def test_every_combination_has_a_proof_or_is_refused_by_what_has_none() -> None:
             fit_model(job, workers=workers, replicas=workers)
         assert mode in refused.value.what or "workers" in refused.value.what
         assert any(word in refused.value.what for word in odd)
-    assert accepted == 16 + 2 * (8 + 4)  # without proofs all of one worker; with them a training also of two
+    assert accepted == 16 + 3 * (8 + 4)  # without proofs all of one worker; with them a training also of two
 
 
 def test_a_mode_that_is_not_there_is_refused_with_the_reason() -> None:
-    for mode, reason in (("covert", "audited"), ("all", "give off, products, proofs")):
-        with pytest.raises(ConfigError) as found:
-            PrivateJob(verify=mode)  # type: ignore[arg-type]
-        assert reason in found.value.hint
+    with pytest.raises(ConfigError) as found:
+        PrivateJob(verify="all")  # type: ignore[arg-type]
+    assert "give off, products, proofs, covert" in found.value.hint
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"verify": "covert", "audit_one_in": 1}, "job.audit_one_in is 1"),
+        ({"verify": "covert", "audit_one_in": 101}, "job.audit_one_in is 101"),
+        ({"verify": "covert", "audit_one_in": True}, "audit_one_in"),
+        ({"verify": "covert", "audit_one_in": 2.5}, "audit_one_in"),
+        ({"verify": "proofs", "audit_one_in": 5}, "job.audit_one_in is 5 with verify: proofs"),
+    ],
+)
+def test_a_rate_of_audits_that_says_nothing_or_deters_nobody_is_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        PrivateJob.from_json(keys)
+    with pytest.raises(ConfigError, match=words):
+        Proving.of_job(keys)
+    assert PrivateJob.from_json({"verify": "covert"}).proving == Proving("covert", 10)
 
 
 def test_a_worker_of_another_mode_than_the_policy_is_refused(zygote: Zygote, tmp_path: Path) -> None:

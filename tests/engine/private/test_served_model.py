@@ -152,7 +152,7 @@ def test_a_job_that_serves_says_whom(change: dict[str, Any], words: str) -> None
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize("verify", ["off", "products", "proofs"])
+@pytest.mark.parametrize("verify", ["off", "products", "proofs", "covert"])
 def test_nonsense_of_one_client_leaves_anothers_answer_as_it_is(verify: Any, weights: tuple[Floats, ...]) -> None:
     """However much of it is proved; nonsense is proved as well as sense."""
     made, x = shared(weights), load_digits(7).test_x[:4]

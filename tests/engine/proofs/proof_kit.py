@@ -34,6 +34,7 @@ from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
 from uvcc_engine.transcript.formats import kinds
 
 T = TypeVar("T")
+OF_A_PROOF = (kinds.PROOF, kinds.COIN, kinds.AUDIT)
 Build = Callable[..., MpcProtocol[Share]]
 Message = tuple[int, int, int, int, int]  # from, to, number on its link, kind, bytes
 
@@ -236,7 +237,7 @@ class _Altering:
         request = self._steps.send(answer)
         seen: list[Tensor] = []
         for _, kind, data in getattr(request, "sends", []):
-            if kind in (kinds.PROOF, kinds.COIN, kinds.OPEN) or any(data is other for other in seen):
+            if kind in (*OF_A_PROOF, kinds.OPEN) or any(data is other for other in seen):
                 continue
             seen.append(data)  # one number to both peers is one lie
             if self._rt.lie is not None:
@@ -364,6 +365,7 @@ def run_proved(
     keep: bool = False,
     everything: bool = False,
     bit_degree: int = BIT_DEGREE,
+    audit_one_in: int = 0,
     lie_again: Callable[[Message, bytes], bytes] | None = None,
 ) -> Ending:
     """Share ``inputs``, run a protocol, prove it (``everything`` of it, or products), then open the result.
@@ -384,12 +386,12 @@ def run_proved(
         if tag.kind == kinds.FINDING:
             second.append(message)
             return body if lie_again is None else lie_again(message, body)
-        (proof if tag.kind in (kinds.PROOF, kinds.COIN) else step).append(message)
+        (proof if tag.kind in OF_A_PROOF else step).append(message)
         return body if lie is None else lie(message, body)
 
     planes = LocalPlanes(seed, tamper=tamper, keep=keep)
     for rt in planes.runtimes:
-        rt.ledger = ClaimLedger(everything=everything)
+        rt.ledger = ClaimLedger(everything=everything, audit_one_in=audit_one_in)
         rt.__class__ = LyingRuntime
         rt.sends, rt.lie = 0, stands_by if rt.party == liar else None  # type: ignore[attr-defined]
     source = random.Random(seed).randbytes

@@ -130,6 +130,7 @@ class Course:
     losses: list[float | None] = field(default_factory=list)
     claims: list[int] = field(default_factory=list)
     coins: list[bytes] = field(default_factory=list)
+    drawn: list[tuple[int, ...]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     validated: dict[str, float] = field(default_factory=dict)
     error: UvccError | None = None
@@ -277,6 +278,7 @@ def _train(
         if result.proved is not None:
             course.claims.append(result.proved.claims)
             course.coins.append(result.proved.coins)
+            course.drawn.append(result.proved.drawn)
         course.state = trainer.state()
     main.begin_epoch(job.steps)
     course.metrics = trainer.evaluate()

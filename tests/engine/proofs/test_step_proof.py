@@ -12,7 +12,7 @@ import torch
 from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, normal, run_proved
 
 from uvcc_engine.contract.errors import ConfigError, ProofFailedError, ProtocolError
-from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS, sentences
+from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS, Proving
 from uvcc_engine.mpc.comparisons import boolean, selection
 from uvcc_engine.mpc.foundation.claim_ledger import LINEAR, ClaimLedger, ProductNotes
 from uvcc_engine.mpc.foundation.local import LocalPlane, LocalPlanes
@@ -264,7 +264,7 @@ def test_the_degree_gives_forty_bits_for_every_length() -> None:
 def test_the_errors_of_a_prover_s_two_proofs_add_up_to_less_than_what_is_printed() -> None:
     """One party of three lies at most, so one prover's proof of numbers and its proof of bits can be false."""
     assert LEAST_BITS == 40
-    assert all("at most 2^-40 a step" in sentences(mode)[0] for mode in (PRODUCTS, PROOFS))
+    assert all("at most 2^-40 a step" in Proving.of(mode).sentences[0] for mode in (PRODUCTS, PROOFS))
     for count in (1, 10**3, 10**6, 10**9):
         numbers = schedule(Sizes(((2, count), (1, count)), count))
         ring = 2.0 ** -soundness_bits(GaloisRing(DEGREE), numbers)

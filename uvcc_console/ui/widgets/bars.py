@@ -16,7 +16,7 @@ from uvcc_console.ui.judging.past import advice_here, as_told
 from uvcc_console.ui.judging.view import View, eta, halting, holding, stakes, unknown_after_halt
 from uvcc_console.ui.registry.keys import SKIPPABLE
 from uvcc_console.ui.widgets.panel import Panel
-from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS
+from uvcc_engine.contract.job.proof_mode import COVERT, PRODUCTS, PROOFS, Proving
 from uvcc_engine.contract.text import counted
 
 BADGE = {"full": "alarm", "smoke": "amber", "replay": "blue", "plain": "grey"}
@@ -119,12 +119,18 @@ def shape_words(s: Snapshot, g: Glyphs) -> str:
     return f"3 parties {g.times} {s.replicas}{inner}"
 
 
+def proof_words(proving: Proving) -> str:
+    """What is proved, in the words of the first line: no more than that."""
+    rare = f"1 step in {proving.audit_one_in} audited"
+    return {PRODUCTS: "products proved", PROOFS: "every message proved", COVERT: rare}.get(proving.mode, "")
+
+
 def _identity(view: View, room: int, wide: bool) -> list[Span]:
     """Run, shape, who operates it and drill time; the least important go first when there is no room."""
     s, g = view.snap, view.glyphs
     run: list[Span] = [(clean(s.run), "title"), ("   ", "")]
     shape: list[Span] = [(f"{clean(s.profile_name)} {g.dot} {shape_words(s, g)}   ", "muted")]
-    words = {PRODUCTS: "products proved", PROOFS: "every message proved"}.get(s.verify, "") if s.proves else ""
+    words = proof_words(s.proving) if s.proves else ""
     proved: list[Span] = [(f"{words}   ", "muted")] if words else []
     who: Span = ("one domain of three   ", "text") if s.apart else ("one operator   ", "warn")
     operators: list[Span] = [who] if s.operation and wide else []

@@ -13,7 +13,15 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.loss_weights import check_weighting, weight_bits
 from uvcc_engine.contract.job.migration import Migration
-from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, check_mode
+from uvcc_engine.contract.job.proof_mode import (
+    AUDIT_HINT,
+    AUDIT_ONE_IN,
+    LEAST_ONE_IN,
+    MOST_ONE_IN,
+    OFF,
+    ProofMode,
+    Proving,
+)
 from uvcc_engine.contract.job.served_clients import check_clients, misplaced
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import sorted_json
@@ -112,6 +120,7 @@ BOUNDS: Final[Mapping[str, Bounds]] = {
     "label_smoothing": Bounds("give a smoothing in [0, 1), like 0.1", 0, 1, below=True),
     "seed": Bounds("give a seed of 0 to 2^63 - 1", 0, 2**63, below=True),
     "threshold": Bounds("give a probability in (0, 1), like 0.5", 0, 1, above=True, below=True),
+    "audit_one_in": Bounds(AUDIT_HINT, LEAST_ONE_IN, MOST_ONE_IN),
     "beta2": Bounds("give Adam's second decay rate in [0.5, 0.999]", 0.5, 0.999),
 }
 """The one place that says between which numbers a job's keys lie; profiles ask for the same."""
@@ -149,7 +158,7 @@ class PrivateJob:
     has the masks drawn there (``random_generator``). All give the same bits.
     ``rounds``: ``few`` where the parties lie far apart, though it takes about twice the bytes and work; ``sparing``
     where they share a machine or a rack. The weights differ in their last bits.
-    ``verify``: what is proved of the computation (``proof_mode``).
+    ``verify``: what is proved of the computation (``proof_mode``); ``audit_one_in``: with ``covert``, how rarely.
     ``standardise``: every column is brought to mean 0 and deviation 1 over all owners' training rows, by statistics
     that are computed in shares and stay there; ``statistics`` in ``reveal`` seals them to the owner beside the weights.
     ``standard_errors`` in ``reveal`` seals to the owner what those of a regression's coefficients follow from: the
@@ -197,6 +206,7 @@ class PrivateJob:
     device: Device = "auto"
     rounds: Rounds = "few"
     verify: ProofMode = "off"
+    audit_one_in: int = AUDIT_ONE_IN
     clients: tuple[str, ...] = ()
     idle: float = 0.0
     standardise: bool = False
@@ -230,7 +240,7 @@ class PrivateJob:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"job.{name} is {getattr(self, name)!r}", f"one of {', '.join(known)}")
-        check_mode(self.verify)
+        Proving.of(self.verify, self.audit_one_in)
         for item in self.reveal:
             if item not in REVEALABLE:
                 raise ConfigError(f"job.reveal: unknown item {item!r}", did_you_mean(item, REVEALABLE))
@@ -336,8 +346,13 @@ class PrivateJob:
 
     @property
     def proves(self) -> bool:
-        """Whether products are proved."""
+        """Whether products are proved, always or by chance."""
         return self.verify != OFF
+
+    @property
+    def proving(self) -> Proving:
+        """What is proved, and how often."""
+        return Proving.of(self.verify, self.audit_one_in)
 
     @property
     def weighted(self) -> bool:
@@ -387,7 +402,7 @@ class PrivateJob:
 
 
 LATER: Final = (
-    *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify"),
+    *("min_rows", "weight_decay", "clip_norm", "warmup", "device", "rounds", "verify", "audit_one_in"),
     *("clients", "idle", "standardise", "base", "join", "standardise_by"),
     *("val_rows", "val_every", "val_budget", "patience", "keep_best"),
     *("class_weights", "label_smoothing", "row_weights", "threshold", "tokenizer"),

@@ -13,7 +13,6 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.early_stop import WATCHED, ValidationLog
 from uvcc_engine.contract.job.owner_files import INFORMATION_TENSORS
 from uvcc_engine.contract.job.private_job import METRICS, STANDARD_ERRORS, PrivateJob
-from uvcc_engine.contract.job.proof_mode import PROOFS
 from uvcc_engine.data.sets import batch_rows
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model import layers as nn
@@ -33,7 +32,7 @@ from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import mul_protocol, public, sub
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_protocol
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 
@@ -69,7 +68,7 @@ class PrivateTrainer:
         Raises ConfigError if shapes do not fit.
         """
         if job.proves:
-            rt.ledger = ClaimLedger(everything=job.verify == PROOFS)
+            rt.ledger = ClaimLedger.of(job.proving)
         self.proved_metrics = NOTHING_PROVED
         self._rt = rt
         self._job = job
@@ -126,7 +125,7 @@ class PrivateTrainer:
         self._optimizer.step = step
         loss = rt.run(self._step_protocol(rows, reveal=job.reveals_loss(step)))
         measured = rt.run(self._validation_protocol()) if job.validates(step) else []
-        proved = None if rt.ledger is None else rt.run(prove_protocol(rt))
+        proved = None if rt.ledger is None else prove(rt)
         told = None
         if loss is not None:
             opened = rt.run(open_ring_protocol(rt, loss.total)) if loss.opened is None else loss.opened
@@ -244,7 +243,7 @@ class PrivateTrainer:
             self._information = self._rt.run(self._information_protocol())
         measured = self._rt.run(self._measure_protocol()) if set(METRICS) & set(self._job.reveal) else []
         if self._rt.ledger is not None:
-            self.proved_metrics = self._rt.run(prove_protocol(self._rt))
+            self.proved_metrics = prove(self._rt)
         return self._rt.run(opened_protocol(self._rt, measured)) if measured else {}
 
     def _information_protocol(self) -> MpcProtocol[list[Share]]:

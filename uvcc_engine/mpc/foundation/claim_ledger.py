@@ -17,6 +17,7 @@ from typing import Final
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.proof_mode import Proving
 from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.transcript.formats import kinds
@@ -82,21 +83,37 @@ class ProductNotes:
         return self.z.numel()
 
 
-_OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN, kinds.FINDING)
+_OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN, kinds.AUDIT, kinds.FINDING)
 
 
 class ClaimLedger:
     """The claims of one party and stream that are not proved yet."""
 
-    def __init__(self, *, everything: bool = False, sisters: bool = False, committed: bool = True) -> None:
+    def __init__(
+        self, *, everything: bool = False, sisters: bool = False, committed: bool = True, audit_one_in: int = 0
+    ) -> None:
         """``everything``: not only products are proved, but every message. ``sisters``: other workers of the party
         compute parts of the same step, and nothing is opened before :meth:`all_proved`. ``committed``: both holders
-        checked every component of what came from outside against one commitment.
+        checked every component of what came from outside against one commitment. ``audit_one_in``: each party proves
+        one step in so many, as its verifiers draw; 0: every one.
         """
         self.everything, self.sisters, self._committed = everything, sisters, committed
+        self.audit_one_in = audit_one_in
+        self.audits: tuple[int, ...] = ()
+        """Whose proofs are due in an audit that has begun and is not over."""
         self._waits = sisters
         self._products: list[ProductNotes] = []
         self._claims: list[BilinearClaim] = []
+
+    @classmethod
+    def of(cls, proving: Proving, *, sisters: bool = False, committed: bool = True) -> ClaimLedger:
+        """The ledger of a job that proves so."""
+        return cls(
+            everything=proving.everything,
+            sisters=sisters,
+            committed=committed,
+            audit_one_in=proving.audit_one_in,
+        )
 
     def file(self, notes: ProductNotes) -> ProductNotes:
         """Keep what a product will be proved with. Raises ConfigError for a product that has no proof."""
@@ -124,8 +141,9 @@ class ClaimLedger:
     @property
     def copies_agree(self) -> bool:
         """Whether two parties that follow the protocol hold the same copies, as long as what they opened agrees: no
-        third one can have told them different things of something that is neither proved nor compared."""
-        return self.everything and self._committed and not self.sisters
+        third one can have told them different things of something that is neither proved nor compared. An earlier step
+        that was not audited may have been false."""
+        return self.everything and not self.audit_one_in and self._committed and not self.sisters
 
     @property
     def last(self) -> ProductNotes:

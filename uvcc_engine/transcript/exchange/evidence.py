@@ -206,7 +206,8 @@ class WorkerEvidence:
 
     def _signed(self, epoch: int, values: Mapping[str, float], proved: Verdict | None) -> EpochRoot:
         if (proved is not None) != self.policy.proves:
-            raise ConfigError(f"epoch {epoch} of a policy with verify {self.policy.verify!r}", "prove what it says")
+            what = f"epoch {epoch} of a policy with verify {self.policy.proving.mode!r}"
+            raise ConfigError(what, "prove what it says")
         seen, head = self._agreement.settled()
         root = self.recorder.finalize_epoch()
         statement = RootStatement(self.coord, self.policy.sid_job, root, seen, head, dict(values), proved)

@@ -16,6 +16,7 @@ START: Final = 10  # the committed checkpoint of another policy that this sessio
 PROOF: Final = 11  # a share of a proof's coefficients, a masked end of its vectors, or a verdict
 COIN: Final = 12  # a verifier's coins, told to the prover after what they are about
 FINDING: Final = 13  # of the second round, after a proof that failed: no finished epoch has one
+AUDIT: Final = 14  # what three coins drew, by which proofs of a covert step are made or left out
 
 NAMES: Final = {
     OPEN: "OPEN",
@@ -30,4 +31,5 @@ NAMES: Final = {
     PROOF: "PROOF",
     COIN: "COIN",
     FINDING: "FINDING",
+    AUDIT: "AUDIT",
 }

@@ -22,7 +22,7 @@ RECEIVED: Final = 1
 RECORD: Final = struct.Struct("<BBBBIIQQ32s")
 _POSITION: Final = struct.Struct("<BBBIIQ")  # what names a message at both of its ends: the key without the direction
 _PREFIX: Final = b"UVCC_LEAF_V1"
-WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.PROOF, kinds.COIN))
+WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.PROOF, kinds.COIN, kinds.AUDIT))
 RECORDED_KINDS: Final = WIRE_KINDS | {kinds.FINDING}
 """What is recorded of a link: of a finished epoch ``WIRE_KINDS`` only, since a second round ends its attempt."""
 LOCAL_KINDS: Final = frozenset((kinds.INPUT, kinds.RESULT, kinds.CHECKPOINT, kinds.POLICY, kinds.PIPELINE, kinds.START))

@@ -81,6 +81,8 @@ def _check_verdict(bundle: Bundle, worker: WorkerPart, mine: RootStatement, firs
     learns = policy.first_step + mine.root.epoch < policy.steps
     if mine.proved.claims == 0 and (learns or set(worker.result[1].values) - {"loss"}):
         raise VerificationError("verdict", f"{where} computed, and states a proof of nothing")
+    due = PARTIES if policy.proving.audit_one_in and mine.proved.claims else 0
+    _equal("verdict", f"how many draws for audits {where} states", len(mine.proved.drawn), due)
 
 
 def _check_end(worker: WorkerPart, three: Sequence[WorkerPart], head: bytes) -> None:

@@ -26,14 +26,16 @@ NOTHING = "no product was proved: an altered one goes unnoticed"
 PROOFS = "all three signed that every message between them was proved (sound if one domain at most is corrupt)"
 PRODUCTS = ("all three signed that products and truncations were proved (sound if one domain at most is corrupt); "
             "not proved: comparisons, choices by bits, exponentials, look-ups and what is dealt for them")
+COVERT = ("{} of {} domains' steps were drawn for an audit (1 in {} on average), all three signed that the proofs of "
+          "these held (sound if one domain at most is corrupt); not proved: every other step")
 CODES = {"pinned": 3, "transcripts": 4, "full": 5, "manifest": 6}
 RECORD, HEADER = struct.Struct("<BBBBIIQQ32s"), struct.Struct("<8sIQ32s32s")
-OPEN, RESHARE, DEALER, _, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START, PROOF, COIN = range(1, 13)  # leaves
+OPEN, RESHARE, DEALER, _, INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START, PROOF, COIN, _, AUDIT = range(1, 15)
 SHIPPED = dict(one.split(":") for one in (
     "logistic-digits:64 10,mlp-digits:64 32 10,mlp4-digits:64 32 32 32 10,mlp22-digits:64" + " 32" * 21 + " 10,"
     "cnn-digits:128 10,cnn-digits-norm:128 10,secureml-a:784 128 128 10,lenet:800 500 10,lenet-avg:800 500 10,"
     "alexnet-cifar:256 256 256 10,vgg16-cifar:512 256 256 10,gpt-tiny:16 64 16 27").split(","))
-WIRE, LOCAL = (OPEN, RESHARE, DEALER, PROOF, COIN), (INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START)
+WIRE, LOCAL = (OPEN, RESHARE, DEALER, PROOF, COIN, AUDIT), (INPUT, RESULT, CHECKPOINT, AGREED, PIPELINE, START)
 COORD = re.compile("p([012])r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"))
 POD, POD_RESULT = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}"), re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
 WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compile("(?:[0-9a-f]{2})*")
@@ -114,8 +116,7 @@ class Tree:  # RFC 9162 section 2.1.1
     def add(self, leaf: bytes) -> None:
         size = self.size
         while size & 1: leaf, size = sha(b"\1", self.stack.pop(), leaf), size >> 1
-        self.stack.append(leaf)
-        self.size += 1
+        self.stack.append(leaf); self.size += 1
     def root(self) -> bytes:
         root = self.stack[-1] if self.stack else sha()
         for left in reversed(self.stack[:-1]): root = sha(b"\1", left, root)
@@ -128,22 +129,18 @@ def root_of_path(leaf: bytes, index: int, size: int, path: list[bytes]) -> bytes
         if at & 1 or at == last:
             leaf = sha(b"\1", sibling, leaf)
             while at and not at & 1: at, last = at >> 1, last >> 1
-        else:
-            leaf = sha(b"\1", leaf, sibling)
+        else: leaf = sha(b"\1", leaf, sibling)
         at, last = at >> 1, last >> 1
     return leaf if last == 0 and index < size else b""
 # ---- section 3: signatures -----------------------------------------------------------------------------------------
-class Claim(NamedTuple):
-    key: str; namespace: str; text: bytes; armored: str; what: str
+class Claim(NamedTuple): key: str; namespace: str; text: bytes; armored: str; what: str
 def three(value: Json) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(isinstance(v, str) and HEX32.fullmatch(v) for v in value)
 def key_line(value: Json) -> bool: return isinstance(value, str) and len(raw_key(value)) == 32
 def string(data: bytes) -> bytes: return struct.pack(">I", len(data)) + data
 def decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
+    try: return base64.b64decode(text, validate=True)
+    except ValueError: return b""
 def raw_key(line: str) -> bytes:
     """The 32 bytes of an OpenSSH line in its one spelling; nothing for any other text."""
     raw = decoded(line.partition(" ")[2])[-32:]
@@ -159,8 +156,7 @@ def holds(claim: Claim) -> bool:
     return blob[:-64] == want and claim.armored == HEAD + lines + TAIL and keygen(claim, "check-novalidate")
 def keygen(claim: Claim, verb: str, *more: str) -> bool:
     with tempfile.NamedTemporaryFile("w", suffix=".sig") as file:
-        file.write(claim.armored)
-        file.flush()
+        file.write(claim.armored); file.flush()
         command = ["ssh-keygen", "-Y", verb, "-n", claim.namespace, "-s", file.name, *more]
         return subprocess.run(command, input=claim.text, capture_output=True, check=False).returncode == 0
 def check_claims(claims: list[Claim]) -> None:
@@ -179,10 +175,8 @@ SIZES = {"replicas": 65_536, "stages": 255, "tensor": 65_535, "microbatches": 65
 AGREEMENT = {
     **dict.fromkeys(("model_hash", "code_hash", "nonce"), HEX32), "version": below(3, 2), "job": dict, "limits": dict,
     "topology": {name: below(most + 1, 1) for name, most in SIZES.items()}, "operation": dict, "parties": [dict],
-    "inputs": dict, "reveal": [{"value": WORDS, "to": WORDS}],
-}
+    "inputs": dict, "reveal": [{"value": WORDS, "to": WORDS}]}
 BEGUN = {**dict.fromkeys(("commit", "of", "root"), HEX32), "step": below(2**53, 1), "restored": object}
-
 class Policy:
     def __init__(self, data: Json) -> None:
         self.data, self.text = fit(data, AGREEMENT, "the policy"), canonical(data)
@@ -192,7 +186,9 @@ class Policy:
         if data["operation"] != {"operators": self.who, "party_traffic": "sealed" if own > 1 else "none"}:
             raise Unreadable("policy.operation is not what a run of this size does")
         job = data["job"]
-        self.verify = fit(job.get("verify", "off"), ["off", "products", "proofs"].__contains__, "job.verify")
+        self.verify = fit(job.get("verify", "off"), ["off", "products", "proofs", "covert"].__contains__, "job.verify")
+        self.one_in = fit(job.get("audit_one_in", 10), below(101, 2), "job.audit_one_in")
+        need(self.verify == "covert" or self.one_in == 10, Unreadable, "job.audit_one_in belongs to verify: covert")
         self.proves, self.steps = self.verify != "off", fit(job.get("steps"), below(2**53, 1), "job.steps")
         each = (("loss_every", 1), ("val_every", 0), ("patience", 0))
         self.every, self.validated, self.patience = (fit(job.get(n, m), below(2**53, m), f"job.{n}") for n, m in each)
@@ -244,8 +240,7 @@ def summarise(file: Any, leaves: int, sid: bytes, epoch: int, me: int, seen: lis
         key = (stream, op, chunk, direction, src, dst, kind)
         if key <= last or kind not in roles.get((direction, src, dst), ()):
             raise Wrong(f"epoch {epoch} of P{me}: leaf {key} is out of order, there twice, or none of this party")
-        last = key
-        tree.add(sha(b"\0UVCC_LEAF_V1", mark, record))
+        last = key; tree.add(sha(b"\0UVCC_LEAF_V1", mark, record))
         flows[src, dst].update(record[1:])
         opened += src == dst and kind != PIPELINE
         if src != dst: seen[:] = seen[0] + (kind == RESHARE), seen[1] + (kind == OPEN), seen[2] + size
@@ -275,7 +270,7 @@ def check_leaves(path: Path, policy: Policy, worker: Worker) -> int:
 # ---- sections 6 to 9: what a bundle says ---------------------------------------------------------------------------
 STATED = {"coord": str, "head": HEX32, "root": HEX32, "sid_job": HEX32, "version": below(3, 2), "seen": object,
           "values": numbers}
-VERDICT = {"proved": {"claims": below(2**32), "coins": HEX32, "digest": HEX32}}
+VERDICT = {"claims": below(2**32), "coins": HEX32, "digest": HEX32}; DRAWN = {"drawn": re.compile("[0-9a-f]{48}")}
 EPOCH = {"epoch": below(2**32), "leaves": below(2**48), "opened": below(2**32), "pairs": object}
 OUTCOME = {"epochs": below(2**32), "result_hash": HEX32, "state_digests": three, "steps": below(2**32)}
 OPENED = {"blind": HEX32, "epoch": below(2**32), "index": below(2**48), "payload": HEXES, "proof": [HEX32],
@@ -284,7 +279,6 @@ WHOLE = {"epochs": [{"epoch": below(2**32), "global_root": HEX32, "replica_roots
          "format": re.compile("uvcc-proof-bundle-v2"), "policy_signatures": dict.fromkeys("012", str),
          "run_root": HEX32, "result_hashes": [HEX32],
          "workers": [{"coord": str, "openings": [OPENED], "result": object, "roots": [object]}]}
-
 class Worker:
     """One worker's part of a bundle: ``roots`` are the statements of its epochs, ``last`` that of its result."""
     def __init__(self, data: Json) -> None:
@@ -298,7 +292,9 @@ class Worker:
         self.lines = [b"".join(map(self.line, data["roots"])), self.line(data["result"])]
         self.lines.append(b"".join(canonical(one) + b"\n" for one in self.openings))
     def read(self, one: Json, form: dict[str, Any]) -> Json:
-        proof = VERDICT if "epoch" in form and "proved" in fit(one, dict, self.name).get("statement", ()) else {}
+        proved = fit(fit(one, dict, self.name).get("statement"), dict, self.name).get("proved")
+        verdict = VERDICT | DRAWN if type(proved) is dict and "drawn" in proved else VERDICT
+        proof = {"proved": verdict} if "epoch" in form and proved is not None else {}
         s = fit(one, {"signature": str, "statement": form | proof}, f"a statement of {self.name}")["statement"]
         others = dict.fromkeys(map(str, peers(coord_of(s["coord"])[1])), HEX32)
         fit(s["seen"], others if s.get("epoch", 1) else {}, f"seen of {self.name}")
@@ -307,7 +303,6 @@ class Worker:
     @staticmethod
     def line(one: Json) -> bytes:
         return b'{"signature":' + canonical(one["signature"]) + b',"statement":' + canonical(one["statement"]) + b"}\n"
-
 class Bundle:
     """A well-formed bundle, signed by the three parties of its policy; :meth:`check` says whether it holds."""
     def __init__(self, path: Path, signers: Path | None, expected: Policy | None, main: bool) -> None:
@@ -337,8 +332,12 @@ class Bundle:
                 self.claims.append(Claim(p.key(w.coord), namespace, canonical(s), one["signature"], what))
         for i in range(3): check_pinned(signers, f"P{i}", [c for c in self.claims if c.key == p.keys[i][0]])
     def mates(self, w: Worker) -> list[Worker]:
-        r, _, s, t = w.coord
-        return [self.at[r, party, s, t] for party in range(3)]
+        r, _, s, t = w.coord; return [self.at[r, party, s, t] for party in range(3)]
+    def audits(self) -> tuple[int, int, int]:
+        """How many domains' steps were audited, of how many, and one in how many was due (section 7)."""
+        verdicts = [s["proved"] for w in self.workers if w.coord[1] == 0 for s in w.roots if "proved" in s]
+        drawn = [int(v["drawn"][at : at + 16], 16) for v in verdicts if "drawn" in v for at in (0, 16, 32)]
+        return sum(one * self.policy.one_in < 2**64 for one in drawn), len(drawn), self.policy.one_in
     def check(self) -> None:
         for w in self.workers: self._statements(w, self.mates(w), self.workers[0])
         check_claims(self.claims[3:])
@@ -369,6 +368,7 @@ class Bundle:
             due = p.first + e < p.steps or set(first.last["values"]) - {"loss"}
             good = ("proved" in s) == p.proves and (not p.proves or not due or s["proved"]["claims"])
             need(good, Wrong, f"{where} does not state the proof that the policy wants of it")
+            same(f"draw of {where}", "drawn" in s.get("proved", ()), p.verify == "covert" and s["proved"]["claims"] > 0)
             theirs = {str(m.coord[1]): m.roots[e]["pairs"][str(w.coord[1])] for m in others}
             same(f"the messages of {where}, by peer", s["pairs"], theirs)
             before = {str(m.coord[1]): m.roots[e - 1]["root"] for m in others} if e else {}
@@ -424,9 +424,8 @@ def check_transcripts(bundle: Bundle, files: dict[str, Path]) -> int:
     folders = {path.parent for name, path in files.items() if "transcript_" in name}
     found = {coord_of(f.name[11:]): f for f in sorted(folders) if f.name.startswith("transcript_")}
     if not found: return -1
-    good = len(found) == len(folders) and set(found) == set(bundle.at)
+    good, total = len(found) == len(folders) and set(found) == set(bundle.at), 0
     need(good, Wrong, "the transcripts are not exactly those of the policy's workers")
-    total = 0
     for w in bundle.workers:
         home = found[w.coord]
         for name, wanted in zip(("roots.jsonl", "result.json", "openings.jsonl"), w.lines, strict=True):
@@ -574,7 +573,8 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
         who = {"three": "each domain ran its own pods; two", "one": "one operator ran all three domains, and"}
         shown = "; the keys come from a public seed: a demonstration" if bundle.policy.seeded else ""
-        shown += "\n  " + {"products": PRODUCTS, "proofs": PROOFS}.get(bundle.policy.verify, NOTHING)
+        words = {"off": NOTHING, "products": PRODUCTS, "proofs": PROOFS, "covert": COVERT.format(*bundle.audits())}
+        shown += "\n  " + words[bundle.policy.verify]
         print(f"  {who[bundle.policy.who]} could look at everything{shown}")
         print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}

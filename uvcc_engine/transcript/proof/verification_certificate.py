@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uvcc_engine.contract.job.proof_mode import OFF, sentences
+from uvcc_engine.contract.job.proof_mode import COVERT, OFF, Proving
 from uvcc_engine.transcript.formats.reading import shown
+from uvcc_engine.transcript.terms.operation import NOTHING_PROVED
 
 VERIFIED: Final = "VERIFIED"
 HOLDS: Final = "HOLDS AS FAR AS CHECKED"
@@ -18,7 +19,8 @@ class Certificate:
     """What was verified. ``level``: "transcripts" if every leaf was recomputed, "bundle" if none was at hand.
 
     ``pinned``: the identities are those that the caller expects. ``unread``: folders that nobody could look into.
-    ``verify``: what of the computation was proved; ``claims``: of how many claims all three signed that it was.
+    ``proving``: what of the computation was proved; ``claims``: of how many claims all three signed that it was, or,
+    where steps are audited, that ``audited`` of ``drawn`` steps of a domain were and held.
     """
 
     level: str
@@ -33,10 +35,17 @@ class Certificate:
     parties: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
     operation: tuple[str, ...]
-    verify: str = OFF
+    proving: Proving = NOTHING_PROVED
     claims: int = 0
+    audited: int = 0
+    drawn: int = 0
     pinned: bool = False
     unread: tuple[str, ...] = ()
+
+    @property
+    def verify(self) -> str:
+        """The mode of what was proved."""
+        return self.proving.mode
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -51,8 +60,13 @@ class Certificate:
 
     def _computed(self) -> tuple[str, ...]:
         """What the signed verdicts say was proved, and what was not."""
-        first, *others = sentences(self.verify)
-        if self.verify != OFF:
+        first, *others = self.proving.sentences
+        if self.proving.mode == COVERT:
+            first = (
+                f"{self.audited} of {self.drawn} domains' steps were drawn for an audit, {self.claims} claims in all,"
+                f" and all three signed that the proofs of those drawn held: {first}"
+            )
+        elif self.proving.mode != OFF:
             first = f"{self.claims} claims, of which all three signed that the proofs held: {first}"
         return (first, *others)
 
@@ -75,6 +89,8 @@ class Certificate:
             "operation": list(self.operation),
             "verify": self.verify,
             "claims": self.claims,
+            "audited": self.audited,
+            "drawn": self.drawn,
         }
 
     def text(self, word: str = "", about: str = "") -> str:

@@ -334,6 +334,7 @@ def _certificate(bundle: Bundle, level: str, pinned: bool) -> Certificate:
         warnings.append(f"{len(bundle.result_hashes)} result hashes: subsessions hold different parts of the result")
     roots = [s.root for w in bundle.workers for _, s in w.roots]
     parties = [p.to_json() for p in policy.parties]
+    verdicts = [s.proved for w in bundle.workers if w.coord.party == 0 for _, s in w.roots if s.proved]
     return Certificate(
         level,
         policy.sid_job.hex(),
@@ -347,6 +348,8 @@ def _certificate(bundle: Bundle, level: str, pinned: bool) -> Certificate:
         tuple(parties),
         tuple(warnings),
         policy.operation.sentences(),
-        policy.verify,
-        sum(s.proved.claims for w in bundle.workers if w.coord.party == 0 for _, s in w.roots if s.proved),
+        policy.proving,
+        sum(v.claims for v in verdicts),
+        sum(len(v.audited(policy.proving)) for v in verdicts),
+        sum(len(v.drawn) for v in verdicts),
     )

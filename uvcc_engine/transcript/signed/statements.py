@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.job.proof_mode import OFF, Proving, is_audited
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
@@ -28,6 +29,7 @@ from uvcc_engine.transcript.signing.sshsig import RESULT_NAMESPACE, ROOT_NAMESPA
 VERSION: Final = 2
 OLD: Final = "verify it with the release that wrote it; a run that began with that one is begun anew"
 _HEX = re.compile(r"[0-9a-f]{64}")
+_DRAWS = re.compile(r"[0-9a-f]{48}")
 _ROOT_FIELDS: Final = (
     "coord",
     "epoch",
@@ -58,26 +60,41 @@ _RESULT_FIELDS: Final = (
 )
 
 
+DRAWN: Final = "drawn"
+"""The one field that a verdict has only where the policy has steps audited, and something was to be proved."""
+_VERDICT_FIELDS: Final = ("claims", "coins", "digest")
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """A worker's word that the proof of an epoch held: of how many claims, which (as far as they are public), under
-    which coins of the verifiers."""
+    which coins of the verifiers. ``drawn``: where steps are audited, what each party's coins drew."""
 
     claims: int
     digest: bytes
     coins: bytes
+    drawn: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"claims": self.claims, "coins": self.coins.hex(), "digest": self.digest.hex()}
+        drawn = {DRAWN: "".join(f"{number:016x}" for number in self.drawn)} if self.drawn else {}
+        return drawn | {"claims": self.claims, "coins": self.coins.hex(), "digest": self.digest.hex()}
+
+    def audited(self, proving: Proving) -> tuple[int, ...]:
+        """The parties whose proofs of this epoch were made: where not all are, those that were drawn."""
+        if not proving.audit_one_in:
+            return tuple(range(PARTIES)) if proving.mode != OFF else ()
+        return tuple(q for q, number in enumerate(self.drawn) if is_audited(number, proving.audit_one_in))
 
     @classmethod
     def from_json(cls, data: Any) -> Verdict:
         """Read strictly. Raises UnreadableError."""
-        found = exact(data, ("claims", "coins", "digest"), "verdict")
+        draws = isinstance(data, dict) and DRAWN in data
+        found = exact(data, (*_VERDICT_FIELDS, DRAWN) if draws else _VERDICT_FIELDS, "verdict")
         return cls(
             count(found["claims"], "claims", 2**32),
             digest(found["digest"], "digest of claims"),
             digest(found["coins"], "digest of coins"),
+            _draws(found[DRAWN]) if draws else (),
         )
 
 
@@ -288,6 +305,13 @@ def digest(value: Any, what: str) -> bytes:
     if not isinstance(value, str) or not _HEX.fullmatch(value):
         raise UnreadableError(f"{what} is {str(value)[:80]!r}, not 64 lower-case hex digits")
     return bytes.fromhex(value)
+
+
+def _draws(data: Any) -> tuple[int, ...]:
+    """What the three parties' coins drew, 16 hexadecimal digits each."""
+    if not isinstance(data, str) or not _DRAWS.fullmatch(data):
+        raise UnreadableError(f"what is drawn for audits is {str(data)[:80]!r}", "it is 48 hexadecimal digits")
+    return tuple(int(data[at : at + 16], 16) for at in range(0, 16 * PARTIES, 16))
 
 
 def count(value: Any, what: str, below: int) -> int:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.job.proof_mode import OFF, sentences
+from uvcc_engine.contract.job.proof_mode import OFF, Proving
 from uvcc_engine.contract.job.topology import Topology
 
 ONE_OPERATOR: Final = "one"
 THREE_DOMAINS: Final = "three"
 NO_TRAFFIC: Final = "none"
 SEALED: Final = "sealed"
+NOTHING_PROVED: Final = Proving()
 _FIELDS: Final = ("operators", "party_traffic")
 _WORDS: Final = {
     ONE_OPERATOR: "one operator runs the data owner's program and all three domains, and could look at everything",
@@ -53,7 +54,10 @@ class Operation:
     def to_json(self) -> Mapping[str, str]:
         return {"operators": self.operators, "party_traffic": self.party_traffic}
 
-    def sentences(self, verify: str = OFF) -> tuple[str, ...]:
+    def sentences(self, proving: Proving = NOTHING_PROVED) -> tuple[str, ...]:
         """What holds, for people; nothing about traffic or proofs that there are not."""
         said = (self.operators, self.party_traffic)
-        return (*(_WORDS[word] for word in said if word != NO_TRAFFIC), *(sentences(verify) if verify != OFF else ()))
+        return (
+            *(_WORDS[word] for word in said if word != NO_TRAFFIC),
+            *(proving.sentences if proving.mode != OFF else ()),
+        )

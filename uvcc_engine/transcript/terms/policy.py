@@ -19,7 +19,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.private_job import DEFAULTS, VALIDATIONS
-from uvcc_engine.contract.job.proof_mode import OFF, check_mode
+from uvcc_engine.contract.job.proof_mode import OFF, Proving
 from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
@@ -288,14 +288,14 @@ class Policy:
         return (value, to) in self.reveal
 
     @property
-    def verify(self) -> str:
-        """What is proved of the computation: a mode of ``contract.proof_mode``."""
-        return str(self.job.get("verify", OFF))
+    def proves(self) -> bool:
+        """Whether every root statement says what was proved of its epoch."""
+        return self.proving.mode != OFF
 
     @property
-    def proves(self) -> bool:
-        """Whether every epoch's products are proved, and every root statement says so."""
-        return self.verify != OFF
+    def proving(self) -> Proving:
+        """What is proved of the computation, and how often."""
+        return Proving.of_job(self.job)
 
     def step_values(self, epoch: int) -> tuple[str, ...]:
         """What every worker states in its root statement of this epoch: the loss of every ``loss_every``-th step,
@@ -343,7 +343,7 @@ def _job(data: Any) -> Mapping[str, Any]:
             raise ConfigError(f"policy.job.{name} is {_shown(every)}", f"it must be a whole number of at least {least}")
     if not isinstance(data.get("reveal", []), list):
         raise ConfigError(f"policy.job.reveal is {_shown(data['reveal'])}", "it must be a list of words")
-    check_mode(data.get("verify", OFF))
+    Proving.of_job(data)
     start = Migration.of_job(data)
     if start is not None and start.step >= steps:
         raise ConfigError(f"policy.job starts at step {start.step} of {steps}", "there is nothing left to do")
