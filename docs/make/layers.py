@@ -72,6 +72,7 @@ EXAMPLES: Final[dict[str, Example]] = {
     "product": _table({"product": [[{"linear": 4}, "silu"], [{"linear": 4}]]}),
     "concat": _table({"concat": [[], [{"linear": 4}, "relu"]]}),
     "trees": Example([{"trees": {"count": 2, "depth": 1}}], 6, 1),
+    "kmeans": Example([{"kmeans": 2}], 5, 0),
 }
 """By word; every word of a list has one."""
 AROUND_A_BASE: Final = ("adapted", "public", "started")
@@ -94,6 +95,7 @@ _ABOUT: Final[dict[str, str]] = {
     "reduce": "mean or maximum of a line",
     "residual": "x + layers(x)",
     "tied": "layers behind an embedding, then the product with its own table: one weight, used twice",
+    "kmeans": "centroids that move to the mean of their rows; they stand alone, without a target or a backward pass",
     "trees": "boosted trees over bits, grown one a step; they stand alone, and have no backward pass",
 }
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from uvcc_console.plan.exit_words import ended_how
 from uvcc_console.plan.schema import PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job import kmeans_job, owner_files
 
 LIMIT_S: Final = 300.0
 REHEARSAL_S: Final = 1800.0  # a step of a large model, on three parties at once and in clear
@@ -66,10 +66,10 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
         held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
         changes |= _of_tokenizer(job, found["tokenizer"])
         changes |= held | _of_target(job, found["objective"], tell) | _of_weight(job, found["weight"], tell)
-    changes |= _of_trees(job, found["model"], tell)
+    changes |= _of_trees(job, found["model"], tell) | _of_kmeans(job, found, tell)
     if job.epochs:
         rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows - job.val_rows)
-        batch = job.batch * profile.topology.replicas
+        batch = changes.get("batch", job.batch) * profile.topology.replicas
         changes["steps"] = -(-job.epochs * rows // batch)
         if not job.val_every and changes.get("val_rows", job.val_rows):
             changes["val_every"] = -(-rows // batch)
@@ -126,21 +126,43 @@ def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], No
     if "objective" not in job.model_fields_set and objective != job.objective:
         tell(f"objective {objective}: so the schema's target asks")
         changes["objective"] = objective
-    if objective in ("mse", "poisson") and "accuracy" in job.reveal:
+    if objective in _UNITS and "accuracy" in job.reveal:
         tell("rmse is revealed in place of accuracy: the target is a number" + _UNITS[objective])
         changes["reveal"] = [_FOR_NUMBERS.get(item, item) for item in job.reveal]
+    if objective == kmeans_job.PLAIN["objective"] and "accuracy" in job.reveal:
+        tell("inertia is revealed in place of accuracy: there is no target")
+        changes["reveal"] = ["inertia" if item == "accuracy" else item for item in job.reveal]
     return changes
 
 
 def _of_trees(job: PrivateJobSettings, model: Any, tell: Callable[[str], None]) -> dict[str, Any]:
     """What trees ask of a job that says nothing else: no momentum, and one rate for all."""
-    layers = model["layers"] if isinstance(model, dict) else []
-    if [layer["type"] for layer in layers] != ["trees"]:
+    if _layers(model) != ["trees"]:
         return {}
-    wanted = {"momentum": 0.0, "schedule": "constant"}
+    return _where_unsaid(job, {"momentum": 0.0, "schedule": "constant"}, "trees ask", tell)
+
+
+def _of_kmeans(job: PrivateJobSettings, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """What k-means asks of a job that says nothing else: steps of Lloyd's, of all training rows."""
+    if _layers(found["model"]) != ["kmeans"] or "rows" not in found:
+        return {}
+    wanted = {key: value for key, value in kmeans_job.PLAIN.items() if key != "objective"}
+    rows = min(found["rows"]["train"], kmeans_job.MOST_ROWS)
+    return _where_unsaid(job, wanted | {"batch": rows}, "k-means asks", tell)
+
+
+def _layers(model: Any) -> list[str]:
+    """The kinds of a model's layers."""
+    return [layer["type"] for layer in model["layers"]] if isinstance(model, dict) else []
+
+
+def _where_unsaid(
+    job: PrivateJobSettings, wanted: Mapping[str, Any], who: str, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Those of ``wanted`` that the job does not say otherwise; ``tell`` is told which."""
     changes = {key: value for key, value in wanted.items() if key not in job.model_fields_set}
     if changes:
-        tell("trees ask for " + ", ".join(f"{key} {value}" for key, value in changes.items()))
+        tell(f"{who} for " + ", ".join(f"{key} {value}" for key, value in changes.items()))
     return changes
 
 

@@ -27,13 +27,18 @@ _FILES: Final = {
     owner_files.PREPROCESSING: "the schema with the statistics of the training rows: keep it as you keep the data",
 }
 
+_OF_CENTROIDS: Final = {
+    owner_files.TENSORS: "the centroids, opened for the owner: in the rows of `weight.0`, as the features are scaled"
+}
+
 
 def model_card(policy: Policy, found: Shown, files: Sequence[str]) -> str:
     """Markdown. ``found`` is the full phase's result; ``files`` are those that lie beside the card."""
     job, model = policy.job, policy.job.get("model", "")
     lines = ["# Model card", "", f"{model_words(model)}.", "", f"- result: {found.words(utc=True)}"]
     lines += [f"- {name}: {value:.6g}" for name, value in sorted(found.values.items())]
-    lines += ["", "## Files", "", *(f"- `{name}`: {_FILES[name]}" for name in sorted(files) if name in _FILES)]
+    told = _FILES | (_OF_CENTROIDS if model_words(model) == "kmeans" else {})
+    lines += ["", "## Files", "", *(f"- `{name}`: {told[name]}" for name in sorted(files) if name in told)]
     lines += ["", "## Training", "", *_shapes(model), *(f"- {key}: {job[key]}" for key in _TRAINING if key in job)]
     lines += [
         *("", "## Evidence", "", f"- policy: {policy.hash.hex()}", f"- code: {policy.code_hash}"),

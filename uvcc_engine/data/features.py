@@ -22,6 +22,7 @@ from uvcc_engine.data.schema import (
     DATE,
     DATES,
     REAL,
+    UNLABELLED,
     Schema,
     SchemaColumn,
     Statistics,
@@ -54,7 +55,7 @@ def prepare(table: CsvTable, schema: Schema) -> Prepared:
     side, kept = sides(table, schema), whole_rows(table, schema)
     table, side = table.rows(np.flatnonzero(kept).tolist()), side[kept]
     train = side == TRAIN
-    y: Labels = class_numbers(table, schema) if schema.values else target_numbers(table, schema)
+    y = targets(table, schema)
     check_sides(table.name, schema, side_counts(side))
     fixed = schema.fixed
     scaling = schema.scaling if fixed or schema.scaling else _scaling(table, schema, y[train])
@@ -144,6 +145,13 @@ def _own_names(column: SchemaColumn) -> list[str]:
     if column.kind == BINNED and column.statistics is not None:
         return [f"{column.name} <= {edge:g}" for edge in column.statistics.edges]
     return [f"{column.name} bit {k + 1}" for k in range(column.bins - 1)] if column.kind == BINNED else [column.name]
+
+
+def targets(table: CsvTable, schema: Schema) -> Labels:
+    """Every row's class, or its number as the file has it; nothing (rows, 0) where the schema names no target."""
+    if schema.kind == UNLABELLED:
+        return np.zeros((len(table), 0))
+    return class_numbers(table, schema) if schema.values else target_numbers(table, schema)
 
 
 def target_numbers(table: CsvTable, schema: Schema) -> Floats:

@@ -24,14 +24,13 @@ from uvcc_engine.data.features import (
     check_columns,
     check_sides,
     check_spread,
-    class_numbers,
     complete_rows,
     numbers,
     sides,
-    target_numbers,
+    targets,
 )
-from uvcc_engine.data.schema import BINNED, COUNT, EMBEDDED, REAL, UNLABELLED, Schema, SchemaColumn, Statistics
-from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels
+from uvcc_engine.data.schema import BINNED, COUNT, EMBEDDED, REAL, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints
 
 SAMPLE: Final = 1 << 20
 
@@ -158,7 +157,7 @@ class FittingPass:
         if schema.fixed:
             return
         whole = part.rows(np.flatnonzero(kept).tolist()) if not kept.all() else part
-        y = targets(whole, schema)[train[kept]] if schema.kind != UNLABELLED else np.zeros(0)
+        y = targets(whole, schema)[train[kept]]
         if schema.values:
             self._classes += np.bincount(y.astype(np.int64), minlength=len(schema.values))
         elif schema.kind in (REAL, COUNT):
@@ -188,11 +187,6 @@ class FittingPass:
             scaling = Statistics(shift=of.mean, scale=1.0 / of.deviation) if schema.kind == REAL else None
         made = schema.fitted({c.column.name: c.statistics(file) for c in self._columns})
         return replace(made, scaling=scaling)
-
-
-def targets(part: CsvTable, schema: Schema) -> Labels:
-    """Every row's class, or its number as the file has it."""
-    return class_numbers(part, schema) if schema.values else target_numbers(part, schema)
 
 
 def check_joint(schema: Schema, standardise: bool) -> None:

@@ -24,6 +24,7 @@ from uvcc_engine.data.schema import (
     NUMERIC,
     ONE_HOT,
     REAL,
+    UNLABELLED,
     Schema,
     SchemaColumn,
     class_word,
@@ -46,15 +47,17 @@ class Suggestion:
     notes: dict[str, str]
 
 
-def infer(table: CsvTable, target: str = "", bins: int = 0, embed: int = 0) -> Suggestion:
+def infer(table: CsvTable, target: str | None = "", bins: int = 0, embed: int = 0) -> Suggestion:
     """Suggest a schema. Raises ConfigError for a table without a target of classes or without a column to learn from.
 
     Without ``target`` the column called so, or label, class, y, diagnosis or outcome, is; else the last one. With
     ``bins`` every feature is a bit, as trees take them, and a target of two classes is binary. With ``embed``
-    columns of more categories than that are embedded.
+    columns of more categories than that are embedded. With a ``target`` of None nothing is: k-means learns none.
     """
-    target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
-    kind, values = _target(table, target)
+    kind, values = UNLABELLED, tuple[str, ...]()
+    if target is not None:
+        target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
+        kind, values = _target(table, target)
     columns: list[SchemaColumn] = []
     notes: dict[str, str] = {}
     by = ""
@@ -69,9 +72,10 @@ def infer(table: CsvTable, target: str = "", bins: int = 0, embed: int = 0) -> S
             notes[name] = note
         by = by or (name if identifies else "")
     if all(column.kind == DROP for column in columns):
-        raise ConfigError(f"{table.name} has no column to learn from beside {target!r}", "see what its columns hold")
+        beside = f" beside {target!r}" if target else ""
+        raise ConfigError(f"{table.name} has no column to learn from{beside}", "see what its columns hold")
     kind = BINARY if bins and len(values) == 2 else kind
-    return Suggestion(Schema(target, values, tuple(columns), by=by, kind=kind), notes)
+    return Suggestion(Schema(target or "", values, tuple(columns), by=by, kind=kind), notes)
 
 
 def _in_bits(column: SchemaColumn, note: str, bins: int) -> tuple[SchemaColumn, str]:

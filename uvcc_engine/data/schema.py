@@ -43,9 +43,12 @@ KINDS: Final = (*NUMERIC, BINNED, *CATEGORIES, *DATES, DROP)
 CLASSES, BINARY, REAL, COUNT = "classes", "binary", "real", "count"
 NEXT: Final = "next-token"
 UNLABELLED: Final = "none"
-"""The kind of a target that another owner has."""
+"""The kind of a target that another owner has, or that there is not: k-means learns none."""
 TARGETS: Final = (CLASSES, BINARY, REAL, COUNT)
-OBJECTIVE: Final = {CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson", NEXT: "cross-entropy"}
+OBJECTIVE: Final = {
+    **{CLASSES: "cross-entropy", BINARY: "binary", REAL: "mse", COUNT: "poisson", NEXT: "cross-entropy"},
+    UNLABELLED: "inertia",
+}
 """What is trained on for each kind of target, where a job does not say otherwise."""
 MISSING: Final = ("error", "mean", "indicator", "drop")
 MOST_CLASSES: Final = 2048
@@ -145,7 +148,7 @@ class Schema:
 
     @property
     def outputs(self) -> int:
-        """Outputs of a model: one per class, or a single one; none where another owner has the target."""
+        """Outputs of a model: one per class, or a single one; none where there is no target here."""
         if self.kind == UNLABELLED:
             return 0
         return len(self.values) if self.kind in (CLASSES, NEXT) else 1
@@ -206,10 +209,10 @@ def parse_schema(found: object, where: str = "schema", *, part: bool = False, fo
     another's, or no column a feature; ``folder``: in which a text's tokenizer is looked for. Raises ConfigError naming
     the place.
     """
-    if part and isinstance(found, Mapping) and "target" not in found and "text" not in found:
+    if isinstance(found, Mapping) and "columns" in found and "target" not in found and "text" not in found:
         found = {**found, "target": {"column": UNLABELLED, "kind": UNLABELLED}}
         _mapping(found, where, ("target", "split", "columns"), ("columns",))
-        return _of_columns(found, where, part=True, kinds=(UNLABELLED,))
+        return _of_columns(found, where, part=part, kinds=(UNLABELLED,))
     if isinstance(found, Mapping) and "text" in found:
         return _text_schema(found, where, folder)
     return _of_columns(found, where, part=part)

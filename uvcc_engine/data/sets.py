@@ -34,7 +34,8 @@ class Dataset:
     """Rows of features and class labels, already split.
 
     ``train_x`` (n, d) and ``test_x`` (m, d) hold features as the network sees them; the labels are class indices,
-    one per row or one per position of every row. Of one class they are numbers to be fitted, one per row. ``val_x`` and
+    one per row or one per position of every row. Of one class they are numbers to be fitted, one per row; of none there
+    are no labels (n, 0). ``val_x`` and
     ``val_y``: rows for validation, None where there are none. ``weights`` (n,): what each training row counts in the
     loss; None where all count the same.
     """
@@ -71,7 +72,10 @@ class Dataset:
                     f"{part} rows do not fit: features {x.shape}, labels {y.shape}",
                     "features are (rows, columns), labels (rows,) or (rows, positions)",
                 )
-            if self.classes == 1:
+            if self.classes == 0:
+                if y.size:
+                    raise ConfigError(f"{part} rows have labels of no class", "leave them out, or name the classes")
+            elif self.classes == 1:
                 if not np.isfinite(y).all():
                     raise ConfigError(f"{part} targets hold a value that is not finite", "clean the data")
             elif len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
@@ -152,7 +156,10 @@ def check_split(rows: int, test_rows: int, val_rows: int) -> None:
 
 
 def target_rows(labels: Labels, classes: int) -> Floats:
-    """What a job shares of the labels: one-hot rows of classes, or the numbers themselves, (rows, 1)."""
+    """What a job shares of the labels: one-hot rows of classes, or the numbers themselves, (rows, 1). (rows, 0) where
+    there are none."""
+    if classes == 0:
+        return np.zeros((len(labels), 0))
     if classes == 1:
         return labels.astype(np.float64).reshape(len(labels), -1)
     return one_hot(labels.astype(np.int64), classes)

@@ -27,13 +27,15 @@ def carries_weights(job: PrivateJob) -> bool:
 
 
 def training_targets(job: PrivateJob, labels: Labels, outputs: int, own: Floats | None) -> dict[str, Floats]:
-    """``train_y`` [rows, targets] of these rows, and ``train_w`` [rows, 1] if :func:`carries_weights`.
+    """``train_y`` [rows, targets], and ``train_w`` [rows, 1] if :func:`carries_weights`; nothing of no outputs.
 
     ``own``: the weight of every row [rows], where ``job.row_weights``. Raises ConfigError for weights that are none.
     """
     check_own(job, own is not None)
     rows = np.ones(len(labels)) if own is None else own
     y = target_rows(labels, outputs)
+    if not outputs:
+        return {}
     if job.objective == "cross-entropy":
         share = job.label_smoothing / outputs
         if 0.0 < share < _LEAST_STEPS * 2.0**-job.frac_bits:
@@ -76,7 +78,7 @@ def part_targets(job: PrivateJob, part: str, labels: Labels, outputs: int, own: 
     """
     if part == "train":
         return training_targets(job, labels, outputs, own)
-    return {f"{part}_y": target_rows(labels, outputs)}
+    return {f"{part}_y": target_rows(labels, outputs)} if outputs else {}
 
 
 def own_weights(data: Dataset, part: str) -> Floats | None:

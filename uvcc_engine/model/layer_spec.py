@@ -40,6 +40,11 @@ class LayerSpec:
         return False
 
     @property
+    def unsupervised(self) -> bool:
+        """Whether it learns from rows alone, without a target: it stands alone then."""
+        return False
+
+    @property
     def adaptable(self) -> tuple[int, int] | None:
         """(inputs, outputs) of a layer beside which an adapter of low rank may stand; None where none may."""
         return None

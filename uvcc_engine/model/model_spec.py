@@ -46,9 +46,19 @@ class ModelSpec:
         return tuple(weighted_specs(self.layers))
 
     @property
+    def unsupervised(self) -> bool:
+        """Whether it learns from rows alone."""
+        return len(self.layers) == 1 and self.layers[0].unsupervised
+
+    @property
+    def labels(self) -> int:
+        """Outputs that a row's target speaks of, as a schema counts them; 0 where there is no target."""
+        return 0 if self.unsupervised else self.classes
+
+    @property
     def targets(self) -> int:
         """Columns of the one-hot labels."""
-        return self.classes * self.positions
+        return self.labels * self.positions
 
 
 def check_model(model: ModelSpec) -> None:

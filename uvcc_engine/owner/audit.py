@@ -23,7 +23,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.model.definition.base_model import attached, read_base
-from uvcc_engine.model.learning.boosting import trainer_of
+from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.mpc.foundation.local import LocalPlane, LocalPlanes
 from uvcc_engine.mpc.foundation.prg import PairKeys

@@ -33,7 +33,7 @@ from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Dataset, Floats, Labels, load_digits, split
 from uvcc_engine.model.definition.base_model import attached, merged, read_base
 from uvcc_engine.model.definition.column_embeddings import behind_embeddings
-from uvcc_engine.model.definition.layer_list import model_to_json
+from uvcc_engine.model.definition.layer_list import check_labels, model_to_json
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import FITTED, prepared
 from uvcc_engine.sealing.components import Ring
@@ -80,10 +80,11 @@ def dataset_for(
     else:
         x, y = read_rows(path, labels)
         data = split(x, y, job.seed, job.test_rows, model.classes, job.val_rows)
-    if data.train_x.shape[1] != model.features or data.classes != model.classes:
+    check_labels(model, data.classes)
+    if data.train_x.shape[1] != model.features or data.classes != model.labels:
         raise ConfigError(
             f"the data has {data.train_x.shape[1]} features and {data.classes} classes,"
-            f" {model.name} takes {model.features} and {model.classes}",
+            f" {model.name} takes {model.features} and {model.labels}",
             "choose a model that fits the data, or name the data file",
         )
     return data

@@ -20,8 +20,8 @@ from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.csv_table import CsvTable
-from uvcc_engine.data.features import transform
-from uvcc_engine.data.fitting_pass import FittingPass, check_joint, targets
+from uvcc_engine.data.features import targets, transform
+from uvcc_engine.data.fitting_pass import FittingPass, check_joint
 from uvcc_engine.data.schema import DROP, EMBEDDED, UNLABELLED, Schema, load_schema
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Ints, Labels, check_split, target_rows
 from uvcc_engine.data.table_batches import table_batches

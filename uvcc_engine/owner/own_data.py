@@ -33,7 +33,14 @@ from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset
 from uvcc_engine.model.definition.base_model import Adapters, adapted, read_base
 from uvcc_engine.model.definition.column_embeddings import behind_embeddings, embedded_width
-from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.definition.layer_list import (
+    NO_TARGET,
+    check_labels,
+    is_module_file,
+    model_of_json,
+    model_of_list,
+    model_to_json,
+)
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 from uvcc_engine.model.layer_types.trees import trees_of
 from uvcc_engine.sealing.inputs import check_range
@@ -89,7 +96,9 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
     table = read_table(args.file)
     if args.embed and (args.bins or args.embed < 1):
         raise ConfigError(f"--embed {args.embed}", "how many categories are one-hot at most; leave --bins out")
-    found = infer(table, args.target, args.bins, args.embed)
+    if args.no_target and args.target:
+        raise ConfigError(f"--target {args.target} beside --no-target", "leave one of both out")
+    found = infer(table, None if args.no_target else args.target, args.bins, args.embed)
     prepare(table, found.schema)  # what is written can be trained on, or is refused here
     about = f"{table.name}: {len(table)} rows. Read by `uvcc data infer`; change what it took wrongly.\n" + _HOW
     files.write_atomic(out, schema_text(found.schema, about, found.notes).encode(), mode=0o600)
@@ -156,6 +165,9 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         found["total"] = len(digits.train_x) + len(digits.test_x)
         features, classes = digits.train_x.shape[1], digits.classes
     width = features if schema is None else embedded_width(schema)
+    whole = args.base or (asked if isinstance(asked, str) and is_module_file(asked) else None)
+    if schema is not None and not classes and whole is not None:
+        raise ConfigError(f"the schema names no target, and {whole} learns one", NO_TARGET)
     if args.base is not None:
         if width != features:
             raise ConfigError("a schema that embeds a column, and a public base", "give the column kind: one-hot")
@@ -173,10 +185,11 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         model = find_model(asked) if isinstance(asked, str) else model_of_json(asked)
     if schema is not None:
         model = behind_embeddings(schema, model, whole=not isinstance(asked, list))
-    if (model.features, model.classes) != (features, classes):
+    check_labels(model, classes)
+    if (model.features, model.labels) != (features, classes):
         raise ConfigError(
             f"the data has {features} features and {classes} classes, {model.name} takes {model.features} and"
-            f" {model.classes}",
+            f" {model.labels}",
             "give a model whose shapes follow the data, like job.model: [{linear: 16}, relu, linear]",
         )
     if bits is not None and trees_of(model) is not None:
@@ -226,29 +239,45 @@ def _asked(text: str) -> Any:
 
 
 def predict(args: argparse.Namespace) -> dict[str, Any]:
-    """Predict in clear with opened weights: a CSV with each row's class and every class's probability, or a number."""
+    """Predict in clear with opened weights: a CSV with each row's class and every class's probability, or a number, or
+    its cluster and how far the centroid is."""
     weights, model, schema = _trained(args)
     if schema.text is not None:
         raise ConfigError("a model of a text predicts letters, not columns", "use its weights in a program of yours")
     table = read_table(args.data)
-    outputs = _outputs(model, weights, _to_scale(args.model, transform(table, schema)))
+    x = _to_scale(args.model, transform(table, schema))
+    names, said, summary = _said(schema, model, x, _outputs(model, weights, x))
     ids = table.columns.get(schema.by) if schema.by else None
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([schema.by if ids else "row", schema.target, *(f"p({value})" for value in schema.values)])
-    chances = _chances(outputs) if schema.values else np.zeros((len(outputs), 0))
-    numbers = numbers_of(schema, outputs) if not schema.values else np.zeros(0)
-    for row in range(len(outputs)):
-        said = schema.values[int(chances[row].argmax())] if schema.values else f"{numbers[row]:.9g}"
-        lines.writerow([ids[row] if ids else row + 1, said, *(f"{one:.6f}" for one in chances[row])])
+    lines.writerow([schema.by if ids else "row", *names])
+    for row, cells in enumerate(said):
+        lines.writerow([ids[row] if ids else row + 1, *cells])
     if args.out is None:
         sys.stdout.write(out.getvalue())
     else:
         files.write_atomic(args.out, out.getvalue().encode(), mode=0o600)
+    return {"rows": len(table)} | summary
+
+
+def _said(
+    schema: Schema, model: ModelSpec, x: Floats, outputs: Floats
+) -> tuple[list[str], list[list[str]], dict[str, Any]]:
+    """What the columns of predictions are called, the cells of each row, and a summary. ``x``: [rows, features]."""
+    if model.unsupervised:
+        nearest, squares = outputs.argmax(1), np.square(x).sum(1) - 2.0 * outputs.max(1)
+        cells = [[str(k), f"{d:.6g}"] for k, d in zip(nearest, np.sqrt(np.maximum(squares, 0.0)), strict=True)]
+        counts = np.bincount(nearest, minlength=outputs.shape[1]).tolist()
+        return ["cluster", "distance"], cells, {"clusters": {str(k): n for k, n in enumerate(counts)}}
     if not schema.values:
-        return {"rows": len(table), "from": float(numbers.min(initial=0.0)), "to": float(numbers.max(initial=0.0))}
+        numbers = numbers_of(schema, outputs)
+        ends = {"from": float(numbers.min(initial=0.0)), "to": float(numbers.max(initial=0.0))}
+        return [schema.target], [[f"{one:.9g}"] for one in numbers], ends
+    chances = _chances(outputs)
+    cells = [[schema.values[int(row.argmax())], *(f"{one:.6f}" for one in row)] for row in chances]
     counts = np.bincount(chances.argmax(1), minlength=len(schema.values)).tolist()
-    return {"rows": len(table), "classes": dict(zip(schema.values, counts, strict=True))}
+    classes = {"classes": dict(zip(schema.values, counts, strict=True))}
+    return [schema.target, *(f"p({value})" for value in schema.values)], cells, classes
 
 
 def _chances(outputs: Floats) -> Floats:
@@ -283,10 +312,10 @@ def _trained(args: argparse.Namespace) -> tuple[list[Floats], ModelSpec, Schema]
     if {name: array.shape for name, array in arrays.items()} != wanted:
         raise ConfigError(f"the weights are not those of {folder / MODEL}", "open the run's results again")
     schema = load_schema(args.schema or folder / FITTED, part=True)
-    if (schema.features, schema.outputs) != (model.features, model.classes):
+    if (schema.features, schema.outputs) != (model.features, model.labels):
         raise ConfigError(
             f"the schema gives {schema.features} features and {schema.outputs or 'no'} outputs, the model takes"
-            f" {model.features} and {model.classes}",
+            f" {model.features} and {model.labels}",
             f"take the {FITTED} of the same training; if owners held different columns, name a schema with the columns"
             " of all in the proposal's order and with the target: --schema",
         )
@@ -324,6 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = verbs.add_parser("infer", help="write a first schema of a CSV file")
     first.add_argument("file", type=Path)
     first.add_argument("--target", default="", help="the column to learn; else target, label, ... or the last one")
+    first.add_argument("--no-target", action="store_true", help="learn no column: for k-means")
     first.add_argument("--out", type=Path, help="the schema's file; FILE.schema.yaml without it")
     first.add_argument("--bins", type=int, default=0, help="numbers become bits of so many quantile bins, for trees")
     first.add_argument("--embed", type=int, default=0, help="columns of more categories than that are embedded")

@@ -77,8 +77,9 @@ def expected(policy: Policy, steps: int | None = None) -> Iterator[list[list[byt
         what = f"which messages a run of job.verify {job.verify!r} has follows from what it drew for audits"
         raise ConfigError(what, "the policy does not tell it: uvcc verify holds the run against what it can know")
     model = made_up(fit_model(job))
-    if trees_of(model) is not None:
-        what = "how long messages of trees are follows from the number of training rows"
+    if trees_of(model) is not None or model.unsupervised:
+        kind = "k-means" if model.unsupervised else "trees"
+        what = f"how long messages of {kind} are follows from the number of training rows"
         raise ConfigError(what, "the policy does not tell it: uvcc verify holds the run against what it can know")
     rows = {"train": job.batch, "test": job.test_rows} | ({"val": job.val_rows} if job.val_rows else {})
     sizes = {

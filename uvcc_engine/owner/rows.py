@@ -20,13 +20,14 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.array_files import RowReader, StoredArray, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import features_and_labels
-from uvcc_engine.data.features import complete_rows, row_weights, sides, transform
-from uvcc_engine.data.fitting_pass import FittingPass, check_joint, targets
+from uvcc_engine.data.features import complete_rows, row_weights, sides, targets, transform
+from uvcc_engine.data.fitting_pass import FittingPass, check_joint
 from uvcc_engine.data.schema import Schema, load_schema
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Floats, Ints, Labels, check_split, public_stream
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights, check_own, part_targets
 from uvcc_engine.model.definition.column_embeddings import behind_embeddings
+from uvcc_engine.model.definition.layer_list import check_labels
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.owner.client import input_tensors
 from uvcc_engine.sealing.components import Ring
@@ -77,7 +78,8 @@ def _whole(job: PrivateJob, args: argparse.Namespace, schema: Schema | None = No
 
 def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
     check_joint(schema, job.standardise)
-    behind_embeddings(schema, fit_model(job), whole=True)
+    model = behind_embeddings(schema, fit_model(job), whole=True)
+    check_labels(model, schema.outputs)
     found = FittingPass(schema)
     for part in table_batches(path):
         found.add(part)
@@ -99,7 +101,7 @@ def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, Floats | 
     kept, side = complete_rows(part, schema), sides(part, schema)
     whole = part if kept.all() else part.rows(np.flatnonzero(kept).tolist())
     if not len(whole):
-        return np.zeros((0, schema.features)), np.zeros(0, np.int64), row_weights(whole, schema), side[kept]
+        return np.zeros((0, schema.features)), targets(whole, schema), row_weights(whole, schema), side[kept]
     y = targets(whole, schema)
     if schema.scaling is not None:
         y = (y.astype(np.float64) - schema.scaling.shift) * schema.scaling.scale
@@ -108,7 +110,7 @@ def _prepared(part: CsvTable, schema: Schema) -> tuple[Floats, Labels, Floats | 
 
 def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
     """A CSV file of numbers alone: features, then the class in the last column; the seed says which rows are tested."""
-    model, header, count, width = fit_model(job), *_look(path)
+    model, header, count, width = _labelled(job), *_look(path)
     held = (job.test_rows, job.val_rows)
     check_split(count, *held)
     shapes = _shapes(job, count - sum(held), *held, width - 1, model.classes, path)
@@ -122,6 +124,12 @@ def _numeric_csv(job: PrivateJob, path: Path) -> OwnerRows:
             first += len(y)
 
     return OwnerRows(shapes, blocks)
+
+
+def _labelled(job: PrivateJob) -> ModelSpec:
+    """The job's model, for rows whose file holds labels. Raises ConfigError for one that learns none."""
+    check_labels(model := fit_model(job), 1)
+    return model
 
 
 def _targets(path: Path, job: PrivateJob, model: ModelSpec, first: int, labels: Floats) -> Labels:
@@ -152,7 +160,7 @@ def _arrays(job: PrivateJob, path: Path, labels: Path | None) -> OwnerRows:
     for name, array in (("features", x), ("labels", y)):
         if array.dtype.kind not in "iufb":
             raise ConfigError(f"{path.name}: {name} are of type {array.dtype}", "use numbers")
-    model, count, width = fit_model(job), len(x), math.prod(x.shape[1:])
+    model, count, width = _labelled(job), len(x), math.prod(x.shape[1:])
     held = (job.test_rows, job.val_rows)
     check_split(count, *held)
     shapes = _shapes(job, count - sum(held), *held, width, model.classes, path)
@@ -248,14 +256,15 @@ def _shapes(
     job: PrivateJob, train: int, test: int, validation: int, features: int, classes: int, path: Path
 ) -> dict[str, tuple[int, ...]]:
     model: ModelSpec = fit_model(job)
-    if (features, classes) != (model.features, model.classes):
+    if (features, classes) != (model.features, model.labels):
         raise ConfigError(
             f"{path.name} has {features} features and {classes} classes, {model.name} takes {model.features} and"
-            f" {model.classes}",
+            f" {model.labels}",
             "choose a model that fits the data, or name the data file",
         )
     x, y = {"train": train, "test": test} | ({"val": validation} if validation else {}), model.targets
-    found = {f"{part}_x": (rows, features) for part, rows in x.items()} | {f"{p}_y": (n, y) for p, n in x.items()}
+    found = {f"{part}_x": (rows, features) for part, rows in x.items()}
+    found |= {f"{part}_y": (rows, y) for part, rows in x.items() if y}
     found |= {TRAIN_WEIGHTS: (train, 1)} if carries_weights(job) else {}
     check_tensors(found, job, model)
     return dict(sorted(found.items()))

@@ -29,6 +29,7 @@ from uvcc_engine.model.layer_types.affine import Affine
 from uvcc_engine.model.layer_types.attention import Attention
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.branches import Branches, Chain
+from uvcc_engine.model.layer_types.centroids import KMeans, kmeans_of
 from uvcc_engine.model.layer_types.conv2d import Conv1d
 from uvcc_engine.model.layer_types.dropout import Dropout
 from uvcc_engine.model.layer_types.embedding import Embedding
@@ -58,7 +59,8 @@ OF_ONE_WORKER: Final = ("overflow", "val_overflow", STANDARD_ERRORS)
 MOST_COLUMNS: Final = 256
 """Of a regression with standard errors: their matrix has the square of it."""
 PROVED_LAYERS: Final = (
-    *(Dense, Conv2d, Conv1d, Pool, Relu, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Softmax, Attention, Embedding, Trees),
+    *(Dense, Conv2d, Conv1d, Pool, Relu, LeakyRelu, Gelu, Sigmoid, Tanh, Silu, Softmax, Attention, Embedding),
+    *(Trees, KMeans),
     *(LayerNorm, RmsNorm, BatchNorm, Dropout, Affine, LinePlaces, Prefix, Rearrange, Reduce),
     *(Residual, Branches, Chain, Tied, Adapted, Public, Started),
 )
@@ -93,6 +95,7 @@ def fit_model(
     check_metrics(job, model)
     check_regression(job, model)
     check_trees(job, model)
+    check_kmeans(job, model)
     check_provable(job, model)
     special = [
         f"{name} {value!r}"
@@ -181,19 +184,64 @@ def check_trees(job: PrivateJob, model: ModelSpec) -> None:
         raise ConfigError(f"trees grown from {job.batch} rows each", f"job.batch of at most {MOST_ROWS}")
 
 
+def check_kmeans(job: PrivateJob, model: ModelSpec) -> None:
+    """Refuse (ConfigError) k-means beside other layers, and what a job asks of it that it has not."""
+    if not model.unsupervised:
+        if any(layer.unsupervised for layer in _all_layers(model.layers)):
+            what = f"{model.name} has k-means and other layers"
+            raise ConfigError(what, "k-means stands alone: job.model: [{kmeans: 3}]")
+        return
+    if job.task != "train":
+        return
+    odd = [
+        f"job.{name} {value!r}"
+        for name, value, plain in (
+            ("optimizer", job.optimizer, "sgd"),
+            ("momentum", job.momentum, 0.0),
+            ("weight_decay", job.weight_decay, 0.0),
+            ("clip_norm", job.clip_norm, 0.0),
+            ("row_weights", job.row_weights, False),
+            ("join", job.join, None),
+        )
+        if value != plain
+    ]
+    odd += [f"job.lr {job.lr:g}"] if job.lr > 1.0 else []
+    if odd:
+        raise ConfigError(
+            f"{odd[0]} with k-means",
+            "a step moves centroids towards the mean of their rows: lr up to 1 is how far, momentum: 0, optimizer: sgd,"
+            " and no decay, clipping or weights; all owners have the same columns",
+        )
+    most = 2.0 ** (60 - 2 * job.frac_bits)
+    if job.batch * model.features > most:
+        what = f"k-means with {job.batch} rows of {model.features} features a step, and job.frac_bits {job.frac_bits}"
+        raise ConfigError(what, f"at most {most:.3g} numbers: a smaller batch, or fewer frac_bits")
+
+
 def check_inputs(job: PrivateJob, name: str, features: Floats) -> None:
     """Refuse (ConfigError) features ``[rows, features]`` that the parties cannot compute with, before they are shared.
 
-    They are too large for the statistics that the parties take, or no bits where trees ask bits.
+    They are too large for the statistics that the parties take, or for the distances of k-means, or no bits where trees
+    ask bits.
     """
     check_units(job, name, features)
-    if trees_of(find_model(job.model)) is not None:
+    model = find_model(job.model)
+    if trees_of(model) is not None:
         check_bits(features, what=name)
+    if model.unsupervised and not job.standardise:
+        squares, most = float(np.square(features).sum()), 2.0 ** (60 - 2 * job.frac_bits)
+        if squares > most:
+            what = f"the squares of {name} come to {squares:.3g}, and k-means adds up to {most:.3g}"
+            raise ConfigError(what, "give the columns kind: standardise, which brings them to one scale, too")
 
 
 def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
     """Refuse (ConfigError) an objective or a metric that does not fit the model's outputs, or too few rows for one."""
     single = model.classes == 1
+    if (job.objective == "inertia") != model.unsupervised and job.task == "train":
+        raise ConfigError(
+            f"objective {job.objective!r} for {model.name}", "k-means has objective: inertia, and nothing else has"
+        )
     if (job.objective in ("binary", "huber", "poisson") and not single) or (
         job.objective == "cross-entropy" and single
     ):
@@ -204,24 +252,14 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
     if job.objective == "cross-entropy" and job.task == "train":
         check_shared(f"{model.name}: the number of classes", model.classes)
     _check_weights(job, model)
-    real = single and job.objective != "binary"
     for name in job.reveal:
         measure = name.removeprefix("val_")
-        fits = {
-            "accuracy": not real,
-            "confusion": not real,
-            "auc": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
-            "precision": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
-            "recall": job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy"),
-            "perplexity": job.objective == "cross-entropy",
-            "rmse": real,
-            "r2": real,
-        }.get(measure, True)
+        fits = _fits(measure, job, model)
         if not fits or (measure in METRICS and model.positions > 1 and measure not in ANYWHERE):
             raise ConfigError(
                 f"job.reveal: {name!r} for objective {job.objective!r} and {model.classes} outputs",
                 "rmse and r2 are of numbers, accuracy and confusion of classes, auc, precision and recall of two"
-                " classes, perplexity is of cross-entropy",
+                " classes, perplexity is of cross-entropy, inertia of k-means, which has no other",
             )
     fewest = min(job.batch if "loss" in job.reveal else job.min_rows, job.test_rows, job.val_rows or job.test_rows)
     if fewest < job.min_rows and any(name in job.reveal for name in ("loss", *METRICS, *VALIDATIONS)):
@@ -229,6 +267,24 @@ def check_metrics(job: PrivateJob, model: ModelSpec) -> None:
             f"a number of {fewest} rows would be revealed, job.min_rows is {job.min_rows}",
             "take larger batches and more test rows, or reveal less",
         )
+
+
+def _fits(measure: str, job: PrivateJob, model: ModelSpec) -> bool:
+    """Whether a metric, without its ``val_``, is of such outputs; what is no metric always is."""
+    if model.unsupervised or measure == "inertia":
+        return measure not in METRICS or (model.unsupervised and measure == "inertia")
+    real = model.classes == 1 and job.objective != "binary"
+    two = job.objective == "binary" or (model.classes == 2 and job.objective == "cross-entropy")
+    return {
+        "accuracy": not real,
+        "confusion": not real,
+        "auc": two,
+        "precision": two,
+        "recall": two,
+        "perplexity": job.objective == "cross-entropy",
+        "rmse": real,
+        "r2": real,
+    }.get(measure, True)
 
 
 def _check_weights(job: PrivateJob, model: ModelSpec) -> None:
@@ -287,7 +343,14 @@ def check_tensors(shapes: Mapping[str, tuple[int, ...]], job: PrivateJob, model:
     for part in ("train", "test", *(("val",) if job.val_rows else ())):
         x, y = f"{part}_x", f"{part}_y"
         _check_rows(shapes, x, model, model.features, None)
-        _check_rows(shapes, y, model, model.targets, shapes[x][0])
+        if model.targets:
+            _check_rows(shapes, y, model, model.targets, shapes[x][0])
+        elif y in shapes:
+            raise ConfigError(f"the inputs have {y}, and {model.name} learns no target", "share the rows without it")
+    clusters = kmeans_of(model)
+    if clusters is not None and shapes["train_x"][0] < clusters.clusters * job.min_rows:
+        what = f"{clusters.clusters} clusters of {shapes['train_x'][0]} training rows, and job.min_rows {job.min_rows}"
+        raise ConfigError(what, "fewer clusters, or more rows")
     if carries_weights(job):
         _check_rows(shapes, TRAIN_WEIGHTS, model, 1, shapes["train_x"][0])
 

@@ -23,7 +23,8 @@ class PrivateKMeans:
     every round, none of fewer than ``min_rows`` rows; which row belongs to which cluster stays secret.
 
     Of ``n_init`` starts, drawn by ``seed``, the one with the least revealed inertia counts. Columns should be of one
-    scale. It runs between simulated parties only: no profile asks for it.
+    scale. It runs between simulated parties only: a profile asks for centroids that stay secret (``fit`` of
+    ``[{"kmeans": 3}]``).
     """
 
     def __init__(

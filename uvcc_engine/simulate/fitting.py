@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,16 +16,24 @@ import yaml
 from numpy.typing import ArrayLike
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.kmeans_job import PLAIN
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, one_hot, split
 from uvcc_engine.model import layers as nn
-from uvcc_engine.model.definition.layer_list import is_module_file, model_of_json, model_of_list, model_to_json
+from uvcc_engine.model.definition.layer_list import (
+    NO_TARGET,
+    check_labels,
+    is_module_file,
+    model_of_json,
+    model_of_list,
+    model_to_json,
+)
 from uvcc_engine.model.definition.specs import MODELS, ModelSpec, find_model
 from uvcc_engine.model.definition.torch_module import model_of_file, model_of_module
-from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.plaintext import PlaintextResult, forward, train_plaintext
+from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -43,12 +50,11 @@ from uvcc_engine.sharding.validation import (
     shapes_of,
 )
 from uvcc_engine.simulate.metering import LayerCost, Metering
+from uvcc_engine.simulate.training_bar import Progress, teller
 
 _TEST: Final = 0.2
 _PLAIN: Final = PrivateJob()
 _PATIENCE_S: Final = 3600.0
-Progress = Callable[[int, int, float | None], None]
-"""Told after every step: steps done, of how many, and the loss if it was revealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +110,8 @@ class SimulatedFit:
 
     def predict_proba(self, x: ArrayLike) -> Floats:
         """Every class's probability, in clear with the opened weights. Raises ConfigError where there are none."""
-        if not self.classes:
-            raise ConfigError("this model fits numbers, and has no classes", "use predict")
+        if not self.classes or self.model.unsupervised:
+            raise ConfigError("this model fits numbers or clusters, and has no classes", "use predict")
         if self.model.classes == 1:
             chance = torch.sigmoid(torch.from_numpy(self.outputs(x)))
             both: Floats = torch.cat([1.0 - chance, chance], 1).numpy()
@@ -114,8 +120,12 @@ class SimulatedFit:
         return found
 
     def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
-        """The likeliest class of every row, or the number that is expected, in clear with the opened weights."""
+        """The likeliest class of every row, the number that is expected, or the nearest centroid's, in clear with the
+        opened weights."""
         found: np.ndarray[Any, Any]
+        if self.model.unsupervised:
+            found = self.outputs(x).argmax(1)
+            return found
         if self.classes:
             found = np.array(self.classes)[self.predict_proba(x).argmax(1)]
             return found
@@ -128,7 +138,7 @@ class SimulatedFit:
         ``data``: the file with the same rows and labels, such as ``numpy.savez(data, x=x, y=numbers)`` wrote. Classes
         only, split by the job's seed. Raises ConfigError for other targets, which take a table with a schema.
         """
-        if self.model.classes == 1:
+        if self.model.labels <= 1:
             raise ConfigError("a file of rows holds classes", "write a CSV file, and give the job its schema")
         job = {"kind": "private"} | self.job.to_json() | {"rounds": self.job.rounds, "data": data}
         return yaml.safe_dump({"job": job, "topology": {}, "fleet": {"provider": "local"}}, sort_keys=False)
@@ -158,7 +168,7 @@ class SimulatedFit:
 def fit(
     model: Any,
     x: ArrayLike,
-    y: ArrayLike,
+    y: ArrayLike | None = None,
     *,
     epochs: int | None = None,
     steps: int | None = None,
@@ -170,7 +180,7 @@ def fit(
     row_weights: ArrayLike | None = None,
     **job: Any,
 ) -> SimulatedFit:
-    """Train ``model`` on rows ``x`` and labels ``y`` between three simulated parties.
+    """Train ``model`` on rows ``x`` and labels ``y``, which k-means alone has not, between three simulated parties.
 
     A module with a ``vocabulary`` takes whole numbers (rows, positions), and labels of that shape if it answers at
     each. ``model``: a ``torch.nn.Module`` or ``"file.py:Model"``, of which the layers are taken, not the weights; a
@@ -185,29 +195,33 @@ def fit(
     Raises ConfigError for what does not fit, before it computes.
     """
     letters = int(getattr(model, "vocabulary", 0))
-    features, labels = _rows(x, letters), np.asarray(y)
-    if labels.ndim not in (1, 2 if letters else 1) or len(labels) != len(features) or not len(labels):
+    features = _rows(x, letters)
+    count, labels = len(features), _labels(y, len(features))
+    if labels.ndim not in (1, 2 if letters or y is None else 1) or len(labels) != count or not count:
         raise ConfigError(f"{features.shape} features and {labels.shape} labels do not fit", "one label per row")
     if isinstance(test, tuple):
         features, labels = (
             np.concatenate([features, _rows(test[0], letters)]),
-            np.concatenate([labels, np.asarray(test[1])]),
+            np.concatenate([labels, _labels(None if y is None else test[1], len(_rows(test[0], letters)))]),
         )
-    own = _weights(row_weights, len(np.asarray(y)))
+    own = _weights(row_weights, count)
     job = job | ({} if own is None else {"row_weights": True})
     objective = str(job.get("objective", _PLAIN.objective))
-    classes, numbers = _targets(objective, labels, letters)
-    outputs = len(classes) if objective in ("cross-entropy", "mse") and classes else 1
-    spec = _model(model, np.shape(x)[1:], outputs, labels.shape[1] if labels.ndim == 2 else 1)
+    classes, numbers = ((), labels) if y is None else _targets(objective, labels, letters)
+    outputs = len(classes) if objective in ("cross-entropy", "mse") and classes else int(y is not None)
+    spec = _model(model, np.shape(x)[1:], outputs, max(1, labels.shape[1]) if labels.ndim == 2 else 1)
+    check_labels(spec, outputs)
     if isinstance(test, tuple):
-        n = len(np.asarray(y))
         if validation:
             raise ConfigError("validation beside test rows of their own", "give test as a share, too")
+        n = count
         data = Dataset(features[:n], numbers[:n], features[n:], numbers[n:], outputs, weights=own)
     else:
         held, val = round(float(test) * len(features)), round(float(validation) * len(features))
         data = split(features, numbers, int(job.get("seed", _PLAIN.seed)), held, outputs, val, own)
-    default = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
+    default: dict[str, Any] = {"reveal": ["loss", "accuracy" if classes else "rmse"]}
+    if y is None:
+        default = {"reveal": ["loss", "inertia"], "batch": len(data.train_x)} | PLAIN
     asked = _job(spec, data, epochs, steps, default | job)
     return replace(
         train(asked, data, keys=keys, progress=progress, watch_range=watch_range, model=spec, on=_on(asked)),
@@ -231,6 +245,11 @@ def _rows(x: ArrayLike, letters: int) -> Floats:
             f"letters of shape {numbers.shape}, {numbers.dtype}", f"give (rows, positions) below {letters}"
         )
     return one_hot(numbers.astype(np.int64), letters)
+
+
+def _labels(y: ArrayLike | None, rows: int) -> np.ndarray[Any, Any]:
+    """Labels as they were given; none (rows, 0) where there are none."""
+    return np.zeros((rows, 0)) if y is None else np.asarray(y)
 
 
 def _weights(given: ArrayLike | None, rows: int) -> Floats | None:
@@ -303,7 +322,7 @@ def train(
         ]
     if watch_range:
         planes.watch_range()
-    metering, tell = Metering(model.layers), _teller(progress)
+    metering, tell = Metering(model.layers), teller(progress)
     began = time.monotonic()
 
     def body(rt: Runtime) -> tuple[list[float], dict[str, float], list[Share], list[Share]]:
@@ -392,6 +411,8 @@ def _model(model: Any, shape: tuple[int, ...], classes: int, positions: int = 1)
     features = math.prod(shape)
     if isinstance(model, ModelSpec):
         return model
+    if not classes and (isinstance(model, torch.nn.Module) or (isinstance(model, str) and is_module_file(model))):
+        raise ConfigError("rows without labels, and a module, which learns some", NO_TARGET)
     if isinstance(model, torch.nn.Module):
         return model_of_module(model, getattr(model, "input_shape", shape), classes, positions=positions).model
     if isinstance(model, str):
@@ -424,20 +445,3 @@ def party_inputs(tensors: dict[str, Ints], frac_bits: int) -> list[PartyInputs]:
         PartyInputs(p, frac_bits, {name: (c[p], c[(p + 1) % PARTIES]) for name, c in made.items()})
         for p in range(PARTIES)
     ]
-
-
-def _teller(progress: bool | Progress) -> Progress:
-    if callable(progress):
-        return progress
-    return _bar if progress else _nothing
-
-
-def _nothing(done: int, steps: int, loss: float | None) -> None:
-    """Say nothing."""
-
-
-def _bar(done: int, steps: int, loss: float | None) -> None:
-    filled = 30 * done // steps
-    said = "" if loss is None else f"  loss {loss:.4f}"
-    end = "\n" if done == steps else ""
-    print(f"\r[{'#' * filled}{'.' * (30 - filled)}] {done}/{steps}{said}", end=end, file=sys.stderr, flush=True)

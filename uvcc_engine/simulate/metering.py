@@ -30,6 +30,7 @@ _METHODS: Final = {
     "weight_gradient_protocol": UPDATE,
     "grown_protocol": UPDATE,
     "gains_protocol": FORWARD,
+    "moved_protocol": UPDATE,
 }
 _RING_BITS: Final = 62  # what a product before its truncation may take, sign included
 

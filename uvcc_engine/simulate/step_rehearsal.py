@@ -87,8 +87,9 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
         x = (x > 0.0).astype(np.float64) if trees_of(model) is not None else x
         numbers = numbers if model.positions > 1 else numbers[:, 0]
     y = numbers if model.classes > 1 else numbers.astype(np.float64)
+    y = np.zeros((len(x), 0)) if model.unsupervised else y
     weights = rng.uniform(0.0, 1.0, job.batch) if job.row_weights else None
-    data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.classes, weights=weights)
+    data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.labels, weights=weights)
     times: list[float] = []
     often = min(job.loss_every, 2)  # a step that reveals its loss and one that does not, where the job has both
     short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1, loss_every=often))

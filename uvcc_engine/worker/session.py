@@ -20,7 +20,7 @@ from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, AttachedNote, Resume, Topic, Vote
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
-from uvcc_engine.model.learning.boosting import trainer_of
+from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Plane

@@ -240,6 +240,38 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
     assert "kind: bins" not in schema.read_text()
 
 
+def test_k_means_is_planned_without_a_target_and_asks_for_steps_of_all_rows(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema, clusters = table.with_name("patients.schema.yaml"), "job.model=[{kmeans: 3}]"
+    sets = [f"job.data={table}", f"job.schema={schema}", "job.steps=4"]
+    plain = table.with_name("plain.yaml")
+    plain.write_text("job: {kind: private}\ntopology: {}\nfleet: {provider: local}\n")
+    assert main(["data", "infer", str(table), "--no-target", "--target", "a"]) == 2
+    assert "--target and --no-target say different things" in capsys.readouterr().err
+    assert main(["data", "infer", str(table)]) == 0
+    with pytest.raises(UvccError, match=r"k-means for \d outputs"):
+        create_run(str(plain), [*sets, clusters])
+    assert main(["data", "infer", str(table), "--no-target", "--force"]) == 0
+    assert "no target" in capsys.readouterr().out
+    with pytest.raises(UvccError, match=r"the schema names no target, and job\.model learns"):
+        create_run(str(plain), [*sets, "job.model=[linear]"])
+    told: list[str] = []
+    job = job_of(create_run(str(plain), [*sets, clusters], tell=told.append))
+    assert (job["objective"], job["momentum"], job["schedule"], job["lr"]) == ("inertia", 0, "constant", 1)
+    assert (job["reveal"], job["batch"] + job["test_rows"]) == (["loss", "inertia"], 50)
+    assert f"k-means asks for momentum 0.0, schedule constant, lr 1.0, batch {job['batch']}" in told
+    schema.unlink()
+    pairs: list[list[str]] = []
+    monkeypatch.setattr(launching, "launch", lambda _, given, **options: pairs.append(given) or 0)
+    assert main(["demo", "--headless", "--data", str(table), "--model", "kmeans", "--target", "a"]) == 2
+    assert "k-means learns no target" in capsys.readouterr().err
+    assert main(["demo", "--headless", "--data", str(table), "--model", "kmeans"]) == 0
+    made = job_of(create_run("demo", pairs[0]))
+    assert (made["model"]["classes"], made["lr"], made["batch"]) == (3, 1, job["batch"])
+    assert made["reveal"] == ["loss", "inertia", "weights"]
+
+
 def test_a_plan_names_the_schema_that_lies_beside_the_table_and_nobody_named(tmp_path: Path) -> None:
     table = tmp_path / "houses.csv"
     table.write_text("id,size,big\n" + "".join(f"{i},{i % 17},{i % 2}\n" for i in range(60)))
@@ -305,3 +337,23 @@ def test_a_model_is_told_in_a_few_words() -> None:
     assert owndata.model_words("mlp-digits") == "mlp-digits"
     assert owndata.model_words([{"linear": 4}, "relu", "linear"]) == "linear relu linear"
     assert owndata.model_words({"layers": [{"type": "dense"}, {"type": "relu"}]}) == "dense relu"
+
+
+def test_an_owner_is_told_how_many_rows_each_cluster_has(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, schema = tmp_path / "results", table.with_name("patients.schema.yaml")
+    folder.mkdir()
+    plain = "{kind: minmax, statistics: {}}"
+    schema.write_text(f"columns: {{a: {plain}, b: {plain}, diagnosis: {{kind: drop}}}}\n")
+    (folder / "preprocessing.yaml").write_text(schema.read_text())
+    layer = {"type": "kmeans", "inputs": 2, "clusters": 2}
+    (folder / "model.json").write_text(json.dumps({"classes": 2, "features": 2, "layers": [layer]}))
+    np.savez(folder / "weights.npz", **{"weight.0": np.array([[9.0, 9.0], [0.0, 0.0]])})
+    made = tmp_path / "said.csv"
+    assert main(["owner", "predict", "--model", str(folder), "--data", str(table), "--out", str(made)]) == 0
+    assert "50 rows (0 in cluster 0, 50 in cluster 1)" in capsys.readouterr().out
+    first = next(csv.DictReader(made.open()))
+    given = next(csv.DictReader(table.open()))
+    assert first["cluster"] == "1"
+    assert float(first["distance"]) == pytest.approx(np.hypot(float(given["a"]), float(given["b"])), rel=1e-4)

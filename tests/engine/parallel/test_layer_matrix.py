@@ -23,8 +23,8 @@ from uvcc_engine.model.definition.module_walk import JOINS
 from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights, register_model
 from uvcc_engine.model.layer_spec import weighted_specs
 from uvcc_engine.model.layer_types.trees import trees_of
-from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.plaintext import train_plaintext
+from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.model.registry import layer_types
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
@@ -43,6 +43,9 @@ def data_of(model: ModelSpec) -> Dataset:
         bits = rng.integers(0, 2, (24, model.features)).astype(np.float64)
         numbers = rng.normal(size=24)
         return Dataset(bits[8:], numbers[8:], bits[:8], numbers[:8], 1)
+    if model.unsupervised:
+        rows = rng.normal(size=(24, model.features))
+        return Dataset(rows[8:], rows[8:, :0], rows[:8], rows[:8, :0], 0)
     if model.positions > 1:
         x = one_hot(rng.integers(0, model.classes, (24, model.positions)), model.classes)
         y = rng.integers(0, model.classes, (24, model.positions))
@@ -55,6 +58,7 @@ def job_of(model: ModelSpec) -> PrivateJob:
     named = model.name if model.name in ("gpt-tiny", "split") else model_to_json(model)
     values = {"model": named, "steps": 2, "batch": 8, "lr": 0.25, "test_rows": 8}
     values |= {"objective": "mse", "momentum": 0.0, "reveal": ["loss"]} if trees_of(model) is not None else {}
+    values |= {"objective": "inertia", "momentum": 0.0, "reveal": ["loss"]} if model.unsupervised else {}
     return PrivateJob.from_json(json.loads(json.dumps(values)))
 
 

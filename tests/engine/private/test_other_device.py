@@ -20,7 +20,7 @@ from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.definition.list_words import WORDS
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.layer_types.trees import trees_of
-from uvcc_engine.model.learning.boosting import trainer_of
+from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.staging import CudaStaging

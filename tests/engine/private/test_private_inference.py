@@ -18,8 +18,8 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import find_model
-from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.plaintext import forward, train_plaintext
+from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.owner import client

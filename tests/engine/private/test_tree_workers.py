@@ -1,4 +1,4 @@
-"""Three worker processes grow trees: halted and resumed, their numbers are a simulation's bit for bit."""
+"""Three worker processes grow trees, or move centroids: halted and resumed, they have a simulation's very bits."""
 
 from __future__ import annotations
 
@@ -45,6 +45,36 @@ JOB = PrivateJob.from_json(
     }
 )
 
+POINTS = RNG.normal(size=(ROWS + 2 * TEST, BITS))
+CLUSTERS = PrivateJob.from_json(
+    {
+        "model": model_to_json(model_of_list([{"kmeans": 3}], BITS, 0)),
+        "objective": "inertia",
+        "steps": 3,
+        "batch": ROWS,
+        "momentum": 0.0,
+        "schedule": "constant",
+        "lr": 1.0,
+        "test_rows": TEST,
+        "val_rows": TEST,
+        "val_every": 2,
+        "checkpoint_every": 2,
+        "min_rows": 2,
+        "reveal": ["loss", "inertia", "val_loss", "weights"],
+    }
+)
+
+
+def rows_for(job: PrivateJob) -> Dataset:
+    """Bits with two classes for trees; numbers without labels for k-means."""
+    a, b = ROWS, ROWS + TEST
+    if job is CLUSTERS:
+        x, y = POINTS, np.zeros((len(POINTS), 0))
+        return Dataset(x[:a], y[:a], x[a:b], y[a:b], 0, x[b:], y[b:])
+    x = RNG.integers(0, 2, (ROWS + 2 * TEST, BITS)).astype(np.float64)
+    y = ((x[:, 0] + x[:, 1] * x[:, 2] + RNG.uniform(0, 0.8, len(x))) > 1.0).astype(np.float64)
+    return Dataset(x[:a], y[:a], x[a:b], y[a:b], 1, x[b:], y[b:])
+
 
 def keys_of(policy: Policy, party: int) -> PairKeys:
     """What the party derives from its identity and the policy."""
@@ -56,21 +86,21 @@ def keys_of(policy: Policy, party: int) -> PairKeys:
     )
 
 
-def test_workers_grow_the_trees_of_a_simulation_through_a_halt(zygote: Zygote, tmp_path: Path) -> None:
-    x = RNG.integers(0, 2, (ROWS + 2 * TEST, BITS)).astype(np.float64)
-    y = ((x[:, 0] + x[:, 1] * x[:, 2] + RNG.uniform(0, 0.8, len(x))) > 1.0).astype(np.float64)
-    a, b = ROWS, ROWS + TEST
-    data = Dataset(x[:a], y[:a], x[a:b], y[a:b], 1, x[b:], y[b:])
+@pytest.mark.parametrize(("job", "kind"), [(JOB, "trees"), (CLUSTERS, "k-means")], ids=["trees", "k-means"])
+def test_workers_have_the_numbers_of_a_simulation_through_a_halt(
+    job: PrivateJob, kind: str, zygote: Zygote, tmp_path: Path
+) -> None:
+    data = rows_for(job)
     made = share_dataset(
         data,
-        JOB.frac_bits,
+        job.frac_bits,
         tuple(p.public for p in PARTIES),
         OWNER,
         seed=1,
-        purpose=Purpose.of(JOB, [OWNER.public.x25519]),
-        job=JOB,
+        purpose=Purpose.of(job, [OWNER.public.x25519]),
+        job=job,
     )
-    fleet = Fleet(tmp_path / "fleet", zygote, JOB, direct_links(), made)
+    fleet = Fleet(tmp_path / "fleet", zygote, job, direct_links(), made)
     fleet.launch(halt=HALT)  # a halt that lies there already stops it after a step
     assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     assert (fleet.exit(0)["status"], fleet.exit(0)["step"]) == ("halted", 1)
@@ -80,7 +110,7 @@ def test_workers_grow_the_trees_of_a_simulation_through_a_halt(zygote: Zygote, t
     theirs = open_weights(boxes, owner=OWNER, parties=[p.public for p in PARTIES])
     first, second, third = (keys_of(fleet.policy, p) for p in range(3))
     keys = simulate.SessionKeys((first, second, third), sid_of(fleet.policy.sid_job, Coord(0, 0, 0, 0)))
-    ours = simulate.train(JOB, data, keys=keys)
+    ours = simulate.train(job, data, keys=keys)
     assert theirs.keys() == {"weight.0"}
     assert np.array_equal(ours.weights[0], theirs["weight.0"])
     values = fleet.result(0)["values"]
@@ -98,5 +128,5 @@ def test_workers_grow_the_trees_of_a_simulation_through_a_halt(zygote: Zygote, t
     shutil.copy(fleet.home(0) / "signatures.json", out / "policy_signatures.json")
     assemble_folder(out)
     verify(out)
-    with pytest.raises(ConfigError, match="messages of trees are follows from the number of training rows"):
+    with pytest.raises(ConfigError, match="messages of " + kind + " are follows from the number of training rows"):
         program_form.check(out)

@@ -21,8 +21,8 @@ from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Floats, Ints
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.layer_types.trees import Trees
-from uvcc_engine.model.learning.boosting import trainer_of
 from uvcc_engine.model.learning.plaintext_trees import ClearTrees
+from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.mpc.comparisons.tournament import greatest_place_protocol
 from uvcc_engine.mpc.foundation.local import LocalPlanes, run_three
 from uvcc_engine.mpc.foundation.share import reconstruct, share_of, split

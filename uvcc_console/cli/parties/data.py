@@ -19,6 +19,10 @@ from uvcc_engine.contract.parsing import yaml_text
 _FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
 _FOR_TREES = ("job.momentum=0", "job.schedule=constant", "job.lr=0.3")
 _BINS = 16
+_FOR_KMEANS = (
+    *("job.steps=10", "job.momentum=0", "job.schedule=constant", "job.lr=1"),
+    "job.reveal=[loss, inertia, weights]",
+)
 _LAYERS = "[{linear: 16}, relu, linear]"
 _OF_TEXT = (
     "[{embedding: 16}, {residual: [layer-norm, {attention: {heads: 2, causal: true}}]},"
@@ -32,13 +36,17 @@ def run(argv: list[str]) -> int:
     infer = actions.add_parser("infer", help="read a table or a text and write a first schema beside it")
     infer.add_argument("file", type=Path)
     infer.add_argument("--target", default="", metavar="COLUMN", help="else target, label, ... or the last column")
+    infer.add_argument("--no-target", action="store_true", help="learn no column: for k-means")
     infer.add_argument("--out", type=Path, metavar="FILE", help="the schema's file; NAME.schema.yaml without it")
     infer.add_argument("--bins", type=int, default=0, metavar="N", help="numbers as bits of N quantile bins, for trees")
     infer.add_argument("--embed", type=int, default=0, metavar="N", help="embed columns of more than N categories")
     infer.add_argument("--force", action="store_true", help="write over a schema that is there")
     infer.add_argument("--json", action="store_true", help="print JSON on standard output")
     args = parser.parse_args(argv)
-    found = infer_schema(args.file, args.target, args.out, force=args.force, bins=args.bins, embed=args.embed)
+    if args.no_target and args.target:
+        parser.error("--target and --no-target say different things")
+    target = None if args.no_target else args.target
+    found = infer_schema(args.file, target, args.out, force=args.force, bins=args.bins, embed=args.embed)
     if args.json:
         common.emit(found)
     else:
@@ -47,10 +55,11 @@ def run(argv: list[str]) -> int:
 
 
 def infer_schema(
-    file: Path, target: str = "", out: Path | None = None, *, force: bool = False, bins: int = 0, embed: int = 0
+    file: Path, target: str | None = "", out: Path | None = None, *, force: bool = False, bins: int = 0, embed: int = 0
 ) -> dict[str, Any]:
-    """Have the owner's program write a schema; what it says of it. Raises UvccError."""
-    command = ["infer", str(file), "--target", target]
+    """Have the owner's program write a schema, without a target if that is None; what it says of it. Raises
+    UvccError."""
+    command = ["infer", str(file), *(["--no-target"] if target is None else ["--target", target])]
     command += ["--out", str(out)] if out is not None else []
     command += ["--force"] if force else []
     command += ["--bins", str(bins)] if bins else []
@@ -64,41 +73,50 @@ def summary(found: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["columns"].items())
     lines = [
         f"{found['schema']}: {found['rows']} rows, {found['features']} features ({kinds})",
-        f"target {found['target']}: {', '.join(found['classes']) or found['kind']}",
+        f"target {found['target']}: {', '.join(found['classes']) or found['kind']}" if found["target"] else "no target",
         *(f"{name}: {note}" for name, note in found["notes"].items()),
     ]
     return "\n".join(lines)
 
 
-def _asks_trees(model: str) -> bool:
-    """Whether a list of layers has trees; a name, a file or no YAML at all asks for none, and is judged elsewhere."""
+def _asks(word: str, model: str) -> bool:
+    """Whether a list of layers has this one; a name, a file or no YAML at all has none, and is judged elsewhere."""
     try:
         layers = yaml_text.load(model)
     except yaml.YAMLError:
         return False
-    return isinstance(layers, list) and any(
-        one == "trees" or (isinstance(one, dict) and "trees" in one) for one in layers
-    )
+    return isinstance(layers, list) and any(one == word or (isinstance(one, dict) and word in one) for one in layers)
+
+
+def _training_rows(data: Path, schema: Path, model: str) -> int:
+    """How many rows of the table are trained on. Raises UvccError where it, or the model, does not fit the schema."""
+    asked = json.dumps(yaml_text.load(model))
+    found = json.loads(owners_program(["plan", "--model", asked, "--data", str(data), "--schema", str(schema)]))
+    rows: int = found["rows"]["train"]
+    return rows
 
 
 def settings_for(data: str, schema: str = "", target: str = "", model: str = "") -> list[str]:
     """Settings that make the demo's profile one of this table; its schema is written beside it if there is none.
 
-    ``model``: what was asked for; trees ask for a schema of bits and for another rate.
+    ``model``: what was asked for; trees ask for a schema of bits and for another rate, k-means for one without a target
+    and for steps of all rows.
     """
-    trees = _asks_trees(model)
+    trees, clusters = _asks("trees", model), _asks("kmeans", model)
     file = Path(data).expanduser().resolve()
     known = Path(schema).expanduser().resolve() if schema else owner_files.schema_beside(file)
+    if target and clusters:
+        raise ConfigError("k-means learns no target", "leave --target out")
     if target and known.exists():
         raise ConfigError(f"{known} says what the target is", "leave --target out, or edit the schema")
     if known.exists():
         common.say(f"schema: {known}")
     else:
-        common.say(summary(infer_schema(file, target, known, bins=_BINS if trees else 0)))
+        common.say(summary(infer_schema(file, None if clusters else target, known, bins=_BINS if trees else 0)))
     named = [f"job.data={json.dumps(str(file))}", f"job.schema={json.dumps(str(known))}"]
     return [
         *named,
         f"job.model={_OF_TEXT if file.suffix.lower() == '.txt' else _LAYERS}",
-        *_FOR_TABLES,
+        *((*_FOR_KMEANS, f"job.batch={_training_rows(file, known, model)}") if clusters else _FOR_TABLES),
         *(_FOR_TREES if trees else ()),
     ]

@@ -300,6 +300,8 @@ def _predict(args: argparse.Namespace) -> int:
     found: dict[str, Any] = json.loads(said)
     if "classes" in found:
         counts = ", ".join(f"{count} {name}" for name, count in found["classes"].items())
+    elif "clusters" in found:
+        counts = ", ".join(f"{count} in cluster {name}" for name, count in found["clusters"].items())
     else:
         counts = f"{found['from']:.6g} to {found['to']:.6g}"
     common.show(f"{args.out}: {found['rows']} rows ({counts})")

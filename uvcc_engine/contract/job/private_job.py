@@ -27,7 +27,9 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 
-MetricName = Literal["accuracy", "confusion", "auc", "precision", "recall", "perplexity", "rmse", "r2", "overflow"]
+MetricName = Literal[
+    "accuracy", "confusion", "auc", "precision", "recall", "perplexity", "rmse", "r2", "overflow", "inertia"
+]
 ValidationName = Literal[
     "val_loss",
     "val_accuracy",
@@ -43,7 +45,7 @@ SealedName = Literal["weights", "statistics", "standard_errors", "predictions"]
 Reveal = Literal["loss", MetricName, ValidationName, SealedName, "answers", "seeds"]
 Schedule = Literal["linear", "constant", "cosine"]
 OptimizerName = Literal["sgd", "adam"]
-Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson"]
+Objective = Literal["cross-entropy", "mse", "huber", "binary", "poisson", "inertia"]
 Task = Literal["train", "infer", "serve"]
 Device = Literal["auto", "cpu", "cuda"]
 Rounds = Literal["few", "sparing"]
@@ -144,7 +146,8 @@ class PrivateJob:
     data owner) and ``seeds`` (each party's secrets of this one session, sealed to the data owner, who can then replay
     the run and learns all of it). No number is revealed that is of fewer than ``min_rows`` rows. The batch order, the
     initial weights and the schedule are public functions of ``seed``. ``objective`` is the loss that is trained on;
-    ``huber``, ``binary`` and ``poisson`` take models of one output, and of such a model ``mse`` fits numbers.
+    ``huber``, ``binary`` and ``poisson`` take models of one output, and of such a model ``mse`` fits numbers. Of
+    ``inertia``, which k-means has, the loss is a row's squared distance to the nearest centroid.
     In task ``infer`` a trained model answers queries, ``batch`` rows a step, and the only thing to reveal are the
     ``predictions``, sealed to the owner. In task ``serve`` it answers those of ``clients`` (X25519 keys in hex), in
     ``steps`` batches of at most ``batch`` rows, and the ``answers`` are sealed to whoever asked; after ``idle`` seconds

@@ -35,6 +35,7 @@ from uvcc_engine.model.layer_types.residual import Residual
 from uvcc_engine.model.layer_types.tied import Tied
 from uvcc_engine.model.model_spec import ModelSpec, check_model
 
+NO_TARGET: Final = "write target: {column: NAME} into the schema; k-means alone learns none: job.model: [{kmeans: 3}]"
 _FINE: Final = 14
 """Fractional bits that layers with a division or a transcendental function need."""
 _PLAIN: Final = (
@@ -55,8 +56,24 @@ def model_of_list(layers: object, features: int, classes: int, positions: int = 
     """
     if not isinstance(layers, list) or not layers:
         raise ConfigError("job.model is no list of layers", "write it like [{linear: 16}, relu, linear]")
-    made, _ = stack(layers, At(features, classes, None, "job.model", True))
-    return model_of_layers(numbered(made), features, classes, positions)
+    if not classes and layers != [one for one in layers if _word(one) == "kmeans"]:
+        raise ConfigError("the schema names no target, and job.model learns one", NO_TARGET)
+    made, here = stack(layers, At(features, classes, None, "job.model", True))
+    return model_of_layers(numbered(made), features, classes or here.features, positions)
+
+
+def check_labels(model: ModelSpec, labels: int) -> None:
+    """Refuse (ConfigError) a model that learns a target where the rows have none (``labels`` is 0), or the reverse."""
+    if bool(labels) == model.unsupervised:
+        what = f"the rows have a target, and {model.name} learns none"
+        raise ConfigError(
+            what if labels else f"the schema names no target, and {model.name} learns one",
+            "leave target out of the schema, and give that column kind: drop" if labels else NO_TARGET,
+        )
+
+
+def _word(layer: object) -> object:
+    return next(iter(layer), None) if isinstance(layer, Mapping) else layer
 
 
 def model_to_json(model: ModelSpec) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.attention import Attention
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.layer_types.branches import CONCAT, PRODUCT, SUM, Branches
+from uvcc_engine.model.layer_types.centroids import KMeans
 from uvcc_engine.model.layer_types.conv2d import Conv1d, Conv2d
 from uvcc_engine.model.layer_types.dense import Dense
 from uvcc_engine.model.layer_types.dropout import LARGEST, Dropout
@@ -354,6 +355,16 @@ def _trees(value: object, at: At) -> _Made:
     return (Trees(at.features, count, depth, **numbers),), None
 
 
+def _kmeans(value: object, at: At) -> _Made:
+    found = _options(value, "clusters", ("clusters",), at.where)
+    if at.classes or not at.last or at.depth or at.lines > 1:
+        raise ConfigError(
+            f"{at.where}: k-means for {at.classes} outputs, or beside other layers",
+            "it stands alone and learns no target: leave target out of the schema, and give that column kind: drop",
+        )
+    return (KMeans(at.features, _size(found.get("clusters"), f"{at.where}: the number of clusters")),), None
+
+
 WORDS: Final[dict[str, _Word]] = {
     "linear": _linear,
     "relu": _same(Relu),
@@ -383,6 +394,7 @@ WORDS: Final[dict[str, _Word]] = {
     "places": _places,
     "attention": _attention,
     "trees": _trees,
+    "kmeans": _kmeans,
     "mean": _over_lines("avg"),
     "max": _over_lines("max"),
     "conv1d": _conv1d,

@@ -26,12 +26,6 @@ STEEPEST: Final = {"binary": 0.25 + LEAST_CURVATURE + 2.0**-10, "mse": 1.0}
 """Above this no second derivative lies."""
 
 
-def trainer_of(rt: Runtime, job: PrivateJob, model: ModelSpec, inputs: PartyInputs) -> PrivateTrainer:
-    """What trains a model on one worker per party: by gradients, or tree by tree."""
-    kind = PrivateTrainer if trees_of(model) is None else TreeTrainer
-    return kind(rt, job, model, inputs)
-
-
 class TreeTrainer(PrivateTrainer):
     """The trees so far, and what they answer to every training row: ``margins`` [rows, 1], which a checkpoint holds.
 

@@ -22,11 +22,14 @@ from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, batch_rows
 from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec, weighted_specs
+from uvcc_engine.model.layer_types.centroids import kmeans_of
 from uvcc_engine.model.layer_types.trees import trees_of
 from uvcc_engine.model.learning.answer_metrics import plaintext_metrics
 from uvcc_engine.model.learning.clipping import clipped
+from uvcc_engine.model.learning.lloyd_steps import INERTIA
 from uvcc_engine.model.learning.objectives import plaintext_loss
 from uvcc_engine.model.learning.optimizers import adam_rate, gradient_gain, smallest
+from uvcc_engine.model.learning.plaintext_kmeans import ClearKMeans, clear_inertia
 from uvcc_engine.model.learning.plaintext_trees import ClearTrees
 from uvcc_engine.model.learning.standardising import in_clear
 from uvcc_engine.model.learning.validating import PREFIX
@@ -95,12 +98,11 @@ def train_plaintext(
     losses: list[float] = []
     log, best = ValidationLog(job.patience), [w.detach().clone() for w in weights]
     validated: dict[int, Mapping[str, float]] = {}
-    trees = trees_of(model)
-    grown = None if trees is None else ClearTrees(job, trees, data, weights[0].detach().numpy())
+    other = _other_training(job, model, data, weights)
     for step in range(job.steps):
         rows = batch_rows(job.seed, step, job.batch, len(data.train_x))
-        if grown is not None:
-            losses.append(grown.step(step, rows))
+        if other is not None:
+            losses.append(other.step(step, rows))
         else:
             losses.append(_descend(job, model, weights, (velocity, second), step, data, rows))
         if job.validates(step):
@@ -111,12 +113,25 @@ def train_plaintext(
                 break
     weights = best if job.keep_best else weights
     found = [w.detach().numpy() for w in weights]
-    outputs = forward(model, [w.detach() for w in weights], torch.from_numpy(data.test_x))
-    shown = plaintext_metrics(job, outputs, targets_of(model, data.test_y))
-    correct = count_correct(model, found, data) if model.classes > 1 else 0
+    if model.unsupervised:
+        shown: Mapping[str, float] = {INERTIA: clear_inertia(data.test_x, found[0])}
+    else:
+        outputs = forward(model, [w.detach() for w in weights], torch.from_numpy(data.test_x))
+        shown = plaintext_metrics(job, outputs, targets_of(model, data.test_y))
+    correct = count_correct(model, found, data) if model.labels > 1 else 0
     return PlaintextResult(
-        tuple(found), tuple(losses), correct, correct / data.test_y.size, shown, validated, len(losses)
+        tuple(found), tuple(losses), correct, correct / max(1, data.test_y.size), shown, validated, len(losses)
     )
+
+
+def _other_training(
+    job: PrivateJob, model: ModelSpec, data: Dataset, weights: list[Tensor]
+) -> ClearTrees | ClearKMeans | None:
+    """What moves the only weight where gradients do not."""
+    if (trees := trees_of(model)) is not None:
+        return ClearTrees(job, trees, data, weights[0].detach().numpy())
+    clusters = kmeans_of(model)
+    return None if clusters is None else ClearKMeans(job, clusters, data, weights[0].detach().numpy())
 
 
 def _descend(
@@ -145,6 +160,8 @@ def _descend(
 def _validated(job: PrivateJob, model: ModelSpec, weights: list[Tensor], data: Dataset) -> dict[str, float]:
     assert data.val_x is not None
     assert data.val_y is not None
+    if model.unsupervised:
+        return {WATCHED: clear_inertia(data.val_x, weights[0].detach().numpy()) / len(data.val_x)}
     with torch.no_grad():
         outputs, targets = forward(model, weights, torch.from_numpy(data.val_x)), targets_of(model, data.val_y)
         found = {WATCHED: objective(job, outputs, targets).item()} if WATCHED in job.reveal else {}
