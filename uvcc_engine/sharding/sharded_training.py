@@ -55,7 +55,7 @@ from uvcc_engine.sharding.partition import bounds
 from uvcc_engine.sharding.stage import build_stage
 from uvcc_engine.sharding.stage_passes import Pass, Settling, StagePart, backward_protocol, forward_protocol
 from uvcc_engine.sharding.updates import OPTIMIZERS
-from uvcc_engine.sharding.validation import check_provable
+from uvcc_engine.sharding.validation import check_provable, check_whole_batches
 
 __all__ = ["Learner", "ParallelTrainer", "stream_of"]
 
@@ -103,6 +103,7 @@ class ParallelTrainer:
         if size.microbatches > job.batch:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
         check_provable(job, model)
+        check_whole_batches(model, size.replicas, size.microbatches)
         if job.proves:
             main.ledger = ClaimLedger.of(job.proving, sisters=not groups.alone)
         self.proved_metrics = NOTHING_PROVED

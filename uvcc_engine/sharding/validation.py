@@ -111,8 +111,18 @@ def fit_model(
     if workers > 1:
         place_layers(model, tensor)
         stage_bounds(model, stages)
+        check_whole_batches(model, replicas, microbatches)
         _check_rows_of_ranks(job, model, replicas, tensor, microbatches)
     return model
+
+
+def check_whole_batches(model: ModelSpec, replicas: int, microbatches: int) -> None:
+    """Refuse (ConfigError) to divide a batch of a model some of whose layers take statistics of all of it."""
+    if replicas * microbatches > 1 and any(isinstance(layer, BatchNorm) for layer in _all_layers(model.layers)):
+        raise ConfigError(
+            f"{model.name} has layers that cannot be split over workers: BatchNorm (it needs a whole batch)",
+            "use replicas, tensor and microbatches of 1; it stands in a stage. Or layer-norm",
+        )
 
 
 def check_provable(job: PrivateJob, model: ModelSpec) -> None:

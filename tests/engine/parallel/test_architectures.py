@@ -22,6 +22,7 @@ from uvcc_engine.model.definition.layer_list import model_of_json, model_of_list
 from uvcc_engine.model.definition.spec_json import layer_from_json
 from uvcc_engine.model.definition.specs import find_model, initial_weights
 from uvcc_engine.model.definition.torch_module import ExportedModule, model_of_module
+from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.learning.plaintext import forward, train_plaintext
 from uvcc_engine.sharding.validation import fit_model
 
@@ -115,12 +116,23 @@ def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topolog
     assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
 
 
-def test_a_batch_normalisation_trains_on_one_worker_and_is_refused_on_more() -> None:
+@pytest.mark.parametrize("verify", ["off", "products"])
+def test_a_batch_normalisation_stands_in_a_stage_and_is_refused_where_a_batch_is_divided(verify: str) -> None:
     made = model_of_module(ResNet(norm=True), (1, 8, 8), 3)
-    job = PrivateJob.from_json(job_of("resnet").to_json() | {"model": model_to_json(made.model)})
+    job = PrivateJob.from_json(job_of("resnet").to_json() | {"model": model_to_json(made.model), "verify": verify})
     fit_model(job)
-    with pytest.raises(ConfigError, match="BatchNorm"):
-        fit_model(job, workers=2, replicas=2)
+    for parts in ({"replicas": 2}, {"microbatches": 2}, {"tensor": 2}):
+        with pytest.raises(ConfigError, match="BatchNorm"):
+            fit_model(job, workers=2, **parts)
+    fit_model(job, workers=2, stages=2)
+    data, size = data_of("resnet")[0], Topology(1, 2, 1, 1)
+    found, clear = train(job, size, data=data), train_plaintext(job, data)
+    check_replicas(found)
+    for ours, theirs, spec in zip(weights(job, found, size), clear.weights, made.model.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
+        if isinstance(spec, BatchNorm):
+            assert np.abs(ours[1:3] - [[0.0], [1.0]]).max() > 0.01  # the running statistics have moved
+    assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import im2col, ops
 from uvcc_engine.model.layer_types.normalization import EPSILON, HIGHEST
+from uvcc_engine.model.parts import Pass, StagePart, WholeWeight, place_on_one_rank
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -20,6 +21,7 @@ from uvcc_engine.model.registry import (
 )
 from uvcc_engine.model.secret_layer import Layer
 from uvcc_engine.model.shapes import Image, WeightShape, check_features, check_image
+from uvcc_engine.model.tensor_parallel import PartContext, TensorParallel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,6 +117,24 @@ class BatchNormLayer(Layer):
         return ops.cat([gain.reshape(1, -1), still, bias.reshape(1, -1)])
 
 
+class BatchNormPart(WholeWeight):
+    """The same in a stage that sees the whole batch at once, as there is one replica and one microbatch."""
+
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
+        mine = self._build(self.weights[0])
+        mine.training = on.batch is not None
+        on.keep(self, mine)
+        return (yield from mine.forward_protocol(on.rt, x))
+
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
+        mine: Layer = on.take(self)
+        on.keep(self, mine)
+        below = yield from super().backward_protocol(on, grad, wanted)
+        assert mine.weight is not None
+        self.weights[0] = mine.weight  # its running statistics have followed
+        return below
+
+
 def _output_shape(spec: BatchNorm, shape: WeightShape) -> WeightShape:
     check_image(spec.image)
     check_features(spec, shape, spec.image.size)
@@ -143,6 +163,10 @@ def _products(spec: BatchNorm) -> int:
     return 64 * 24 * spec.image.channels + 16 * spec.image.size  # an inverse root takes 23 comparisons
 
 
+def _part(spec: BatchNorm, at: PartContext) -> StagePart:
+    return BatchNormPart(lambda weight: BatchNormLayer(spec, weight), at.weight, at.dealer)
+
+
 register(
     LayerType(
         name="batch-norm",
@@ -153,5 +177,6 @@ register(
         initial=_initial,
         rounds=43,
         products=_products,
+        tensor_parallel=TensorParallel(place=place_on_one_rank, part=_part),
     )
 )
