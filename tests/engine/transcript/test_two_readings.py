@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.job.private_job import MAY_LACK, METRICS, REVEALABLE, VALIDATIONS
 from uvcc_engine.transcript.proof import manifest, standalone_verify
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.identity import Identity
@@ -43,3 +45,17 @@ def test_a_damaged_signature_is_unreadable_to_both_or_to_neither(tmp_path: Path)
     text = armored if isinstance(armored, str) else armored.decode()
     found = {(unreadable_to_us(t), unreadable_to_the_other(tmp_path, t)) for t in damaged(text)}
     assert found == {(True, True), (False, False)}
+
+
+def test_both_know_the_same_values_that_a_step_may_reveal_and_the_same_that_it_may_leave_unsaid() -> None:
+    shown, lacking = standalone_verify.SHOWN, standalone_verify.LACKING
+    assert {name for name in REVEALABLE if shown.fullmatch(name)} == {"loss", *VALIDATIONS}
+    assert {name for name in REVEALABLE if lacking.fullmatch(name)} == set(MAY_LACK)
+
+
+def test_both_measure_in_the_last_epoch_where_any_metric_is_listed() -> None:
+    text = (Path(standalone_verify.__file__).parent / "EVIDENCE.md").read_text()
+    said = text.partition("`job.reveal` lists one of ")[2].partition(", it takes at")[0]
+    assert set(re.findall(r"`(\w+)`", said)) | {"confusion"} == set(METRICS)
+    validated = {name for name in METRICS if standalone_verify.SHOWN.fullmatch(f"val_{name}")}
+    assert set(METRICS) - validated == {"confusion", "inertia"}

@@ -40,7 +40,7 @@ COORD = re.compile("p([012])r{0}s{0}t{0}".format("(0|[1-9][0-9]{0,5})"))
 POD, POD_RESULT = re.compile(r"p[0-9]{1,6}r[0-9]{1,6}"), re.compile(r"result(?:_rank[0-9]{1,6})?\.json")
 WORDS, HEX32, HEXES = re.compile("(?s).+"), re.compile("[0-9a-f]{64}"), re.compile("(?:[0-9a-f]{2})*")
 Coord = tuple[int, int, int, int]  # replica, party, stage, tensor
-Json = Any; SHOWN = re.compile("loss|val_(loss|accuracy|auc|precision|recall|perplexity|rmse|r2)")
+Json = Any; SHOWN = re.compile("loss|val_(loss|accuracy|auc|precision|recall|perplexity|rmse|r2|overflow)")
 LACKING = re.compile("val_(auc|precision|recall|perplexity|r2)")  # may come out as no number, and is not stated then
 class Wrong(Exception): """Something was read, and it does not hold."""
 class Unreadable(Exception): """Something is not there, or is not what it must be."""
@@ -443,7 +443,7 @@ def check_form(bundle: Bundle, p: Policy) -> None:
     """Section 5.3: every epoch has at least the messages that no run of the agreed program can do without."""
     (layers, batch, tested), task = p.form, p.data["job"].get("task"); train = task not in ("infer", "serve")
     width, weights = sum(out for _, out in layers), sum((i + 1) * out for i, out in layers)
-    measured = any(n == "confusion" or (n != "loss" and SHOWN.fullmatch(f"val_{n}")) for n in p.listed)
+    measured = any(n in ("confusion", "inertia") or (n != "loss" and SHOWN.fullmatch(f"val_{n}")) for n in p.listed)
     for e, party in product(range(bundle.length), range(3)):
         left, opened = p.steps - p.first - e, 0
         rows = tested // p.replicas if left < 1 else batch if train or (left > 1 and task != "serve") else 1
