@@ -271,7 +271,8 @@ def _said(
         return ["cluster", "distance"], cells, {"clusters": {str(k): n for k, n in enumerate(counts)}}
     if not schema.values:
         numbers = numbers_of(schema, outputs)
-        ends = {"from": float(numbers.min(initial=0.0)), "to": float(numbers.max(initial=0.0))}
+        least, most = (numbers.min(), numbers.max()) if numbers.size else (0.0, 0.0)
+        ends = {"from": float(least), "to": float(most)}
         return [schema.target], [[f"{one:.9g}"] for one in numbers], ends
     chances = _chances(outputs)
     cells = [[schema.values[int(row.argmax())], *(f"{one:.6f}" for one in row)] for row in chances]

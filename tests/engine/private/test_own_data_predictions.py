@@ -108,7 +108,12 @@ def test_a_target_of_another_kind_goes_from_a_file_to_predictions(
         assert np.mean([(row["answer"] == "yes") == one for row, one in zip(said, truth, strict=True)]) > 0.9
         assert set(said[0]) == {"row", "answer", "p(no)", "p(yes)"}
     else:
-        off = np.array([float(row["answer"]) for row in said]) - truth
+        answers = np.array([float(row["answer"]) for row in said])
+        out = ["--out", str(tmp_path / "p.csv")]
+        assert own_data.main(["predict", "--model", str(folder), "--data", str(table), *out]) == 0
+        summary = json.loads(capsys.readouterr().out)
+        assert (summary["from"], summary["to"]) == (pytest.approx(answers.min()), pytest.approx(answers.max()))
+        off = answers - truth
         assert 1 - np.square(off).sum() / np.square(truth - np.mean(truth)).sum() > (0.9 if kind == "real" else 0.25)
 
 
