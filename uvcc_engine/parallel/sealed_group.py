@@ -36,15 +36,15 @@ class SealedConnection(MemberConnection):
         super().__init__(stream.sock, timeout_s)
         self._stream = stream
 
-    def send(self, key: int, data: memoryview) -> None:
+    def send(self, key: int, data: memoryview) -> int:
         """As with the base; what the socket does not take now waits sealed. Raises RuntimeError."""
         with self._news:
             if self._broken is not None:
                 raise RuntimeError(f"a member is gone: {self._broken}")
-            idle = not self._left
+            upto = self._queued
             for record in self._stream.records(HEAD.pack(key, len(data)), data):
-                self._left += [record] if self._left else self._now([record])
-            self._start_writer(idle)
+                upto = self._leave([record] if self._left else self._now([record]))
+            return upto
 
     def _fill(self, into: memoryview) -> None:
         try:

@@ -57,15 +57,17 @@ class MemberConnection:
             sock.setsockopt(socket.SOL_SOCKET, option, limit)
         self._sock, self._timeout_s = sock, timeout_s
         self._left: deque[memoryview] = deque()
+        self._queued = self._written = 0  # pieces that the socket did not take at once, and those that it took since
         self._news = threading.Condition()
         self._reading = threading.Lock()
         self._early: dict[int, deque[bytearray]] = {}
         self._broken: OSError | None = None
 
-    def send(self, key: int, data: memoryview) -> None:
+    def send(self, key: int, data: memoryview) -> int:
         """Hand over a message; what the socket does not take now is copied and follows by itself.
 
-        Raises RuntimeError, as torch's backends do, if the member is gone.
+        Returns up to where :meth:`flush` has to wait for it. Raises RuntimeError, as torch's backends do, if the member
+        is gone.
         """
         parts = [memoryview(HEAD.pack(key, len(data))), data]
         with self._news:
@@ -73,16 +75,16 @@ class MemberConnection:
                 raise RuntimeError(f"a member is gone: {self._broken}")
             if not self._left:
                 parts = self._now(parts)
-            if not parts:
-                return
-            idle = not self._left
-            self._left += [memoryview(bytes(part)) for part in parts if len(part)]
-            self._start_writer(idle)
+            return self._leave([memoryview(bytes(part)) for part in parts if len(part)])
 
-    def _start_writer(self, idle: bool) -> None:
-        """Have what is left written by a thread, unless one is at it (not ``idle``)."""
+    def _leave(self, parts: list[memoryview]) -> int:
+        """Have a thread write these, unless one is at it; up to where that is."""
+        idle = not self._left
+        self._left += parts
+        self._queued += len(parts)
         if idle and self._left:
             threading.Thread(target=self._write, name="group writer", daemon=True).start()
+        return self._queued
 
     def _now(self, parts: list[memoryview]) -> list[memoryview]:
         """Send without waiting; returns what is left."""
@@ -112,12 +114,18 @@ class MemberConnection:
                 continue
             with self._news:
                 self._left.popleft()
+                self._written += 1
+                self._news.notify_all()
 
-    def flush(self) -> None:
-        """Wait until everything is in the socket. Raises RuntimeError if it cannot get there."""
-        if self._left:
+    def flush(self, sent: int) -> None:
+        """Wait until what :meth:`send` handed over up to ``sent`` is in the socket.
+
+        Not for what follows: both members may have begun a later operation, and neither takes its message before this
+        one is done. Raises RuntimeError if it cannot get there.
+        """
+        if self._written < sent:
             with self._news:
-                self._news.wait_for(lambda: not self._left or self._broken is not None)
+                self._news.wait_for(lambda: self._written >= sent or self._broken is not None)
         if self._broken is not None:
             raise RuntimeError(f"a member does not take what was sent: {self._broken}")
 
@@ -210,15 +218,14 @@ class UnixGroup(dist.ProcessGroup):
         if x.numel() * x.element_size() > _WHOLE_BYTES and self._size > 2:
             return self._large_sum(x)
         key, mine = self._begin(), x.contiguous()
-        for line in self._others().values():
-            line.send(key, _bytes(mine))
+        sent = {line: line.send(key, _bytes(mine)) for line in self._others().values()}
 
         def finish() -> None:
             theirs = torch.empty_like(mine)
             if self._size == 2:  # in either order the same, and a pass over memory less
                 self._lines[1 - self._me].receive(key, _bytes(theirs))
                 x.copy_(theirs.add_(mine))
-                self._flush()
+                _flush(sent)
                 return
             total = torch.zeros_like(mine)
             for member in range(self._size):
@@ -226,7 +233,7 @@ class UnixGroup(dist.ProcessGroup):
                     self._lines[member].receive(key, _bytes(theirs))
                 total += mine if member == self._me else theirs
             x.copy_(total)
-            self._flush()
+            _flush(sent)
 
         return Done(finish)
 
@@ -249,16 +256,14 @@ class UnixGroup(dist.ProcessGroup):
         key = self._begin()
         if root == self._me:
             mine = x.contiguous()
-            for line in self._others().values():
-                line.send(key, _bytes(mine))
-            return Done(self._flush)
+            sent = {line: line.send(key, _bytes(mine)) for line in self._others().values()}
+            return Done(lambda: _flush(sent))
         return Done(lambda: self._fill(root, key, x))
 
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Done:
         """All members' tensors one after the other, at every member."""
         key, mine = self._begin(), source.contiguous()
-        for line in self._others().values():
-            line.send(key, _bytes(mine))
+        sent = {line: line.send(key, _bytes(mine)) for line in self._others().values()}
         parts = output.reshape(self._size, -1)
 
         def finish() -> None:
@@ -267,7 +272,7 @@ class UnixGroup(dist.ProcessGroup):
                     parts[member] = mine.reshape(-1)
                 else:
                     self._lines[member].receive(key, _bytes(parts[member]))
-            self._flush()
+            _flush(sent)
 
         return Done(finish)
 
@@ -275,8 +280,7 @@ class UnixGroup(dist.ProcessGroup):
         """Member k gets the sum of all members' slice k."""
         _check_sum(opts)
         key, parts = self._begin(), source.contiguous().reshape(self._size, -1)
-        for member, line in self._others().items():
-            line.send(key, _bytes(parts[member]))
+        sent = {line: line.send(key, _bytes(parts[member])) for member, line in self._others().items()}
 
         def finish() -> None:
             theirs, total = torch.empty_like(parts[0]), torch.zeros_like(parts[0])
@@ -285,7 +289,7 @@ class UnixGroup(dist.ProcessGroup):
                     self._lines[member].receive(key, _bytes(theirs))
                 total += parts[member] if member == self._me else theirs
             output.copy_(total.reshape(output.shape))
-            self._flush()
+            _flush(sent)
 
         return Done(finish)
 
@@ -296,8 +300,8 @@ class UnixGroup(dist.ProcessGroup):
     def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Done:
         """Start to send to member ``to``; tags are not negative."""
         line = self._others()[to]
-        line.send(tag, _bytes(tensors[0].contiguous()))
-        return Done(line.flush)
+        sent = line.send(tag, _bytes(tensors[0].contiguous()))
+        return Done(lambda: line.flush(sent))
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Done:
         """Receive from member ``source``."""
@@ -316,10 +320,6 @@ class UnixGroup(dist.ProcessGroup):
         self._lines[source].receive(key, _bytes(whole))
         if whole is not x:
             x.copy_(whole)
-
-    def _flush(self) -> None:
-        for line in self._lines.values():
-            line.flush()
 
     def _others(self) -> Mapping[int, MemberConnection]:
         if not self._lines and self._size > 1:
@@ -366,6 +366,11 @@ def calling_member(sock: socket.socket, timeout_s: float) -> int:
     except OSError:
         return -1
     return int(_INDEX.unpack(said)[0]) if len(said) == _INDEX.size else -1
+
+
+def _flush(sent: Mapping[MemberConnection, int]) -> None:
+    for line, upto in sent.items():
+        line.flush(upto)
 
 
 def _bytes(x: Tensor) -> memoryview:

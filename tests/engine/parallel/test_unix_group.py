@@ -22,9 +22,9 @@ from uvcc_engine.parallel.unix_group import MemberConnection, UnixGroup
 BIG = 1 << 17  # a MiB of int64: several times what a socket holds
 
 
-def members(count: int, body: Callable[[UnixGroup, int], Any]) -> list[Any]:
+def members(count: int, body: Callable[[UnixGroup, int], Any], limit_s: float = 60) -> list[Any]:
     """``body(group, index)`` for every member of one group, each in a thread of its own."""
-    store, timeout = dist.HashStore(), timedelta(seconds=60)
+    store, timeout = dist.HashStore(), timedelta(seconds=limit_s)
     groups = [UnixGroup(store, index, count, timeout) for index in range(count)]
     with ThreadPoolExecutor(count) as pool:
         return [f.result(90) for f in [pool.submit(body, g, k) for k, g in enumerate(groups)]]
@@ -83,6 +83,19 @@ def test_a_member_that_ends_is_noticed_at_once_by_who_waits_for_it() -> None:
     assert members(2, body) == ["noticed", "gone"]
 
 
+def test_an_operation_is_done_though_a_later_one_has_begun_that_nobody_takes_yet() -> None:
+    """As gradients are: each layer's sum is begun as soon as it is there, and waited for in the order of the steps."""
+
+    def body(group: UnixGroup, me: int) -> list[int]:
+        mine, sums = torch.full((2 * BIG,), me + 1), [torch.zeros(BIG, dtype=torch.int64) for _ in range(3)]
+        begun = [group.reduce_scatter_single(into, mine) for into in sums]
+        for one in begun:
+            one.wait()
+        return [int(one.max()) for one in sums]
+
+    assert members(2, body, 5.0) == [[3, 3, 3]] * 2
+
+
 def test_a_message_of_another_size_is_refused_and_a_silent_member_ends_the_wait() -> None:
     ends = socket.socketpair()
     here, there = MemberConnection(ends[0], 0.05), MemberConnection(ends[1], 5.0)
@@ -100,9 +113,9 @@ def test_a_message_of_another_size_is_refused_and_a_silent_member_ends_the_wait(
 def test_a_member_that_takes_nothing_is_told_of_as_late_and_the_cure_is_named() -> None:
     ends = socket.socketpair()
     here, there = MemberConnection(ends[0], 0.05), MemberConnection(ends[1], 5.0)
-    here.send(1, memoryview(bytes(8 << 20)))  # more than a socket holds
+    sent = here.send(1, memoryview(bytes(8 << 20)))  # more than a socket holds
     with pytest.raises(RuntimeError, match=r"timed out, it took nothing for 0\.05 s") as late:
-        here.flush()
+        here.flush(sent)
     here.close()
     there.close()
     assert "UVCC_GROUP_TIMEOUT_S" in lost(0, "dp #2 reduce_scatter did not finish", late.value).hint
