@@ -10,9 +10,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -34,12 +39,41 @@ _DDP: Final[Mapping[str, Callable[[DistributedDataParallel], object]]] = {
 }
 
 
-def take(environ: Mapping[str, str]) -> None:
-    """Have torch read again what it read when it was imported. Raises ConfigError for a level that it does not have."""
+_PROBE: Final = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.set_debug_level(dist.DebugLevel.DETAIL)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+DistributedDataParallel(torch.nn.Linear(1, 1))
+"""
+_PROBE_S: Final = 180.0
+
+
+@lru_cache(maxsize=1)
+def groups_bear_detail() -> bool:
+    """Whether this torch's DDP bears groups that were made under DETAIL, where each collective is held against the
+    other ranks' first: torch 2.13 dies of SIGSEGV in its constructor. Tried in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="uvcc-detail-") as folder:
+        command = [sys.executable, "-c", _PROBE, folder]
+        try:
+            return subprocess.run(command, capture_output=True, timeout=_PROBE_S, check=False).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+
+def take(environ: Mapping[str, str], *, grouped: bool = False) -> None:
+    """Have torch read again what it read when it was imported. Raises ConfigError for a level that it does not have.
+
+    Asked before the ranks' group is made, and again when it is (``grouped``): where a group made under DETAIL would end
+    the process, it is made under INFO, and DDP alone has DETAIL.
+    """
     wanted = environ.get(DEBUG, "")
     if wanted and wanted.upper() not in LEVELS:
         raise ConfigError(f"{DEBUG} is {wanted!r}", f"one of {', '.join(LEVELS)}")
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+    several = int(environ.get("WORLD_SIZE", "1")) > 1
+    if wanted.upper() == "DETAIL" and several and not grouped and not groups_bear_detail():
+        dist.set_debug_level(dist.DebugLevel.INFO)  # type: ignore[attr-defined]
 
 
 def read_back(effects: Sequence[Effect], cfg: LMConfig, model: nn.Module) -> dict[str, str]:
@@ -53,6 +87,8 @@ def read_back(effects: Sequence[Effect], cfg: LMConfig, model: nn.Module) -> dic
             value = dist.get_debug_level().name  # type: ignore[attr-defined]
             _hold(effect, value, effect.value.upper())
             found[effect.name] = f"{value} in torch's process groups"
+            if value == "DETAIL" and isinstance(model, DistributedDataParallel) and not groups_bear_detail():
+                found[effect.name] = f"DETAIL in DDP alone: torch {torch.__version__} dies of groups that have it"
         elif not effect.name.startswith("NSA_"):
             value = _of_c_library(effect.name)
             _hold(effect, value, effect.value)

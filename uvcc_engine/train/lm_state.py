@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
-from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.train.distributed import RankGroup
 from uvcc_engine.train.lm_optimizers import MOMENTS, STEP, Optimizers
 from uvcc_engine.train.sharded import is_sharded, like, part, whole
@@ -63,6 +63,29 @@ def load_tensors(model: nn.Module, optimizer: Optimizers, found: dict[str, Tenso
         moments = {k: found[f"optim.{name[6:]}.{k}"] for k in MOMENTS if f"optim.{name[6:]}.{k}" in found}
         if moments:
             optimizer.remember(p, moments)
+
+
+def common(group: RankGroup, root: Path, run: str, start: int = -1) -> ck.CheckpointManifest | None:
+    """The checkpoint of step ``start``, else the newest that every rank has (they may be on different pods), read
+    whole; None if there is none, or for 0. All ranks decide alike.
+
+    Raises ConfigError if there is none of ``start``, VerificationError if any rank finds it altered.
+    """
+    there = set.intersection(*(set(steps) for steps in group.gather(ck.steps_present(root))))
+    if start > 0 and start not in there:
+        known = ", ".join(map(str, sorted(there))) or "none"
+        raise ConfigError(f"there is no checkpoint of step {start}; there are those of steps {known}", ck.EARLIER)
+    step = start if start >= 0 else max(there, default=0)
+    if step == 0:
+        return None
+    found, wrong = None, ""
+    try:
+        found = ck.verify_step(root, step, run=run)
+    except VerificationError as error:
+        wrong = error.finding
+    if wrong := next((text for text in group.gather(wrong) if text), ""):
+        raise VerificationError("checkpoint", wrong, ck.EARLIER)
+    return found
 
 
 def sharers(root: Path, group: RankGroup) -> list[int]:

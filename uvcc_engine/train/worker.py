@@ -20,7 +20,7 @@ import torch
 
 from uvcc_engine import __version__
 from uvcc_engine.contract.checkpoints import checkpoint as ck
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.machine import installed_code
 from uvcc_engine.contract.run_files import files
@@ -68,10 +68,12 @@ def train(
     sink_registry.check(sink_registry.names_in(cfg.train.sinks))
     effective.take(os.environ)
     group = start_group(cfg.runtime.device, cfg.ddp.timeout_min, cfg.ddp.tensor)
+    if not cfg.ddp.shard:  # whose further groups are made later
+        effective.take(os.environ, grouped=True)
     if group.device.type == "cpu":
         keep_memory()
     root = directory / files.CHECKPOINTS
-    manifest = _chosen(group, root, run, start)
+    manifest = lm_state.common(group, root, run, start)
     resume_step = manifest.step if manifest else None
     aside = _set_aside(group, root, start) if start >= 0 else ""
     where = coord or f"p0r{group.rank}s0t0"
@@ -205,29 +207,6 @@ def out_of_memory(error: BaseException) -> bool:
     from the others: this is the one place that reads them.
     """
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
-
-
-def _chosen(group: RankGroup, root: Path, run: str, start: int) -> ck.CheckpointManifest | None:
-    """The checkpoint to go on from: that of ``start``, else the newest that every rank has (they may be on different
-    pods); None to begin. All ranks decide alike.
-
-    Raises ConfigError if there is none of ``start``, VerificationError if any rank finds it altered.
-    """
-    common = set.intersection(*(set(steps) for steps in group.gather(ck.steps_present(root))))
-    if start > 0 and start not in common:
-        there = ", ".join(map(str, sorted(common))) or "none"
-        raise ConfigError(f"there is no checkpoint of step {start}; there are those of steps {there}", ck.EARLIER)
-    step = start if start >= 0 else max(common, default=0)
-    if step == 0:
-        return None
-    found, wrong = None, ""
-    try:
-        found = ck.verify_step(root, step, run=run)
-    except VerificationError as error:
-        wrong = error.finding
-    if wrong := next((text for text in group.gather(wrong) if text), ""):
-        raise VerificationError("checkpoint", wrong, ck.EARLIER)
-    return found
 
 
 def _set_aside(group: RankGroup, root: Path, start: int) -> str:

@@ -37,6 +37,24 @@ def test_a_level_that_is_set_after_the_import_has_effect() -> None:
     assert told.split() == ["OFF", "DETAIL", "OFF"], "without the second look torch keeps what it read at the import"
 
 
+@pytest.mark.parametrize("bears", [True, False])
+def test_a_level_that_ends_the_process_is_kept_from_groups(bears: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.13's DDP dies of a group that was made under DETAIL: it gets the level behind it."""
+    monkeypatch.setattr(effective, "groups_bear_detail", lambda: bears)
+    two = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "WORLD_SIZE": "2"}
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    try:
+        effective.take(two)
+        assert dist.get_debug_level().name == ("DETAIL" if bears else "INFO")
+        effective.take(two, grouped=True)
+        assert dist.get_debug_level().name == "DETAIL"
+        effective.take({**two, "WORLD_SIZE": "1"})
+        assert dist.get_debug_level().name == "DETAIL", "one rank has no group"
+    finally:
+        monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG")
+        effective.take({})
+
+
 def test_a_level_that_torch_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="one of OFF, INFO, DETAIL"):
         effective.take({"TORCH_DISTRIBUTED_DEBUG": "VERBOSE"})
