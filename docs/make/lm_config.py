@@ -74,7 +74,8 @@ MEANINGS: Final[dict[str, str]] = {
     "train.loss_chunk": "tokens whose logits are held at once; 0: all. Less memory with a large vocabulary",
     "train.weight_decay": "of AdamW",
     "train.grad_clip": "the gradient's largest norm",
-    "train.nonfinite": "a gradient that is not a number: `stop`, or `skip` the step, five in a row at most",
+    "train.nonfinite": "a gradient that is not a number: `stop`, `skip` the step (five in a row at most), or "
+    "`rollback`: do the steps since the last checkpoint again, three times at most; what comes again ends the run",
     "train.seed": "of the first weights, of made-up text and of the shuffled order",
     "train.log_every": "steps between two rows of training.csv",
     "train.eval_every": "steps between two rows of val.csv; 0: never",

@@ -78,7 +78,7 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
         return counted(s, e)  # every few seconds from each worker: for the panel, not for the log
     elif e.event == "sample_written":
         s = changed(s, sample=clean(str(e.fields.get("text", "")), files.SAMPLE_SHOWN))
-    elif e.event == files.STEPS_REPEATED:
+    elif e.event == files.STEPS_REPEATED and "after" not in e.fields:  # of a resume, not of a rollback
         s = changed(s, repeated=MappingProxyType(dict(e.fields)))
     elif e.event == "proof_failed":
         told, step = e.fields.get("suspects"), bad_records.step_of(e.fields)

@@ -77,17 +77,25 @@ def repeats_exactly(f: Fields) -> bool:
     return compared and f.get("differs") == -1
 
 
+def _rolled_back(f: Fields) -> str:
+    left, times = scalar_text(f.get("left")), as_int(f.get("times")) or 1
+    again = f", for the {times}th time" if times > 1 else ""
+    why = f": {scalar_text(f.get('error'))}" if f.get("error") else ""
+    return f"went back from step {left} to the checkpoint of step {scalar_text(f.get('step'))}{again}{why}"
+
+
 def _repeated(f: Fields) -> str:
     first, last, rows = (as_int(f.get(name), 0) or 0 for name in ("first", "last", "rows"))
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    what = "rollback" if f.get("after") else "resume"
     if not repeats_exactly(f):
         differs = as_int(f.get("differs"), 0)
         found = f"step {differs} came out differently" if differs is not None else "nothing shows that it is the same"
-        return f"the resume is not exact: {found} when {steps} were repeated"
+        return f"the {what} is not exact: {found} when {steps} were repeated"
     losses = f"the same {counted(rows, 'loss', 'losses')}" if rows else ""
     at = as_int(f.get("checkpoint"), 0)
     tensors = f"the same tensors at step {at}" if at is not None else ""
-    return f"the resume is exact: {steps} again, with {' and '.join(filter(None, (losses, tensors)))}"
+    return f"the {what} is exact: {steps} again, with {' and '.join(filter(None, (losses, tensors)))}"
 
 
 def _relay_started(f: Fields) -> str:
@@ -118,8 +126,9 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
         lambda f: f"begins with the weights {scalar_text(f.get('sha256'))[:12]} of {scalar_text(f.get('folder'))}",
     ),
     "sink_failed": (("sink", "error", "dropped"), _sink_failed),
-    "steps_repeated": (("first", "last", "rows", "checkpoint", "differs"), _repeated),
+    "steps_repeated": (("first", "last", "rows", "checkpoint", "differs", "after"), _repeated),
     "step_skipped": (("step",), lambda f: f"update skipped, the gradient was not a number{_at(f)}"),
+    "rolled_back": (("step", "left", "times", "error"), _rolled_back),
     "watchdog_dump": ((), lambda f: "stalled: the watchdog wrote the stacks"),
     "link_up": (("peer", "kind"), lambda f: f"link to {_peer(f)} up ({scalar_text(f.get('kind')) or 'direct'})"),
     "link_down": (("peer", "kind"), lambda f: f"link to {_peer(f)} down ({scalar_text(f.get('kind')) or 'direct'})"),

@@ -85,7 +85,9 @@ class DDPConfig:
 class TrainConfig:
     """``batch_size`` is global (all ranks, one micro-batch); a step is one optimizer step.
 
-    ``nonfinite``: what follows a gradient that is not a number: ``stop``, or ``skip`` the step, five in a row at most.
+    ``nonfinite``: what follows a gradient that is not a number: ``stop``, ``skip`` the step, five in a row at most, or
+    ``rollback`` to the last checkpoint and do the steps again, three times at most without coming further; that also
+    follows a loss or a weight that is none.
     ``schedule``: after the warm-up the rate follows a cosine down to ``min_lr``, stays (``constant``), or stays and
     falls in a straight line to ``min_lr`` over the last ``decay_steps`` (``wsd``, Hu et al. 2024, section 4).
     ``sample_tokens``: the finished model writes so many, for the result screen and ``sample.txt``.
@@ -110,7 +112,7 @@ class TrainConfig:
     loss_chunk: int = 0
     weight_decay: float = 0.01
     grad_clip: float = 1.0
-    nonfinite: str = "stop"  # stop | skip
+    nonfinite: str = "stop"  # stop | skip | rollback
     seed: int = LM_SEED
     log_every: int = 1
     eval_every: int = 0  # 0 = never
@@ -156,7 +158,9 @@ class LMConfig:
                 f"model.vocab={self.model.vocab} does not fit data.tokenizer={self.data.tokenizer}",
                 f"set it to {wanted}",
             )
-        _one_of("train.nonfinite", self.train.nonfinite, ("stop", "skip"))
+        _one_of("train.nonfinite", self.train.nonfinite, ("stop", "skip", "rollback"))
+        if self.train.nonfinite == "rollback" and not self.train.save_every:
+            raise ConfigError("train.nonfinite=rollback has nothing to go back to", "train.save_every, above 0")
         for name in ("steps", "seq_len", "batch_size", "accumulate", "log_every", "eval_batches", "keep"):
             _at_least(f"train.{name}", getattr(self.train, name), 1)
         if not 0 <= self.train.sample_tokens <= MOST_SAMPLED:
@@ -238,6 +242,7 @@ SOURCES: Final = ("local", "python_docs", "fineweb_edu", "prepared", "hidden_let
 MOST_SAMPLED: Final = 4096
 VOCAB: Final = {"byte": 256, "gpt2": 50257}
 TOKENIZERS: Final = (*VOCAB, "file")
+BY_VRAM: Final = {"m7c_125m_80g": 75_000, "m7c_125m_40g": 35_000, "m7c_125m_24g": 0}  # at least so many MiB
 LEAST_VOCAB, MOST_VOCAB = 257, 1 << 16  # the bytes and an end; what prepared text has room for
 
 
@@ -333,8 +338,8 @@ def load(name_or_path: str) -> dict[str, Any]:
 
 
 def pick_for_vram(mib: int) -> str:
-    """The M7C config for a GPU's memory: at least 75,000 MiB, 35,000 MiB, or less."""
-    return "m7c_125m_80g" if mib >= 75_000 else "m7c_125m_40g" if mib >= 35_000 else "m7c_125m_24g"
+    """The M7C config for a GPU's memory."""
+    return next(name for name, least in BY_VRAM.items() if mib >= least)
 
 
 def to_mapping(cfg: LMConfig) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from uvcc_engine.contract.checkpoints.checkpoint import CheckpointManifest
-from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.contract.run_files.writer import RunWriter
@@ -29,6 +28,7 @@ from uvcc_engine.train.lm_optimizers import make_optimizers
 from uvcc_engine.train.marks import check_marks, marked
 from uvcc_engine.train.model_flops import effort_of
 from uvcc_engine.train.repeated import Repeated
+from uvcc_engine.train.rollback import NotFiniteError, Rollbacks
 from uvcc_engine.train.sharded import part, shard, whole
 from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids, inputs_and_labels
@@ -37,10 +37,6 @@ from uvcc_engine.train.text.tokenizer import Tokenizer
 HOLD_POLL_S = 0.05
 MOST_SKIPPED = 5  # steps in a row
 _FINITE_HINT = "resume from the last checkpoint with a lower lr or runtime.precision: fp32"
-
-
-class NotFiniteError(UvccError):
-    """Loss, gradient or a weight stopped being a number; the last good checkpoint is untouched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +97,7 @@ class LmTrainer:
         self._again = again or Repeated()
         self._halt_nonce = ""
         self._skipped = 0
+        self._rollbacks = Rollbacks(cfg.train.nonfinite == "rollback")
         self._saved = (-1, "", "")  # step, SHA-256 of the manifest, of the tensors
         self._val: list[Tensor] = []
         paths = route_of(cfg.model, cfg.train.seq_len, group.device)
@@ -127,26 +124,55 @@ class LmTrainer:
         self._wrapped = wrap(self.model, self.group, self.cfg.ddp)
         self._on_wrapped(self._wrapped)
         self._rehearse()
-        data = Prefetcher(self._packer(False, self._cursor), self._rows, self.cfg.data.queue)
-        loss, cursor = math.nan, (self._cursor or Cursor()).to_json()
+        data = self._data()
         try:
-            self.telemetry.restart()
-            while self.steps_done < self.cfg.train.steps:
-                loss, batch = self._step(data)
-                cursor = batch.cursor
-                halt = self._decide(loss)
-                self._finish_step(loss, data)
-                if halt is not None and self._hold_or_halt(halt):
-                    return self._leave("halted", cursor, loss)
-                if self._due(self.cfg.train.save_every) or self.steps_done == self._again.checkpoint:
-                    self._save(cursor)
-                    self.telemetry.restart()
-                if self._again.over(self.steps_done):
-                    self._again.tell(self.writer)
-            return self._leave("done", cursor, loss)
+            while True:
+                try:
+                    return self._to_the_end(data)
+                except NotFiniteError as error:
+                    self._roll_back(error)
+                    data.stop()
+                    data = self._data()
         finally:
             data.stop()
             self.telemetry.finish(self._facts())
+
+    def _data(self) -> Prefetcher:
+        return Prefetcher(self._packer(False, self._cursor), self._rows, self.cfg.data.queue)
+
+    def _to_the_end(self, data: Prefetcher) -> LoopOutcome:
+        loss, cursor = math.nan, (self._cursor or Cursor()).to_json()
+        self.telemetry.restart()
+        while self.steps_done < self.cfg.train.steps:
+            loss, batch = self._step(data)
+            cursor = batch.cursor
+            norm = self._norm()
+            applied, halt = self._decide(loss, norm)
+            self._finish_step(loss, norm, data, applied=applied)
+            if halt is not None and self._hold_or_halt(halt):
+                return self._leave("halted", cursor, loss)
+            if self._due(self.cfg.train.save_every) or self.steps_done == self._again.checkpoint:
+                self._save(cursor)
+                self.telemetry.restart()
+            if self._again.over(self.steps_done):
+                self._again.tell(self.writer)
+        return self._leave("done", cursor, loss)
+
+    def _roll_back(self, error: NotFiniteError) -> None:
+        """Weights, moments, random numbers, data and tables as they were at the last checkpoint, on all ranks.
+
+        Raises the error where the run does not go back: see ``Rollbacks``.
+        """
+        left = self.steps_done
+        manifest = self._rollbacks.target(error, left, self.root, self.group, self.writer.run)
+        self._again = self._again.and_after(manifest.step, self.writer.directory)
+        self.writer.rewind(manifest.step)
+        self.resume_from(manifest)
+        self._skipped = 0
+        fields = {"step": manifest.step, "left": left, "times": self._rollbacks.times, "error": error.what}
+        self.writer.event(files.ROLLED_BACK, level="warn", checkpoint=manifest.sha256, **fields)
+        self.writer.heartbeat(self.steps_done, "train", "rolled back")
+        self._on_alive(False)
 
     def _rehearse(self) -> None:
         """Two backward passes that leave nothing: DDP learns its graph and settles its buckets in them.
@@ -207,32 +233,44 @@ class LmTrainer:
         with torch.autocast(self.group.device.type, dtype=torch.bfloat16, enabled=bf16):
             return forward(inputs, starts, labels=labels, chunk=self.cfg.train.loss_chunk, **options)
 
-    def _decide(self, loss: float) -> HaltRequest | None:
-        """One collective a step: is any loss not a number, does anybody ask for a hold or halt?"""
+    def _norm(self) -> Tensor:
+        """Of all gradients, before any is clipped, which would spread what is not a number to every tensor."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return whole(gradient_norm.total_norm(gradients))
+
+    def _decide(self, loss: float, norm: Tensor) -> tuple[bool, HaltRequest | None]:
+        """One collective a step: is any rank's loss or gradient not a number, does anybody ask for a hold or halt?
+        Returns whether the gradient is to be applied, and the request.
+
+        A gradient is the same on all ranks unless one of them has a fault: they must not apply it there alone.
+        """
         began = self._clock()
         mine = self.writer.poll_halt()
         vote = 2 if self._stop_asked() else mine.vote if mine else 0
         self.telemetry.window.own_s += self._clock() - began
-        broken, decision = self.group.largest([int(not math.isfinite(loss)), vote])
+        mine_is = [int(not math.isfinite(value)) for value in (loss, float(norm))]
+        broken, spoilt, decision = self.group.largest([*mine_is, vote])
         if broken:
             raise NotFiniteError(
                 f"the loss is not finite at step {self.steps_done + 1}",
                 _FINITE_HINT,
             )
+        if spoilt:
+            self._skip()
+        else:
+            self._skipped = 0
         if decision == 0:
-            return None
+            return not spoilt, None
         known = [
             HaltRequest(*r)
             for r in self.group.gather((mine.mode, mine.nonce, mine.run, mine.deadline) if mine else ("halt",))
         ]
-        return next((r for r in known if r.vote == decision), HaltRequest("halt"))
+        return not spoilt, next((r for r in known if r.vote == decision), HaltRequest("halt"))
 
-    def _finish_step(self, loss: float, data: Prefetcher) -> None:
-        with marked("optimizer", self.cfg.runtime.nvtx):
-            parameters = list(self.model.parameters())
-            norm = whole(gradient_norm.total_norm([p.grad for p in parameters if p.grad is not None]))
-            if self._sound(norm):  # before it is clipped, which would spread what is not a number to every tensor
-                gradient_norm.clip(parameters, self.cfg.train.grad_clip, norm)
+    def _finish_step(self, loss: float, norm: Tensor, data: Prefetcher, *, applied: bool) -> None:
+        if applied:
+            with marked("optimizer", self.cfg.runtime.nvtx):
+                gradient_norm.clip(list(self.model.parameters()), self.cfg.train.grad_clip, norm)
                 self.optimizer.step()
         self.steps_done += 1
         self._on_alive(True)
@@ -254,14 +292,11 @@ class LmTrainer:
             self.evaluate()
             self.telemetry.restart()
 
-    def _sound(self, norm: Tensor) -> bool:
-        """Whether this step's gradient may be applied; every rank has the same, so all decide alike.
+    def _skip(self) -> None:
+        """Say that this step's gradient is not applied, on any rank.
 
         Raises NotFiniteError naming the first tensor that is not finite, unless ``train.nonfinite`` is ``skip``.
         """
-        if math.isfinite(float(norm)):
-            self._skipped = 0
-            return True
         name = next(
             (n for n, p in self.model.named_parameters() if p.grad is not None and not part(p.grad).isfinite().all()),
             "another rank's part",
@@ -272,7 +307,6 @@ class LmTrainer:
             told = f"{what}, the {self._skipped}th step in a row" if self._skipped > 1 else what
             raise NotFiniteError(told, f"{_FINITE_HINT}, or train.nonfinite: skip")
         self.writer.event("step_skipped", level="warn", step=self.steps_done + 1, tensor=name)
-        return False
 
     def _check_tensors(self) -> None:
         """Raises NotFiniteError on all ranks together where a weight or a moment of any rank is not finite."""

@@ -27,15 +27,23 @@ MOST_BYTES: Final = 64 << 20  # of a table that is read
 @dataclass
 class Repeated:
     """The record of steps that will be done again: losses by step as the table has them, and the SHA-256 of the tensors
-    at the step of the newest checkpoint (-1: none). ``tell`` says once what came of it."""
+    at the step of the newest checkpoint (-1: none). ``of_rollback``: not because of a resume, but of a rollback.
+    ``tell`` says once what came of it."""
 
     losses: Mapping[int, str] = field(default_factory=dict)
     checkpoint: int = -1
     tensors: str = ""
+    of_rollback: bool = False
     _steps: list[int] = field(default_factory=list)
     _differs: list[int] = field(default_factory=list)
     _held: bool = False  # the tensors were compared
     _told: bool = False
+
+    def and_after(self, step: int, directory: Path) -> Repeated:
+        """What is to be repeated once training went back to ``step`` by itself; asked before the rows are cut off."""
+        known = {} if self._told else self.losses
+        held = (-1, "") if self._told or self._held else (self.checkpoint, self.tensors)
+        return Repeated({**known, **_losses(directory / files.TRAINING, step)}, *held, of_rollback=True)
 
     def row(self, step: int, loss: float) -> None:
         """A step was done and its loss logged."""
@@ -69,6 +77,7 @@ class Repeated:
             rows=len(self._steps),
             checkpoint=self.checkpoint if self._held else -1,
             differs=min(self._differs, default=-1),
+            **({"after": files.ROLLED_BACK} if self.of_rollback else {}),
         )
 
 

@@ -3,8 +3,9 @@
     RANK=0 WORLD_SIZE=2 ... python exact_rank.py FOLDER ACCUMULATE,... LAYERS [MORE]
 
 ``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks; ``compress`` and
-``static``: the ways of sending gradients and of keeping the graph, if not both; ``killed``: [rank, step] that ends
-there by SIGKILL, in a first start that leaves nothing else, which a second one with ``"killed": []`` goes on from.
+``static``: the ways of sending gradients and of keeping the graph, if not both; ``struck``: [rank, step] whose
+gradient stops being a number once, in a second start from the beginning; ``killed``: [rank, step] that ends there by
+SIGKILL, in a first start that leaves nothing else, which a second one with ``"killed": []`` goes on from.
 
 Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
 has, as after a kill.
@@ -22,13 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_kit import SMALL
+from torch import Tensor
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.distributed import RankGroup, start_group, stop_group
 from uvcc_engine.train.loop import LmTrainer
+from uvcc_engine.train.sharded import part
 from uvcc_engine.train.text.data import Cursor, Packer
 from uvcc_engine.train.text.sources import Synthetic
 from uvcc_engine.train.text.tokenizer import ByteTokenizer
@@ -42,6 +46,7 @@ def trained(
     folder: Path,
     manifest: ck.CheckpointManifest | None,
     killed: Sequence[int] = (),
+    struck: Sequence[int] = (),
 ) -> str:
     done = manifest.step if manifest else 0
 
@@ -65,10 +70,28 @@ def trained(
 
     step = manifest.step if manifest else None
     with RunWriter.open(folder, "lm", group.rank, f"p0r{group.rank}s0t0", lead=group.lead, resume_step=step) as writer:
-        trainer = LmTrainer(cfg, group, writer, ByteTokenizer(), packer, on_alive=on_alive)
+        kind = LmTrainer if list(struck[:1]) != [group.rank] else struck_once(struck[1])
+        trainer = kind(cfg, group, writer, ByteTokenizer(), packer, on_alive=on_alive)
         if manifest:
             trainer.resume_from(manifest)
         return trainer.run().tensors_sha256
+
+
+def struck_once(step: int) -> type[LmTrainer]:
+    """A trainer with a fault in that step, the first time: after the ranks' gradients were reduced, on this one."""
+
+    class Struck(LmTrainer):
+        done = False
+
+        def _norm(self) -> Tensor:
+            if self.steps_done + 1 == step and not self.done:
+                self.done = True
+                for p in self.model.parameters():
+                    if p.grad is not None:
+                        part(p.grad).fill_(torch.nan)
+            return super()._norm()
+
+    return Struck
 
 
 def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str, Any]) -> None:
@@ -100,6 +123,9 @@ def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str,
             )
             manifest = ck.verify_step(there / "checkpoints", last, run="lm") if last else None
             found[name] = [straight, trained(replace(cfg), group, there, manifest)]
+            continue
+        if struck := more.get("struck"):
+            found[name] = [straight, trained(replace(cfg), group, folder / "struck", None, (), struck)]
             continue
         manifest = ck.verify_step(there / "checkpoints", SAVED, run="lm")
         group.barrier()

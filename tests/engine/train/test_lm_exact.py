@@ -56,6 +56,28 @@ def test_a_resume_is_exact_for_every_way_of_reducing(tmp_path: Path, world: int,
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
+@pytest.mark.parametrize("ddp", [{}, {"shard": True}], ids=["copies", "parts"])
+def test_a_fault_of_one_rank_takes_all_back_to_the_same_bits(tmp_path: Path, ddp: dict[str, object]) -> None:
+    more: dict[str, object] = {"ddp": ddp} if ddp else {"static": [True]}
+    train = {"nonfinite": "rollback"}
+    found = exact(tmp_path / "run", 2, "2", train=train, struck=[1, 4], compress=["bf16"], **more)
+    ((straight, again),) = found.values()
+    assert straight == again
+    told = [json.loads(x) for x in (tmp_path / "run" / "struck" / "events.jsonl").read_text().splitlines()]
+    back = {(e["coord"], e["fields"]["left"], e["fields"]["step"]) for e in told if e["event"] == "rolled_back"}
+    assert back == {("p0r0s0t0", 3, 2), ("p0r1s0t0", 3, 2)}
+
+
+def test_a_fault_of_one_rank_makes_all_skip_the_step(tmp_path: Path) -> None:
+    more = {"train": {"nonfinite": "skip", "steps": 4, "save_every": 2}, "struck": [1, 3]}
+    exact(tmp_path / "run", 2, "1", compress=["off"], static=[False], **more)
+    told = [json.loads(x) for x in (tmp_path / "run" / "struck" / "events.jsonl").read_text().splitlines()]
+    assert {(e["coord"], e["fields"]["tensor"]) for e in told if e["event"] == "step_skipped"} == {
+        ("p0r0s0t0", "another rank's part"),
+        ("p0r1s0t0", "embed.weight"),
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("accumulate", ["1", "2", "4"])

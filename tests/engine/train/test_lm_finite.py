@@ -23,19 +23,26 @@ class Spoilt(LmTrainer):
     """Its gradient, or a weight, stops being a number at the steps named."""
 
     at: ClassVar[set[int]] = set()
+    once: ClassVar[bool] = False
     weight_at: ClassVar[int] = -1
 
-    def _finish_step(self, loss: float, data: Any) -> None:
+    def _norm(self) -> torch.Tensor:
         if self.steps_done + 1 in self.at:
             dict(self.model.named_parameters())["norm.weight"].grad.fill_(torch.nan)  # type: ignore[union-attr]
-        super()._finish_step(loss, data)
+            if self.once:
+                self.at.remove(self.steps_done + 1)
+        return super()._norm()
+
+    def _finish_step(self, *given: Any, **how: Any) -> None:
+        super()._finish_step(*given, **how)
         if self.steps_done == self.weight_at:
             with torch.no_grad():
                 self.model.embed.weight[3, 1] = torch.nan
 
 
-def spoilt(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
+def spoilt(monkeypatch: pytest.MonkeyPatch, *at: int, once: bool = False) -> None:
     monkeypatch.setattr(Spoilt, "at", set(at))
+    monkeypatch.setattr(Spoilt, "once", once)
     monkeypatch.setattr(lm_kit, "LmTrainer", Spoilt)
 
 
@@ -73,6 +80,109 @@ def test_bad_steps_are_skipped_where_the_profile_says_so_but_not_for_ever(
     spoilt(monkeypatch, *range(4, 13))
     with pytest.raises(NotFiniteError, match="6th step in a row"):
         run_here(small(nonfinite="skip"), tmp_path / "all")
+
+
+def events_of(directory: Path, *names: str) -> list[dict[str, Any]]:
+    events = [json.loads(x) for x in (directory / "events.jsonl").read_text().splitlines()]
+    return [e["fields"] for e in events if e["event"] in names]
+
+
+def losses_of(directory: Path) -> list[list[str]]:
+    return [row.split(",")[:2] for row in (directory / "training.csv").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_training_that_goes_back_ends_in_the_bits_of_one_that_nothing_befell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    how = {"nonfinite": "rollback", "save_every": 3, "eval_every": 2, "accumulate": 2, "optimizer": optimizer}
+    wanted = run_here(small(**how), tmp_path / "calm")
+    spoilt(monkeypatch, 5, 8, once=True)
+    outcome = run_here(small(**how), tmp_path / "struck")
+    assert (outcome.status, outcome.step) == ("done", 12)
+    assert outcome.tensors_sha256 == wanted.tensors_sha256
+    assert outcome.loss == wanted.loss
+    assert losses_of(tmp_path / "struck") == losses_of(tmp_path / "calm")
+    assert (tmp_path / "struck" / "val.csv").read_text() == (tmp_path / "calm" / "val.csv").read_text()
+    told = events_of(tmp_path / "struck", "rolled_back")
+    assert [(e["left"], e["step"], e["times"]) for e in told] == [(4, 3, 1), (7, 6, 1)]
+    assert told[0]["error"] == "the gradient of norm.weight is not finite at step 5 on rank 0"
+    repeated = events_of(tmp_path / "struck", "steps_repeated")
+    assert [(e["first"], e["last"], e["rows"], e["differs"], e["after"]) for e in repeated] == [
+        (4, 4, 1, -1, "rolled_back"),
+        (7, 7, 1, -1, "rolled_back"),
+    ]
+
+
+def test_what_comes_again_ends_the_run_after_so_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoilt(monkeypatch, 5)
+    with pytest.raises(NotFiniteError, match=r"step 5 on rank 0, also after going back 3 times"):
+        run_here(small(nonfinite="rollback", save_every=2), tmp_path / "run")
+    told = events_of(tmp_path / "run", "rolled_back")
+    assert [(e["left"], e["step"], e["times"]) for e in told] == [(4, 4, n) for n in (1, 2, 3)]
+    found = ck.latest_verified(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    assert found.step == 4
+
+
+def test_before_the_first_checkpoint_there_is_nothing_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt(monkeypatch, 2, once=True)
+    with pytest.raises(NotFiniteError, match="at step 2") as caught:
+        run_here(small(nonfinite="rollback", save_every=3), tmp_path / "run")
+    assert "train.save_every" in caught.value.hint
+    with pytest.raises(ConfigError, match=r"train\.nonfinite=rollback has nothing to go back to"):
+        small(nonfinite="rollback")
+
+
+def test_an_altered_checkpoint_is_not_gone_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoilt(monkeypatch, 6, once=True)
+    written = ck.commit
+
+    def damaged(root: Path, **how: Any) -> Any:
+        made = written(root, **how)
+        path = ck.step_dir(root, how["step"]) / "rank0.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        return made
+
+    monkeypatch.setattr(ck, "commit", damaged)
+    with pytest.raises(VerificationError, match=r"step-4/rank0\.safetensors was altered"):
+        run_here(small(nonfinite="rollback", save_every=4), tmp_path)
+
+
+def test_a_weight_or_a_loss_that_is_no_number_is_gone_back_from_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = {"nonfinite": "rollback", "save_every": 2, "steps": 6}
+    wanted = run_here(small(**how), tmp_path / "calm")
+
+    class Struck(Spoilt):
+        """A weight is lost after step 4, the loss of step 6 is none: each once."""
+
+        def _finish_step(self, *given: Any, **how: Any) -> None:
+            super()._finish_step(*given, **how)
+            if self.steps_done == 4 and len(struck) == 0:
+                struck.append("weight")
+                with torch.no_grad():
+                    self.model.embed.weight[3, 1] = torch.nan
+
+        def _decide(self, loss: float, norm: torch.Tensor) -> Any:
+            if self.steps_done == 5 and len(struck) == 1:
+                struck.append("loss")
+                loss = float("nan")
+            return super()._decide(loss, norm)
+
+    struck: list[str] = []
+    monkeypatch.setattr(lm_kit, "LmTrainer", Struck)
+    assert run_here(small(**how), tmp_path / "struck").tensors_sha256 == wanted.tensors_sha256
+    errors = [e["error"] for e in events_of(tmp_path / "struck", "rolled_back")]
+    assert errors == [
+        "model.embed.weight of rank 0 is not finite at step 4; nothing was saved",
+        "the loss is not finite at step 6",
+    ]
 
 
 def test_a_weight_that_is_no_number_is_neither_saved_nor_loaded(

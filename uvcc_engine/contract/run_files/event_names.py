@@ -41,6 +41,7 @@ NAMES: Final[dict[str, EventName]] = {
     "open_final_done": EventName(Area.RUN, "the result was opened as the policy allows"),
     "steps_repeated": EventName(Area.RUN, "a resumed training came to where it had been, the same or not"),
     "step_skipped": EventName(Area.RUN, "a gradient was not a number and was not applied"),
+    "rolled_back": EventName(Area.RUN, "what was not a number sent the training back to its last checkpoint"),
     "sample_written": EventName(Area.RUN, "the finished language model wrote a text"),
     "sink_failed": EventName(Area.RUN, "figures did not all reach a service that the training tells of them"),
     "weights_taken": EventName(Area.RUN, "the training begins with another one's weights"),

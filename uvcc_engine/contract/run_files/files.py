@@ -34,6 +34,7 @@ ENV_JSON: Final = "env.json"
 SAMPLE: Final = "sample.txt"
 SAMPLE_SHOWN: Final = 400  # characters of it, in its event and on a screen
 STEPS_REPEATED: Final = "steps_repeated"  # the event that tells how steps came out that a resume did again
+ROLLED_BACK: Final = "rolled_back"  # and the one that tells of a training that went back by itself
 LONGEST_DOCUMENT: Final = 64 << 20
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -37,6 +37,11 @@ class Table:
         if self._file is not None:
             self._file.append(f"{step}," + ",".join("" if v is None else f"{v:.9g}" for v in values))
 
+    def rewind(self, step: int) -> None:
+        """Cut off the rows of later steps."""
+        if self._file is not None:
+            self._file.truncate(_keep_until(self._file.path, ",".join(self.columns), step))
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -129,6 +129,12 @@ class RunWriter:
                 raise ConfigError("rows were written before the step to resume at was known")
             self._resume = step
 
+    def rewind(self, step: int) -> None:
+        """Training went back to ``step`` by itself: rows of later steps are cut off."""
+        with self._lock:
+            for table in self._tables.values():
+                table.rewind(step)
+
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write ``run.json`` and ``run.info``: resolved config, ids, versions, device, code hash."""
         code = {name: os.environ[variable] for name, variable in _CODE.items() if variable in os.environ}
