@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from uvcc_console.core import events as ev
@@ -21,9 +20,9 @@ from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
+from uvcc_console.rollout.stages.training import triage_rungs
 from uvcc_engine.contract.agent_protocol.agent_commands import SignalCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
-from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.parsing.untrusted import scalar_text
 from uvcc_engine.contract.text import counted
 
@@ -160,7 +159,7 @@ async def try_next(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -
         )
         await _stopped(ctx)
     ctx.say(ev.TriageTried(rung=rung.word, step=ctx.bus.snapshot.step, by=str(args.get("by", ""))))
-    apply(ctx)
+    triage_rungs.apply(ctx)
     stages.decide("resume")
     return f"{rung.change}: {rung.why}"
 
@@ -176,26 +175,6 @@ async def _stopped(ctx: Rollout) -> None:
         await ctx.bus.wait(lambda s: s.stage is not None and s.stage.status in STOPPED, STOP_S)
     except TimeoutError:
         raise UvccError(f"the run did not stop in {STOP_S:.0f} s", "F9 shows who does not answer") from None
-
-
-def apply(ctx: Rollout) -> None:
-    """Make the plan say what the last rung of the journal says; a window is over once another attempt follows it."""
-    taken = ctx.bus.snapshot.triage
-    rung = triage.BY_WORD.get(taken[-1].rung) if taken else None
-    if rung is None:
-        return
-    if rung.window and taken[-1].outcome:
-        earlier = [
-            triage.BY_WORD[t.rung] for t in taken if t.rung in triage.BY_WORD and not triage.BY_WORD[t.rung].window
-        ]
-        if not earlier:
-            return
-        rung = earlier[-1]
-    profile, phases = ctx.plan.profile, dict(ctx.plan.phases)
-    env = {**profile.env, **rung.env}
-    if rung.single:
-        phases = {name: replace(phase, topology=Topology(1)) for name, phase in phases.items()}
-    ctx.plan = replace(ctx.plan, profile=profile.model_copy(update={"env": env}), phases=phases)
 
 
 ACTIONS: Mapping[str, Callable[[Rollout, StageRunner, Mapping[str, Any]], Awaitable[str]]] = {

@@ -44,6 +44,7 @@ from uvcc_console.rollout.stage_runner import BACK, DECISIONS, StageRunner
 from uvcc_console.rollout.stages import acts_of
 from uvcc_console.rollout.stages.fleet import adoption, agents
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
+from uvcc_console.rollout.stages.training import triage_rungs
 from uvcc_console.rollout.stages.verify import window_gates
 from uvcc_console.runs import conducting, domain, processes, sweep
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -221,7 +222,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     if peers is not None:
         peers.attach(stages)
     runner = actions.ActionRunner(ctx, stages)
-    actions.apply(ctx)
+    triage_rungs.apply(ctx)
     private_migration.apply(ctx)
     forecast_full_run(ctx)
     _obey_intents(ctx, stages, end_request, runner, since)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from uvcc_engine.contract.run_files.waiting import FIRST_STEP_S
+
 
 class Watchdog:
     """Dumps every thread's stack once per stall. ``beat`` after each step; ``check`` is pure but for the dump."""
@@ -34,8 +36,8 @@ class Watchdog:
 
     @property
     def threshold_s(self) -> float:
-        """``factor`` times the median step, but at least the floor (the first steps compile and fetch)."""
-        return max(self._floor, self._factor * statistics.median(self._times)) if self._times else 5 * self._floor
+        """``factor`` times the median step, but at least the floor; the first step has a limit of its own."""
+        return max(self._floor, self._factor * statistics.median(self._times)) if self._times else FIRST_STEP_S
 
     def beat(self, *, stepped: bool = True) -> None:
         """The rank lives. Only a step's time counts for the threshold, not that of a hold or an evaluation."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import snapshot_cache
+from uvcc_console.core import snapshot_cache, triage
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.download_folder import DownloadFolder, PartialDownload
@@ -25,6 +25,7 @@ from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
+from uvcc_console.rollout.stages.training import triage_rungs
 from uvcc_engine.contract.agent_protocol import agent_commands, wire
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.parsing.safepaths import Parts
@@ -254,12 +255,36 @@ async def test_a_single_gpu_is_one_rank_and_a_window_is_over_after_its_attempt(w
     world.bus.commit(ev.TriageTried(rung="calm", step=1), ev.StageChanged(name="full", status="waiting"))
     assert (await world.ask("nccl_debug")).ok
     assert world.ctx.plan.profile.env["NCCL_DEBUG"] == "INFO"
+    triage_rungs.apply(world.ctx)  # as before each attempt: this one is the window's
+    assert world.ctx.plan.profile.env["NCCL_DEBUG"] == "INFO"
     fresh = World(world.ctx.run_dir)  # another conductor, on the same journal
     world.bus.commit(ev.StageChanged(name="full", status="failed", detail="again"))
     fresh.bus.commit(ev.TriageTried(rung="single", step=1))
-    actions.apply(fresh.ctx)
+    triage_rungs.apply(fresh.ctx)
     assert [len(p.coords()) for p in fresh.ctx.plan.phases.values()] == [1] * len(fresh.ctx.plan.phases)
     fresh.journal.close()
+
+
+async def test_each_rung_says_the_whole_environment(world: World) -> None:
+    seen = []
+    for rung in triage.LADDER[:-1]:
+        stopped = ev.StageChanged(name="full", status="failed", detail="again")
+        world.bus.commit(stopped, ev.TriageTried(rung=rung.word, step=1))
+        triage_rungs.apply(world.ctx)
+        seen.append(dict(world.ctx.plan.profile.env))
+    assert seen == [{"KEEP": "1", **rung.env} for rung in triage.LADDER[:-1]]
+    world.bus.commit(ev.StageChanged(name="full", status="failed", detail="again"))
+    triage_rungs.apply(world.ctx)  # the loud window is over: what was tried before it is in force
+    assert world.ctx.plan.profile.env == {"KEEP": "1", **triage.BY_WORD["unused"].env}
+
+
+async def test_a_window_with_nothing_before_it_leaves_what_was_planned(world: World) -> None:
+    world.bus.commit(ev.TriageTried(rung="loud", step=1))
+    triage_rungs.apply(world.ctx)
+    assert "NCCL_DEBUG" in world.ctx.plan.profile.env
+    world.bus.commit(ev.StageChanged(name="full", status="failed", detail="again"))
+    triage_rungs.apply(world.ctx)
+    assert world.ctx.plan.profile.env == {"KEEP": "1"}
 
 
 async def test_a_private_run_has_no_triage_and_says_so(tmp_path: Path) -> None:

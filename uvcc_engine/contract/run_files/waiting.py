@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from uvcc_engine.contract.parsing.untrusted import as_float, scalar_text
+
+FIRST_STEP_S: Final = 900.0
+"""What the first step of a language model may take before it counts as stuck: kernels are compiled in it, and a hub
+that is asked too often makes whoever asks wait for minutes."""
 
 
 class Waiting(NamedTuple):

@@ -23,13 +23,14 @@ from uvcc_console.rollout.stages.fleet import code, volume
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
-from uvcc_console.rollout.stages.training import agree, resume_rehearsal, signal_drill
+from uvcc_console.rollout.stages.training import agree, resume_rehearsal, signal_drill, triage_rungs
 from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.run_files.waiting import FIRST_STEP_S
 from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 
@@ -274,7 +275,7 @@ async def _training(ctx: Rollout, phase: Phase) -> None:
         views = _views(s, phase)
         return all(w.step > 0 for w in views) or trouble(s, phase) is not None
 
-    limit = _patience(ctx, START_S)
+    limit = _patience(ctx, FIRST_STEP_S if phase.kind == "lm" else START_S)
     try:
         await ctx.bus.wait(ready, limit)
     except TimeoutError:
@@ -284,6 +285,7 @@ async def _training(ctx: Rollout, phase: Phase) -> None:
 
 async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
     """Run a phase to its end. Entered again, workers that ended are started from the last common checkpoint."""
+    triage_rungs.apply(ctx)
     phase = ctx.plan.phases[name]
     s = ctx.bus.snapshot
     drilled = by_signal(phase) and name == SMOKE and not resumed and _all_ended(s, phase)
