@@ -280,9 +280,13 @@ def _triage(s: Snapshot, e: ev.TriageTried) -> Snapshot:
     return logged(s, e, "warn", "triage", f"goes on from step {e.step} with {e.rung}, asked by {e.by}")
 
 
+def settings_after(changed: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes of settings in force after ``more``, whose None takes an earlier one back."""
+    return {path: value for path, value in {**changed, **more}.items() if value is not None}
+
+
 def _settings(s: Snapshot, e: ev.SettingsChanged) -> Snapshot:
-    now = {**s.changed_settings, **e.changes}
-    s = changed(s, changed_settings=MappingProxyType({k: v for k, v in now.items() if v is not None}))
+    s = changed(s, changed_settings=MappingProxyType(settings_after(s.changed_settings, e.changes)))
     words = ", ".join(f"{k} as planned" if v is None else f"{k} = {value_words(v)}" for k, v in e.changes.items())
     return logged(s, e, "warn", "rollout", f"from the next attempt on {words}, asked by {e.by}")
 

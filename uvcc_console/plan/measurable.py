@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +53,20 @@ def _rows(gates: GatesPart) -> dict[str, int]:
         "gate_collapse": int(gates.gate_collapse < 1),
         "fetch_s": int(gates.fetch_s > 0),
     }
+
+
+def check_settings(found: Mapping[str, Any], gates: GatesPart) -> None:
+    """Hold the gates against the engine's word on the settings, empty where only the pod knows. Raises ConfigError."""
+    none = GatesPart()
+    for key, needed, why, asked in (
+        ("model.attention", ("nsa",), "which has no gates between branches", ("gate_entropy", "gate_collapse")),
+        ("runtime.device", ("auto", "cuda"), "which has no memory of a GPU", ("gpu_mem_mib",)),
+    ):
+        value = found.get(key.rpartition(".")[2], needed[0])
+        for gate in asked:
+            if value not in needed and getattr(gates, gate) != getattr(none, gate):
+                what = f"gates.{gate} cannot be measured: {key} is {value}, {why}"
+                raise ConfigError(what, f"gates.{gate}: {getattr(none, gate):g}, or {key}: {needed[0]}")
 
 
 def windows(at: Sequence[int]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ and reads one batch from the data source.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train import exported, memory_plan
@@ -23,6 +22,7 @@ from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, resolve
 from uvcc_engine.train.marks import check_marks
+from uvcc_engine.train.settings_check import answer
 from uvcc_engine.train.sinks import sink_registry
 from uvcc_engine.train.text import source_probe
 
@@ -69,14 +69,7 @@ def check_gpus(ranks: int) -> None:
 
 def main(argv: list[str]) -> int:
     """Job and ranks as JSON on stdin ({job, ranks, env}); the facts, or error and hint, as one JSON line on stdout."""
-    asked = json.load(sys.stdin)
-    try:
-        environ = {**os.environ, **asked.get("env", {})}
-        answer = {"ok": True, **check(asked["job"], int(asked["ranks"]), environ)}
-    except UvccError as error:
-        answer = {"ok": False, "error": error.what, "hint": error.hint}
-    print(json.dumps(answer))
-    return 0
+    return answer(lambda asked: check(asked["job"], int(asked["ranks"]), {**os.environ, **asked.get("env", {})}))
 
 
 if __name__ == "__main__":

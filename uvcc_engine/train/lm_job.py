@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing import yaml_text
-from uvcc_engine.nsa.model import parameter_count
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.config import LMConfig
 
@@ -48,18 +47,24 @@ def merge(raw: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 def check_plan(cfg: LMConfig, plan: Mapping[str, Any]) -> None:
     """Refuse a config that is not the one that was planned (parameters, seq_len, precision, save_every, steps)."""
-    facts = {
-        "parameters": parameter_count(cfg.model),
-        "seq_len": cfg.train.seq_len,
-        "precision": cfg.runtime.precision,
-        "save_every": cfg.train.save_every,
-        "steps": cfg.train.steps,
+    facts: dict[str, Callable[[], object]] = {
+        "parameters": lambda: _parameters(cfg),
+        "seq_len": lambda: cfg.train.seq_len,
+        "precision": lambda: cfg.runtime.precision,
+        "save_every": lambda: cfg.train.save_every,
+        "steps": lambda: cfg.train.steps,
     }
     for key, wanted in plan.items():
         if key not in facts:
             raise ConfigError(f"plan.{key} is unknown", f"known: {', '.join(facts)}")
-        if facts[key] != wanted:
-            raise ConfigError(f"{key} is {facts[key]}, the plan says {wanted}", "fix the config or the plan")
+        if (found := facts[key]()) != wanted:
+            raise ConfigError(f"{key} is {found}, the plan says {wanted}", "fix the config or the plan")
+
+
+def _parameters(cfg: LMConfig) -> int:
+    from uvcc_engine.nsa.model import parameter_count  # torch counts them, and settings are read without it
+
+    return parameter_count(cfg.model)
 
 
 def check_world(cfg: LMConfig, world: int) -> None:

@@ -102,6 +102,20 @@ def test_the_plan_counts_a_step_as_the_page_about_a_billion_weights_does() -> No
         ("demo", "gates.resume_at=3", "gates.resume_at is of language models"),
         ("local-smoke-r2", "smoke.steps=1", "gates.loss_falls needs the losses of 2 steps, the smoke has 1"),
         ("local-smoke-r2", "job.reveal=[accuracy]", "gates.loss_falls, and job.reveal opens no loss"),
+        ("m7c-1gpu", "job.overrides.train.grad_clip=0", "train.grad_clip=0.0"),
+        ("m7c-1gpu", "job.overrides.train.keep=0", "train.keep=0"),
+        ("m7c-1gpu", "job.overrides.train.eval_batches=0", "train.eval_batches=0"),
+        ("m7c-1gpu", "job.overrides.train.log_every=0", "train.log_every=0"),
+        ("m7c-1gpu", "job.overrides.train.warmup=-1", "train.warmup=-1"),
+        ("m7c-1gpu", "job.overrides.model.n_layers=0", "model.n_layers=0"),
+        ("m7c-1gpu", "job.overrides.train.lrr=1", "did you mean lr?"),
+        ("m7c-1gpu", "job.config=m7c_125m_80", "did you mean m7c_125m_80g?"),
+        ("m7c-1gpu", "job.ranks=3", "train.batch_size=8 cannot be shared by 3 ranks"),
+        ("m7c-1gpu", "job.plan.seq_len=128", "seq_len is 4096, the plan says 128"),
+        ("m7c-1gpu", 'env.NSA_FOO="1"', "NSA_FOO is set but has no effect here"),
+        ("m7c-2xa100", 'env.NSA_DDP_COMPRESS="fp8"', "ddp.compress='fp8' is unknown"),
+        ("m7c-1gpu", "job.overrides.model.attention=dense", "gates.gate_entropy cannot be measured"),
+        ("m7c-2xa100", "job.overrides.runtime.device=cpu", "gates.gpu_mem_mib cannot be measured"),
     ],
 )
 def test_what_a_rollout_would_refuse_before_it_rents_the_plan_refuses_as_well(
@@ -109,3 +123,11 @@ def test_what_a_rollout_would_refuse_before_it_rents_the_plan_refuses_as_well(
 ) -> None:
     assert main(["plan", profile, "--no-rehearsal", "--set", change]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_only_the_pod_can_tell_of_settings_is_left_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "m7c-1gpu", "--set", "job.config=/on/the/pod.yaml"]) == 0
+    fits_the_largest = ("--set", "job.config=auto", "--set", "job.ranks=8")
+    assert main(["plan", "m7c-1gpu", *fits_the_largest]) == 0
+    assert main(["plan", "m7c-1gpu", *fits_the_largest, "--set", "job.overrides.train.keep=0"]) == 2
+    assert "train.keep=0" in capsys.readouterr().err

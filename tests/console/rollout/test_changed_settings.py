@@ -10,14 +10,15 @@ import pytest
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
-from uvcc_console.core.state import fold
+from uvcc_console.core.state import fold, settings_after
 from uvcc_console.plan.changed_settings import laid_upon, parse, well_formed
+from uvcc_console.plan.profile import load
 from uvcc_engine.contract.errors import ConfigError
 
 
-def created(kind: str) -> ev.RunCreated:
+def created(kind: str, **profile: Any) -> ev.RunCreated:
     sizes = {"replicas": 1, "pipeline_stages": 1, "tensor": 1}
-    return ev.RunCreated(run="r", profile_name="p", job_kind=kind, stages=["full"], profile={}, **sizes)
+    return ev.RunCreated(run="r", profile_name="p", job_kind=kind, stages=["full"], profile=profile, **sizes)
 
 
 def test_values_are_read_as_yaml_and_an_empty_one_takes_a_change_back() -> None:
@@ -63,6 +64,8 @@ def test_changes_add_up_over_attempts_and_are_laid_upon_the_job() -> None:
     s = fold([made, ev.SettingsChanged(changes={"train.lr": 0.5, "train.keep": 2}, by="a")])
     s = fold([ev.SettingsChanged(changes={"train.lr": 0.25, "train.keep": None, "ddp.bucket_mb": 50}, by="b")], s)
     assert dict(s.changed_settings) == {"train.lr": 0.25, "ddp.bucket_mb": 50}
+    more = {"train.lr": None, "train.keep": 4}
+    assert settings_after(s.changed_settings, more) == {"train.keep": 4, "ddp.bucket_mb": 50}
     assert "train.lr = 0.25, train.keep as planned, ddp.bucket_mb = 50, asked by b" in s.log[-1].text
     job: dict[str, Any] = {"config": "c", "train": {"lr": 1.0, "steps": 7}}
     assert laid_upon(job, s.changed_settings) == {
@@ -71,6 +74,29 @@ def test_changes_add_up_over_attempts_and_are_laid_upon_the_job() -> None:
         "ddp": {"bucket_mb": 50},
     }
     assert job["train"]["lr"] == 1.0, "the plan stays what it was"
+
+
+def test_a_change_that_would_ruin_the_run_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path))
+    folder = tmp_path / "runs" / "r"
+    folder.mkdir(parents=True)
+    profile = load("local-lm-smoke")[1].model_dump(mode="json", exclude_defaults=True)
+    begun = created("lm", **profile)
+    lowered = ev.SettingsChanged(changes={"train.batch_size": 6}, by="a")
+    journal = Journal(folder / "journal.sqlite", source="test")
+    journal.append(begun, lowered, ev.StageChanged(name="full", status="failed", detail="x"))
+    journal.close()
+    for change, said in (
+        ("train.grad_clip=0", "train.grad_clip=0.0 (it must be a number above 0)"),
+        ("train.lrr=1", "did you mean lr?"),
+        ("ddp.tensor=2", "ddp.tensor=2 needs parameters in parts"),
+        ("train.batch_size=5", "train.batch_size=5 cannot be shared by 2 ranks"),
+    ):
+        assert main(["resume", "r", "--from", "0", "--set", change]) == 2
+        assert said in capsys.readouterr().err
+    assert [e.kind for _, e in Journal(folder / "journal.sqlite", readonly=True).since(0)].count(ev.Intent.kind) == 0
 
 
 def test_a_private_job_s_settings_are_what_was_agreed(

@@ -12,9 +12,12 @@ from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
+from uvcc_console.core.state import settings_after
 from uvcc_console.federation import seat
 from uvcc_console.halt import certificate
-from uvcc_console.plan import changed_settings
+from uvcc_console.plan import changed_settings, lm_settings
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import parse
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError
 
@@ -68,6 +71,9 @@ def run(argv: list[str]) -> int:
         why = "it means to resume" if s.job_kind == "lm" else f"a {s.job_kind} job's settings are what was agreed"
         raise ConfigError(f"--set {args.set[0]} does not go with this", why)
     changes = changed_settings.parse(args.set)
+    if changes:
+        plan = make_plan(s.run, s.profile_name, parse(s.profile), s.seed)
+        lm_settings.check(plan, settings_after(s.changed_settings, changes))
     if (run_dir / seat.FILE).exists():
         _check_own_part(run_dir, live=bool(live), plain=action == "resume" and args.start < 0)
     if action != "resume" and not live:

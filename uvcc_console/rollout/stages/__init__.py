@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -30,7 +31,7 @@ async def _plan(ctx: Rollout) -> str:
     data."""
     job = ctx.plan.profile.job
     await wheel_cache.read_in_thread(ctx.plan.profile.fleet.wheels)
-    plan_refusals.check(ctx.plan)
+    await asyncio.to_thread(plan_refusals.check, ctx.plan)  # it asks the engine, a process of its own
     await agree.check_job(ctx)
     names = ", ".join(
         f"{p.name} {counted(p.steps, 'step')} on {counted(len(p.pods()), 'pod')}" for p in ctx.plan.phases.values()
