@@ -1,5 +1,7 @@
-"""Whether a job's settings make a run at all, said without torch, data or a device: ``python -m
-uvcc_engine.train.settings_check``, which a console asks before anything is rented, and before a run goes on with others.
+"""Whether a job's settings make a run at all, said without torch, data or a device.
+
+``python -m uvcc_engine.train.settings_check`` is asked by a console before anything is rented, and before a run goes on
+with others.
 
 What depends on the pod (memory, devices, text) is for ``uvcc_engine.train.check``, which is asked there.
 """

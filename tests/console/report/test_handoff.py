@@ -63,6 +63,19 @@ def test_a_good_run(run_dir: Path) -> None:
     assert found.to_json()["criteria"][0]["name"].startswith("runs to the planned step")
 
 
+def test_what_the_training_ran_on_is_handed_over(run_dir: Path) -> None:
+    facts = {"gpu": "NVIDIA H100 80GB HBM3", "gpu_memory_mib": "81559", "driver": "550.90.07"}
+    facts |= {"code_hash": "ab" * 8, "launch": "python -m uvcc_engine.worker", "torch": "2.7.1+cu126"}
+    for info in (run_dir / "artifacts/full").rglob("run.info"):
+        info.write_text(info.read_text() + "".join(f"{k}: {v}\n" for k, v in facts.items()))
+        sent_by(info.parent)
+    found = dict(handoff(run_dir).facts)
+    assert {k: found[k].removesuffix(" (all 3 pods)") for k in facts if k != "code_hash"} == {
+        k: v for k, v in facts.items() if k != "code_hash"
+    }
+    assert "contradicts the signed policy" in found["p0r0 code_hash"]  # and so it is said
+
+
 def test_throughput_is_held_against_the_phase_before_and_the_plan(run_dir: Path) -> None:
     """The same worker's table of the phase before says what was expected; a table that was changed is not read."""
     found = handoff(run_dir)

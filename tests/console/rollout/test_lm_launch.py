@@ -87,7 +87,7 @@ async def test_the_first_step_may_take_as_long_as_compiling_and_a_hub(
 
     ctx = conducted(profile, *sets, bus=Bus())
     with pytest.raises(UvccError, match=f"the workers made no step in {limit:.0f} s"):
-        await phases._training(ctx, ctx.plan.phases["smoke"])
+        await phases.first_steps(ctx, ctx.plan.phases["smoke"])
     assert asked == [limit]
 
 

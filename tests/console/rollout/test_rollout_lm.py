@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from uvcc_engine.contract.errors import UnreadableError
 STEPS = 160
 SETTINGS = (
     f"job.steps={STEPS}",
-    "job.overrides.train.eval_every=0",
+    "job.overrides.train.eval_every=80",
     "smoke.steps=12",
     "job.overrides.train.warmup=3",
     "gates.at=[50, 100]",
@@ -159,6 +160,13 @@ def _what_came_home(operator: Operator, expected: str) -> None:
     assert [int(r.split(",")[0]) for r in rows[1:]] == list(range(1, STEPS + 1))
     losses = [float(r.split(",")[1]) for r in rows[1:]]
     assert sum(losses[-30:]) < sum(losses[:30]) - 15.0  # 20 on one kind of processor, 19.8 on another
+    assert [row.split(",")[0] for row in (home / "val.csv").read_text().splitlines()] == ["step", "80", "160"]
+    assert json.loads((home / "metrics.json").read_text())["steps"] == STEPS
+    assert {"python", "torch", "env"} <= json.loads((home / "env.json").read_text()).keys()
+    assert list((home / "tb").glob("events.out.tfevents.*"))
+    assert "worker process started" in (home / "worker_p0r0s0t0.log").read_text()
+    info = dict(line.split(": ", 1) for line in (home / "run.info").read_text().splitlines())
+    assert re.fullmatch("[0-9a-f]{16,64}", info["code_hash"])
     for rank in (0, 1):
         beats = [json.loads(x) for x in (home / f"heartbeat_rank{rank}.jsonl").read_text().splitlines()]
         assert {b["coord"] for b in beats} == {f"p0r{rank}s0t0"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
-from typing import Any
 
 import pytest
 from test_rollout_lm import Operator, operator  # noqa: F401
@@ -26,11 +25,21 @@ def _trains(s: Snapshot, attempt: int, after: float = 0.0) -> bool:
     return s.phase == "full" and s.attempt == attempt and s.status == "running" and s.step > 0 and stepped
 
 
-def _environment(me: Operator) -> dict[str, Any]:
-    """What the running attempt's lead rank says of the variables that steer it."""
-    facts = [json.loads(p.read_text()) for p in me.home.glob("uvcc-*/p0r0/.uvcc/runs/*.full/run.json")]
-    assert len(facts) == 1, facts
-    return dict(facts[0]["environment"])
+WORDS = {"0": "False", "1": "True"}
+
+
+def _proven(me: Operator, attempt: int) -> list[dict[str, str]]:
+    """What each rank of an attempt found where the environment acts: first the value, then where that is."""
+    journal = Journal(me.run_dir / "journal.sqlite", readonly=True)
+    found: list[dict[str, str]] = []
+    at = -1
+    for _, e in journal.since(0, kinds=(ev.PhaseStarted.kind, ev.EngineEvent.kind)):
+        if isinstance(e, ev.PhaseStarted) and e.phase == "full":
+            at = e.attempt
+        if isinstance(e, ev.EngineEvent) and e.event == "environment_proven" and at == attempt:
+            found.append({k: str(v).split()[0] for k, v in e.fields["values"].items()})
+    journal.close()
+    return found
 
 
 @pytest.mark.slow
@@ -52,22 +61,30 @@ def test_actions_and_triage_on_a_run_that_trains(operator: Operator) -> None:  #
     operator.run("pod", run, "restart", "p0r0")
     began = time.time()
     operator.wait("steps after the restart", lambda s: _trains(s, 1, began))
-    assert "NSA_DDP_COMPRESS" not in _environment(operator)
+    assert not [found for found in _proven(operator, 1) if "NSA_DDP_COMPRESS" in found]
 
-    for attempt, rung in ((2, "calm"), (3, "dynamic")):
+    rungs = ["calm", "dynamic", "unused", "loud"]
+    for attempt, rung in enumerate(rungs, 2):
         operator.run("pod", run, "triage")
         began = time.time()
         s = operator.wait(f"steps with {rung}", partial(_trains, attempt=attempt, after=began))
         assert [t.rung for t in s.triage][-1] == rung
-        shown = _environment(operator)
-        assert {k: v.split()[0] for k, v in shown.items()} | triage.BY_WORD[rung].env == {
-            k: v.split()[0] for k, v in shown.items()
-        }
+        ranks = operator.wait("both ranks' word", lambda s, a=attempt: len(_proven(operator, a)) == 2) and _proven(
+            operator, attempt
+        )
+        acts = {k: WORDS.get(v, v) if k.startswith("NSA_") else v for k, v in triage.BY_WORD[rung].env.items()}
+        assert [found | acts for found in ranks] == ranks, f"{rung}: what is shown is what acts, in each rank"
+    operator.run("pod", run, "restart", "p0r0")  # the loud window was for one attempt
+    began = time.time()
+    operator.wait("steps without the window", lambda s: _trains(s, 6, began))
+    assert not [found for found in _proven(operator, 6) if "NCCL_DEBUG" in found]
     print("\n".join(triage.story(s)))
     assert "halted at step" in s.triage[0].outcome
     journal = Journal(operator.run_dir / "journal.sqlite", readonly=True)
     answers = [e for _, e in journal.since(0, kinds=(ev.ActionDone.kind,)) if isinstance(e, ev.ActionDone)]
     journal.close()
     assert [(a.action, a.ok) for a in answers] == [
-        ("stackdump", True), ("flight", True), ("restart", True), ("triage", True), ("triage", True)
-    ]  # fmt: skip
+        *[(action, True) for action in ("stackdump", "flight", "restart")],
+        *[("triage", True)] * len(rungs),
+        ("restart", True),
+    ]

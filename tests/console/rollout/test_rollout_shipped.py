@@ -23,6 +23,20 @@ def test_the_promised_profiles_are_here() -> None:
     assert wanted | {"inventory-example"} <= {p.stem for p in PROFILES}
 
 
+SEEDS: dict[str, str] = {
+    "NSA_DDP_STATIC_GRAPH": "1",
+    "NSA_DDP_FIND_UNUSED": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_NCCL_BLOCKING_WAIT": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_DEBUG": "WARN",
+}
+
+
+def test_the_production_profile_carries_the_operators_flags() -> None:
+    assert SEEDS.items() <= load("m7c-2xa100")[1].env.items()
+
+
 @pytest.mark.parametrize("path", PROFILES, ids=lambda p: p.stem)
 def test_a_profile_says_what_it_does_and_can_be_planned(path: Path) -> None:
     head = path.read_text().splitlines()[:4]

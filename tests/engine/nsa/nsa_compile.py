@@ -1,8 +1,9 @@
-"""Compiles every kernel for an A100 (sm_80) and an H100 (sm_90) with M7C's shapes; needs Triton, no GPU.
+"""Compiles every kernel for an A100 (sm_80), an H100 (sm_90) and a B200 (sm_100) with M7C's shapes; needs Triton, no
+GPU.
 
 Run as a script: a line of JSON for each, with what its machine code takes (registers of a thread, bytes of its stack:
-spills) and its PTX does (asynchronous copies, tensor core products of a warp, of a warp group). As in a launch,
-pointers and strides are known to be multiples of 16: M7C's heads are 64 wide.
+spills) and its PTX does (asynchronous copies, tensor core products of a warp, of a warp group, of sm_100's own unit).
+As in a launch, pointers and strides are known to be multiples of 16: M7C's heads are 64 wide.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def usage_of(cubin: bytes) -> dict[str, int]:
 
 
 def main() -> None:
-    for capability in (80, 90):
+    for capability in (80, 90, 100):
         for name, (kernel, special) in KERNELS.items():
             constants = {a: CONSTANTS[a] for a in kernel.arg_names if a in CONSTANTS}
             signature = {a: "constexpr" if a in constants else special.get(a) or type_of(a) for a in kernel.arg_names}
@@ -79,6 +80,7 @@ def main() -> None:
                 "copies": len(re.findall(r"cp\.async\.c[ag]", ptx)),
                 "mma": ptx.count("mma.sync"),
                 "wgmma": ptx.count("wgmma.mma_async"),
+                "tcgen05": ptx.count("tcgen05.mma"),
                 "shared": made.metadata.shared,
             }
             told = {"kernel": name, "sm": capability, "bytes": len(made.asm["cubin"])}

@@ -16,6 +16,7 @@ from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx
 from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import as_mask, invert, pool, pool_weights, top_blocks
 from uvcc_engine.nsa.visibility import Layout
+from uvcc_engine.train import config as lm_config
 
 FLAT = NSAConfig(l=8, d=8, l_sel=8, n_sel=4, w=40)
 
@@ -136,6 +137,14 @@ def test_the_route_follows_the_length_and_is_reported(monkeypatch: pytest.Monkey
         dispatch.force("triton")
     with pytest.raises(ConfigError, match="unknown attention path"):
         dispatch.force("fast")
+
+
+@pytest.mark.parametrize("name", ["m7c_125m_24g", "m7c_125m_40g", "m7c_125m_80g", "m7c_125m_2xa100_production"])
+def test_the_production_trainings_come_to_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = lm_config.from_mapping(lm_config.load(name))
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    layout = Layout(cfg.model.nsa, cfg.train.seq_len, torch.device("cuda"), None)
+    assert dispatch.route(layout, cfg.model.n_heads, cfg.model.n_kv_groups) == dispatch.Route(*["triton"] * 3)
 
 
 def test_long_context_counts_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:

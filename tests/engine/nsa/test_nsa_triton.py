@@ -109,8 +109,9 @@ WITHOUT_PRODUCTS = {"selection.combine", "selection.sum_slots", "selection.add_c
 
 @pytest.mark.slow
 def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Path) -> None:
-    """Down to machine code for sm_80 and sm_90, which takes Triton and its assembler but no GPU; in a process of its
-    own. Loads of a loop are asynchronous, products are the tensor cores', and nothing spills but what stands above."""
+    """Down to machine code for sm_80, sm_90 and sm_100, which takes Triton and its assembler but no GPU; in a process
+    of its own. Loads of a loop are asynchronous, products are the tensor cores', and nothing spills but what stands
+    above."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("nsa_compile.py")
     found = subprocess.run(
@@ -122,7 +123,7 @@ def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Pa
     )
     assert found.returncode == 0, found.stderr
     kernels = [json.loads(line) for line in found.stdout.splitlines()]
-    assert len(kernels) == 2 * 10
+    assert len(kernels) == 3 * 10
     for k in kernels:
         name, sm = k["kernel"], k["sm"]
         assert k["spills"] <= SPILLED.get((name, sm), 0), k
@@ -130,5 +131,6 @@ def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Pa
         if name in WITHOUT_PRODUCTS:
             continue
         assert k["copies"] > 0, k
-        grouped = sm == 90 and name != "decode.split"  # a decoding group has 16 rows, a warp group's product 64
-        assert (k["wgmma"] > 0, k["mma"] > 0) == (grouped, not grouped), k
+        # a decoding group has 16 rows, a warp group's product 64
+        unit = "mma" if name == "decode.split" else {80: "mma", 90: "wgmma", 100: "tcgen05"}[sm]
+        assert [u for u in ("mma", "wgmma", "tcgen05") if k[u] > 0] == [unit], k

@@ -156,6 +156,9 @@ def test_running_out_of_memory_is_named_after() -> None:
     named = worker.name_failure(caught.value, pair)
     assert (type(named), named.hint) == (UvccError, memory_plan.HINT)
     assert named.what.startswith("out of memory: ")
+    ladder = ("train.batch_size", "train.accumulate", "runtime.gradient_checkpointing", "train.loss_chunk", "ddp.shard")
+    places = [named.hint.index(key) for key in (*ladder, "train.seq_len")]
+    assert places == sorted(places), "what changes the training least comes first"
     assert worker.name_failure(torch.OutOfMemoryError("40 GiB"), alone).what == "out of memory: 40 GiB"
     with pytest.raises(RuntimeError), pair.trace.of("backward"):
         raise RuntimeError("Connection closed by peer")

@@ -234,7 +234,7 @@ async def drill(ctx: Rollout, resumed: bool) -> str:
         return await signal_drill.drill(ctx, phase)
     if phase.steps >= LONG_SMOKE:
         await _shown(ctx, pids)
-        await _training(ctx, phase)
+        await first_steps(ctx, phase)
     before, nonce = ctx.bus.snapshot.halt.nonce, secrets.token_hex(8)
     ctx.say(ev.HaltRequested(nonce=nonce, mode="hold", by="conductor", drill=True, reason="halt drill"))
     await _shown(ctx, pids)
@@ -268,7 +268,7 @@ def _why_not_held(phase: Phase, halt: HaltView) -> tuple[str, str]:
     return f"{what}: {never}", "call RunWriter.step once a step (uvcc docs own-trainer), or make the smoke longer"
 
 
-async def _training(ctx: Rollout, phase: Phase) -> None:
+async def first_steps(ctx: Rollout, phase: Phase) -> None:
     """Wait until every worker has made a step. Raises what prevents it."""
 
     def ready(s: Snapshot) -> bool:
