@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import reduce
-from uvcc_console.haltd.halt_snapshot import KINDS
+from uvcc_console.haltd.halt_snapshot import KINDS as OF_HALTS
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError
+
+KINDS: Final = (*OF_HALTS, ev.Alert.kind, ev.StageChanged.kind)
+"""Those of a halt, and what an operator is notified of where nobody else could."""
 
 
 class JournalView:

@@ -39,6 +39,7 @@ from uvcc_console.haltd.halter import Halter
 from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.haltd.reaper import Reaper
+from uvcc_console.haltd.stand_in import StandIn
 from uvcc_console.plan.plan import SIGTERM
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
@@ -90,6 +91,7 @@ class Service:
         self._pen = Deferred(self._journal, hear or self._front.publish)
         self._direct: set[tuple[str, str]] = set()  # (nonce, mode) that came by the front door, not by the journal
         self._view = JournalView(self._journal)
+        self._stand_in = StandIn(run_dir) if not only and not (run_dir / DOMAIN).exists() else None
         self._beside = SideTasks(None, lambda event: self._append([event]))
         self._channels = Channels(run_dir, "halt" if only else "haltd", self._beside)
         self._halter = Halter(
@@ -170,6 +172,8 @@ class Service:
             self._journal.close()
             if self._beat is not None:
                 self._beat.close()
+            if self._stand_in is not None:
+                self._stand_in.close()
 
     async def _open_front(self) -> None:
         """One request needs no door; a sidecar without one is still asked through the journal."""
@@ -230,6 +234,8 @@ class Service:
         """A run that nobody conducts any more is halted and handed to a new conductor, which tears it down."""
         conductor = processes.vital(self._run_dir, processes.CONDUCTOR)
         self._tell_of(conductor)
+        if self._stand_in is not None:
+            self._stand_in.look(self.snapshot, conductor.state, time.time())
         conducted = conductor.moving
         now = self._clock.now()
         self._reaper.ledger.books = books_of(Intents.of(self._run_dir).tries().values(), now)

@@ -5,19 +5,27 @@ What a way does or fails to do is its own affair, but that it failed is said onc
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from uvcc_console.core import settings
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing.untrusted import as_object, as_timestamp
 from uvcc_engine.contract.text import clean
 
 WAIT_S = 5.0
+AGAIN_S: Final = 60.0  # the same is not said again within so long
+TOLD: Final = "notices.jsonl"
+_LAST: Final = 1 << 16
 Say = Callable[[str], None]
 
 
@@ -95,11 +103,17 @@ def _one_after_another(found: Sequence[NoticeWay]) -> NoticeWay | None:
     return send if found else None
 
 
+def _about(note: Note) -> str:
+    """What tells a notice from others, whoever else was named in it as well."""
+    return note.text.partition(" (and ")[0]
+
+
 class SoleSender:
     """Of all that look at a run one hands its notices on: the conductor from its start, else the first that had one.
 
     Whoever it is holds a lock on the run's folder, which ends with the process; then the next one that has a notice
-    takes its place. Every other one keeps silent.
+    takes its place. Every other one keeps silent. What was sent is written down beside the journal, so that who takes
+    over does not send it again.
     """
 
     def __init__(self, run_dir: Path, send: NoticeWay) -> None:
@@ -107,8 +121,29 @@ class SoleSender:
         self._fd = -1
 
     def __call__(self, note: Note) -> None:
-        if self.claim():
+        if self.claim() and not self._told(note):
             self._send(note)
+            self._note(note)  # after: of one who is killed in between it comes twice, rather than never
+
+    def _told(self, note: Note) -> bool:
+        """Whether one who had this place has just sent it."""
+        try:
+            with (self._run_dir / TOLD).open("rb") as f:
+                f.seek(max(0, f.seek(0, os.SEEK_END) - _LAST))
+                lines = f.read(_LAST).splitlines()
+        except OSError:
+            return False
+        return any(
+            read.get("about") == _about(note) and abs(time.time() - (as_timestamp(read.get("at")) or 0.0)) < AGAIN_S
+            for read in map(as_object, lines)
+            if read is not None
+        )
+
+    def _note(self, note: Note) -> None:
+        """Write down what was sent; on a disk that takes nothing the next one may send it again."""
+        line = json.dumps({"at": round(time.time(), 3), "about": _about(note), "text": note.text}) + "\n"
+        with contextlib.suppress(OSError), (self._run_dir / TOLD).open("ab") as f:
+            f.write(line.encode())
 
     def claim(self) -> bool:
         """Whether this process is the one, or becomes it now."""

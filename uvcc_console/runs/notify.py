@@ -14,9 +14,8 @@ from uvcc_console.core.holding import holding
 from uvcc_console.core.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
 from uvcc_console.core.words import halt_words
-from uvcc_console.runs.notices import Note, NoticeWay
+from uvcc_console.runs.notices import AGAIN_S, Note, NoticeWay
 
-AGAIN_S = 60.0
 NAMED = 3  # subjects that a word names beside the first
 
 

@@ -27,7 +27,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet import procs, pulse
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
-from uvcc_console.haltd import service
+from uvcc_console.haltd import service, stand_in
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout import side_tasks
 from uvcc_console.rollout.bus import Bus
@@ -47,7 +47,20 @@ with conducting.run_lock(folder):
     db = sqlite3.connect(folder / processes.JOURNAL, isolation_level=None)
     if sys.argv[2] == "commit":
         db.execute("BEGIN IMMEDIATE")
-    print("ready", flush=True)
+    if sys.argv[2] == "tell":
+        import asyncio, threading
+        from uvcc_console.core.journal import Journal
+        from uvcc_console.rollout import telling
+        from uvcc_console.rollout.bus import Bus
+        async def tell():
+            bus = Bus(Journal(folder / processes.JOURNAL, source="conductor"))
+            following = asyncio.create_task(bus.run())
+            asyncio.get_running_loop().call_later(0.2, lambda: print("ready", flush=True))  # after its first look
+            await telling.tell_operator(folder, bus)
+        telling.LOOK_EVERY_S = 0.05
+        threading.Thread(target=lambda: asyncio.run(tell()), daemon=True).start()
+    else:
+        print("ready", flush=True)
     while True:
         beat.beat()
         time.sleep(0.05)
@@ -149,6 +162,66 @@ async def test_a_frozen_conductor_is_told_of_and_so_is_its_return(run: Run) -> N
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+
+
+def alarm(text: str) -> ev.Alert:
+    return ev.Alert(level="error", name=text, text=text, subject="p0r0")
+
+
+async def test_the_operator_is_notified_once_of_everything_though_the_conductor_is_killed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, told = tmp_path / "tell", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\necho "$1" >> {told}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("UVCC_NOTIFY_COMMAND", str(program))
+    monkeypatch.setattr(stand_in, "BACK_S", 0.5)
+
+    def lines() -> list[str]:
+        return told.read_text().splitlines() if told.exists() else []
+
+    def noted() -> str:  # once it is, nobody sends it again
+        path = run.dir / "notices.jsonl"
+        return path.read_text() if path.exists() else ""
+
+    async def until_told(*words: str) -> None:
+        async with asyncio.timeout(30):
+            while not all(word in noted() and any(word in line for line in lines()) for word in words):
+                await asyncio.sleep(0.02)
+
+    child = run.conduct("tell")
+    serving = asyncio.create_task(service.Service(run.dir).run())
+    try:
+        await run.until(lambda s: processes.running(run.dir, processes.HALTD) or s.pods)
+        await asyncio.sleep(0.3)  # the sidecar has looked
+        run.journal.append(alarm("first"))
+        await until_told("first")
+        os.kill(child.pid, signal.SIGSTOP)
+        run.journal.append(alarm("second"))  # the conductor will not have time to tell it
+        child.kill()
+        child.wait()
+        await until_told("second", "has died")
+        run.journal.append(alarm("third"))
+        await until_told("third")
+        run.conduct("tell")
+        await run.until(lambda s: "moves again" in alerts(s))
+        await until_told("moves again")
+        run.journal.append(alarm("fourth"))
+        await until_told("fourth")
+        run.conductors[-1].kill()
+        run.conductors[-1].wait()
+        async with asyncio.timeout(30):
+            while sum("has died" in a.text for a in run.snapshot.alerts) < 2:
+                await asyncio.sleep(0.02)
+        run.journal.append(alarm("fifth"))
+        await until_told("fifth")
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    # the second death within a minute is the same word as the first, and not said again
+    wanted = ("first", "second", "has died", "third", "moves again", "fourth", "fifth")
+    assert [sum(word in line for line in lines()) for word in wanted] == [1] * len(wanted), lines()
 
 
 @pytest.mark.parametrize("run", [["limits.wait=1h", "limits.ttl=0.5s"]], indirect=True)
