@@ -81,6 +81,7 @@ async def test_zygotes_of_two_pods_come_from_one_import_and_go_with_their_pods(
     pods = await asyncio.gather(*(_up(provider, p) for p in range(2)))
     server = _server(provider)
     assert [child for child in psutil.Process().children() if "preloaded_server" in str(child.cmdline())] == [server]
+    assert server.environ()["TMPDIR"] == str(Path(pods[0].provider_id).parent), "by which a run's processes are counted"
     links = [PodLink(pod.name, pod.address, ssh_keys.operator_key(run_dir), timeouts=PATIENT) for pod in pods]
     agents = [psutil.Process(await _agent(x)) for x in links]
     await _until(lambda: len(server.children()) == 2, "two zygotes")
