@@ -21,6 +21,7 @@ from torch.utils.dlpack import from_dlpack
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.rank_waits import GROUP_TIMEOUT_S, GROUP_TIMEOUT_VARIABLE
 from uvcc_engine.parallel.place import RankAddress
+from uvcc_engine.parallel.unix_group import LateMemberError
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 # torch renamed the two; the older names still work but warn, and pods may carry an older torch of their image
@@ -184,7 +185,7 @@ def lost(party: int, what: str, error: BaseException) -> PeerLostError:
     """What a rank raises when torch lost a sister rank."""
     reason = " ".join(str(error).split())[:300]
     hint = "a rank of this party stopped; see how its worker ended"
-    if "timed out" in reason.lower():
+    if isinstance(error, LateMemberError):
         hint += f"; if none did, its steps take longer than {GROUP_TIMEOUT_VARIABLE}, which the profile's env may raise"
     return PeerLostError(f"{what}: {reason}", hint, party=party)
 

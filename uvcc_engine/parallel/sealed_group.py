@@ -50,7 +50,7 @@ class SealedConnection(MemberConnection):
         try:
             self._stream.fill(into)
         except BlockingIOError as error:
-            raise self.timed_out() from error
+            raise self.late() from error
         except OSError as error:
             raise RuntimeError(f"a member is gone: {error}") from error
 

@@ -34,6 +34,10 @@ _WHOLE_BYTES: Final = 64 << 10  # a larger sum is made slice by slice
 Finish = Callable[[], None]
 
 
+class LateMemberError(RuntimeError):
+    """A member sent or took nothing for the whole of the group's timeout."""
+
+
 class Done(dist.Work):
     """An operation that was started; ``wait`` ends it."""
 
@@ -108,9 +112,8 @@ class MemberConnection:
             try:
                 self._sock.sendall(piece)
             except OSError as error:
-                late = TimeoutError(f"timed out, it took nothing for {self._timeout_s:g} s")
                 with self._news:
-                    self._broken = late if isinstance(error, BlockingIOError) else error
+                    self._broken = error
                 continue
             with self._news:
                 self._left.popleft()
@@ -126,6 +129,8 @@ class MemberConnection:
         if self._written < sent:
             with self._news:
                 self._news.wait_for(lambda: self._written >= sent or self._broken is not None)
+        if isinstance(self._broken, BlockingIOError):
+            raise LateMemberError(f"timed out, a member took nothing for {self._timeout_s:g} s")
         if self._broken is not None:
             raise RuntimeError(f"a member does not take what was sent: {self._broken}")
 
@@ -162,16 +167,16 @@ class MemberConnection:
             try:
                 count = self._sock.recv_into(into[done:] if done else into, 0, socket.MSG_WAITALL)
             except BlockingIOError as error:
-                raise self.timed_out() from error
+                raise self.late() from error
             except OSError as error:
                 raise RuntimeError(f"a member is gone: {error}") from error
             if not count:
                 raise RuntimeError("a member closed the connection")
             done += count
 
-    def timed_out(self) -> RuntimeError:
-        """What a member that sends nothing for the whole timeout is told of."""
-        return RuntimeError(f"timed out waiting for a member: nothing came for {self._timeout_s:g} s")
+    def late(self) -> LateMemberError:
+        """What to raise where nothing came for the whole timeout."""
+        return LateMemberError(f"timed out waiting for a member: nothing came for {self._timeout_s:g} s")
 
     def close(self) -> None:
         self._sock.close()

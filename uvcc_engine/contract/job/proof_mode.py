@@ -70,7 +70,7 @@ class Proving:
         """As a job names it. Raises ConfigError for an unknown mode, a rate out of bounds, or one that says nothing."""
         checked, given = check_mode(mode), audit_one_in
         if not isinstance(given, int) or isinstance(given, bool) or not LEAST_ONE_IN <= given <= MOST_ONE_IN:
-            raise ConfigError(f"job.audit_one_in is {str(given)[:80]!r}", AUDIT_HINT)
+            raise ConfigError(f"job.audit_one_in is {str(given)[:80]}", AUDIT_HINT)
         if checked == COVERT:
             return cls(checked, given)
         if given != AUDIT_ONE_IN:

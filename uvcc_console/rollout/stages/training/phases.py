@@ -34,8 +34,7 @@ from uvcc_engine.contract.run_files.waiting import FIRST_STEP_S
 from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 
-GRACE_S = 3.0
-KILL_S = 6.0
+GRACE_S, KILL_S = 3.0, 6.0
 DRILL_S = 60.0
 START_S = 120.0
 DESERTED_S = 15.0
@@ -185,11 +184,10 @@ def _spec(ctx: Rollout, phase: Phase, coord: str, link: LinkSpec, env: dict[str,
 def _environment(ctx: Rollout, phase: Phase) -> dict[str, str]:
     """The profile's environment, and whom to give way to; a command is told how many steps this phase has."""
     profile = ctx.plan.profile
-    env = {**priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())), **profile.env}
+    waits = long_steps.group_timeout(ctx.bus.snapshot.foretold)
+    env = {**priority.environment(profile.fleet.kind, sum(1 for _ in phase.coords())), **waits, **profile.env}
     tree = code_tree.kept(ctx.run_dir)
     env |= code.environment(tree) if tree is not None else {}
-    if phase.kind == "private":
-        env = long_steps.group_timeout(ctx.bus.snapshot.foretold) | env
     return env | {"UVCC_STEPS": str(phase.steps)} if phase.kind == "command" else env
 
 
