@@ -45,6 +45,11 @@ class LayerSpec:
         return False
 
     @property
+    def whole_batch(self) -> bool:
+        """Whether it takes statistics of all rows of a batch, so that none is divided among workers."""
+        return False
+
+    @property
     def adaptable(self) -> tuple[int, int] | None:
         """(inputs, outputs) of a layer beside which an adapter of low rank may stand; None where none may."""
         return None

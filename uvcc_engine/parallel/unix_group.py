@@ -124,7 +124,7 @@ class MemberConnection:
         """Wait until what :meth:`send` handed over up to ``sent`` is in the socket.
 
         Not for what follows: both members may have begun a later operation, and neither takes its message before this
-        one is done. Raises RuntimeError if it cannot get there.
+        one is done. Raises RuntimeError if it cannot get there, LateMemberError if nothing was taken for the timeout.
         """
         if self._written < sent:
             with self._news:

@@ -118,9 +118,10 @@ def fit_model(
 
 def check_whole_batches(model: ModelSpec, replicas: int, microbatches: int) -> None:
     """Refuse (ConfigError) to divide a batch of a model some of whose layers take statistics of all of it."""
-    if replicas * microbatches > 1 and any(isinstance(layer, BatchNorm) for layer in _all_layers(model.layers)):
+    whole = sorted({type(layer).__name__ for layer in _all_layers(model.layers) if layer.whole_batch})
+    if replicas * microbatches > 1 and whole:
         raise ConfigError(
-            f"{model.name} has layers that cannot be split over workers: BatchNorm (it needs a whole batch)",
+            f"{model.name} has layers that cannot be split over workers: {', '.join(whole)} (it needs a whole batch)",
             "use replicas, tensor and microbatches of 1; it stands in a stage. Or layer-norm",
         )
 

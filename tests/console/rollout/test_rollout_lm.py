@@ -164,7 +164,7 @@ def _what_came_home(operator: Operator, expected: str) -> None:
     assert json.loads((home / "metrics.json").read_text())["steps"] == STEPS
     assert {"python", "torch", "env"} <= json.loads((home / "env.json").read_text()).keys()
     assert list((home / "tb").glob("events.out.tfevents.*"))
-    assert "worker process started" in (home / "worker_p0r0s0t0.log").read_text()
+    assert "worker_start coord=p0r0s0t0" in (home / "worker_p0r0s0t0.log").read_text()
     info = dict(line.split(": ", 1) for line in (home / "run.info").read_text().splitlines())
     assert re.fullmatch("[0-9a-f]{16,64}", info["code_hash"])
     for rank in (0, 1):

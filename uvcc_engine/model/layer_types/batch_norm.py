@@ -47,6 +47,10 @@ class BatchNorm(WeightedSpec):
     def decays(self) -> bool:
         return False
 
+    @property
+    def whole_batch(self) -> bool:
+        return True
+
 
 class BatchNormLayer(Layer):
     """Channels brought to mean 0 and variance 1. The weight (4, channels) holds gain, running mean, running variance
