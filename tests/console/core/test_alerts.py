@@ -112,6 +112,27 @@ def test_a_hang_names_the_first_rank_that_differs() -> None:
     assert hang.level == "error"
 
 
+def test_a_step_that_is_foretold_to_take_long_is_no_hang() -> None:
+    run = Healthy()
+    step = run.step
+
+    def wait(seconds: float) -> None:
+        until = run.now + seconds
+        while run.now < until:
+            run.now += 4
+            for rank, coord in enumerate(COORDS):
+                record = {"ts": run.now, "rank": rank, "step": step, "phase": "train"}
+                run.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=record))
+
+    wait(36)
+    assert "hang_in_collective" in run.names()
+    run.add(ev.PlanForetold(steps=4, rounds=0, bytes=1e9, seconds=29.0))
+    wait(100)
+    assert "hang_in_collective" not in run.names()
+    wait(180)
+    assert "hang_in_collective" in run.names()
+
+
 def test_a_straggler_and_a_party_that_falls_behind() -> None:
     run = Healthy()
     for _ in range(4):

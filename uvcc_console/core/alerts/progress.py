@@ -76,7 +76,8 @@ def hang_in_collective(s: Snapshot, now: float) -> Iterator[Finding]:
     """Everybody lives and nobody makes a step: they wait in a collective, and one rank is not where the others are."""
     workers = training(s)
     alive = [w for w in workers if now - w.beat_ts <= SILENT_S]
-    limit = max(STUCK_S, STUCK_STEPS * step_time(s))
+    foretold = s.foretold.seconds if s.foretold is not None else 0.0  # before a step was measured, all that is known
+    limit = max(STUCK_S, STUCK_STEPS * max(step_time(s), foretold))
     if not alive or len(alive) < len(workers) or min(now - w.step_ts for w in alive) < limit:
         return
     differs = first_that_differs(alive)
