@@ -102,3 +102,20 @@ def test_of_192_workers_on_24_pods_each_is_told_apart_and_the_worst_is_named_at_
         assert signs[view.glyphs.heat[-1]] == 1  # a quarter slower than the others, which are well below it
         assert view.glyphs.heat[-2] not in signs
         assert f"slowest {slow}" in plain(heat[-1])
+
+
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("end", ["finished", "halted", "failed"])
+async def test_each_panel_s_page_has_the_room_that_an_ended_run_leaves(
+    tmp_path: Path, end: str, size: tuple[int, int]
+) -> None:
+    """The overview of a small terminal has no curves beside a result; who asks for their page gets them."""
+    story = Story().full(30)
+    getattr(story, end)()
+    async with desk(story, tmp_path, size=size) as d:
+        for number in "1234567":
+            await d.press(number)
+            (paged,) = [p for p in d.app.screen.query(".-paged") if p.display]
+            assert paged.region.height >= 4, (number, paged.region)
+            assert paged.region.width == size[0], (number, paged.region)
+            await d.press("0")
