@@ -94,7 +94,9 @@ def _ends(view: View, width: int, cells: int) -> tuple[list[Span], list[Span]]:
         right += [(money(s.spent), "title" if s.spent else "muted"), ("   " if wide else "  ", "")]
     time = [(view.replay or clock(view.now, utc=view.utc), "blue" if view.replay else "muted"), (" ", "")]
     percent = bar[-2:] if bar else []
-    free = [] if s.hourly or s.spent else [([*step, *percent, *until, *readonly], time)]
+    far: list[Span] = [*step, *percent]
+    near: list[Span] = [*step[:-1], percent[0], (" ", "")] if percent else step  # the same with single blanks
+    free = [] if s.hourly or s.spent else [([*told, *until, *readonly], time) for told in (far, near)]
     part = [] if s.hourly else [([*step, *percent, *readonly], time)]
     for parts, end in (
         ([*step, *bar, *until, *readonly], [*right, *time]),
