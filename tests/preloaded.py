@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from uvcc_console.fleet import imports_shared
+from uvcc_console.fleet.local import imports_shared
 from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV, socket_name
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from uvcc_console.core.log import logger
 from uvcc_console.fleet import podhome, procs, ssh_keys
-from uvcc_console.fleet.imports_shared import SharedImports
+from uvcc_console.fleet.local.imports_shared import SharedImports
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import GIVEN, FleetSettings, ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -77,7 +77,7 @@ class LocalProvider:
             shared = self.imports.ensure()
             authorized = home.with_suffix(".keys")
             authorized.write_text(ssh_keys.public_line(ssh_keys.operator_key(self._run_dir, self._key_file)) + "\n")
-            command = [sys.executable, "-m", "uvcc_console.fleet.localpod", "--home", str(home)]
+            command = [sys.executable, "-m", "uvcc_console.fleet.local.localpod", "--home", str(home)]
             command += ["--authorized-keys", str(authorized), "--ready-file", str(home.with_suffix(".ready"))]
             command += ["--ttl", str(self._ttl_s), "--watch", str(self._run_dir), "--watch", str(_record(home))]
             with open(home.with_suffix(".log"), "ab") as out:

@@ -18,7 +18,7 @@ from uvcc_console.fleet.procs import LocalProcess
 
 YOUNG_S: Final = 60.0  # whoever has just been started may still be writing down what it is
 _RUNS: Final = {"uvcc_console.haltd": "halt sidecar", "uvcc_console.rollout.conductor": "conductor"}
-_POD: Final = "uvcc_console.fleet.localpod"
+_POD: Final = "uvcc_console.fleet.local.localpod"
 _BENCH: Final = "uvcc_console.bench."
 
 

@@ -15,6 +15,8 @@ from uvcc_engine.contract.job.rank_waits import GROUP_TIMEOUT_S, GROUP_TIMEOUT_V
 
 STEPS: Final = 2
 """The steps that a pod is given: the one that is under way, and as much again for slower processors."""
+LONGEST_S: Final = 600.0
+"""What a foretold step lengthens the patience to at most: a pod that is stuck must not be waited for all night."""
 APART: Final = 20
 """The steps' time that replicas may be apart before one is given up."""
 START_S: Final = 30.0
@@ -35,7 +37,7 @@ def fitted(profile: Profile, step_s: float) -> tuple[Profile, list[str]]:
 
     ``step_s``: seconds that a step of the full run is foretold to take; 0 where nothing is known.
     """
-    needed = float(math.ceil(STEPS * step_s))
+    needed = min(float(math.ceil(STEPS * step_s)), LONGEST_S)
     halt, gates = profile.halt, profile.gates
     notes: list[str] = []
     if needed > halt.patience:

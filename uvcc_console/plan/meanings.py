@@ -164,7 +164,7 @@ MEANINGS: Final[dict[str, str]] = {
     "halt": "How a halt goes.",
     "halt.lease": "The pods halt by themselves when nobody renewed for so long.",
     "halt.patience": "How long a pod may take to show that it holds; a drill has 20 s more, a halt six times that. "
-    "Where it is not given and a private step is foretold to take more than half of it, two such steps.",
+    "Where it is not given and a private step is foretold to take more than half of it, two such steps, 600 s at most.",
     "halt.auto": "Rungs of the halt ladder that are climbed; beyond them a tear-down ends the pods.",
     "consent": "How many of the three domains must sign.",
     "consent.full": "Signatures before the full run.",

@@ -253,7 +253,7 @@ def _part(process: psutil.Process) -> str:
     """What a pod's process is. Zygote and workers are forks: their parents tell them apart."""
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
-        if "uvcc_console.fleet.localpod" in words:
+        if "uvcc_console.fleet.local.localpod" in words:
             return "ssh"
         if "uvcc_engine.agent" in words:
             above = process.parent()

@@ -17,9 +17,10 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.state import fold
-from uvcc_console.fleet import localpod, procs, ssh_keys
+from uvcc_console.fleet import procs, ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import Bootstrapped, bootstrap, bootstrap_all
+from uvcc_console.fleet.local import localpod
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uvcc_console.fleet import local_provider, localpod, procs, ssh_keys
+from uvcc_console.fleet import local_provider, procs, ssh_keys
+from uvcc_console.fleet.local import localpod
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.provider_kinds import provider_for
@@ -147,7 +148,7 @@ async def test_a_killed_pod_is_listed_and_its_orphans_are_swept(provider, run_di
     x = link(run_dir, pod)
     await x.sh("setsid -f sleep 979 </dev/null >/dev/null 2>&1")
     mine = map(psutil.Process, procs.marked(pod.provider_id))
-    (server,) = [p.pid for p in mine if "uvcc_console.fleet.localpod" in p.cmdline()]
+    (server,) = [p.pid for p in mine if "uvcc_console.fleet.local.localpod" in p.cmdline()]
     os.kill(server, signal.SIGKILL)
     sweeper = provider_for({}, run_dir)
     (found,) = await sweeper.list(pod.name)

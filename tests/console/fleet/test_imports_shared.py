@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from uvcc_console.fleet import imports_shared, procs, ssh_keys
+from uvcc_console.fleet import procs, ssh_keys
+from uvcc_console.fleet.local import imports_shared
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.fleet.ssh import PodLink, Timeouts

@@ -33,7 +33,7 @@ async def test_unknown_then_terminated_by_policy(lost: str, monkeypatch: pytest.
             await found.verdict((await found.ask("hold", drill=True))[0])
             pod = next(p for p in found.pods if p.name == "uvcc-halts-p1r0")
             for pid in procs.marked(pod.provider_id):
-                carries = "uvcc_console.fleet.localpod" in psutil.Process(pid).cmdline()
+                carries = "uvcc_console.fleet.local.localpod" in psutil.Process(pid).cmdline()
                 if lost == "pod" or carries:  # the link is what carries it: the SSH server alone
                     os.kill(pid, signal.SIGKILL if lost == "server" else signal.SIGSTOP)
                     stopped.append(pid)

@@ -223,7 +223,7 @@ async def test_a_frozen_pod_is_unknown_in_time_and_the_others_are_halted(run: Ru
     frozen = [
         p
         for p in procs.marked(run.fleet.pods["p1r0"].provider_id)
-        if "uvcc_console.fleet.localpod" in psutil.Process(p).cmdline()
+        if "uvcc_console.fleet.local.localpod" in psutil.Process(p).cmdline()
     ]
     try:
         for pid in frozen:

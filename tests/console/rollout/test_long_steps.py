@@ -36,6 +36,7 @@ def asked(**parts: Any) -> Any:
         (49.4, {}, {}, 99.0, 129.0),
         (49.4, {"patience": 20}, {"halt_drill_s": 30}, 20.0, 30.0),  # what a user wrote stays
         (49.4, {"lease": 90}, {"halt_drill_s": 0}, 99.0, 0.0),
+        (3600.0, {}, {}, 600.0, 630.0),  # foretold here, on slower processors perhaps: no longer than this
         (0.0, {}, {}, 10.0, 5.0),  # nothing is known
     ],
 )
@@ -47,7 +48,7 @@ def test_what_is_left_open_follows_the_step(
     assert profile.halt.lease == halt.get("lease", 60.0)
     assert bool(notes) == (step_s > 40)
     times = ladder_times(profile.model_dump(mode="json"))
-    assert times.hold >= 2 * step_s or "patience" in halt
+    assert times.hold >= min(2 * step_s, 600.0) or "patience" in halt
     assert times.drill == times.hold + 20.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +16,6 @@ from uvcc_engine.proofs.audit_draws import audited
 
 TWO = Topology(2)
 FIRST = Coord(0, 0, 0, 0)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("size", [TWO, Topology(1, 2, 1, 2), Topology(1, 1, 2, 2)], ids=str)

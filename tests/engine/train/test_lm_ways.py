@@ -20,7 +20,7 @@ from uvcc_engine.nsa.model import LanguageModel, token_loss
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train import lm_optimizers, memory_plan, model_flops, sharded
-from uvcc_engine.train.printed_rows import PrintedRows
+from uvcc_engine.train.sinks.printed_rows import PrintedRows
 
 
 def test_parts_at_each_rank_train_what_whole_copies_train(tmp_path: Path) -> None:

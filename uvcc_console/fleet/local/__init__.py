@@ -1,0 +1,1 @@
+"""Pods that are processes of this machine: their SSH server, and what they import together."""
