@@ -34,6 +34,7 @@ from uvcc_engine.contract.peer_protocol.preflight_job import (
 )
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.records import Malformed
+from uvcc_engine.parallel import gpus
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.party_keys import PartyKeys
@@ -109,9 +110,15 @@ def measure_groups(
     ``mib_s`` is the bus bandwidth: what each rank sends in a ring, 2(n-1)/n of the block, over the best time.
     Raises PeerLostError if the ranks do not meet, VerificationError if they do not add up.
     """
+    secret = job.device != "cpu" and bool(job.peers)  # those of a language model have torch's own groups
+    carried = gpus.claim(place) if secret else job.device
     device = device_of(job.device)
     groups = PartyGroups.open(
-        place, on_event=lambda name, fields: None, device=device.type, timeout_s=job.timeout_s, keys=keys
+        place,
+        on_event=lambda name, fields: None,
+        device="cpu" if carried == "cpu" else device.type,
+        timeout_s=job.timeout_s,
+        keys=keys,
     )
     facts["backend"] = groups.backend
     try:
@@ -124,6 +131,7 @@ def measure_groups(
 
 
 def device_of(wanted: str) -> torch.device:
+    """What a rank measures from: its GPU, if it has any; the one that it claimed is the only one that it sees."""
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -1,7 +1,8 @@
 """One communicator of a party's ranks, and what its members do collectively. One code path for gloo and NCCL.
 
 Shares travel as int64, whose sums wrap like the ring; every operation has a timeout and a number, so that a stuck one
-can be named.
+can be named. Tensors of a GPU go through the host where the group's backend is no NCCL, and what lies on the host (a
+count, a vote) through the GPU where it is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.unix_group import LateMemberError
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+NCCL: Final = "nccl"
 # torch renamed the two; the older names still work but warn, and pods may carry an older torch of their image
 _reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -48,6 +50,7 @@ class Communicator:
         self._group = group
         self._timeout = timedelta(seconds=GROUP_TIMEOUT_S)
         self._party = -1
+        self._carrier = torch.device("cpu")  # where the backend wants its tensors
 
     @classmethod
     def open(cls, place: RankAddress, name: str, backend: str, timeout_s: float, on_event: OnEvent) -> Communicator:
@@ -68,14 +71,15 @@ class Communicator:
             raise lost(place.coord.party, f"the {name} group of {coord} does not come up", error) from error
         found = cls(name, members, index, made)
         found._timeout, found._party = timeout, place.coord.party
-        found._check_sum(torch.device("cuda" if backend == "nccl" else "cpu"))
+        found._carrier = torch.device("cuda" if backend == NCCL else "cpu")
+        found._check_sum()
         took = round(time.monotonic() - began, 4)
         on_event("group_ready", {"coord": coord, "group": name, "backend": backend, "seconds": took})
         return found
 
-    def _check_sum(self, device: torch.device) -> None:
+    def _check_sum(self) -> None:
         """The first collective connects the members; its sum must be right, the high bits included."""
-        mine = torch.tensor([self.index + 1, 1 << 62], dtype=torch.int64, device=device)
+        mine = torch.tensor([self.index + 1, 1 << 62], dtype=torch.int64, device=self._carrier)
         self.sum_(mine)
         wanted = [self.size * (self.size + 1) // 2, _wrapped(self.size << 62)]
         if mine.tolist() != wanted:
@@ -96,20 +100,22 @@ class Communicator:
     def sum_(self, x: Tensor) -> Tensor:
         """``x`` becomes the sum over all members, modulo 2^64 for int64."""
         if self.size > 1:
-            plain = _plain(x)
+            plain = self._carried(x)
             self._wait("all_reduce", lambda: dist.all_reduce(plain, group=self._group, async_op=True))
+            _put_back(x, plain)
         return x
 
     def sum_slices(self, x: Tensor) -> Callable[[], Tensor]:
         """Start to add up a flat ``x`` of ``size * n`` elements; the call that is returned waits for this rank's n."""
         if self.size == 1:
             return lambda: x
-        out, whole = _fresh(x.numel() // self.size, x), _plain(x)
+        whole = self._carried(x)
+        out = _fresh(x.numel() // self.size, whole)
         work = self._started("reduce_scatter", lambda: _reduce_scatter(out, whole, group=self._group, async_op=True))
 
         def finish() -> Tensor:
             self._wait("reduce_scatter", lambda: work)
-            return out
+            return _home(out, x)
 
         return finish
 
@@ -117,32 +123,38 @@ class Communicator:
         """Every member's ``x``, in order; all have one shape."""
         if self.size == 1:
             return [x]
-        flat = _plain(x.reshape(-1))
-        out = _fresh(self.size * flat.numel(), x)
+        flat = self._carried(x.reshape(-1))
+        out = _fresh(self.size * flat.numel(), flat)
         self._wait("all_gather", lambda: _all_gather(out, flat, group=self._group, async_op=True))
-        return list(out.reshape(self.size, *x.shape))
+        return list(_home(out, x).reshape(self.size, *x.shape))
 
     def broadcast_(self, x: Tensor, source: int) -> Tensor:
         """``x`` becomes that of member ``source``."""
         if self.size > 1:
-            plain, rank = _plain(x), self._members[source]
+            plain, rank = self._carried(x), self._members[source]
             self._wait("broadcast", lambda: dist.broadcast(plain, rank, group=self._group, async_op=True))
+            _put_back(x, plain)
         return x
 
     # -- between two members -----------------------------------------------------------------------------------------
 
     def send(self, x: Tensor, to: int, tag: int) -> Callable[[], None]:
         """Start to send; the call that is returned waits until ``x`` may be changed."""
-        what, plain = f"send {tag} to {to}", _plain(x)
+        what, plain = f"send {tag} to {to}", self._carried(x)
         work = self._started(what, lambda: dist.isend(plain, self._members[to], group=self._group, tag=tag))
         return lambda: self._wait(what, lambda: work)
 
     def receive(self, x: Tensor, source: int, tag: int) -> Tensor:
         """Fill ``x`` with what member ``source`` sent under ``tag``."""
         rank, what = self._members[source], f"receive {tag} from {source}"
-        plain = _plain(x)
+        plain = self._carried(x)
         self._wait(what, lambda: dist.irecv(plain, rank, group=self._group, tag=tag))
+        _put_back(x, plain)
         return x
+
+    def _carried(self, x: Tensor) -> Tensor:
+        """``x`` where the backend wants it: NCCL carries a GPU's memory, all others the host's."""
+        return _plain(x) if x.device.type == self._carrier.type else _plain(x).to(self._carrier)
 
     def _started(self, what: str, start: Callable[[], Any]) -> Any:
         """Gloo connects at first use and may find the member gone already when an operation starts."""
@@ -176,9 +188,20 @@ def _plain(x: Tensor) -> Tensor:
     return plain
 
 
+def _put_back(x: Tensor, carried: Tensor) -> None:
+    """What came to a copy elsewhere, into ``x``."""
+    if x.device != carried.device:
+        _plain(x).copy_(carried)
+
+
+def _home(carried: Tensor, x: Tensor) -> Tensor:
+    """What was carried, where ``x`` lies."""
+    return carried if carried.device == x.device else carried.to(x.device)
+
+
 def _fresh(count: int, like: Tensor) -> Tensor:
     with torch.inference_mode(False):
-        return torch.empty(count, dtype=like.dtype, device=like.device)
+        return like.new_empty(count)
 
 
 def lost(party: int, what: str, error: BaseException) -> PeerLostError:

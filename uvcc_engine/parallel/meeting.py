@@ -46,7 +46,8 @@ class MeetingPlace(Protocol):
 
 
 def local_backend(device: str) -> str:
-    """NCCL between GPUs of one machine, Unix sockets between CPU ranks, or what ``UVCC_GROUP_BACKEND`` says of those.
+    """What carries groups within a machine, from ``device`` memory: NCCL that of GPUs, Unix sockets the host's, or what
+    ``UVCC_GROUP_BACKEND`` says of that.
 
     Raises ConfigError.
     """

@@ -59,14 +59,17 @@ class RankAddress:
         return {"dp": c.replica, "pp": c.stage, "tp": c.tensor}[dimension]
 
 
-def device_slot(coord: Coord, capacity: int, topology: Topology) -> int:
-    """Which of a pod's ``capacity`` devices a rank uses when several share a pod: (r + s + t) mod capacity.
+def has_own_devices(capacity: int, topology: Topology) -> bool:
+    """Whether the ranks of every communicator can have devices of their own among a pod's ``capacity``."""
+    return capacity >= max(topology.replicas, topology.stages, topology.tensor)
 
-    Raises ConfigError if two ranks of one communicator could get the same device, which NCCL refuses.
+
+def device_slot(coord: Coord, capacity: int, topology: Topology) -> int:
+    """Which of a pod's ``capacity`` devices a rank uses.
+
+    Each has its own where there are enough; else it is (r + s + t) mod capacity, which gives the members of one
+    communicator different ones as long as there are that many (:func:`has_own_devices`).
     """
-    if capacity < max(topology.replicas, topology.stages, topology.tensor):
-        raise ConfigError(
-            f"{capacity} devices for groups of up to {max(topology.replicas, topology.stages, topology.tensor)} ranks",
-            "a communicator must not hold one device twice: take pods with more devices, or smaller dimensions",
-        )
+    if capacity >= topology.workers_per_party:
+        return topology.local_rank(coord)
     return (coord.replica + coord.stage + coord.tensor) % capacity

@@ -119,7 +119,8 @@ def _through(fleet: FleetPart, part: str, first: int, at_end: AtEnd) -> list[Sha
     groups, pipe = fleet.groups, fleet.pipe
     groups.start_dp()
     rows = int(fleet.tensors[f"{part}_x"].shape[0])
-    mine = torch.arange(rows)[bounds(rows, groups.place.topology.replicas, groups.place.coord.replica)]
+    everyone = torch.arange(rows, device=fleet.runtimes.main.device)
+    mine = everyone[bounds(rows, groups.place.topology.replicas, groups.place.coord.replica)]
     found: list[Share] = []
     count = -(-len(mine) // _EVAL_ROWS)
     pipe.finish(first)

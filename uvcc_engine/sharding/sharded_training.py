@@ -111,7 +111,7 @@ class ParallelTrainer:
         self._whole_job = replace(job, batch=job.batch * size.replicas)
         self._runtimes = StreamRuntimes(runtime, main)
         tensors = {
-            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits)
+            name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(main.device)
             for name, (first, second) in inputs.tensors.items()
         }
         starts = initial_weights(model, job.seed, job.frac_bits)
@@ -189,7 +189,7 @@ class ParallelTrainer:
         every = batch_rows(self._job.seed, step, self._whole_job.batch, self._fleet.tensors["train_x"].shape[0])
         first = self._groups.place.coord.replica * self._job.batch
         assert len(every) == size.replicas * self._job.batch
-        return torch.from_numpy(every[first : first + self._job.batch])
+        return torch.from_numpy(every[first : first + self._job.batch]).to(self._runtimes.main.device)
 
     def _tell(self, gantt: Gantt, step: int) -> None:
         for phase, m, start, end in gantt.ticks:
@@ -350,7 +350,7 @@ class ParallelTrainer:
             raise ConfigError("the checkpoint does not fit this worker's part of the model", "resume the same topology")
         for kind, shares in self._kept():
             for at, number in enumerate(self._stage.numbers):
-                shares[at] = loaded(state, f"{kind}.{number}", shares[at].f)
+                shares[at] = loaded(state, f"{kind}.{number}", shares[at].f).to(self._runtimes.main.device)
             if kind == "weight":
                 self._set_weights(shares)
 

@@ -6,13 +6,14 @@ from typing import Final
 
 import torch
 
-from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.machine import host
 from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, draws_unlocked
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.kernels.choose import device_for
+from uvcc_engine.parallel import gpus
+from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Plane
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.worker.admission import Admission
@@ -63,17 +64,20 @@ def runtime_of(
     )
 
 
+def claim_gpu(admitted: Admission, place: RankAddress) -> str:
+    """Take this rank's GPU, where it will compute on one, and say what its groups carry: cuda or cpu memory.
+
+    Call it before :func:`device_of`. Raises ConfigError where the job insists on a GPU that it cannot have.
+    """
+    if admitted.job.proves or admitted.job.device == "cpu":
+        return "cpu"
+    carried = gpus.claim(place)
+    return carried if device_of(admitted).type == "cuda" else "cpu"
+
+
 def device_of(admitted: Admission) -> torch.device:
-    """Where this worker keeps its shares. Ranks that compute together, and proofs, take processors.
+    """Where this worker keeps its shares. Proofs take processors.
 
     Raises ConfigError where the job insists on a GPU that it cannot have.
     """
-    size, wanted = admitted.policy.topology, admitted.job.device
-    if size.workers_per_party * size.microbatches == 1:
-        return device_for("cpu" if admitted.job.proves else wanted)
-    if wanted == "cuda":
-        raise ConfigError(
-            "job.device is cuda, and a party's several ranks compute on processors",
-            "one replica, stage, tensor rank and microbatch, or device: auto",
-        )
-    return torch.device("cpu")
+    return device_for("cpu" if admitted.job.proves else admitted.job.device)

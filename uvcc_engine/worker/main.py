@@ -40,7 +40,7 @@ from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 from uvcc_engine.worker.admission import Admission, admit
-from uvcc_engine.worker.compute_setup import device_of, pair_keys
+from uvcc_engine.worker.compute_setup import claim_gpu, device_of, pair_keys
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.ranks import Ranks
@@ -81,13 +81,15 @@ def main(spec: WorkerSpec) -> int:
         try:
             admitted = admit(spec)
             keys = _keys_in(admitted.policy, admitted.identity, admitted.party)
+            place = RankAddress.of(admitted.coord, admitted.policy.topology, os.environ)
+            carried = claim_gpu(admitted, place)
             facts = _facts(spec, admitted)
             writer.describe(facts)
             accepted = {k: facts[k] for k in ("policy_hash", "sid_job", "code_hash", "attempt", "resume")}
             writer.told("policy_accepted", "info", accepted)
             if SEEDS in admitted.job.reveal:
                 _disclose(spec, admitted)
-            outcome = _connected(spec, admitted, keys, writer, terminated)
+            outcome = _connected(spec, admitted, keys, place, carried, writer, terminated)
         except UvccError as error:
             _report(writer, 0, error)
             withdraw(os.environ, error.what, keys=keys or _keys_at_hand(spec))
@@ -124,9 +126,15 @@ def _keys_at_hand(spec: WorkerSpec) -> PartyKeys | None:
 
 
 def _connected(
-    spec: WorkerSpec, admitted: Admission, keys: PartyKeys, writer: RunWriter, terminated: list[int]
+    spec: WorkerSpec,
+    admitted: Admission,
+    keys: PartyKeys,
+    place: RankAddress,
+    carried: str,
+    writer: RunWriter,
+    terminated: list[int],
 ) -> RunOutcome:
-    """Open the plane, run the session, and tell the peers if it fails."""
+    """Open the plane, run the session, and tell the peers if it fails. ``carried``: what the rank's groups carry."""
     recorder = LateRecorder()
     plane = open_plane(
         party=admitted.party,
@@ -162,9 +170,12 @@ def _connected(
     table = StepConsensus(plane, spec.run, check=check)
     try:
         with Ticker(writer, lambda: _waiting_on(plane, groups)), _orders(spec, admitted, writer):
-            place = RankAddress.of(admitted.coord, admitted.policy.topology, os.environ)
             groups = PartyGroups.open(
-                place, on_event=lambda name, fields: writer.event(name, **fields), check=check, keys=keys
+                place,
+                on_event=lambda name, fields: writer.event(name, **fields),
+                check=check,
+                device=carried,
+                keys=keys,
             )
             ranks = Ranks(groups)
             table.among_ranks = ranks.greatest

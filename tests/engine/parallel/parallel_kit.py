@@ -128,11 +128,14 @@ def _rank(
     end_gracefully: bool,
     keys: PartyKeys | None = None,
     address: str = "127.0.0.1",
+    device: str = "cpu",
 ) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     try:
         place = RankAddress(coord, topology, address, port)
-        groups = PartyGroups.open(place, on_event=lambda n, f: events.append((n, f)), timeout_s=timeout_s, keys=keys)
+        groups = PartyGroups.open(
+            place, on_event=lambda n, f: events.append((n, f)), device=device, timeout_s=timeout_s, keys=keys
+        )
         result = body(groups, events)
         groups.close(graceful=end_gracefully)
     except Exception as error:  # noqa: BLE001 - handed to the parent
@@ -209,15 +212,20 @@ _END = Tag(0, 0, 0, 0)
 Work = Callable[[SocketPlane, PartyGroups, list[tuple[str, dict[str, Any]]]], Any]
 
 
-def run_fleet(topology: Topology, work: Work) -> dict[Coord, Any]:
-    """``work(plane, groups, events)`` in every worker of all three parties, each a process; results by coordinate."""
+def run_fleet(topology: Topology, work: Work, device: str = "cpu") -> dict[Coord, Any]:
+    """``work(plane, groups, events)`` in every worker of all three parties, each a process; results by coordinate.
+
+    ``device``: whose memory the groups carry. All workers share one GPU, if it is one: NCCL takes them for hosts of
+    their own, since it refuses two ranks of one host on one device.
+    """
     torch.set_num_threads(1)
     load_for_children()
     ports, ends, pids = [free_port() for _ in range(3)], _connect(topology), []
     for coord in topology.coords():
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:
-            _rank(coord, topology, ports[coord.party], _worker(work, coord, ends), writer, 30.0, True)
+            os.environ["NCCL_HOSTID"] = str(coord)
+            _rank(coord, topology, ports[coord.party], _worker(work, coord, ends), writer, 30.0, True, device=device)
         os.close(writer)
         pids.append((coord, pid, reader))
     for others in ends.values():

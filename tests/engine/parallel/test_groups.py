@@ -12,8 +12,9 @@ from parallel_kit import run_ranks
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.parallel import gpus
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.place import RankAddress, device_slot
+from uvcc_engine.parallel.place import RankAddress, device_slot, has_own_devices
 from uvcc_engine.parallel.presence import read_withdrawal, withdraw
 
 Events = list[tuple[str, dict[str, Any]]]
@@ -146,14 +147,40 @@ def test_the_place_must_fit_the_topology() -> None:
 
 def test_no_communicator_holds_a_device_twice() -> None:
     size = Topology(2, 4, 2)
-    for name in ("dp", "pp", "tp"):
-        for coord in size.coords():
-            place = RankAddress(coord, size)
-            members = [c for c in size.coords() if c.party == coord.party and size.local_rank(c) in place.members(name)]
-            slots = [device_slot(c, 4, size) for c in members]
-            assert len(set(slots)) == len(slots)
-    with pytest.raises(ConfigError, match="device twice"):
-        device_slot(Coord(0, 0, 0, 0), 3, size)
+    for capacity in (4, 7, 16):
+        for name in ("dp", "pp", "tp"):
+            for coord in size.coords():
+                place = RankAddress(coord, size)
+                ours = [c for c in size.coords() if c.party == coord.party]
+                slots = [device_slot(c, capacity, size) for c in ours if size.local_rank(c) in place.members(name)]
+                assert len(set(slots)) == len(slots)
+        assert has_own_devices(capacity, size)
+    assert not has_own_devices(3, size)
+    assert {device_slot(c, 16, size) for c in size.coords()} == set(range(16))
+
+
+def claimed(place: RankAddress, count: int, visible: str = "") -> tuple[str, str]:
+    env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    return gpus.claim(place, env, count), env.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_a_rank_sees_its_own_gpu_and_nccl_carries_only_between_different_ones() -> None:
+    size = Topology(1, 2, 2)
+    ranks = [RankAddress(c, size, "127.0.0.1") for c in size.coords() if c.party == 0]
+    assert [claimed(one, 4) for one in ranks] == [("cuda", str(k)) for k in range(4)]
+    assert [claimed(one, 4, "6,7,2,3") for one in ranks] == [("cuda", k) for k in "6723"]
+    assert [claimed(one, 2) for one in ranks] == [("cuda", k) for k in "0110"]
+    assert [claimed(one, 1) for one in ranks] == [("cpu", "0")] * 4
+    assert [claimed(one, 0) for one in ranks] == [("cpu", "")] * 4
+    assert claimed(RankAddress(Coord(0, 0, 0, 0), Topology()), 8) == ("cpu", "")
+
+
+def test_replicas_on_other_pods_have_gpus_of_their_own() -> None:
+    size = Topology(4, 1, 2)
+    ranks = [RankAddress(c, size, "10.0.0.7") for c in size.coords() if c.party == 0]
+    assert [claimed(one, 2) for one in ranks] == [("cuda", "0"), ("cuda", "1")] * 4
+    here = [RankAddress(c, size, "127.0.0.1") for c in size.coords() if c.party == 0]
+    assert {claimed(one, 2)[0] for one in here} == {"cpu"}, "all four replicas are on this machine"
 
 
 def test_a_word_is_read_before_its_place_may_close() -> None:

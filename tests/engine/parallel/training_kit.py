@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.mpc.foundation.local import rehearsal_keys
 from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.mpc.foundation.staging import Staging
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.plane.api import Tag
@@ -52,13 +54,30 @@ class Skewed(SocketPlane):
         return super().arrived(wants) and self._random.random() < 0.5
 
 
-def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0, data: Dataset | None = None) -> Found:
+def train(
+    job: PrivateJob,
+    size: Topology,
+    *,
+    in_flight: int = 8,
+    skew: int = 0,
+    data: Dataset | None = None,
+    device: str = "cpu",
+    prg: str = "aes",
+    carried: str = "cpu",
+    rules: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    staging: Callable[[], Staging | None] = lambda: None,
+) -> Found:
     """Every worker's losses, numbers of validation, correct test rows, metrics, final state, events, sent messages
     (hashed), and what passed between its stage and the others in the last step: (direction, microbatch, sent or
-    received). A training that validation ends is not gone on with."""
+    received). A training that validation ends is not gone on with. ``device``: where shares lie; ``carried``: whose
+    memory the groups carry; ``rules`` stand while a worker trains, whose messages pass through its ``staging``."""
     inputs = shares(job, data)
 
     def work(wire: SocketPlane, groups: PartyGroups, events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+        with rules():
+            return trained(wire, groups, events)
+
+    def trained(wire: SocketPlane, groups: PartyGroups, events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         c = groups.place.coord
         os.environ[IN_FLIGHT_VARIABLE] = str(in_flight)
         sent: dict[tuple[int, Tag], bytes] = {}
@@ -75,7 +94,7 @@ def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0,
         keys = rehearsal_keys(10 + c.replica)[c.party]  # every pod has its own keys
 
         def runtime(stream: int) -> Runtime:
-            return Runtime(c.party, plane, keys, sid, stream=stream)
+            return Runtime(c.party, plane, keys, sid, stream=stream, device=device, prg=prg, staging=staging())
 
         main = runtime(0)
         passed: list[tuple[str, int, int]] = []
@@ -106,7 +125,7 @@ def train(job: PrivateJob, size: Topology, *, in_flight: int = 8, skew: int = 0,
         told = {"losses": found, "validated": validated, "metrics": metrics, "correct": correct}
         return told | {"state": state, "events": events, "sent": sent, "trace": trace}
 
-    return run_fleet(size, work)
+    return run_fleet(size, work, carried)
 
 
 def trainer_counts(job: PrivateJob) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 CROSSING = ("copy_", "__getitem__", "__setitem__", "index_put_", "index_put")
-BORDERS = ("prg.py", "truncation.py")  # these ask for the device before they read a tensor's memory
+BORDERS = ("prg.py", "truncation.py", "unix_group.py")  # they ask for the device first, or stand in for NCCL
 
 
 class OtherDevice(TorchFunctionMode):

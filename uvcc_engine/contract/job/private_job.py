@@ -158,7 +158,8 @@ class PrivateJob:
     weight is scaled down to this norm where it is longer; 0 for never.
     ``model``: a shipped name, or the JSON of ``layer_list`` as canonical text; in JSON that is an object, not a text.
     ``device``: where shares are computed; ``auto`` is each pod's GPU, if it has one, and ``cuda`` insists on one and
-    has the masks drawn there (``random_generator``). All give the same bits.
+    has the masks drawn there (``random_generator``). All give the same bits. Ranks of a pod share its GPUs out; NCCL
+    carries their sums where each rank of a group has one of its own, else they pass through the host.
     ``rounds``: ``few`` where the parties lie far apart, though it takes about twice the bytes and work; ``sparing``
     where they share a machine or a rack. The weights differ in their last bits.
     ``verify``: what is proved of the computation (``proof_mode``); ``audit_one_in``: with ``covert``, how rarely.
