@@ -34,7 +34,7 @@ from uvcc_engine.contract.peer_protocol.preflight_job import (
 )
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.records import Malformed
-from uvcc_engine.parallel import gpus
+from uvcc_engine.parallel import own_gpu
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.party_keys import PartyKeys
@@ -111,7 +111,7 @@ def measure_groups(
     Raises PeerLostError if the ranks do not meet, VerificationError if they do not add up.
     """
     secret = job.device != "cpu" and bool(job.peers)  # those of a language model have torch's own groups
-    carried = gpus.claim(place) if secret else job.device
+    carried = own_gpu.claim(place) if secret else job.device
     device = device_of(job.device)
     groups = PartyGroups.open(
         place,

@@ -12,7 +12,7 @@ from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, draws_unlocked
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.kernels.choose import device_for
-from uvcc_engine.parallel import gpus
+from uvcc_engine.parallel import own_gpu
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Plane
 from uvcc_engine.transcript.leaves.roots import sid_of
@@ -71,7 +71,7 @@ def claim_gpu(admitted: Admission, place: RankAddress) -> str:
     """
     if admitted.job.proves or admitted.job.device == "cpu":
         return "cpu"
-    carried = gpus.claim(place)
+    carried = own_gpu.claim(place)
     return carried if device_of(admitted).type == "cuda" else "cpu"
 
 

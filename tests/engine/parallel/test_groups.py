@@ -12,7 +12,7 @@ from parallel_kit import run_ranks
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
-from uvcc_engine.parallel import gpus
+from uvcc_engine.parallel import own_gpu
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress, device_slot, has_own_devices
 from uvcc_engine.parallel.presence import read_withdrawal, withdraw
@@ -161,7 +161,7 @@ def test_no_communicator_holds_a_device_twice() -> None:
 
 def claimed(place: RankAddress, count: int, visible: str = "") -> tuple[str, str]:
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
-    return gpus.claim(place, env, count), env.get("CUDA_VISIBLE_DEVICES", "")
+    return own_gpu.claim(place, env, count), env.get("CUDA_VISIBLE_DEVICES", "")
 
 
 def test_a_rank_sees_its_own_gpu_and_nccl_carries_only_between_different_ones() -> None:
