@@ -27,8 +27,9 @@ from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.cache import LayerCache
 from uvcc_engine.nsa.config import ModelConfig
+from uvcc_engine.nsa.fixed_decode import FixedDecoder, recorded
 from uvcc_engine.nsa.masked import sdpa
-from uvcc_engine.nsa.model import LanguageModel
+from uvcc_engine.nsa.model import LanguageModel, TransformerBlock
 from uvcc_engine.nsa.rope import first_positions, rotate
 from uvcc_engine.nsa.visibility import layout_of
 
@@ -125,13 +126,34 @@ def _versus(name: str, ours: Callable[[], float], theirs: Callable[[], float], r
 
 
 def decoding(name: str, device: torch.device, runs: int) -> Row:
-    """Seconds of one token in one layer behind S tokens, against a dense layer's one query over all S keys."""
+    """Seconds of one token in one layer behind S tokens, against a dense layer's one query over all S keys.
+
+    On CUDA both are replayed as CUDA graphs, as ``generate`` replays a step.
+    """
     s = TOKENS[name.rsplit("_", 1)[1]]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
     model = LanguageModel(M7C).to(device, dtype).eval()
-    layer = model.blocks[0].attention
-    assert isinstance(layer, NSAttention)
+    state = _filled(model, s)
+    x = torch.randn(1, 1, M7C.dim, device=device, dtype=dtype)
+    k, v = (torch.randn(1, M7C.n_kv_groups, s, M7C.d_k, device=device, dtype=dtype) for _ in range(2))
+    q_in, q_out = (torch.randn(M7C.dim, M7C.dim, device=device, dtype=dtype) for _ in range(2))
+
+    def full() -> object:
+        q = (x @ q_in).view(1, 1, M7C.n_heads, M7C.d_k).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2) @ q_out
+
+    with torch.no_grad():
+        if device.type == "cuda":
+            fixed = FixedDecoder(model, state, 1)
+            ours, theirs = recorded(lambda: fixed.attention(0, x)), recorded(full)
+            return _versus(name, lambda: timed(ours.replay, device), lambda: timed(theirs.replay, device), runs)
+        sparse = _growing(model, state, x)
+        return _versus(name, lambda: timed(sparse, device), lambda: timed(full, device), runs)
+
+
+def _filled(model: LanguageModel, s: int) -> decode.DecodeState:
+    """The state of a model of one layer behind ``s`` tokens, its caches filled at random."""
     state, nsa = decode.start(model, 1), M7C.nsa
     cache = state.layers[0]
     assert isinstance(cache, LayerCache)
@@ -140,10 +162,18 @@ def decoding(name: str, device: torch.device, runs: int) -> Row:
         *((r, s) for r in (cache.sel_k, cache.sel_v, cache.win_k, cache.win_v)),
         *((r, s - nsa.n_cmp(s) * nsa.d) for r in (cache.raw_k, cache.raw_v)),
     ):
-        rows.append(torch.randn(1, n, M7C.n_kv_groups, M7C.d_k, device=device, dtype=dtype))
-    x = torch.randn(1, 1, M7C.dim, device=device, dtype=dtype)
-    k, v = (torch.randn(1, M7C.n_kv_groups, s, M7C.d_k, device=device, dtype=dtype) for _ in range(2))
-    q_in, q_out = (torch.randn(M7C.dim, M7C.dim, device=device, dtype=dtype) for _ in range(2))
+        rows.append(rows.view.new_empty(1, n, M7C.n_kv_groups, M7C.d_k).normal_())
+    state.position = s
+    return state
+
+
+def _growing(model: LanguageModel, state: decode.DecodeState, x: Tensor) -> Callable[[], object]:
+    """A step of the one layer whose caches grow, which leaves them as they were."""
+    block, cache, s = model.blocks[0], state.layers[0], state.position
+    assert isinstance(block, TransformerBlock)
+    assert isinstance(block.attention, NSAttention)
+    assert isinstance(cache, LayerCache)
+    layer = block.attention
 
     def sparse() -> object:
         state.position = s
@@ -152,12 +182,7 @@ def decoding(name: str, device: torch.device, runs: int) -> Row:
             rows.drop_newest(1)
         return found
 
-    def full() -> object:
-        q = (x @ q_in).view(1, 1, M7C.n_heads, M7C.d_k).transpose(1, 2)
-        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2) @ q_out
-
-    with torch.no_grad():
-        return _versus(name, lambda: timed(sparse, device), lambda: timed(full, device), runs)
+    return sparse
 
 
 def peers(device: torch.device, runs: int, say: Callable[[str], None]) -> list[Row]:

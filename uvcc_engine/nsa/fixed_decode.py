@@ -8,6 +8,7 @@ reads or writes, so on a GPU the whole model's step is recorded once and replaye
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import blocks
+from uvcc_engine.nsa import blocks, dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.cache import LayerCache, Rows
 from uvcc_engine.nsa.decode import DecodeState, gather_tokens, one_query
-from uvcc_engine.nsa.index import pool, top_blocks
+from uvcc_engine.nsa.index import best_blocks, pool, pool_weights
 from uvcc_engine.nsa.model import LanguageModel, TransformerBlock
 from uvcc_engine.nsa.rope import rope_tables, rotate
 
@@ -49,6 +50,10 @@ class _Here:
     block: Tensor  # int64 [1], the compressed block's row
     sees_cmp: Tensor  # bool [n_cmp]
     sees_win: Tensor  # bool [w]
+    forced: Tensor  # bool [1, 1, 1, n_blocks], as ``index.best_blocks`` takes it
+    candidates: Tensor
+    shares: Tensor  # those of ``index.pool_weights``
+    counts: Tensor  # int32 [3], how many rows of cmp, sel and win the token sees
 
 
 class FixedDecoder:
@@ -102,6 +107,15 @@ class FixedDecoder:
         self._logits.copy_(F.linear(model.norm(x), model.embed.weight)[:, 0])
         self._at.add_(1)
 
+    @torch.no_grad()
+    def attention(self, number: int, x: Tensor) -> Tensor:
+        """What one layer's attention alone makes of x [B, 1, dim] at the next place: [B, 1, dim]. The token is written,
+        the place stays."""
+        block = self.model.blocks[number]
+        assert isinstance(block, TransformerBlock)
+        assert isinstance(block.attention, NSAttention)
+        return self._attend(block.attention, x, self._layers[number], self._here())
+
     def _cache(self, known: object) -> FixedCache:
         """What a prompt left, in storage of the full size."""
         assert isinstance(known, LayerCache)
@@ -126,6 +140,7 @@ class FixedDecoder:
         device, dtype = at.device, self.model.embed.weight.dtype
         first = at + 1 - nsa.l  # of the block that ends here, if one does
         whole = (first >= 0) & (first % nsa.d == 0)
+        whole_blocks = (first.div(nsa.d, rounding_mode="floor") + 1).clamp(min=0)
         tables = [
             rope_tables(place, c.d_k, base=c.rope_base, scale=c.rope_scale, dtype=dtype)[:, None]
             for place in (at, first.clamp(min=0))
@@ -138,6 +153,10 @@ class FixedDecoder:
             block=torch.where(whole, first.div(nsa.d, rounding_mode="floor"), self._n_cmp),
             sees_cmp=blocks.cmp_visible(nsa, at, self._zero, self._n_cmp)[0, 0],
             sees_win=torch.arange(nsa.w, device=device) <= at,
+            forced=blocks.forced_blocks(nsa, at, self._zero, self._n_blocks)[:, None],
+            candidates=blocks.block_candidates(nsa, at, self._zero, self._n_blocks)[:, None],
+            shares=pool_weights(nsa, device),
+            counts=torch.cat([whole_blocks, at + 1, (at + 1).clamp(max=nsa.w)]).to(torch.int32),
         )
 
     def _attend(self, layer: NSAttention, x: Tensor, cache: FixedCache, here: _Here) -> Tensor:
@@ -166,15 +185,23 @@ class FixedDecoder:
         groups = k_cmp.shape[2]
         if not self._n_cmp:
             score = q.new_zeros(b, groups, 1, self._n_blocks)
-            return top_blocks(self._nsa, score, here.at, self._zero)
+            return best_blocks(self._nsa, score, here.forced, here.candidates)
         scores = torch.einsum("bghd,bngd->bghn", q.view(b, groups, heads // groups, dk), k_cmp) * dk**-0.5
         scores = scores.masked_fill(~here.sees_cmp, -torch.inf)
         p = torch.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
         p = torch.where(here.sees_cmp, p, 0.0).sum(2)  # where nothing is seen, the softmax is no number
-        return top_blocks(self._nsa, pool(self._nsa, p, self._n_blocks)[:, :, None], here.at, self._zero)
+        rank = pool(self._nsa, p, self._n_blocks, here.shares)[:, :, None]
+        return best_blocks(self._nsa, rank, here.forced, here.candidates)
 
     def _branches(self, q: Tensor, cache: FixedCache, chosen: Tensor, here: _Here) -> tuple[Tensor, Tensor, Tensor]:
         """As ``decode.branches``: the three outputs [B, 1, H, dv]."""
+        if dispatch.decodes_by_kernel(q.device):
+            from uvcc_engine.nsa.kernels import decode as kernel
+
+            k_cmp, v_cmp = (rows[:, : self._n_cmp] for rows in cache.cmp)
+            (k_sel, v_sel), (k_win, v_win) = cache.sel, cache.win
+            keys, values = (k_cmp, k_sel, k_win), (v_cmp, v_sel, v_win)
+            return kernel.attend(q, keys, values, chosen, self._nsa.l_sel, here.counts)
         o_win = one_query(q, *cache.win, here.sees_win[None, None, None])
         o_cmp = torch.zeros_like(o_win)
         if self._n_cmp:
@@ -191,18 +218,29 @@ class FixedDecoder:
         """The step as a graph. A step writes what it is given to its place again, so repeating it changes nothing but
         the position, which is put back."""
         before = self._at.clone()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UPS):
-                self.compute()
-                self._at.copy_(before)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.compute()
-        self._at.copy_(before)
+
+        def put_back() -> None:
+            self._at.copy_(before)
+
+        graph = recorded(self.compute, put_back)
+        put_back()
         return graph
+
+
+@torch.no_grad()
+def recorded(work: Callable[[], object], undo: Callable[[], object] = lambda: None) -> torch.cuda.CUDAGraph:
+    """``work`` as a CUDA graph, behind a few calls aside, each followed by ``undo``."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UPS):
+            work()
+            undo()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
 
 
 def _storage(rows: Rows, size: int) -> Tensor:

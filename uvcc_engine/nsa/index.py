@@ -28,12 +28,16 @@ def pool_weights(cfg: NSAConfig, device: torch.device | None = None) -> Tensor:
     return shared.to(torch.float32)
 
 
-def pool(cfg: NSAConfig, p: Tensor, n_blocks: int) -> Tensor:
-    """Eq. 9 as a strided convolution: p [..., n_cmp] -> [..., n_blocks]. Equal to ``p @ blocks.overlap(...)``."""
+def pool(cfg: NSAConfig, p: Tensor, n_blocks: int, weights: Tensor | None = None) -> Tensor:
+    """Eq. 9 as a strided convolution: p [..., n_cmp] -> [..., n_blocks]. Equal to ``p @ blocks.overlap(...)``.
+
+    ``weights``: those of ``pool_weights``, where they are known.
+    """
     parts, ratio, n_cmp = cfg.l // cfg.d, cfg.l_sel // cfg.d, p.shape[-1]
     right = n_blocks * ratio - n_cmp
     padded = F.pad(p.reshape(-1, 1, n_cmp), (parts - 1, right))
-    weight = pool_weights(cfg, p.device).to(p.dtype)[None, None]
+    known = pool_weights(cfg, p.device) if weights is None else weights
+    weight = known.to(p.dtype)[None, None]
     return F.conv1d(padded, weight, stride=ratio).view(*p.shape[:-1], n_blocks)
 
 
@@ -46,6 +50,13 @@ def top_blocks(cfg: NSAConfig, score: Tensor, q_pos: Tensor, doc_start: Tensor) 
     n_blocks = score.shape[-1]
     forced = blocks.forced_blocks(cfg, q_pos, doc_start, n_blocks)[:, None]
     candidates = blocks.block_candidates(cfg, q_pos, doc_start, n_blocks)[:, None]
+    return best_blocks(cfg, score, forced, candidates)
+
+
+@torch.no_grad()
+def best_blocks(cfg: NSAConfig, score: Tensor, forced: Tensor, candidates: Tensor) -> Tensor:
+    """``top_blocks`` where it is known which blocks are forced, and which there are to choose from [B, 1, S, n]."""
+    n_blocks = score.shape[-1]
     rank = score.float().clamp(min=0).masked_fill(forced, torch.inf)
     # a float that is not negative orders like its bits: 32 of them, then the block number turned around
     place = torch.arange(n_blocks, device=score.device)

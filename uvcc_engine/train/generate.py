@@ -244,7 +244,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same text for the same seed (0)")
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="so many of equal length at a time (8)")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto takes a GPU (auto)")
-    parser.add_argument("--graph", action="store_true", help="replay each step as a CUDA graph (NVIDIA GPUs)")
+    parser.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        help="replay each step as a CUDA graph (by default with NSA on an NVIDIA GPU)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, one line a sample")
     args = parser.parse_args(argv)
     if min(args.tokens, args.samples, args.batch) < 1:
@@ -253,6 +257,8 @@ def main(argv: list[str]) -> int:
     device = choose_device(args.device, 0, "--device")
     model = exported.load(args.folder)
     model.model.to(device)
+    if args.graph is None:
+        args.graph = device.type == "cuda" and model.model.cfg.attention == "nsa"
     prompts = [(text, args.seed + n) for text in _prompts_of(args) for n in range(args.samples)]
     how = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     if len(prompts) == 1 and not args.json:  # as it comes

@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # of other files, which are collected beside this one
 pytest.importorskip("triton")
 
+from uvcc_engine.bench import nsa as bench_nsa
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.sets import load_digits
@@ -253,3 +254,10 @@ def test_a_recorded_step_gives_what_growing_caches_give() -> None:
     for t in range(1000, 1100):
         wanted = decode.step(model, growing, tokens[:, t])
         torch.testing.assert_close(fixed.step(tokens[:, t]), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_the_benchmark_of_decoding_replays_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench_nsa.TOKENS, "s", 4096)
+    found = bench_nsa.decoding("decode_s", GPU, 2)
+    assert found.value > 0
+    assert found.ratio

@@ -23,11 +23,11 @@ from uvcc_engine.nsa.kernels import band, decode, selection, topk
 
 FLOATS = {"scale", "natural"}
 FP32 = {"lse", "delta", "part_o", "part_lse", "part_dq", "part_dk", "part_dv", "part"}
-INT32 = {"starts", "entry", "offset", "block_of", "begin_of", "chosen", "first_of"}
+INT32 = {"counts", "starts", "entry", "offset", "block_of", "begin_of", "chosen", "first_of"}
 BF16 = {"q", "k", "v", "kc", "vc", "ks", "vs", "kw", "vw", "o", "o_cmp", "o_win", "do", "do_cmp", "do_win", "dq"}
 WIDTHS = {"PER": 6, "DK": 64, "DV": 64, "DKP": 64, "DVP": 64, "ACC": tl.float32}
 GEOMETRY = {"STRIDE": 16, "SPAN": 32, "RATIO": 4, "PARTS": 2, "SIZE": 64, "N_SEL": 16, "N_PAD": 16, "HP": 16}
-TILES = {"BQ": 64, "BN": 64, "M": 64, "CHUNK": 16, "R": 64, "D": 64, "DP": 64}
+TILES = {"BQ": 64, "BN": 64, "M": 64, "CHUNK": 16, "R": 64, "D": 64, "DP": 64, "PP": 16, "COUNTED": True}
 CONSTANTS: dict[str, Any] = {**WIDTHS, **GEOMETRY, **TILES}
 KERNELS = {
     "band.forward": (band.forward, {}),
@@ -40,6 +40,7 @@ KERNELS = {
     "selection.sum_slots": (selection.sum_slots, {}),
     "selection.add_chunks": (selection.add_chunks, {"out": "*fp32"}),
     "decode.split": (decode.split_kernel, {}),
+    "decode.merge": (decode.merge_kernel, {}),
 }
 
 

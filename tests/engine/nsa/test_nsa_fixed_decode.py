@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import decode
+from uvcc_engine.nsa.attention import NSAttention
+from uvcc_engine.nsa.cache import LayerCache
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.fixed_decode import FixedDecoder
 from uvcc_engine.nsa.model import LanguageModel
@@ -52,6 +54,18 @@ def test_it_gives_what_growing_caches_give(nsa: NSAConfig, prompt: int) -> None:
         torch.testing.assert_close(fixed.step(tokens[:, t]), wanted, rtol=1e-9, atol=1e-9)
     with pytest.raises(ConfigError, match=f"a token behind place {prompt + LENGTH}"):
         fixed.step(tokens[:, 0])
+
+
+def test_one_layer_alone_attends_as_the_step_does_and_stays_where_it_is() -> None:
+    model = model_of(SMALL)
+    fixed, growing = fixed_from(model, torch.randint(0, 16, (1, 21)))
+    layer, cache, x = model.blocks[0].attention, growing.layers[0], torch.randn(1, 1, 24, dtype=torch.float64)
+    assert isinstance(layer, NSAttention)
+    assert isinstance(cache, LayerCache)
+    with torch.no_grad():
+        wanted = decode.attend(layer, x, cache, growing)
+    for _ in range(2):
+        torch.testing.assert_close(fixed.attention(0, x), wanted, rtol=1e-9, atol=1e-9)
 
 
 class Noted(TorchDispatchMode):

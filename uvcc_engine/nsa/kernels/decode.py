@@ -1,7 +1,8 @@
 """One query over everything that it reads, in one launch: compressed blocks, chosen blocks and window, split by keys.
 
 Each program takes a stretch of keys of one branch (a chosen block is one) for all heads of a group and leaves its part
-with its logsumexp; the parts of a branch are merged afterwards.
+with its logsumexp; a second launch merges the parts of each branch. How many keys there are is known to the host, or,
+in storage of fixed size, to the device alone: then every launch is the same and a CUDA graph can hold it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
@@ -20,6 +21,8 @@ from uvcc_engine.nsa.kernels.band import rows_of
 from uvcc_engine.nsa.kernels.launch import pad, steps, strided
 
 STRETCH: Final = 128  # keys of a program, at least
+PARTS: Final = 16  # parts that the merge reads at a time
+NOTHING: tl.constexpr = tl.constexpr(-1e30)  # the logsumexp of a part without keys: finite, so that none is no number
 
 
 @triton.jit
@@ -58,19 +61,24 @@ def _part(
     d = tl.arange(0, DVP)
     place = (row * n_parts + at) * PER + h
     tl.store(part_o + place[:, None] * DV + d[None], o / total[:, None], mask=(h < PER)[:, None] & (d < DV)[None])
-    tl.store(part_lse + place, tl.where(none, float("-inf"), top + tl.log2(total)), mask=h < PER)
+    tl.store(part_lse + place, tl.where(none, NOTHING, top + tl.log2(total)), mask=h < PER)
 
 
 @triton.jit
 def split_kernel(
-    q, kc, vc, ks, vs, kw, vw, chosen, part_o, part_lse, q_b, q_h,
+    q, kc, vc, ks, vs, kw, vw, chosen, counts, part_o, part_lse, q_b, q_h,
     kc_b, kc_s, kc_g, vc_b, vc_s, vc_g, ks_b, ks_s, ks_g, vs_b, vs_s, vs_g, kw_b, kw_s, kw_g, vw_b, vw_s, vw_g,
     groups, n_cmp, n_sel, n_win, parts_cmp, n_parts, stretch_cmp, stretch_win, scale, SIZE: tl.constexpr,
     PER: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DKP: tl.constexpr, DVP: tl.constexpr,
-    HP: tl.constexpr, BN: tl.constexpr, N_SEL: tl.constexpr, ACC: tl.constexpr,
+    HP: tl.constexpr, BN: tl.constexpr, N_SEL: tl.constexpr, ACC: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """One stretch of keys of one branch, for one row and group: its part of the output, and the log of its sum."""
+    """One stretch of keys of one branch, for one row and group: its part of the output, and the log of its sum.
+
+    COUNTED: the three branches' keys are as many as ``counts`` says.
+    """
     at = tl.program_id(0)
+    if COUNTED:
+        n_cmp, n_sel, n_win = tl.load(counts), tl.load(counts + 1), tl.load(counts + 2)
     if at < parts_cmp:
         _part(
             q, kc, vc, chosen, part_o, part_lse, q_b, q_h, kc_b, kc_s, kc_g, vc_b, vc_s, vc_g, groups, n_cmp,
@@ -88,11 +96,44 @@ def split_kernel(
         )  # fmt: skip
 
 
+@triton.jit
+def merge_kernel(
+    part_o, part_lse, o, n_parts, parts_cmp, PER: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
+    N_SEL: tl.constexpr, PP: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """o [3, B, G, PER, DV] of one branch and one head of a row, from its parts; zeros where it has none."""
+    at, branch = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, h = at // PER, at % PER
+    first = tl.where(branch == 0, 0, tl.where(branch == 1, parts_cmp, parts_cmp + N_SEL))
+    end = tl.where(branch == 0, parts_cmp, tl.where(branch == 1, parts_cmp + N_SEL, n_parts))
+    d = tl.arange(0, DVP)
+    top, total, found = tl.full([1], NOTHING, ACC), tl.zeros([1], ACC), tl.zeros([DVP], ACC)
+    for base in range(first, end, PP):
+        i = base + tl.arange(0, PP)
+        place = (row * n_parts + i) * PER + h
+        z = tl.load(part_lse + place, mask=i < end, other=NOTHING)
+        new = tl.maximum(top, tl.max(z, 0))
+        weight, shrink = tl.where(i < end, tl.exp2(z - new), 0.0), tl.exp2(top - new)
+        part = tl.load(part_o + place[:, None] * DV + d[None], mask=(i < end)[:, None] & (d < DV)[None], other=0)
+        total = total * shrink + tl.sum(weight, 0)
+        found = found * shrink + tl.sum(weight[:, None] * part, 0)
+        top = new
+    found = found / tl.where(total == 0, 1.0, total)
+    where = (branch * tl.num_programs(0) + at) * DV + d
+    tl.store(o + where, found.to(o.dtype.element_ty), mask=d < DV)
+
+
 def attend(
-    q: Tensor, keys: tuple[Tensor, Tensor, Tensor], values: tuple[Tensor, Tensor, Tensor], chosen: Tensor, size: int
+    q: Tensor,
+    keys: tuple[Tensor, Tensor, Tensor],
+    values: tuple[Tensor, Tensor, Tensor],
+    chosen: Tensor,
+    size: int,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q [B, 1, H, dk]; keys and values [B, n, G, d] of cmp (n may be 0), sel, win; chosen int32 [B, G, 1, n_sel].
 
+    ``counts`` int32 [3]: how many keys of each branch count, from the first on; without it all that there are.
     Returns each branch's output [B, 1, H, dv]; zeros where nothing is read.
     """
     b, _, heads, dk = q.shape
@@ -104,21 +145,15 @@ def attend(
     part_o = torch.empty(b, groups, sum(parts), per, dv, dtype=acc, device=q.device)
     part_lse = torch.empty(part_o.shape[:-1], dtype=acc, device=q.device)
     (kc, ks, kw), (vc, vs, vw) = (tuple(strided(x) for x in side) for side in (keys, values))
-    q = strided(q)
+    q, chosen = strided(q), chosen.contiguous()
+    widths = {"PER": per, "DV": dv, "DVP": pad(dv), "N_SEL": n_sel}
+    widths["ACC"] = tl.float64 if acc == torch.float64 else tl.float32
     split_kernel[(sum(parts), b * groups)](
-        q, kc, vc, ks, vs, kw, vw, chosen.contiguous(), part_o, part_lse, q.stride(0), q.stride(2),
-        *steps(kc, vc, ks, vs, kw, vw), groups, kc.shape[1], ks.shape[1], kw.shape[1], parts[0], sum(parts),
-        stretch[0], stretch[2], dk**-0.5 * math.log2(math.e), SIZE=size, PER=per, DK=dk, DV=dv, DKP=pad(dk),
-        DVP=pad(dv), HP=pad(per), BN=64, N_SEL=n_sel, ACC=tl.float64 if acc == torch.float64 else tl.float32,
+        q, kc, vc, ks, vs, kw, vw, chosen, chosen if counts is None else counts, part_o, part_lse, q.stride(0),
+        q.stride(2), *steps(kc, vc, ks, vs, kw, vw), groups, kc.shape[1], ks.shape[1], kw.shape[1], parts[0],
+        sum(parts), stretch[0], stretch[2], dk**-0.5 * math.log2(math.e), SIZE=size, DK=dk, DKP=pad(dk),
+        HP=pad(per), BN=64, COUNTED=counts is not None, **widths,
     )  # fmt: skip
-    found = [_merge(o, z, q.dtype) for o, z in zip(part_o.split(parts, 2), part_lse.split(parts, 2), strict=True)]
-    return found[0], found[1], found[2]
-
-
-def _merge(part_o: Tensor, part_lse: Tensor, dtype: torch.dtype) -> Tensor:
-    """part_o [B, G, parts, PER, dv], part_lse [B, G, parts, PER] in base 2 -> [B, 1, G * PER, dv]."""
-    b, g, _, per, dv = part_o.shape
-    if part_o.shape[2] == 0:
-        return part_o.new_zeros(b, 1, g * per, dv, dtype=dtype)
-    weight = torch.softmax(part_lse * math.log(2), dim=2)
-    return (part_o * weight[..., None]).sum(2).to(dtype).reshape(b, 1, g * per, dv)
+    o = torch.empty(3, b, 1, heads, dv, dtype=q.dtype, device=q.device)
+    merge_kernel[(b * heads, 3)](part_o, part_lse, o, sum(parts), parts[0], PP=PARTS, **widths)
+    return o[0], o[1], o[2]
