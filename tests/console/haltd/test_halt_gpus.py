@@ -12,6 +12,7 @@ from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.haltd import gpus
 
 
 @pytest.mark.parametrize(
