@@ -28,7 +28,7 @@ from uvcc_engine.contract.job.private_job import (
     StandardiseBy,
     Task,
 )
-from uvcc_engine.contract.job.proof_mode import ProofMode, Proving, why_not
+from uvcc_engine.contract.job.proof_mode import OFF, ProofMode, Proving, why_not
 from uvcc_engine.contract.job.served_clients import check_clients, misplaced
 from uvcc_engine.contract.job.spec import LM_SEED
 from uvcc_engine.contract.job.topology import MOST_OF_PROFILE, PARTIES
@@ -59,7 +59,13 @@ def _model(value: Any) -> Any:
     raise ValueError("a model's name, or a list of layers like [{linear: 16}, relu, linear]")
 
 
+def _off(value: Any) -> Any:
+    """YAML reads the word off as false."""
+    return OFF if value is False else value
+
+
 def _proof_mode(value: Any) -> Any:
+    value = _off(value)
     if reason := why_not(value):
         raise ValueError(reason)
     return value
@@ -285,7 +291,7 @@ class GatesPart(Strict):
     fetch_s: float = Field(default=0.0, ge=0)
     at: list[Annotated[int, Field(gt=0)]] = Field(default_factory=list, max_length=16)
     resume_at: int = Field(default=0, ge=0)
-    attention: Literal["auto", "off", "quick", "full"] = "auto"
+    attention: Annotated[Literal["auto", "off", "quick", "full"], BeforeValidator(_off)] = "auto"
 
 
 class LimitsPart(Strict):

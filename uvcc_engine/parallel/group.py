@@ -26,6 +26,7 @@ from uvcc_engine.parallel.unix_group import LateMemberError
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 NCCL: Final = "nccl"
+_QUICK_LOOKS, _LOOK_S = 200, 0.0005
 # torch renamed the two; the older names still work but warn, and pods may carry an older torch of their image
 _reduce_scatter: Final = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -171,12 +172,25 @@ class Communicator:
         entry = {"group": self._label, "seq": self.operations, "op": what, "state": "started", "ts": time.time()}
         self.recent.append(entry)
         try:
-            start().wait(self._timeout)
+            self._finish(start())
         except RuntimeError as error:
             raise lost(self._party, f"{numbered} did not finish", error) from error
         finally:
             del self._waits[me]
         entry["state"] = "completed"
+
+    def _finish(self, work: Any) -> None:
+        """Wait on this processor. NCCL's own wait would have the device's stream wait, which all threads of this rank
+        share: a receive would hold up the very passes that it waits for."""
+        if self._carrier.type == "cuda":
+            deadline, pause = time.monotonic() + self._timeout.total_seconds(), threading.Event()
+            looked = 0
+            while not work.is_completed():
+                looked += 1
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"nothing came in {self._timeout.total_seconds():g} s")
+                pause.wait(_LOOK_S if looked > _QUICK_LOOKS else 0.0)
+        work.wait(self._timeout)
 
 
 def _plain(x: Tensor) -> Tensor:

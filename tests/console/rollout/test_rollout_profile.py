@@ -240,3 +240,11 @@ async def test_a_job_that_does_not_fit_is_refused_while_it_is_planned(
     with pytest.raises(UvccError) as refusal:
         await check_job(SimpleNamespace(plan=plan, run_dir=tmp_path, federated=None))  # type: ignore[arg-type]
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["job.verify", "gates.attention"])
+def test_the_word_off_is_a_word(key: str) -> None:
+    """YAML reads it as false."""
+    part, name = key.split(".")
+    _, profile = p.load("demo" if part == "job" else "local-lm-smoke", [f"{key}=off"])
+    assert getattr(getattr(profile, part), name) == "off"
