@@ -70,6 +70,11 @@ class Ledger:
         ours = sum(m.price_hr for meters in self._meters.values() for m in meters if m.until is None)
         return max(ours, self.books.hourly)
 
+    @property
+    def counting(self) -> bool:
+        """Whether any pod is not proven gone, with a price or without one."""
+        return any(meters[-1].until is None for meters in self._meters.values())
+
     def spent(self, now: float | None = None) -> float:
         """US dollars so far: by our own clock, or by the provider's books where these say more."""
         at = self.clock() if now is None else now

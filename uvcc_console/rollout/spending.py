@@ -45,7 +45,10 @@ class Spending:
         return max(0.0, self.limits.ttl - (self.clock.now() - self.created))
 
     def look(self) -> list[ev.Event]:
-        """The spending of now, and every bill that is larger than our own count, once."""
+        """The spending of now, while there is a pod, and every bill that is larger than our own count, once.
+
+        Of pods that cost nothing, too: a console takes the journal's silence for a conductor that does not go on.
+        """
         said: list[ev.Event] = []
         if isinstance(self.provider, Rents):
             self.ledger.books = self.provider.books()
@@ -55,7 +58,7 @@ class Spending:
                 text = f"the provider billed {theirs:.2f} $ for pod {name}; by its price and our clock it is {ours:.2f}"
                 hint = "the larger counts for limits.total; ask the provider for the bill"
                 said.append(ev.Alert(level="error", name="billed", text=text, hint=hint, subject=name))
-        if self.ledger.hourly > 0 or said:
+        if self.ledger.counting or self.ledger.hourly > 0 or said:
             said.append(self.ledger.tick(self.remaining))
         return said
 

@@ -129,3 +129,13 @@ def test_a_pod_without_a_price_is_metered_from_its_creation_once_the_price_is_kn
     ledger.apply(_pod("creating", 0.0, 0.0))
     ledger.apply(_pod("ready", 1800.0, 2.0))
     assert ledger.spent() == pytest.approx(2.0)
+
+
+def test_what_a_run_spends_is_told_while_it_has_a_pod_though_nothing_costs(run_dir: Path) -> None:
+    """A console takes a journal that stands still for a conductor that does: a preflight that takes minutes is none."""
+    spending = _spending(run_dir, Times())
+    assert not spending.look()
+    spending.heard(_pod("agent", BORN, price=0.0))
+    assert [e.kind for e in spending.look()] == [ev.CostTick.kind]
+    spending.heard(_pod("gone", BORN, price=0.0))
+    assert not spending.look()
