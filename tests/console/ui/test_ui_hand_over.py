@@ -61,6 +61,21 @@ from uvcc_console.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
 
+STARTING = """
+from uvcc_console.ui.feed import home_model
+from uvcc_engine.contract.errors import UvccError
+live = home_model.find_runs
+home_model.find_runs = lambda known: [] if not (folder / "starting.go").exists() else live(known)
+
+def start(draft):
+    stand_still("starting")  # the rollout's process is being started, in a thread; the wizard is still shown
+    if (folder / "refuse").exists():
+        raise UvccError("the disk is full", "free some")
+    return Path(os.environ["UVCC_HOME"]) / "runs" / "bench"
+home_model.start = start
+"""
+"""Before the start no run is known: only the one that is started can be held."""
+
 
 def wait_for(there: Path) -> None:
     end = time.monotonic() + PATIENCE_S
@@ -70,15 +85,30 @@ def wait_for(there: Path) -> None:
 
 
 @contextmanager
-def start_screen(folder: Path) -> Iterator[tuple[Terminal, Journal]]:
+def start_screen(folder: Path, more: str = "", ready: bytes = b"bench") -> Iterator[tuple[Terminal, Journal]]:
     folder.mkdir(exist_ok=True)
     with live_run(3) as run_dir:
         env = {"UVCC_HOME": str(run_dir.parents[1])}
-        with Terminal(python("-c", STOPPING, str(folder)), env) as terminal:
-            terminal.wait_for(b"bench", PATIENCE_S)
+        program = STOPPING.replace("\nfrom uvcc_console.cli.main", f"{more}\nfrom uvcc_console.cli.main")
+        with Terminal(python("-c", program, str(folder)), env) as terminal:
+            terminal.wait_for(ready, PATIENCE_S)
             journal = Journal(run_dir / "journal.sqlite", readonly=True)
             yield terminal, journal
             journal.close()
+
+
+@contextmanager
+def wizard(folder: Path) -> Iterator[tuple[Terminal, Journal]]:
+    """The wizard of the demo, just after its start was asked for; the process that it starts is not there yet."""
+    with start_screen(folder, STARTING, b"no runs yet") as (terminal, journal):
+        terminal.wait_for(b"four-machines", PATIENCE_S)
+        terminal.press(b"n")
+        terminal.wait_for(b"Profile demo", PATIENCE_S)
+        terminal.press(b"\r")
+        terminal.wait_for(b" for 3 pods", PATIENCE_S)  # its price is known, so it can be started
+        terminal.press(b"s")
+        wait_for(folder / "starting")
+        yield terminal, journal
 
 
 def press_at(terminal: Terminal, folder: Path, keys: dict[str, bytes]) -> None:
@@ -129,6 +159,42 @@ def test_an_escape_behind_that_f9_takes_it_back(tmp_path: Path) -> None:
                 return
             assert time.monotonic() < end
             time.sleep(0.01)
+        assert not list(journal.since(0, kinds=(ev.HaltRequested.kind,)))
+
+
+def test_f9_while_the_wizard_starts_a_run_holds_that_run(tmp_path: Path) -> None:
+    moments = tmp_path / "moments"
+    with wizard(moments) as (terminal, journal):
+        terminal.press(F9)
+        time.sleep(0.2)  # the wizard reads it; it is not acted on there
+        assert not list(journal.since(0, kinds=(ev.HaltRequested.kind,)))
+        (moments / "starting.go").touch()
+        press_at(terminal, moments, {})
+        assert asked(journal, "hold").by.endswith("tui")
+
+
+def test_letters_typed_while_the_wizard_starts_a_run_arrive_there_in_order(tmp_path: Path) -> None:
+    moments = tmp_path / "moments"
+    with wizard(moments) as (terminal, _):
+        terminal.press(b"/wx")
+        time.sleep(0.2)
+        (moments / "starting.go").touch()
+        press_at(terminal, moments, {"left": b"y", "between": b"zz"})
+        terminal.wait_for(b"wxyzz", PATIENCE_S)
+
+
+def test_where_the_start_is_refused_the_wizard_acts_on_what_was_typed_meanwhile(tmp_path: Path) -> None:
+    moments = tmp_path / "moments"
+    moments.mkdir()
+    (moments / "refuse").touch()
+    with wizard(moments) as (terminal, journal):
+        terminal.press(b"ejob.steps=7")
+        time.sleep(0.2)
+        assert b"job.steps=7" not in terminal.output
+        (moments / "starting.go").touch()
+        terminal.wait_for(b"the disk is full", PATIENCE_S)
+        terminal.wait_for(b"job.steps=7", PATIENCE_S)
+        assert not (moments / "left").exists(), "the wizard is still there"
         assert not list(journal.since(0, kinds=(ev.HaltRequested.kind,)))
 
 
