@@ -17,3 +17,6 @@ REACHED: Final = (READY, AGENT)
 UNREACHABLE: Final = (PLANNED, CREATING, BOOTING, *LEAVING)
 RENTED: Final = (BOOTING, READY, AGENT, LOST, DELETING)
 CHANGING: Final = (CREATING, BOOTING, DELETING)
+
+LOOKED_AT: Final = "its machine was looked at"
+"""What is said of a pod of state agent once preflight has probed it: by this its progress is counted."""

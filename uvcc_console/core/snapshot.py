@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from uvcc_console.core import pod_states
 from uvcc_console.core.series import Series
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.proof_mode import Proving
@@ -83,6 +84,11 @@ class PodView:
     memory: Series = field(default_factory=Series)
     gpu: Series = field(default_factory=Series)
     gpus: tuple[GpuView, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """What its detail tells of the pod itself, not of how far a stage is."""
+        return "" if self.detail == pod_states.LOOKED_AT else self.detail
 
 
 @dataclass(frozen=True)

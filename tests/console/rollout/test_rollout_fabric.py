@@ -13,6 +13,7 @@ import asyncssh
 import pytest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.plan.plan import make_plan
@@ -28,6 +29,8 @@ from uvcc_engine.contract.errors import UvccError
 
 class Shell:
     """A pod's link whose commands run here. ``walled``: what listens on this pod cannot be reached."""
+
+    host_key = ""
 
     def __init__(self) -> None:
         self.walled = False
@@ -217,6 +220,20 @@ async def test_one_event_for_each_pod_tells_all_that_was_measured(
     assert (fields["driver"], fields["cuda"], fields["nccl"]) == ("550.1", "12.4", "2.21.5")
     assert {"clock_skew_s", "disk_free_mib", "memory_mib", "relay_rtt_ms", "ports_open", "pair_p1"} <= set(fields)
     json.dumps(fields)
+
+
+async def test_each_pod_that_was_looked_at_is_told_at_once_and_one_that_is_lost_stays_so(
+    ctx: Rollout, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def probed(member: Member) -> dict[str, Any]:
+        return healthy()
+
+    monkeypatch.setattr(preflight, "probe_member", probed)
+    ctx.say(*(ctx.pod_event(m, "lost" if m.name == "p1r1" else "agent") for m in ctx.members.values()))
+    await preflight.preflight(ctx)
+    told = {name: (pod.state, pod.detail) for name, pod in ctx.bus.snapshot.pods.items()}
+    assert told.pop("p1r1") == ("lost", "")
+    assert set(told.values()) == {("agent", pod_states.LOOKED_AT)}
 
 
 async def test_a_failure_stops_before_anything_costs_more(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.series import Series
 from uvcc_console.core.state import fold
 from uvcc_console.ui.actions.compared import chosen, others
@@ -23,8 +25,9 @@ from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.board import board_lines
 from uvcc_console.ui.panels.charts import ChartsPanel, chart, grid_lines, overview_lines
-from uvcc_console.ui.widgets.canvas import AxisScale, x_ticks, y_labels
-from uvcc_console.ui.widgets.curves import ChartLook, axis_of, constants, curves_of, names, smoothed
+from uvcc_console.ui.panels.pod_page import pod_lines
+from uvcc_console.ui.widgets.canvas import AxisScale, log_ticks, x_ticks, y_labels
+from uvcc_console.ui.widgets.curves import TITLES, ChartLook, axis_of, constants, curves_of, names, smoothed
 from uvcc_engine.contract.errors import ConfigError
 
 
@@ -49,10 +52,59 @@ def measured(**by_coord: dict[str, Series]) -> View:
 def test_what_never_moves_is_told_and_not_drawn_and_what_is_zero_is_neither() -> None:
     view = measured(p0r0s0t0={"loss": series(3.0, 2.0), "toks_per_s": series(0.0, 0.0), "lr": series(0.1, 0.1)})
     assert names(view) == ["loss"]
-    assert constants(view) == [("lr", 0.1)]
+    assert constants(view) == [("lr", 0.1, 0.1, False)]
     text = "\n".join(map(plain, grid_lines(view, 100, 30)))
     assert "never moved: learning rate 0.1" in text
     assert "tokens/s" not in text
+
+
+def test_what_moves_too_little_to_be_seen_beside_zero_is_told_and_a_loss_is_drawn_however_little_it_moves() -> None:
+    still = {"bytes": series(363_000.0, 361_000.0), "mem_mib": series(200.0, 280.0), "loss": series(0.501, 0.5)}
+    view = measured(p0r0s0t0=still, p1r0s0t0=still | {"bytes": series(2_540_000.0, 2_550_000.0)})
+    assert names(view) == ["loss", "mem_mib"]
+    text = "\n".join(map(plain, grid_lines(view, 100, 30)))
+    assert "moved by less than 2%: bytes per step 361k to 2.55M" in text
+    assert "never moved" not in text
+
+
+@given(st.floats(-8, 8), st.floats(0.005, 9), st.integers(1, 14))
+def test_marks_of_a_logarithmic_axis_are_round_numbers(low: float, span: float, wanted: int) -> None:
+    ticks = log_ticks(low, low + span, wanted)
+    assert len(ticks) <= 2 * max(2, wanted)
+    assert len(ticks) == len(set(ticks))
+    if len(ticks) > 1:
+        assert all(low - 1e-9 <= tick <= low + span + 1e-9 for tick in ticks)
+    if span > 1.1:
+        assert len(ticks) > 1
+        for tick in ticks:
+            assert abs(10 ** (tick % 1) - round(10 ** (tick % 1))) < 1e-6, "1 to 9 times a power of ten"
+    labels = y_labels(AxisScale(0, 1, low, low + span, True), 3 * wanted)
+    assert len(set(labels.values())) == len(labels)
+
+
+def test_a_log_chart_reads_as_people_count() -> None:
+    labels = y_labels(AxisScale(0, 1, math.log10(0.06), math.log10(0.25), True), 15)
+    assert list(labels.values()) == ["0.1", "0.2"]
+    labels = y_labels(AxisScale(0, 1, math.log10(0.0003), math.log10(2.5), True), 12)
+    assert list(labels.values()) == ["0.001", "0.01", "0.1", "1"]
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (160, 50), (200, 60)], ids=lambda s: f"{s[0]}x{s[1]}")
+async def test_the_crosshair_reads_every_value_at_every_size_and_those_of_the_run_laid_over(
+    folder: Path, size: tuple[int, int]
+) -> None:
+    other = "other-20261120-0101-ef56"
+    Story(seed=9, steps=60).finished().write(folder.parent / other)
+    async with desk(Story(replicas=1).full(60), folder, size) as d:
+        charts = d.app.main.query_one(ChartsPanel)
+        await d.press("2", "c", "right", "left")
+        read = " ".join(" ".join(map(plain, charts._reading(charts.view, size[0] - 4))).split())
+        text = " ".join(re.sub(r"[│▅▆▇▄▃▂▁█]", " ", d.text).split())
+        assert "step 59" in read
+        for name in names(charts.view):
+            assert TITLES.get(name, name) in read
+        assert f"{other} " in read.replace("- ", "-"), "the value of the other run at this step"
+        assert read in text, "all of it is on the screen"
 
 
 def test_parties_are_compared_at_the_last_step_that_all_have() -> None:
@@ -209,6 +261,36 @@ def test_before_training_a_board_shows_how_far_all_pods_are_in_each_stage(size: 
     assert "workers started" in text
     assert "24/24" in text
     assert board_lines(view_of(Story(events=[])), width, height) == []
+
+
+def test_the_board_counts_the_pods_that_preflight_has_looked_at_and_those_that_hold_for_the_drill() -> None:
+    story = Story(replicas=8).provisioning()
+    story.add(story.pod_event(story.coords[-1], "ready"))
+    story.add(ev.StageChanged(name="provision", status="ok"))
+    for coord in story.coords:
+        story.add(story.pod_event(coord, "agent"))
+    story.add(ev.StageChanged(name="preflight", status="running"))
+
+    def rows() -> str:
+        return "\n".join(" ".join(plain(line).split()) for line in board_lines(view_of(story), 120, 30))
+
+    assert "0/24 looked at" in rows()
+    assert "held" not in rows()
+    for coord in story.coords[:10]:
+        story.add(story.pod_event(coord, "agent", pod_states.LOOKED_AT))
+    assert "10/24 looked at" in rows()
+    story.add(ev.StageChanged(name="preflight", status="ok"))
+    assert "24/24 looked at" in rows()
+    story.add(ev.StageChanged(name="drill", status="running"))
+    story.add(ev.HaltRequested(nonce="d", mode="hold", by="drill", drill=True))
+    for coord in story.coords[:7]:
+        story.add(ev.HaltAck(pod=story.pod(coord), nonce="d", stage="held", step=1))
+    story.add(ev.HaltAck(pod=story.pod(story.coords[8]), nonce="d", stage="seen"))
+    assert "7/24 held" in rows()
+    page = pod_lines(view_of(story), story.pod(story.coords[0]), 120, 30)
+    assert pod_states.LOOKED_AT not in plain(page[0]), "what counts a stage is nothing to say of a pod"
+    story.add(ev.StageChanged(name="drill", status="ok"))
+    assert "24/24 held" in rows()
 
 
 def test_the_board_of_a_domain_of_its_own_counts_its_own_workers() -> None:

@@ -194,6 +194,20 @@ async def test_keys_of_the_log_wrap_narrow_copy_and_save(folder: Path) -> None:
         assert "checkpoint written at step 20" in log.ring[log.hit].text
 
 
+async def test_the_last_minute_of_a_run_that_has_ended_is_its_own_last_one(folder: Path) -> None:
+    story = Story(steps=5).finished()
+    for event in story.events[:20]:  # it was long in its first stages
+        object.__setattr__(event, "ts", event.ts - 3000)
+    async with desk(story, folder, after=3600.0) as d:
+        log = d.app.main.query_one(LogView)
+        await d.press("3", "i")
+        assert "last 1 min of the run" in d.text
+        assert 0 < len(log.ring) < log.ring.total
+        end = d.app.snap.ended
+        assert all(end - 60 <= log.ring[at].ts <= end for at in range(len(log.ring)))
+        assert "run ended" in log.ring[len(log.ring) - 1].text
+
+
 async def test_enter_and_a_click_read_a_line_whole_or_the_dump_that_it_is_of(folder: Path) -> None:
     story = Story().full(5)
     for pod in ("p1r0", "p2r0"):

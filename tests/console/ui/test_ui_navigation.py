@@ -130,6 +130,49 @@ def test_a_pods_page_keeps_to_its_width_and_names_what_is_measured(width: int) -
     assert "no pod nowhere" in plain(pod_lines(view, "nowhere", width, 40)[0])
 
 
+def test_a_small_page_of_a_pod_names_its_processes_and_every_action() -> None:
+    story = with_vitals(Story().full(20))
+    view = View(snap=fold(story.events), now=story.now + 1)
+    workers = dict(view.snap.workers)
+    for coord, pid in (("p1r0s0t0", 4711), ("p1r0s1t0", 4712)):
+        workers[coord] = replace(workers["p1r0s0t0"], coord=coord, beat={"pid": pid, "mem_mib": 99.0})
+    view = replace(view, snap=replace(view.snap, workers=workers))
+    for width, height in ((58, 16), (78, 20)):
+        lines = pod_lines(view, "p1r0", width, height)
+        text = "\n".join(map(plain, lines))
+        assert len(lines) <= height
+        assert all(width_of(line) <= width for line in lines)
+        assert [line.split()[0] for line in map(plain, lines) if "process " in line] == ["p1r0s0t0", "p1r0s1t0"]
+        assert "process 4712  99 MiB" in text
+        for word in ("W restart", "P replace pod", "! shell", "B TensorBoard"):
+            assert word in text, word
+        assert "┤" in text, "a chart"
+        assert ("newest lines of p1r0" in text) == (height >= 20)
+
+
+async def test_the_cursor_stays_in_sight_when_the_fleet_is_sorted_another_way(folder: Path) -> None:
+    async with desk(Story(replicas=16).full(5), folder, (100, 24)) as d:
+        fleet = d.app.main.query_one(FleetPanel)
+        await d.press("1", "v")
+        assert fleet.state.cursor == "p0r0s0t0"
+        for keys in (("O",), ("o",), ("O",), ("colon", *typed("sort worker desc"), "enter")):
+            await d.press(*keys)
+            (at,) = [i for i, line in enumerate(fleet.lines) if any("sel" in role for _, role in line)]
+            assert fleet.scroll_offset.y <= at < fleet.scroll_offset.y + fleet.content_region.height, keys
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)], ids=lambda s: f"{s[0]}x{s[1]}")
+async def test_a_small_page_of_the_fleet_describes_the_worker_below_the_table(
+    folder: Path, size: tuple[int, int]
+) -> None:
+    async with desk(Story().full(5), folder, size) as d:
+        await d.press("1", "j")
+        assert "p1r0s0t0 on p1r0" in d.text
+        assert "samples/s" in d.text
+        assert "tokens/s" not in d.text, "a private run has none"
+        assert not [row for row in d.text.split("\n") if len(row) > size[0]]
+
+
 def test_the_fleet_fits_at_every_width() -> None:
     story = with_vitals(Story(replicas=4).full(10))
     view = View(snap=fold(story.events), now=story.now)

@@ -121,7 +121,7 @@ def test_labels_are_unique_and_as_short_as_possible() -> None:
 def test_the_detail_of_a_worker_names_pod_paths_and_figures() -> None:
     view = view_of(Story(price=2.4, provider="prime").full(5))
     text = text_of(worker_detail.detail_lines(view, fleet_rows(view)[1], 150))
-    for part in ("p1r0s0t0 on p1r0", "agent on prime", "$2.40/h", "path relay", "mem_mib", "samples_per_s"):
+    for part in ("p1r0s0t0 on p1r0", "agent on prime", "$2.40/h", "path relay", "memory, MiB", "samples/s"):
         assert part in text
 
 
@@ -197,6 +197,24 @@ def test_the_board_shows_result_hash_and_sessions() -> None:
     assert "✓ verified, 3 workers" in board
     assert digest("sid", "full") in board
     assert "✓ full VERIFIED" in board
+
+
+@pytest.mark.parametrize("width", [40, 58, 78, 118])
+def test_no_identifier_of_the_board_is_cut(width: int) -> None:
+    view = view_of(Story(steps=4).finished())
+    lines = ledger.board_lines(view, width)
+    assert max(width_of(line) for line in lines) <= width
+    whole = "".join(plain(line).strip() for line in lines)
+    verdict = view.snap.verdicts["full"]
+    for identifier in (view.snap.sid_job, verdict.global_root, digest("result")):
+        assert identifier in whole
+
+
+def test_what_several_pods_say_of_their_links_is_one_line() -> None:
+    text = text_of(plane.event_lines(view_of(Story(replicas=8).full(3)), 120, 40))
+    ups = [line for line in text.split("\n") if "path relay up" in line]
+    assert len(ups) == 1
+    assert "24 pods" in ups[0]
 
 
 def told_otherwise(story: Story) -> Story:

@@ -82,6 +82,21 @@ def test_a_small_page_of_a_pod_has_its_curve_and_no_hashes() -> None:
         assert "sha256=" not in told
 
 
+def test_what_all_ranks_say_is_one_line_of_the_pods_page() -> None:
+    page = [plain(line) for line in pod_lines(at("lm", "full"), "p0r0", 158, 60)]
+    begins = [line for line in page if "training starts" in line]
+    assert len(begins) == 2, "one for both ranks, in the smoke and in the full run"
+
+
+@pytest.mark.parametrize("name", ["private", "lm"])
+def test_step_times_of_each_worker_are_drawn_from_120_columns_on(name: str) -> None:
+    view = at(name, "full")
+    head, *rows = (plain(line) for line in fleet_lines(view, FleetState(), 116))
+    assert "step time" in head
+    assert len(rows) == len(view.snap.workers)
+    assert all(set(row) & set(view.glyphs.heat) for row in rows), "a sparkline each"
+
+
 def test_a_recording_repeats_no_advice_of_its_time() -> None:
     view = at("private", "failed")
     live = " ".join(plain(line) for line in banner_lines(view, 158))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import PodView, Snapshot
@@ -12,6 +13,8 @@ from uvcc_console.ui.drawing.spark import part_bar
 from uvcc_console.ui.judging.view import View, fleet_rows, party_role, pod_health
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.text import counted
+
+_HOLDS: Final = ("held", "halted", "gone", "released")
 
 
 def expected(s: Snapshot) -> int:
@@ -42,13 +45,32 @@ def progress(view: View) -> list[tuple[str, int, int, str]]:
     ]
     if s.followed:  # nothing is rented, and no agent comes there
         found = [("connect", reached, n, "reached")]
+    found += _looked_at(s, pods, n)
     if s.phase and s.engine_run:
         rows = [r for r in fleet_rows(view) if r.coord]
         total = max(len(rows), expected(s))
         started = sum(w.state in ("started", "exited") for w in s.workers.values())
         beating = sum(bool(w.beat_ts) for w in s.workers.values())
         found += [(s.phase, started, total, "workers started"), ("", beating, total, "first heartbeat")]
-    return found
+    return [*found, *_drilled(s, n)]
+
+
+def _looked_at(s: Snapshot, pods: Sequence[PodView], n: int) -> list[tuple[str, int, int, str]]:
+    """How many pods preflight has probed, of a run that has one; all once it is over."""
+    stage = next((v for v in s.stages if v.name == "preflight"), None)
+    if stage is None:
+        return []
+    over = stage.status == "ok"
+    return [("preflight", n if over else sum(p.detail == pod_states.LOOKED_AT for p in pods), n, "looked at")]
+
+
+def _drilled(s: Snapshot, n: int) -> list[tuple[str, int, int, str]]:
+    """How many pods hold, or have held, for the drill; all once it is over, nothing before it has begun."""
+    stage = next((v for v in s.stages if v.name == "drill" and v.status != "pending"), None)
+    if stage is None or (stage.status != "ok" and not s.halt.drill):
+        return []
+    held = sum(ack[0] in _HOLDS for ack in s.halt.acks.values())
+    return [("drill", n if stage.status == "ok" else held, n, "held")]
 
 
 def stage_of(name: str, view: View) -> tuple[str, str]:

@@ -18,23 +18,23 @@ from uvcc_console.ui.panels.board import board_lines
 from uvcc_console.ui.widgets.canvas import Curve, Frame, plot
 from uvcc_console.ui.widgets.curves import (
     AXES,
+    FROM_ZERO,
+    HARDLY,
     SMOOTH,
     TITLES,
     ChartLook,
     axis_of,
     constants,
     curves_of,
-    exact,
     last_common,
     names,
     per_step,
-    value_at,
+    read_at,
 )
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_engine.contract.job.topology import PARTIES
 
 ACCURACY = ("val_accuracy", "accuracy", "val_ppl", "val_loss")
-FROM_ZERO = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s", "gpu", "cpu")
 RATE = ("samples_per_s", "toks_per_s")
 PLAIN = ChartLook()
 
@@ -54,8 +54,8 @@ def _legend(view: View, curves: Sequence[Curve], same: bool, axis: str = "step")
         at = last_common(mine)
         uneven = at is not None and any(c.xs[-1] != at for c in mine)
         for c in mine:
-            value = value_at(c, at) if at is not None else None
-            shown = number(c.ys[-1] if value is None else value)
+            point = read_at(c, at) if at is not None else None
+            shown = number(c.ys[-1] if point is None else point[1])
             out += [(("  " if out else "") + (c.name if c.name != "P-1" else "run") + " ", c.role), (shown, "title")]
         if uneven and at is not None:
             where = f"step {at:.0f}" if axis == "step" else axis_words(view.snap, axis, at)
@@ -142,11 +142,7 @@ def grid_lines(
     known = names(view)
     if not known:
         return _waiting(view, width, height)
-    still = constants(view)
-    tail: list[Line] = []
-    if still:
-        words = ", ".join(f"{TITLES.get(n, n)} {number(v)}" for n, v in still)
-        tail = list(wrap([("never moved: ", "faint"), (words, "muted")], width, "  "))
+    tail = still_lines(view, width)
     columns = across(width, len(known))
     down = math.ceil(len(known) / columns)
     each_w = (width - 2 * (columns - 1)) // columns
@@ -156,6 +152,19 @@ def grid_lines(
         row = [(chart(view, n, each_w, each_h, frame, look, n == picked), each_w) for n in known[i : i + columns]]
         out += beside(row)
     return [*out, *tail]
+
+
+def still_lines(view: View, width: int) -> list[Line]:
+    """What never moved, and what hardly did: values instead of flat charts."""
+    still, lines = constants(view), list[Line]()
+    for moved, words in ((False, "never moved: "), (True, f"moved by less than {HARDLY:.0%}: ")):
+        told = []
+        for name, low, high, moves in still:
+            if moves == moved:
+                told.append(f"{TITLES.get(name, name)} {number(low)}" + (f" to {number(high)}" if high > low else ""))
+        if told:
+            lines += wrap([(words, "faint"), (", ".join(told), "muted")], width, "  ")
+    return lines
 
 
 def _waiting(view: View, width: int, height: int) -> list[Line]:
@@ -245,7 +254,7 @@ class ChartsPanel(Panel):
         return (*moving, *before)
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
-        reading = self._reading(view, width)
+        reading = self._reading(view, width)[: max(1, height // 2)]
         room = max(1, height - len(reading))
         frame, known = self._on_axis(self.frame()), names(view)
         if self.alone and self.picked in known:
@@ -257,7 +266,10 @@ class ChartsPanel(Panel):
         return [*lines[:room], *reading] if reading else lines
 
     def _reading(self, view: View, width: int) -> list[Line]:
-        """Values at the crosshair, over as many lines as they need: one where all parties agree, else each party's."""
+        """Values at the crosshair, over as many lines as they need: one where all parties agree, else each party's.
+
+        Those of other runs at the same step come last.
+        """
         if self.cursor is None:
             return []
         at = self.cursor
@@ -265,14 +277,16 @@ class ChartsPanel(Panel):
         to = axis_of(view.snap, self.look.axis)
         if self.look.axis != "step" and to is not None:
             out.append((f" {axis_words(view.snap, self.look.axis, to(at))}", "accent"))
+        measured = replace(self.look, axis="step", smooth=0.0)
         for name in names(view):
-            curves, _, same = curves_of(view, name)
-            for c in curves:
-                if (value := exact(c, at)) is not None:
-                    party = "" if same or c.name == "P-1" else f" {c.name}"
-                    out += [(f"   {TITLES.get(name, name)}{party} ", "muted"), (number(value), c.role)]
-        lines: list[Line] = [*wrap(out, width, "  ")]
-        return lines[:4]
+            curves, _, _ = curves_of(view, name, measured)
+            told = [(c, point) for c in curves if (point := read_at(c, at)) is not None]
+            out += [(f"   {TITLES.get(name, name)}", "muted")] if told else []
+            for c, (step, value) in told:
+                whose = "" if c.name == "P-1" else f" {clean(c.name)}"
+                out += [(whose, "muted"), (f" {number(value)}", c.role)]
+                out += [(f" at {step:.0f}", "faint")] if step != at else []  # not every step is evaluated
+        return list(wrap(out, width, "  "))
 
     def heading(self, view: View) -> tuple[str, str]:
         frame = self.frame()

@@ -23,6 +23,7 @@ from uvcc_console.ui.widgets.table import body, choose, head
 from uvcc_engine.contract.text import counted
 
 ROOMY = 36  # rows of a terminal from which on the strip of heat leaves enough of them to the table
+_LEAST_DETAIL = 5  # rows below the table from which on the worker under the cursor is described there
 LOG_ONLY = frozenset(("level", "source", "file", "text"))
 SORTS = ("worst", "place")
 _SORTED = {"worst": "worst first", "place": "by place"}
@@ -219,10 +220,10 @@ class FleetPanel(Panel):
         lines = [*self._above, *lines]
         if self.has_class("-paged"):
             row = next((r for r in self.rows_in_order() if key_of(r) == self.state.cursor), None)
-            detail = detail_lines(view, row, width)
-            if detail and len(lines) + len(detail) < height:
-                gap = height - len(lines) - len(detail)
-                lines = [*lines, *([("", "")] for _ in range(min(gap, 2))), *detail]
+            room = height - len(lines)
+            detail = detail_lines(view, row, width) if room >= _LEAST_DETAIL else []
+            gap = min(2, max(1, room - len(detail)))
+            lines = [*lines, *([("", "")] for _ in range(gap if detail else 0)), *detail[: room - gap]]
         return lines
 
     def _heat(self, view: View, width: int) -> list[Line]:
@@ -287,8 +288,14 @@ class FleetPanel(Panel):
 
     def _go(self, name: str) -> None:
         self.state = replace(self.state, cursor=name)
+        self._in_sight()
+
+    def _in_sight(self) -> None:
+        """Draw anew, and scroll to the cursor: what it is on may stand elsewhere now."""
         self.redraw()
-        rows = self.rows_in_order()
+        name, rows = self.state.cursor, self.rows_in_order()
+        if not name:
+            return
         if self.board:
             at = next((i for i, line in enumerate(self.lines) if any("sel" in role for _, role in line)), 0)
         else:
@@ -333,7 +340,7 @@ class FleetPanel(Panel):
     def action_reverse(self) -> None:
         """Reverse the order of the rows."""
         self.state = replace(self.state, reverse=not self.state.reverse)
-        self.redraw()
+        self._in_sight()
 
     def sort_by(self, name: str, *, reverse: bool = False, falling: bool | None = None) -> None:
         """Sort by a column, ``worst`` or ``place``; by the same again: the other way round.
@@ -344,7 +351,7 @@ class FleetPanel(Panel):
             reverse = COLUMNS[name].falls != falling
         again = name == self.state.sort and not reverse and falling is None
         self.state = replace(self.state, sort=name, reverse=not self.state.reverse if again else reverse, board=False)
-        self.redraw()
+        self._in_sight()
 
     @property
     def shown_columns(self) -> Sequence[str]:

@@ -156,7 +156,7 @@ _ALL: Final = (
     FleetColumn(_c("power", "power", 6, "r", 9), _vital("power"), _limits(_vital("power"), 1e9, 1e9, " W"), falls=True),
     FleetColumn(_c("cpu", "CPU", 5, "r", 10), _vital("cpu"), _limits(_vital("cpu"), 1e9, 1e9, " %"), falls=True),
     FleetColumn(_c("mem", "MiB", 6, "r", 9), _beat("mem_mib"), _limits(_beat("mem_mib"), 1e9, 1e9, ""), falls=True),
-    FleetColumn(_c("trend", "step time", TREND, "r", 12), _vital("step_s"), _trend, falls=True),
+    FleetColumn(_c("trend", "step time", TREND, "r", 8), _vital("step_s"), _trend, falls=True),
     FleetColumn(_c("waits", "waits for", 14, "l", 11), lambda r: str(Waiting.of(r.beat) or ""),
                 lambda v, r, s: (clean(str(Waiting.of(r.beat) or "")), "warn"), falls=True),
     FleetColumn(_c("link", "paths", 7, "l", 10), lambda r: r.pod, _paths),

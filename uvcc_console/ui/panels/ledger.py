@@ -139,9 +139,10 @@ def board_lines(view: View, width: int) -> list[Line]:
     lines += [[("", "")], *_verdicts(view, width)]
     for name, value in (("sid_job", s.sid_job), ("engine run", s.engine_run)):
         if value:
-            lines.append(cut([(f"{name:<12}", "muted"), (clean(value), "text")], width))
+            lines += wrap([(f"{name:<12}", "muted"), (clean(value), "text")], width, " " * 12)
     for phase, verdict in s.verdicts.items():
-        lines.append(cut([(f"{phase:<12}", "muted"), (f"global root {verdict.global_root}", "text")], width))
+        said_root: Line = [(f"{phase:<12}", "muted"), (f"global root {verdict.global_root}", "text")]
+        lines += wrap(said_root, width, " " * 12)  # nobody can compare a part of it
     for phase in dict.fromkeys((*s.results, *s.verdicts)):
         found = view.result(phase)
         for value in found.hashes:
@@ -152,7 +153,8 @@ def board_lines(view: View, width: int) -> list[Line]:
             ]
             who = counted(len(said), "worker") if len(found.hashes) == 1 or found.certified else ", ".join(said)
             tail = f"  {g.ok} verified, {who}" if found.verified else f"  {found.caveat}: {who}"
-            lines.append(cut([(f"{phase:<12}", "muted"), (f"result {value}", "text"), (tail, "muted")], width))
+            told: Line = [(f"{phase:<12}", "muted"), (f"result {value}", "text"), (tail, "muted")]
+            lines += wrap(told, width, " " * 12)
     return lines
 
 

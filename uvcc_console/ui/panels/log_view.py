@@ -152,7 +152,7 @@ class LogView(ScrollView, can_focus=True):
         self.view = view
         if changed:
             self.ring.set_filter(view.filter)
-        slid = self.ring.since(view.now - self.window) if self.window and (moved or changed) else False
+        slid = self.ring.since(self._end - self.window) if self.window and (moved or changed) else False
         if changed or slid:
             self._measure(again=True)
             if changed or self.following:
@@ -160,6 +160,12 @@ class LogView(ScrollView, can_focus=True):
         if self.stamp == "ago" and moved:
             self.refresh()
         self._label()
+
+    @property
+    def _end(self) -> float:
+        """What the last minutes are counted from: now, or when the run ended."""
+        ended = self.view.snap.ended
+        return min(self.view.now, ended) if ended else self.view.now
 
     def _measure(self, *, again: bool = False) -> None:
         """How many rows the lines take: one each, or as many as wrapping needs."""
@@ -202,7 +208,7 @@ class LogView(ScrollView, can_focus=True):
         if self.ring.least != "debug":
             parts.append(f"{self.ring.least} and worse")
         if self.window:
-            parts.append(f"last {self.window // 60} min")
+            parts.append(f"last {self.window // 60} min" + (" of the run" if self.view.snap.ended else ""))
         if self.ring.narrowed:
             parts.append(f"{len(self.ring)} of {self.ring.total}")
         if self.needle:
@@ -314,7 +320,7 @@ class LogView(ScrollView, can_focus=True):
         self._window()
 
     def _window(self) -> None:
-        self.ring.since(self.view.now - self.window if self.window else None)
+        self.ring.since(self._end - self.window if self.window else None)
         self._again()
         self.action_follow()
 

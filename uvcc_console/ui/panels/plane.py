@@ -10,7 +10,9 @@ from uvcc_console.core.alerts.progress import collective
 from uvcc_console.ui.drawing.format import age, clock, duration, volume
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.view import FleetRow, View, coord_parts, fleet_rows, party_role
+from uvcc_console.ui.widgets.log_lines import source_word
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_console.ui.widgets.table import Column, body, choose, head
 from uvcc_engine.contract.run_files.event_names import Area
 from uvcc_engine.contract.run_files.waiting import Waiting
@@ -188,13 +190,15 @@ def flight_lines(view: View, width: int) -> list[Line]:
 
 def event_lines(view: View, width: int, rows: int) -> list[Line]:
     """The newest events of links and collectives."""
-    found = [e for e in view.snap.log[-600:] if e.area == Area.LINK][-max(0, rows) :]
+    ring = RingLog()  # what several pods say at once is one line, as in the log
+    ring.extend([e for e in view.snap.log[-600:] if e.area == Area.LINK])
+    found = [ring[at] for at in range(max(0, len(ring) - max(0, rows)), len(ring))]
     if not found or rows < 2:
         return []
     lines: list[Line] = [[("newest events of links and collectives", "muted bold")]]
     for e in found[-(rows - 1) :]:
         role = {"error": "bad", "warn": "warn"}.get(e.level, "text")
-        source = fit(clean(e.source), 16, more=view.glyphs.more)
+        source = fit(source_word(e, 16), 16, more=view.glyphs.more)
         lines.append(
             cut([(clock(e.ts, utc=view.utc), "faint"), (f" {source} ", "muted"), (clean(e.text), role)], width)
         )

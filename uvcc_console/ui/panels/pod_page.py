@@ -12,7 +12,7 @@ from textual.message import Message
 
 from uvcc_console.core.snapshot import GpuView, PodView
 from uvcc_console.ui.drawing.format import age, duration, number
-from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread
+from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, width_of
 from uvcc_console.ui.drawing.spark import part_bar, spark
 from uvcc_console.ui.judging.view import FleetRow, View, fleet_rows, party_role
 from uvcc_console.ui.panels.charts import ACCURACY, RATE, beside, chart
@@ -21,11 +21,13 @@ from uvcc_console.ui.registry.keys import ACTIONS, Context
 from uvcc_console.ui.widgets.curves import names
 from uvcc_console.ui.widgets.log_lines import entry_line
 from uvcc_console.ui.widgets.panel import Panel
+from uvcc_console.ui.widgets.ring import RingLog
 
 SPARK = 24
-NARROW_CURVES = 5
-"""Rows of the curve on a page of less than 100 columns."""
-NARROW_WITH_CURVES = 19
+ROOMY = 19  # rows from which on a page of less than 100 columns has a curve of five rows
+NARROW_WITH_CURVES = 15
+_LINES = 300  # of a pod's newest lines that are looked at for those that stand on its page
+_WORKERS = 4  # of a pod that are told one by one
 _DONE_HERE = ("stackdump", "fetch", "restart", "replace", "shell", "tensorboard")
 
 
@@ -40,8 +42,8 @@ def head_line(view: View, pod: PodView, width: int) -> Line:
     if view.snap.proves:  # what has no parties has no replicas of theirs either
         left.append((f"P{pod.party} replica {pod.replica} ", "text"))
     left.append((f"on {clean(pod.provider)}, {pod.state}", "muted"))
-    if pod.detail:
-        left.append((f": {clean(pod.detail)}", "muted"))
+    if pod.said:
+        left.append((f": {clean(pod.said)}", "muted"))
     right: list[Span] = [(f"${pod.price_hr:.2f}/h  " if pod.price_hr else "", "text"), (clean(pod.address), "muted")]
     return spread(left, right, width)
 
@@ -114,8 +116,30 @@ def path_words(view: View, pod: PodView) -> list[Span]:
     return out if len(out) > 1 else [*out, ("none known", "warn")]
 
 
-def action_words(view: View) -> list[Span]:
-    """What can be done here; what cannot now is faint."""
+def process_lines(view: View, name: str, width: int) -> list[Line]:
+    """A line for each worker of the pod: how it is, at which step, which process, how much memory it holds."""
+    out: list[Line] = []
+    workers = [r for r in rows_of(view, name) if r.coord]
+    for row in workers[:_WORKERS]:
+        line: list[Span] = [(f"{row.coord} ", party_role(row.party)), (f"{row.health.glyph} ", row.health.role)]
+        line.append((row.health.word, row.health.role))
+        pid, held = row.beat.get("pid"), row.beat.get("mem_mib")
+        told = (
+            row.phase if row.phase != row.health.word else "",
+            f"step {row.step}" if row.step >= 0 else "",
+            f"process {pid}" if pid else "",
+            f"{held:.0f} MiB" if isinstance(held, (int, float)) else "",
+            f"heard {age(row.age)} ago" if row.age is not None else "",
+        )
+        line += [(f"  {clean(word)}", "text") for word in told if word]
+        out.append(cut(line, width))
+    if len(workers) > _WORKERS:
+        out.append([(f"and {len(workers) - _WORKERS} more workers", "muted")])
+    return out
+
+
+def action_lines(view: View, width: int) -> list[Line]:
+    """What can be done here, over as many lines as it takes; what cannot now is faint."""
     context = Context(
         view.snap,
         readonly=view.readonly,
@@ -123,14 +147,18 @@ def action_words(view: View) -> list[Span]:
         conductor=view.conductor,
         behind_s=view.behind_s,
     )
-    out: list[Span] = [("do       ", "muted"), ("l", "key"), (" its log", "muted")]
+    out: list[list[Span]] = [[("do       ", "muted"), ("l", "key"), (" its log", "muted")]]
     for name in _DONE_HERE:
         a = ACTIONS[name]
         possible = not a.reason(context)
         if view.replay and not possible:  # nothing is done to a pod of the past
             continue
-        out += [("  ", ""), (a.label, "key" if possible else "faint"), (f" {a.name}", "muted" if possible else "faint")]
-    return out
+        part: list[Span] = [(a.label, "key" if possible else "faint"), (f" {a.name}", "muted" if possible else "faint")]
+        if width_of(out[-1]) + 2 + width_of(part) > width:
+            out.append([(" " * 9, ""), *part])
+        else:
+            out[-1] += [("  ", ""), *part]
+    return [cut(line, width) for line in out]
 
 
 def curve_blocks(view: View, name: str, width: int, height: int) -> list[Line]:
@@ -149,12 +177,11 @@ def curve_blocks(view: View, name: str, width: int, height: int) -> list[Line]:
 
 def log_lines(view: View, name: str, width: int, rows: int) -> list[Line]:
     """The newest lines of the pod, in words; what a line adds to them, mostly hashes, only where it is bad."""
-    mine = [
-        e if e.level in ("warn", "error") else replace(e, detail="")
-        for e in view.snap.log
-        if name in e.source.partition("/")[0].split()
-    ]
-    return [cut(entry_line(e, view.glyphs, wide=width >= 100, utc=view.utc), width) for e in mine[-max(0, rows) :]]
+    ring = RingLog(_LINES)  # what all workers of the pod say at once is one line, as in the log itself
+    ring.extend([e for e in view.snap.log if name in e.source.partition("/")[0].split()][-_LINES:])
+    mine = [ring[at] for at in range(max(0, len(ring) - max(0, rows)), len(ring))]
+    shown = [e if e.level in ("warn", "error") else replace(e, detail="") for e in mine]
+    return [cut(entry_line(e, view.glyphs, wide=width >= 100, utc=view.utc), width) for e in shown]
 
 
 def pod_lines(view: View, name: str, width: int, height: int) -> list[Line]:
@@ -162,20 +189,23 @@ def pod_lines(view: View, name: str, width: int, height: int) -> list[Line]:
     pod = view.snap.pods.get(name)
     if pod is None:
         return [[(f"there is no pod {clean(name)}" if name else "no pod chosen: Enter on one in Fleet", "muted")]]
-    lines: list[Line] = [head_line(view, pod, width), cut(action_words(view), width), cut(path_words(view, pod), width)]
+    lines: list[Line] = [head_line(view, pod, width), *action_lines(view, width), cut(path_words(view, pod), width)]
     vitals = vital_lines(view, pod, width if width < 100 else width // 2 - 2)
     workers = [r for r in rows_of(view, name) if r.coord]
     facts: list[Line] = []
-    for row in workers[:4]:
+    for row in workers[:_WORKERS]:
         facts += detail_lines(view, row, width if width < 100 else width - width // 2)
-    if len(workers) > 4:
-        facts.append([(f"and {len(workers) - 4} more workers", "muted")])
-    lines.append([("", "")])
+    if len(workers) > _WORKERS:
+        facts.append([(f"and {len(workers) - _WORKERS} more workers", "muted")])
+    if height >= ROOMY:
+        lines.append([("", "")])
     if width >= 100:
         lines += beside([(vitals, width // 2 - 2), (facts, width - width // 2)])
     else:
-        curves = curve_blocks(view, name, width, NARROW_CURVES) if height >= NARROW_WITH_CURVES else []
-        lines += [*vitals, *facts[: max(4, height - len(lines) - len(vitals) - len(curves) - 5)], *curves]
+        processes = process_lines(view, name, width)
+        curves = curve_blocks(view, name, width, 5 if height >= ROOMY else 4) if height >= NARROW_WITH_CURVES else []
+        room = height - len(lines) - len(vitals) - len(processes) - len(curves) - 6
+        lines += [*vitals, *processes, *(facts if room >= len(facts) else []), *curves]
     left = height - len(lines) - 1
     if left >= 12:
         lines += [[("", "")], *curve_blocks(view, name, width, min(14, left - 6))]

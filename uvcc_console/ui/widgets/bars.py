@@ -97,11 +97,16 @@ def _ends(view: View, width: int, cells: int) -> tuple[list[Span], list[Span]]:
     far: list[Span] = [*step, *percent]
     near: list[Span] = [*step[:-1], percent[0], (" ", "")] if percent else step  # the same with single blanks
     free = [] if s.hourly or s.spent else [([*told, *until, *readonly], time) for told in (far, near)]
+    timeless: list[tuple[list[Span], list[Span]]] = []  # what time it is can be seen elsewhere
+    if percent and until and not view.replay:
+        ends = [list(right), []] if s.hourly or s.spent else [[]]
+        timeless = [([*told, *readonly, *until[:-1]], end) for end in ends for told in (near, near[1:])]
     part = [] if s.hourly else [([*step, *percent, *readonly], time)]
     for parts, end in (
         ([*step, *bar, *until, *readonly], [*right, *time]),
         ([*step, *percent, *until, *readonly], [*right, *time]),
         *free,  # how far it is tells more than that it costs nothing
+        *timeless,
         ([*step, *until, *readonly], [*right, *time]),
         ([*step, *until, *readonly], time),
         *part,

@@ -100,6 +100,28 @@ def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
     return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def log_ticks(low: float, high: float, wanted: int) -> list[float]:
+    """Logarithms of round numbers between two logarithms: powers of ten, else 1, 2 and 5 of each, else all nine.
+
+    Where even those are too far apart, the round numbers of a linear scale.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or high - low > 600:
+        return [low]
+    most = max(2, wanted)
+    best: list[float] = []
+    for digits in ((1,), (1, 2, 5), tuple(range(1, 10))):
+        every = [k + math.log10(d) for k in range(math.floor(low), math.floor(high) + 1) for d in digits]
+        found = [tick for tick in every if low <= tick <= high]
+        if len(found) > most and len(best) > 1:
+            break
+        best = found
+    if len(best) > most:
+        best = best[:: math.ceil(len(best) / most)]
+    if len(best) > 1:
+        return best
+    return [math.log10(value) for value in nice_ticks(10**low, 10**high, most) if value > 0] or [low]
+
+
 def _window(xs: Numbers, x0: float, x1: float) -> tuple[int, int]:
     """Indexes of the points inside [x0, x1] plus one neighbour at either side, so that lines reach the border."""
     return max(0, bisect_left(xs, x0) - 1), min(len(xs), bisect_left(xs, x1) + 2)
@@ -245,14 +267,14 @@ def _ascii(mask: int) -> str:
 
 def y_labels(scale: AxisScale, height: int) -> dict[int, str]:
     """Labels by row, no two of them the same: as many digits as it takes to tell them apart."""
-    ticks = nice_ticks(scale.y0, scale.y1, max(1, height // 3))
+    ticks = (log_ticks if scale.log else nice_ticks)(scale.y0, scale.y1, max(1, height // 3))
     more = 2
-    while len(ticks) < 2 and more < 5 and height > 2:  # one mark tells no size
+    while not scale.log and len(ticks) < 2 and more < 5 and height > 2:  # one mark tells no size
         ticks, more = nice_ticks(scale.y0, scale.y1, more), more + 1
     texts: list[str] = []
     for digits in range(3, 10):
         if scale.log:
-            texts = [number(10**t, digits) for t in ticks]
+            texts = [_round(10**t, digits) for t in ticks]
         else:
             texts = [number(t, digits if abs(t) < 1 else digits + 1) for t in ticks]
         if len(set(texts)) == len(texts):
@@ -267,6 +289,11 @@ def y_labels(scale: AxisScale, height: int) -> dict[int, str]:
     for value, text in zip(ticks, texts, strict=True):
         labels[to_row(value) >> 2] = text
     return labels
+
+
+def _round(value: float, digits: int) -> str:
+    """A mark of a logarithmic scale: ``0.05``, ``200``, ``20k``."""
+    return f"{value:.{digits}g}" if 1e-4 <= value < 1e4 else number(value, digits)
 
 
 def _places(ticks: list[float]) -> int:

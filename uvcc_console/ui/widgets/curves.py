@@ -4,7 +4,7 @@ beside curves of other runs."""
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -40,6 +40,10 @@ AXES: Final = ("step", "time", "tokens")
 SMOOTH: Final = (0.0, 0.6, 0.9, 0.98)
 _OTHERS: Final = ("warn", "ok", "bad", "mix")
 _VITALS: Final = ("gpu", "cpu")
+FROM_ZERO: Final = ("samples_per_s", "toks_per_s", "mem_mib", "bytes", "step_s", "gpu", "cpu")
+"""What is drawn from zero on."""
+HARDLY: Final = 0.02
+"""By so much of its size what is drawn from zero may change, and still be a flat line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,14 @@ def _vitals(view: View, name: str) -> dict[int, list[Series]]:
     return found
 
 
-def _flat(lines: list[Series]) -> bool:
-    """Whether nothing ever moves: a line in a chart would tell no more than its value."""
-    return all(len(line) > 1 and min(line.ys()) == max(line.ys()) for line in lines)
+def _flat(name: str, lines: list[Series]) -> bool:
+    """Whether nothing moves, or too little to be seen beside zero: a chart would tell no more than a value."""
+    least = HARDLY if name in FROM_ZERO else 0.0
+    for line in lines:
+        low, high = min(line.ys()), max(line.ys())
+        if len(line) < 2 or not high - low <= least * max(abs(low), abs(high)):
+            return False
+    return True
 
 
 def _known(view: View) -> dict[str, list[Series]]:
@@ -103,13 +112,17 @@ def _order(name: str) -> tuple[int, str]:
 
 def names(view: View) -> list[str]:
     """Everything measured that moves, in a steady order."""
-    return sorted((n for n, lines in _known(view).items() if not _flat(lines)), key=_order)
+    return sorted((n for n, lines in _known(view).items() if not _flat(n, lines)), key=_order)
 
 
-def constants(view: View) -> list[tuple[str, float]]:
-    """What was measured, is not zero, and never moved: (name, value)."""
-    found = [(n, lines[0].ys()[-1]) for n, lines in _known(view).items() if _flat(lines)]
-    return sorted(((n, value) for n, value in found if value), key=lambda pair: _order(pair[0]))
+def constants(view: View) -> list[tuple[str, float, float, bool]]:
+    """What was measured, is not zero, and never or hardly moved: (name, least, most, whether it moved at all)."""
+    found: list[tuple[str, float, float, bool]] = []
+    for name, lines in sorted(_known(view).items(), key=lambda pair: _order(pair[0])):
+        last = [line.ys()[-1] for line in lines]
+        if _flat(name, lines) and any(last):
+            found.append((name, min(last), max(last), any(min(line.ys()) != max(line.ys()) for line in lines)))
+    return found
 
 
 def mean_and_band(lines: list[Series]) -> tuple[Series, Band | None]:
@@ -243,19 +256,13 @@ def _of_another(s: Snapshot, name: str, run: str, role: str, axis: str) -> Curve
     return Curve(array("d", map(to, mean.xs())), mean.ys(), role, run) if len(mean) else None
 
 
-def value_at(curve: Curve, x: float) -> float | None:
-    """The value at exactly this x, or the last one before it; None before the first."""
-    i = bisect_right(curve.xs, x) - 1
-    return curve.ys[i] if i >= 0 else None
-
-
 def last_common(curves: list[Curve]) -> float | None:
     """The last x that every curve has reached."""
     ends = [c.xs[-1] for c in curves if len(c.xs)]
     return min(ends, default=None)
 
 
-def exact(curve: Curve, x: float) -> float | None:
-    """The value at exactly this x."""
-    i = bisect_left(curve.xs, x)
-    return curve.ys[i] if i < len(curve.xs) and curve.xs[i] == x else None
+def read_at(curve: Curve, x: float) -> tuple[float, float] | None:
+    """(x, value) of the point at this x, or of the last one before it; None before the first."""
+    i = bisect_right(curve.xs, x) - 1
+    return (curve.xs[i], curve.ys[i]) if i >= 0 else None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.fleet import agent_lines
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
@@ -49,7 +50,15 @@ async def preflight(ctx: Rollout) -> str:
     """
     profile = ctx.plan.profile
     on_gpus = computes_on_gpus(profile)
-    probes = await each(ctx.due(), lambda member: probe_settled(member, on_gpus))
+
+    async def look_at(member: Member) -> dict[str, Any]:
+        found = await probe_settled(member, on_gpus)
+        known = ctx.bus.snapshot.pods.get(member.name)
+        if known is not None and known.state == pod_states.AGENT:
+            ctx.bus.record([ctx.pod_event(member, known.state, pod_states.LOOKED_AT)])
+        return found
+
+    probes = await each(ctx.due(), look_at)
     gpus = 0 if profile.fleet.gpu.startswith(CPU_OFFER) else profile.fleet.gpus * bool(profile.fleet.gpu)
     private = isinstance(profile.job, PrivateJobSettings)
     insists = isinstance(profile.job, PrivateJobSettings) and profile.job.device == "cuda"
