@@ -234,6 +234,17 @@ def test_runs_of_the_same_profile_are_the_first_to_be_compared(tmp_path: Path) -
     assert others(tmp_path / names[3]) == [names[1], names[0], names[2]]
 
 
+def test_a_run_that_is_only_called_alike_is_no_run_of_the_same_profile(tmp_path: Path) -> None:
+    """``uvcc demo --lm`` names its runs as ``uvcc demo`` does: its loss has nothing to do with theirs."""
+    for name, profile in (("here", "demo"), ("lm", "local-lm-smoke"), ("before", "demo")):
+        story = Story().planned()
+        story.events[0] = replace(story.events[0], run=f"demo-20261126-01{len(name):02}-{name}", profile_name=profile)
+        story.write(tmp_path / f"demo-20261126-0101-{name}")
+    for age, name in enumerate(("here", "before", "lm")):
+        os.utime(tmp_path / f"demo-20261126-0101-{name}" / "journal.sqlite", (age, age))
+    assert others(tmp_path / "demo-20261126-0101-here") == ["demo-20261126-0101-before", "demo-20261126-0101-lm"]
+
+
 def test_small_charts_have_two_marks_and_an_axis_that_a_run_does_not_know_is_steps() -> None:
     view = view_of(Story().full(60))
     for height in range(6, 20):

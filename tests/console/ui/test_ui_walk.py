@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded_runs import recorded
+from recorded_runs import recorded, seen
 from ui_desk import desk
 from ui_journals import RUN, Story
 
@@ -86,6 +86,15 @@ def test_what_all_ranks_say_is_one_line_of_the_pods_page() -> None:
     page = [plain(line) for line in pod_lines(at("lm", "full"), "p0r0", 158, 60)]
     begins = [line for line in page if "training starts" in line]
     assert len(begins) == 2, "one for both ranks, in the smoke and in the full run"
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)], ids=lambda s: f"{s[0]}x{s[1]}")
+async def test_what_a_stop_would_lose_is_told_first_on_the_page_of_the_rollout(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    async with seen("private", "resumed", tmp_path, size) as d:
+        await d.press("6")
+        assert "every pod has one of step 20; 7 steps since then" in " ".join(d.text.split())
 
 
 @pytest.mark.parametrize("name", ["private", "lm"])

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Final
 
+from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_newest
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.parsing.suggest import nearest
 
+_READ: Final = 100  # of the newest runs it is read what they are of
 _WHEN: Final = re.compile(r"-\d{8}-\d{4}-")
 
 
 def others(run_dir: Path) -> list[str]:
     """Names of the other runs beside this one: those of its own profile, then all others, the newest first."""
-    found = [p for p in run_dir.parent.glob(f"*/{JOURNAL}") if p.parent != run_dir]
-    mine = _profile(run_dir.name)
-    order = sorted(found, key=lambda p: (_profile(p.parent.name) != mine, -p.stat().st_mtime))
-    return [p.parent.name for p in order]
+    found = sorted(run_dir.parent.glob(f"*/{JOURNAL}"), key=lambda p: -p.stat().st_mtime)
+    mine = _profile(run_dir / JOURNAL)
+    near = {p: _profile(p) == mine for p in found[:_READ]}  # stable: within both the newest stay first
+    return [p.parent.name for p in sorted(found, key=lambda p: not near.get(p)) if p.parent != run_dir]
 
 
-def _profile(run: str) -> str:
-    """What a run's id begins with: its profile, or the folder that is followed."""
-    return _WHEN.split(run, maxsplit=1)[0]
+@cache
+def _profile(journal: Path) -> str:
+    """The profile of a run, by the first of its events; of one that has none yet, by what its id begins with.
+
+    Runs of different profiles may be called alike: those of ``uvcc demo`` and of ``uvcc demo --lm`` are.
+    """
+    try:
+        opened = Journal(journal, readonly=True)
+        try:
+            for _, event in opened.since(0, 1, (ev.RunCreated.kind,)):
+                if isinstance(event, ev.RunCreated):
+                    return event.profile_name
+        finally:
+            opened.close()
+    except UvccError:
+        pass
+    return _WHEN.split(journal.parent.name, maxsplit=1)[0]
 
 
 def chosen(run_dir: Path, word: str) -> str:

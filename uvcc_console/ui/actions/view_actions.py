@@ -161,7 +161,6 @@ class ViewActions(PodActions):
             app.say(ALONE, "warning")
             return
         known = compared.others(app.run_dir)
-        known.sort(key=lambda name: not name.startswith(f"{app.snap.profile_name}-"))
         shown = [name for name, _ in charts.look.others]
         at = known.index(shown[-1]) + 1 if shown and shown[-1] in known else 0
         charts.compare("", None)

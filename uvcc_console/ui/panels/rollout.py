@@ -92,14 +92,14 @@ def checkpoint_lines(view: View, width: int) -> list[Line]:
     line: list[Span] = [("checkpoints", "muted bold"), ("  ", "")]
     if len(steps) < len(pods):
         without = [name for name in pods if name not in steps]
-        return [cut([*line, (f"none yet on {clean(', '.join(without))}", "warn")], width)]
+        return [*wrap([*line, (f"none yet on {clean(', '.join(without))}", "warn")], width, "  ")[:2]]
     oldest, newest = min(steps.values()), max(steps.values())
     line += [("every pod has one of step ", "muted"), (f"{oldest}", "title")]
     if newest > oldest:
         line.append((f", the newest is of step {newest}", "muted"))
     if s.step > oldest:
         line.append((f"; {counted(s.step - oldest, 'step')} since then", "muted"))
-    return [cut(line, width)]
+    return [*wrap(line, width, "  ")]
 
 
 def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
@@ -126,7 +126,8 @@ def rollout_lines(view: View, width: int, height: int = 0) -> list[Line]:
 def page_lines(view: View, width: int) -> list[Line]:
     """Every stage with its whole detail and times, the gates, the alerts with their hints."""
     s, g = view.snap, view.glyphs
-    lines: list[Line] = []
+    kept = checkpoint_lines(view, width)  # first: it is asked when there is little time to read
+    lines: list[Line] = [*kept, [("", "")]] if kept else []
     for v in s.stages:
         began = clock(v.started, utc=view.utc) if v.started else ""
         head: list[Span] = [
@@ -139,7 +140,6 @@ def page_lines(view: View, width: int) -> list[Line]:
         lines += wrap([*head, (clean(v.detail) if v.status != "pending" else "", tone)], width, " " * 38)
     if gates := gate_lines(view, min(width, 90)):
         lines += [[("", "")], *gates]
-    lines += [[("", "")], *kept] if (kept := checkpoint_lines(view, width)) else []
     lines += forecast_lines(view, width) + score_lines(view, width)
     if s.triage:
         lines += [[("", "")], [("triage: one change at a time (T proposes the next)", "muted bold")]]
@@ -162,7 +162,8 @@ class RolloutPanel(Panel):
     title = "Rollout"
     number = "6"
     help = (
-        "The stages of this rollout with their times, then the gates: what was measured against what was wanted.\n"
+        "What a resume goes back to, the stages of this rollout with their times, then the gates: what was measured "
+        "against what was wanted.\n"
         "A stage that failed can be taken up again (r), repeated (R) or, for drill and gate, skipped (x)."
     )
 
