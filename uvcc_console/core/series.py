@@ -68,6 +68,10 @@ class Series:
         """The last ``n`` values of y."""
         return self._ys[max(0, self._n - n) : self._n]
 
+    def recent_xs(self, n: int) -> array[float]:
+        """The last ``n`` values of x."""
+        return self._xs[max(0, self._n - n) : self._n]
+
     def __len__(self) -> int:
         return self._n
 

@@ -26,7 +26,7 @@ from uvcc_engine.contract.run_files.narrate import repeats_event
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean, counted
 
-FACTS = ("parameters", "seq_len", "precision", "save_every", "steps")
+FACTS = ("parameters", "seq_len", "precision", "save_every", "steps", "batch_size", "accumulate")
 TELEMETRY_EVERY_S = 15.0
 COLUMNS = ("step", "loss", "lr", "toks_per_s", "samples_per_s")
 MOST_FILES: Final = 512
@@ -243,7 +243,7 @@ class Decoder:
         return read if read is not None and read.get("run") == self.engine_run else None
 
     def _facts(self, src: str, lines: list[str]) -> list[ev.Event]:
-        """What the directory's lead worker says it runs: only what a plan can be held against."""
+        """What the directory's lead worker says it runs: what a plan can be held against, and how large a step is."""
         read = self._document(src, lines)
         if read is None:
             return []

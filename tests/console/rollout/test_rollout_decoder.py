@@ -191,3 +191,12 @@ def test_a_forged_succession_decides_nothing(tmp_path: Path) -> None:
     journal.append(ev.EngineEvent(pod="p1r0", level="warn", event="succession", fields={"phase": "full"}))
     journal.close()
     assert private_migration.all_of(cast(Any, SimpleNamespace(run_dir=tmp_path))) == []
+
+
+def test_what_a_worker_says_it_runs_tells_how_many_tokens_a_step_takes() -> None:
+    train = {"batch_size": 8, "accumulate": 2, "seq_len": 128, "lr": 0.003}
+    told = {"run": RUN, "coord": "p1r0s0t0", "config": {"train": train}, "parameters": 9, "code_hash": "0" * 64}
+    (found,) = decoder().events(lines("run.json", json.dumps(told)))
+    assert isinstance(found, ev.EngineEvent)
+    size = {"batch_size": 8, "accumulate": 2, "seq_len": 128}
+    assert found.fields == {**size, "parameters": 9, "coord": "p1r0s0t0"}

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_runs import recorded
 from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
@@ -24,7 +25,7 @@ from uvcc_console.ui.actions.compared import chosen, others
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.board import board_lines
-from uvcc_console.ui.panels.charts import ChartsPanel, chart, grid_lines, overview_lines
+from uvcc_console.ui.panels.charts import ChartsPanel, axis_words, chart, grid_lines, overview_lines
 from uvcc_console.ui.panels.pod_page import pod_lines
 from uvcc_console.ui.widgets.canvas import AxisScale, log_ticks, x_ticks, y_labels
 from uvcc_console.ui.widgets.curves import TITLES, ChartLook, axis_of, constants, curves_of, names, smoothed
@@ -158,6 +159,30 @@ def test_labels_of_y_are_all_different(low: float, span: float, height: int) -> 
     span = max(span, 1e-4 * abs(low))
     labels = y_labels(AxisScale(0, 1, low, low + span, False), height)
     assert len(set(labels.values())) == len(labels)
+
+
+@given(st.floats(-5, 5), st.floats(0.1, 9.9), st.floats(0, 0.9), st.integers(3, 40))
+def test_a_mark_reads_as_what_stands_at_its_row(power: float, size: float, low: float, height: int) -> None:
+    span = size * 10**power
+    scale = AxisScale(0, 1, low * span, (1 + low) * span, False)
+    row = scale.rows(height * 4)
+    for at, text in y_labels(scale, height).items():
+        value = float(text[:-1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[text[-1]] if text[-1] in "kMG" else float(text)
+        assert row(value) >> 2 == at, (text, at)
+    assert list(y_labels(AxisScale(0, 1, 0.002, 0.009, False), 10).values()) == ["0.0025", "0.0050", "0.0075"]
+
+
+def test_a_language_models_axis_counts_tokens_as_its_worker_says_how_large_a_step_is() -> None:
+    run = recorded("lm")
+    events = list(run.events[: run.moments["full"]])
+    facts = {"batch_size": 8, "accumulate": 2, "seq_len": 128, "coord": "p0r0s0t0"}
+    assert axis_of(fold(events), "tokens") is None, "neither its plan nor its worker said so then"
+    events.append(ev.EngineEvent(ts=events[-1].ts, pod="p0r0", level="info", event="run_facts", fields=facts))
+    view = View(snap=fold(events), now=events[-1].ts)
+    to = axis_of(view.snap, "tokens")
+    assert to is not None
+    assert to(10) == 10 * 8 * 2 * 128
+    assert axis_words(view.snap, "tokens", to(10)) == "20.5k tokens"
 
 
 @pytest.mark.parametrize("size", [(56, 10), (76, 20), (156, 46), (246, 76)])

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recorded_runs import recorded
 from ui_desk import FakeProcesses, desk
 from ui_journals import RUN, Story
 
@@ -21,7 +22,7 @@ from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.feed.source import BEHIND_S, JournalSource
 from uvcc_console.ui.judging.condition import status_word
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, START_LOOKS, STARTING, Lamp, Watchman
-from uvcc_console.ui.judging.view import View, fleet_rows
+from uvcc_console.ui.judging.view import View, eta, fleet_rows
 from uvcc_console.ui.panels import fleet, halt_panel
 from uvcc_console.ui.registry.keys import ACTIONS, Context
 from uvcc_console.ui.widgets import bars
@@ -426,6 +427,21 @@ def test_every_surface_counts_steps_alike(tmp_path: Path) -> None:
     assert "step 40/200" in head(view_of(story))
     assert "step 40 of 200" in status.text(s, tmp_path, story.now)
     assert "step 40/200" in ProgressLine().line(s)
+
+
+def test_how_long_it_takes_is_told_after_a_resume_too_and_the_pause_before_is_no_slow_step() -> None:
+    """A language model says no samples a second: its pace is that of the console's own clock."""
+    run = recorded("lm")
+    events = list(run.events[: run.moments["resumed"]])
+    s = fold(events)
+    assert s.attempt > 0
+    left = eta(s, s.updated)
+    assert left is not None
+    line = next(by["at"] for by in s.series.values() if "at" in by)
+    times, steps = line.ys(), line.xs()
+    whole = (times[-1] - times[0]) / (steps[-1] - steps[0])
+    assert 0 < left / (s.steps_planned - s.step) < whole, "the time that it stood still does not count"
+    assert "eta" in head(View(snap=s, now=s.updated))
 
 
 def test_no_alarm_is_raised_by_silence_while_machines_are_waited_for() -> None:

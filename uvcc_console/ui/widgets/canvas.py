@@ -277,13 +277,11 @@ def y_labels(scale: AxisScale, height: int) -> dict[int, str]:
             texts = [_round(10**t, digits) for t in ticks]
         else:
             texts = [number(t, digits if abs(t) < 1 else digits + 1) for t in ticks]
-        if len(set(texts)) == len(texts):
+        if len(set(texts)) == len(texts) and (scale.log or all(map(_exact, texts, ticks))):
             break
-    if not scale.log and any("." in text for text in texts):
-        places = max(len(text.split(".")[1].rstrip("kMG")) for text in texts if "." in text)
-        if all(t < 1e4 for t in ticks) and places <= 6:
-            aligned = [f"{t:.{min(places, _places(ticks))}f}" for t in ticks]
-            texts = aligned if len(set(aligned)) == len(aligned) else [f"{t:.{_places(ticks)}f}" for t in ticks]
+    if not scale.log and any("." in text for text in texts) and all(abs(t) < 1e4 for t in ticks):
+        aligned = [f"{t:.{_places(ticks)}f}" for t in ticks]
+        texts = aligned if all(map(_exact, aligned, ticks)) else texts
     labels: dict[int, str] = {}
     to_row = AxisScale(scale.x0, scale.x1, scale.y0, scale.y1, False).rows(height * 4)
     for value, text in zip(ticks, texts, strict=True):
@@ -294,6 +292,13 @@ def y_labels(scale: AxisScale, height: int) -> dict[int, str]:
 def _round(value: float, digits: int) -> str:
     """A mark of a logarithmic scale: ``0.05``, ``200``, ``20k``."""
     return f"{value:.{digits}g}" if 1e-4 <= value < 1e4 else number(value, digits)
+
+
+def _exact(text: str, value: float) -> bool:
+    """Whether a mark reads as what stands there: 0.0025, not 0.003."""
+    units = {"k": 1e3, "M": 1e6, "G": 1e9}
+    said = float(text[:-1]) * units[text[-1]] if text[-1] in units else float(text)
+    return abs(said - value) <= 1e-6 * abs(value)
 
 
 def _places(ticks: list[float]) -> int:

@@ -29,9 +29,12 @@ TITLES: Final = {
     "tflops_rank": "10^12 operations/s per rank",
     "samples_per_s": "samples/s",
     "gate_entropy_mean": "gate entropy",
+    "gate_collapse_frac": "gates collapsed",
+    "dt_fetch_s": "fetching data, s",
     "step_s": "step time, s",
     "bytes": "bytes per step",
     "mem_mib": "memory, MiB",
+    "gpu_mem_alloc_mib": "GPU memory, MiB",
     "gpu": "GPU use, %",
     "cpu": "CPU use, %",
 }
@@ -184,7 +187,11 @@ def interpolated(xs: Numbers, ys: Numbers, x: float) -> float:
 
 
 def per_step(s: Snapshot) -> tuple[int, str]:
-    """(how many tokens, or samples, a step takes in, and which of the two); 0 where the plan does not say."""
+    """(how many tokens, or samples, a step takes in, and which of the two); 0 where neither worker nor plan says it."""
+    for told in s.facts.values():
+        rows, length = as_int(told.get("batch_size"), 1), as_int(told.get("seq_len"), 1)
+        if rows and length:
+            return rows * (as_int(told.get("accumulate"), 1) or 1) * length, "tokens"
     job = s.profile.get("job")
     if not isinstance(job, Mapping):
         return 0, ""
