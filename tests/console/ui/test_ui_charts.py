@@ -116,6 +116,10 @@ def test_parties_are_compared_at_the_last_step_that_all_have() -> None:
     )
     head = plain(chart(view, "loss", 100, 10)[0])
     assert "P0 2.000  P1 2.500  P2 2.100 at step 2" in head
+    ahead = {"loss": series(3.0, 2.0, 1.0)}
+    view = measured(p0r0s0t0=ahead, p1r0s0t0={"loss": series(3.0, 2.0)}, p2r0s0t0=ahead)
+    head = plain(chart(view, "loss", 44, 10)[0])
+    assert "P0 ═ P1 ═ P2  2.000 at step 2" in head, "what all say alike is said once, though one is a step behind"
 
 
 def test_an_axis_of_time_and_one_of_samples_come_from_the_run_itself() -> None:

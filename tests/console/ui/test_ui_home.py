@@ -28,13 +28,14 @@ from uvcc_console.fleet.procs import identify
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.ui.drawing.glyphs import UNICODE
+from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.feed import home_model, kept_layout
 from uvcc_console.ui.feed.home_model import Draft, draft_lines
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
 from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel, fields_of
 from uvcc_console.ui.panels.plan_fields import FieldsPanel, flat
 from uvcc_console.ui.screens.confirm import ConfirmScreen
-from uvcc_console.ui.screens.wizard import WizardFooter, WizardScreen
+from uvcc_console.ui.screens.wizard import PlanPanel, WizardFooter, WizardScreen
 
 
 def text_of(app: HomeApp) -> str:
@@ -169,6 +170,23 @@ async def test_a_free_profile_starts_with_one_key(monkeypatch: pytest.MonkeyPatc
         await settle(app, pilot)
     assert [d.profile for d in started] == ["demo"]
     assert app.return_value == RunChoice(tmp_path)
+
+
+async def test_the_wizard_of_a_language_model_has_ranks_and_no_parties() -> None:
+    async with home() as (app, pilot):
+        app.push_screen(WizardScreen("local-lm-smoke"))
+        await settle(app, pilot)
+        assert isinstance(app.screen, WizardScreen)
+        shown = "\n".join(plain(line) for line in app.screen.query_one(PlanPanel).lines)
+        assert "2 ranks on one pod" in shown
+        assert not re.search(r"\b(part(y|ies)|domains?|ledger|reveals|relay|root|link)\b", shown)
+        fields = app.screen.query_one(FieldsPanel).fields
+        assert "job.ranks" in fields
+        of_parties = ("topology", "link", "nats", "consent", "gates.verifier", "gates.result_hashes", "job.reveal")
+        assert not [name for name in fields if name.startswith(of_parties)]
+        await pilot.press("e", *typed("link=direct"), "enter")
+        await settle(app, pilot)
+        assert app.screen.query_one(FieldsPanel).fields["link"] == "direct", "what was typed is never hidden"
 
 
 async def test_where_money_is_spent_the_profiles_name_is_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

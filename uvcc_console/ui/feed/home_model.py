@@ -222,7 +222,7 @@ def draft_lines(draft: Draft, width: int, g: Glyphs) -> list[Line]:
     if elsewhere := _elsewhere(p.fleet):
         lines += _pair("stock", elsewhere, width)
     lines.append(price_line(draft, width, g))
-    lines += _pair("link", p.link, width)
+    lines += _pair("link", p.link, width) if job["kind"] == "private" else []
     smoke = plan.phases.get("smoke")
     lines += _pair(
         "smoke",

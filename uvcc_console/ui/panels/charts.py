@@ -46,20 +46,21 @@ def _legend(view: View, curves: Sequence[Curve], same: bool, axis: str = "step")
     mine = [c for c in named if c.name[:1] == "P" and c.name[1:].lstrip("-").isdecimal()]
     others = [c for c in named if c not in mine]
     out: list[Span] = []
-    if same and mine:
+    at = last_common(mine)
+    points = [read_at(c, at) for c in mine] if at is not None else []
+    uneven = at is not None and any(c.xs[-1] != at for c in mine)
+    agreed = len(mine) == PARTIES and all(point is not None and point == points[0] for point in points)
+    if (same or agreed) and mine:
         for p in range(PARTIES):
             out += [(f" {g.equal} " if p else "", "muted"), (f"P{p}", f"p{p}")]
-        out += [("  ", ""), (number(mine[0].ys[-1]), "title")]
+        out += [("  ", ""), (number(points[0][1] if points and points[0] else mine[0].ys[-1]), "title")]
     else:
-        at = last_common(mine)
-        uneven = at is not None and any(c.xs[-1] != at for c in mine)
-        for c in mine:
-            point = read_at(c, at) if at is not None else None
+        for c, point in zip(mine, points or [None] * len(mine), strict=True):
             shown = number(c.ys[-1] if point is None else point[1])
             out += [(("  " if out else "") + (c.name if c.name != "P-1" else "run") + " ", c.role), (shown, "title")]
-        if uneven and at is not None:
-            where = f"step {at:.0f}" if axis == "step" else axis_words(view.snap, axis, at)
-            out.append((f" at {where}", "muted"))
+    if uneven and at is not None:
+        where = f"step {at:.0f}" if axis == "step" else axis_words(view.snap, axis, at)
+        out.append((f" at {where}", "muted"))
     for c in others:
         out += [(("  " if out else "") + clean(c.name) + " ", c.role), (number(c.ys[-1]), "title")]
     return out

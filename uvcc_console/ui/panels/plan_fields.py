@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from uvcc_console.ui.drawing.paint import clean, fit
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.list_panel import ListPanel, ListRow
+
+_OF_PARTIES: Final = (
+    "topology",
+    "link",
+    "nats",
+    "smoke.replicas",
+    "fleet.per_party",
+    "gates.result_hashes",
+    "gates.verifier",
+    "consent",
+)
+"""Settings that only a private run goes by; what was typed of them is shown all the same."""
 
 
 def flat(value: object, path: str = "") -> Iterator[tuple[str, str]]:
@@ -31,11 +43,21 @@ def typed(value: object) -> str:
     return str(value)
 
 
+def _is_of_parties(key: str, profile: Mapping[str, Any]) -> bool:
+    """Whether a setting means nothing here: it is about parties, and this job has none."""
+    job = profile.get("job")
+    private = not isinstance(job, Mapping) or job.get("kind") == "private"
+    return not private and any(key == name or key.startswith(f"{name}.") for name in _OF_PARTIES)
+
+
 class FieldsPanel(ListPanel):
-    """Every setting. Enter opens the line on which it is changed."""
+    """Every setting that matters. Enter opens the line on which it is changed."""
 
     title = "Settings"
-    help = "Every setting of the profile. Enter changes the one under the cursor, u takes the last change back."
+    help = (
+        "Every setting that this kind of job goes by. Enter changes the one under the cursor, u takes the last change "
+        "back."
+    )
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -45,12 +67,13 @@ class FieldsPanel(ListPanel):
 
     def take(self, profile: Mapping[str, Any] | None, settings: Sequence[str], error: str) -> None:
         """The profile as it is now; None keeps the fields of before, for a change that is not possible."""
+        typed_keys = frozenset(s.partition("=")[0].strip() for s in settings)
         if profile is not None:
-            self.fields = dict(flat(profile))
+            self.fields = {k: v for k, v in flat(profile) if k in typed_keys or not _is_of_parties(k, profile)}
         else:  # what was typed stands in its field, wrong as it is
             said = dict(s.partition("=")[::2] for s in settings)
             self.fields |= {key.strip(): text.strip() for key, text in said.items() if key.strip() in self.fields}
-        self.changed = frozenset(s.partition("=")[0].strip() for s in settings)
+        self.changed = typed_keys
         self.wrong = error
 
     def rows(self, view: View, width: int) -> Sequence[ListRow]:
