@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from uvcc_console.core import paths
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
@@ -17,13 +19,33 @@ FILE: Final = "config.yaml"
 OSC_9: Final = "osc9"
 OSC_777: Final = "osc777"
 _LARGEST: Final = 1 << 16
+_ON: Final = ("1", "true", "yes", "on")
+_OFF: Final = ("0", "false", "no", "off")
+
+
+def _no_command(value: str) -> str:
+    """What keeps the value from being a command, in words that follow its key; empty where nothing does."""
+    try:
+        shlex.split(value)
+    except ValueError as e:
+        return f"is no command line: {str(e).lower()}"
+    return "" if value.isprintable() else "is no command line: it has signs that cannot be printed"
+
+
+def _no_address(value: str) -> str:
+    """What keeps the value from being an address that takes posts, in words that follow its key."""
+    try:
+        web, host, _ = (found := urlsplit(value)).scheme in ("http", "https"), found.hostname, found.port
+    except ValueError:
+        web, host = False, None
+    return "" if web and host and value.isprintable() else "is no web address, like https://ntfy.sh/your-topic"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """One setting: its key in the file, its environment variable, its default, what it is for.
 
-    ``choices``: what it may be beside its default; none: any text.
+    ``choices``: what it may be beside its default; none: any text that ``wrong`` finds no fault with.
     """
 
     key: str
@@ -31,12 +53,17 @@ class Known:
     default: str | bool
     about: str
     choices: tuple[str, ...] = ()
+    wrong: Callable[[str], str] = lambda _: ""
 
     def refused(self, value: str | bool) -> str:
         """Why this cannot be the value; empty where it can."""
-        if not self.choices or value == self.default or value in self.choices:
+        if isinstance(value, bool) or value == self.default:
             return ""
-        return f"{self.key} is {clean(str(value), 40)!r}, and may be {' or '.join(self.choices)}"
+        if why := self.wrong(value):
+            return f"{self.key} {clean(value, 80)!r} {why}"
+        if not self.choices or value in self.choices:
+            return ""
+        return f"{self.key} is {clean(value, 40)!r}, and may be {' or '.join(self.choices)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +79,22 @@ KNOWN: Final = (
     Known("theme", "UVCC_THEME", "", "the console's theme; :theme lists them"),
     Known("ascii", "UVCC_ASCII", False, "plain ASCII instead of signs and braille"),
     Known("utc", "UVCC_UTC", False, "times in UTC"),
-    Known("notify_command", "UVCC_NOTIFY_COMMAND", "", "a program that gets each notice as its last argument"),
-    Known("notify_url", "UVCC_NOTIFY_URL", "", "an address that each notice is posted to, as ntfy takes them"),
+    Known(
+        "notify_command",
+        "UVCC_NOTIFY_COMMAND",
+        "",
+        "a program that gets each notice as its last argument",
+        (),
+        _no_command,
+    ),
+    Known(
+        "notify_url",
+        "UVCC_NOTIFY_URL",
+        "",
+        "an address that each notice is posted to, as ntfy takes them",
+        (),
+        _no_address,
+    ),
     Known(
         "notify_terminal",
         "UVCC_NOTIFY_TERMINAL",
@@ -101,6 +142,15 @@ def _file() -> Mapping[str, Any]:
     return data
 
 
+def _given(known: Known, text: str) -> str | bool:
+    """The value that an environment variable gives. Raises ConfigError for what is neither on nor off."""
+    if not isinstance(known.default, bool):
+        return text
+    if text.lower() not in (*_ON, *_OFF):
+        raise ConfigError(f"${known.variable} is {clean(text, 40)!r}, and may be {', '.join((*_ON, *_OFF))}")
+    return text.lower() in _ON
+
+
 def effective() -> dict[str, OwnSetting]:
     """Every setting with its value and where that came from. Raises ConfigError, UnreadableError for a wrong file."""
     written = _file()
@@ -108,7 +158,7 @@ def effective() -> dict[str, OwnSetting]:
     for known in KNOWN:
         given = os.environ.get(known.variable, "")
         if given:
-            value: str | bool = given not in ("0", "false") if isinstance(known.default, bool) else given
+            value = _given(known, given)
             if why := known.refused(value):
                 raise ConfigError(f"${known.variable}: {why}")
             found[known.key] = OwnSetting(known, value, f"${known.variable}")

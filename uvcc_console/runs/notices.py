@@ -18,7 +18,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from uvcc_console.core import settings
-from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.untrusted import as_object, as_timestamp
 from uvcc_engine.contract.text import clean
 
@@ -50,9 +49,7 @@ def desktop(text: str, form: str = settings.OSC_9, *, in_tmux: bool = False) -> 
 
 
 def post(url: str, failed: Say) -> NoticeWay:
-    """Posts each notice as text, in a thread of its own, one after the other. Raises ConfigError for no web address."""
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise ConfigError(f"notify_url {clean(url, 80)!r} is no web address", "like https://ntfy.sh/your-topic")
+    """Posts each notice as text, in a thread of its own, one after the other. ``url`` is one that settings take."""
     thread = ThreadPoolExecutor(1, "notices")
 
     def send(note: Note) -> None:
@@ -61,8 +58,12 @@ def post(url: str, failed: Say) -> NoticeWay:
         try:
             headers = {"Title": "uvcc", "Tags": "rotating_light" if note.level == "error" else "uvcc"}
             httpx.post(url, content=note.text.encode(), headers=headers, timeout=WAIT_S).raise_for_status()
-        except httpx.HTTPError as e:
-            failed(f"a notice did not reach {urlsplit(url).hostname}: {type(e).__name__}")
+        except httpx.HTTPStatusError as e:
+            failed(f"a notice did not reach {urlsplit(url).hostname}: it answered {e.response.status_code}")
+        except httpx.TimeoutException:
+            failed(f"a notice did not reach {urlsplit(url).hostname}: no answer within {WAIT_S:g} s")
+        except (httpx.HTTPError, httpx.InvalidURL) as e:
+            failed(f"a notice did not reach {urlsplit(url).hostname}: {clean(str(e), 120) or type(e).__name__}")
 
     return lambda note: void(thread.submit(send, note))
 
@@ -78,7 +79,10 @@ def outside(program: Say | None, failed: Say) -> NoticeWay | None:
         found.append(lambda note: program(note.text))
     if url := settings.text("notify_url"):
         found.append(post(url, failed))
-    return _one_after_another(found)
+    send = _one_after_another(found)
+    if send is None:
+        return None
+    return lambda note: send(Note(note.level, clean(note.text)))  # pods have a say in it: a name may hold anything
 
 
 def ways(program: Say | None, write: Say, failed: Say, run_dir: Path | None = None) -> NoticeWay | None:

@@ -15,7 +15,7 @@ from textual.message import Message
 from uvcc_console.core import settings
 from uvcc_console.ui.drawing.glyphs import choose
 from uvcc_console.ui.drawing.paint import Palette
-from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES
+from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES, theme_named
 from uvcc_console.ui.halting.halt_switch import Cadence
 from uvcc_console.ui.halting.hand_over import PendingKeys, handing_on
 from uvcc_engine.contract.errors import UvccError
@@ -99,7 +99,7 @@ class ConsoleApp(App[Result]):
         self.palette = Palette({})
         for theme in THEMES:
             self.register_theme(theme)
-        wanted = str(own("theme"))
+        wanted = theme_named(str(own("theme")))
         self.theme = wanted if wanted in self.available_themes else DARK.name
         if ascii_only:
             self.add_class("-ascii")
@@ -113,7 +113,8 @@ class ConsoleApp(App[Result]):
             settings.effective()
         except UvccError as e:
             self.call_later(self.say, str(e), "warning")
-        if (wanted := str(own("theme"))) and wanted not in self.available_themes:
+        wanted = str(own("theme"))
+        if wanted and theme_named(wanted) not in self.available_themes:
             self.call_later(self.say, f"there is no theme {wanted!r}: :theme lists those that there are", "warning")
         self.theme_changed_signal.subscribe(self, lambda _: self.recolour())
 

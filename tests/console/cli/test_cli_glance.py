@@ -49,6 +49,28 @@ def test_one_line_for_a_status_bar_is_green_only_where_it_is_so(capsys: Out, tmp
     assert "eta" not in late
 
 
+def test_what_is_printed_is_plain_ascii_where_the_settings_ask_for_it(
+    capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(Story(steps=30).full(12))
+    for verb in (("status", RUN, "--line"), ("status", RUN, "--tmux"), ("top", RUN)):
+        monkeypatch.delenv("UVCC_ASCII", raising=False)
+        assert main([*verb]) == 0
+        assert not capsys.readouterr().out.isascii(), verb
+        monkeypatch.setenv("UVCC_ASCII", "1")
+        assert main([*verb]) == 0
+        assert capsys.readouterr().out.isascii(), verb
+
+
+def test_a_pod_or_a_kind_of_event_that_is_not_there_is_said_instead_of_printing_nothing(capsys: Out) -> None:
+    written(Story().full(3))
+    assert main(["logs", RUN, "--pod", "p9r0"]) == 2
+    assert "the run has no pod 'p9r0' (did you mean p" in capsys.readouterr().err
+    assert main(["logs", RUN, "--pod", "p1r0"]) == 0
+    assert main(["watch", RUN, "--no-follow", "--kind", "stages"]) == 2
+    assert "'stages' is no kind of event (did you mean stage?)" in capsys.readouterr().err
+
+
 def test_config_tells_every_setting_and_where_it_came_from(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UVCC_THEME", "nord")
     assert main(["config"]) == 0

@@ -107,6 +107,15 @@ def test_doctor_tells_faults_by_exit_code(
 ) -> None:
     assert main(["doctor", "--json"]) == 0
     assert '"data folder"' in capsys.readouterr().out
+    monkeypatch.setenv("UVCC_NOTIFY_COMMAND", "/no/such/program --loud")
+    assert main(["doctor"]) == 0
+    assert "! settings     notify_command: there is no program '/no/such/program'" in capsys.readouterr().out
+    monkeypatch.setenv("UVCC_NOTIFY_COMMAND", "say it's")
+    assert main(["doctor"]) == 0
+    assert "is no command line" in capsys.readouterr().out
+    assert main(["config"]) == 2
+    assert capsys.readouterr().err.startswith("error: $UVCC_NOTIFY_COMMAND: ")
+    monkeypatch.delenv("UVCC_NOTIFY_COMMAND")
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("UVCC_HOME", str(blocked / "home"))

@@ -30,8 +30,15 @@ def test_environment_goes_before_the_file_and_the_file_before_the_default(
         "ascii": (True, str(file)),
     }
     assert not settings.truth("utc")
-    monkeypatch.setenv("UVCC_ASCII", "0")
-    assert not settings.truth("ascii")
+    for off in ("0", "False", "no", "off"):
+        monkeypatch.setenv("UVCC_ASCII", off)
+        assert not settings.truth("ascii"), off
+    for on in ("1", "TRUE", "yes", "on"):
+        monkeypatch.setenv("UVCC_UTC", on)
+        assert settings.truth("utc"), on
+    monkeypatch.setenv("UVCC_UTC", "maybe")
+    with pytest.raises(ConfigError, match=r"\$UVCC_UTC is 'maybe'"):
+        settings.effective()
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,11 @@ def test_environment_goes_before_the_file_and_the_file_before_the_default(
         ("theem: nord", "no setting 'theem'"),
         ("ascii: maybe", "ascii is to be true or false"),
         ("notify_terminal: osc8", "may be osc9 or osc777"),
+        ('notify_command: "say it\'s"', 'notify_command "say it\'s" is no command line: no closing quotation'),
+        ('notify_command: "say \\0"', "is no command line: it has signs that cannot be printed"),
+        ("notify_url: ntfy.sh/mine", "notify_url 'ntfy.sh/mine' is no web address"),
+        ("notify_url: 'http://[::1'", "is no web address"),
+        ("notify_url: 'http://h:99999'", "is no web address"),
         ("- a", "not a mapping"),
         ("a: [", "is not YAML"),
         ("theme: " + "x" * 70_000, "larger than"),

@@ -347,3 +347,13 @@ async def test_a_change_of_theme_repaints_everything(folder: Path) -> None:
         after = d.app.export_screenshot()
         assert "#d5d9e3" in before, "the dark theme's text"
         assert "#d5d9e3" not in after
+
+
+async def test_the_settings_name_a_theme_as_the_command_does_and_a_wrong_one_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word, theme in (("light", "uvcc-light"), ("dark", "uvcc-dark"), ("nord", "nord"), ("nosuch", "uvcc-dark")):
+        monkeypatch.setenv("UVCC_THEME", word)
+        async with desk(Story().full(5), folder) as d:
+            assert d.app.theme == theme
+            assert ("there is no theme 'nosuch'" in d.toasts) == (word == "nosuch")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import queue
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,8 +15,10 @@ from ui_desk import desk
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.snapshot import PodView
+from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import fold
+from uvcc_console.fleet.pulse import DEAD
+from uvcc_console.haltd.stand_in import StandIn
 from uvcc_console.runs import notices, notify
 from uvcc_console.runs.notices import Note, SoleSender
 from uvcc_console.runs.notify import Notifier
@@ -238,7 +242,39 @@ def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
         server.shutdown()
         server.server_close()
     assert sorted(got) == [("uvcc", "rotating_light", b"again"), ("uvcc", "uvcc", b"HALTED 3/3")]  # the level decides
-    assert told == ["a notice did not reach 127.0.0.1: HTTPStatusError"]
+    assert told == ["a notice did not reach 127.0.0.1: it answered 500"]
+
+
+def test_an_address_that_says_nothing_is_given_up_after_a_while_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "WAIT_S", 0.2)
+    told: queue.Queue[str] = queue.Queue()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        notices.post(f"http://127.0.0.1:{silent.getsockname()[1]}/x", told.put)(Note("warn", "HALTED"))
+        assert told.get(timeout=60) == "a notice did not reach 127.0.0.1: no answer within 0.2 s"
+    notices.post("http://a b/", told.put)(Note("warn", "HALTED"))  # whatever the library thinks of it
+    assert "a notice did not reach" in told.get(timeout=60)
+
+
+def test_what_a_pod_says_reaches_the_operators_program_as_plain_text() -> None:
+    got: list[str] = []
+    send = notices.outside(got.append, got.append)
+    assert send is not None
+    send(Note("error", "p0r0: \ud800\x1b[31mred\nline\0"))
+    assert got == ["p0r0: red line"]
+    assert got[0].encode()
+
+
+@pytest.mark.parametrize("variable", ["UVCC_NOTIFY_COMMAND", "UVCC_NOTIFY_URL"])
+async def test_a_setting_that_cannot_be_read_leaves_console_sidecar_and_conductor_alone(
+    variable: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "http://[it's")
+    async with desk(Story().full(5), folder) as d:
+        assert "RUNNING" in d.text
+        assert "notify" in d.toasts
+    StandIn(folder).look(Snapshot(), DEAD, 1.0)  # in the halt sidecar: nothing may keep it from its orders
+    with pytest.raises(ConfigError):  # what the conductor tells as an alert
+        notices.outside(notify.operators_program(), notices.void)
 
 
 def test_the_ways_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,5 +299,5 @@ def test_the_ways_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> 
         notices.ways(None, written.append, written.append)
     monkeypatch.setenv("UVCC_NOTIFY_TERMINAL", "")
     monkeypatch.setenv("UVCC_NOTIFY_URL", "file:///etc/passwd")
-    with pytest.raises(ConfigError, match="no web address"):
+    with pytest.raises(ConfigError, match="is no web address"):
         notices.ways(None, written.append, written.append)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import psutil
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
-from uvcc_console.core import paths
+from uvcc_console.core import paths, settings
 from uvcc_console.fleet.strays import end as end_strays
 from uvcc_console.fleet.strays import find as find_strays
 from uvcc_engine.contract.errors import UvccError
@@ -140,6 +141,19 @@ def left_behind() -> MachineCheck:
     return MachineCheck("processes", "warn", shown, "end them with: uvcc doctor --end-strays")
 
 
+def own_settings() -> MachineCheck:
+    """The operator's own settings: whether they can be read, and whether there is a program where notices go."""
+    try:
+        found = settings.effective()
+    except UvccError as e:
+        return MachineCheck("settings", "warn", e.what, e.hint or "see: uvcc config")
+    command = shlex.split(str(found["notify_command"].value))
+    if command and shutil.which(command[0]) is None:
+        missing = f"notify_command: there is no program {command[0]!r}"
+        return MachineCheck("settings", "warn", missing, "nobody is notified by it")
+    return MachineCheck("settings", "ok", str(settings.path()) if settings.path().exists() else "as usual")
+
+
 def findings(env: Mapping[str, str], tty: bool) -> list[MachineCheck]:
     """Every check, in reading order."""
     checks: list[Callable[[], MachineCheck]] = [
@@ -152,6 +166,7 @@ def findings(env: Mapping[str, str], tty: bool) -> list[MachineCheck]:
         lambda: tmux(env),
         ssh_keygen,
         data_folder,
+        own_settings,
         disk,
         memory,
         computing,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 
 from uvcc_console.cli import common
 from uvcc_console.core.log import LEVELS
 from uvcc_console.runs import logfile
 from uvcc_console.runs.processes import HALTD, conducted, running
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
 POLL_S = 0.2
 
@@ -16,6 +19,15 @@ POLL_S = 0.2
 def _is(name: str, pod: str) -> bool:
     """Whether a pod is meant: by its name in the run, or by the one that its provider knows."""
     return name == pod or name.endswith(f"-{pod}")
+
+
+def _check(pod: str, known: Iterable[str]) -> None:
+    """Refuse a pod that the run does not have, which nothing would be printed of; before it has any, every name goes."""
+    if pod and (names := list(known)) and not any(_is(name, pod) for name in names):
+        near = nearest(pod, names, CLOSE)
+        raise ConfigError(
+            f"the run has no pod {pod!r}", f"did you mean {near}?" if near else f"it has {', '.join(names)}"
+        )
 
 
 def run(argv: list[str]) -> int:
@@ -32,6 +44,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     worse = LEVELS[LEVELS.index(args.level) :]
+    _check(args.pod, common.read_snapshot(run_dir)[0].pods if args.pod else ())
     reader = logfile.LogReader(run_dir)
     try:
         while True:

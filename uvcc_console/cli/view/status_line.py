@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from uvcc_console.core import settings
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.runs.processes import CONDUCTOR, HALTD, running
 
@@ -11,13 +12,13 @@ from uvcc_console.runs.processes import CONDUCTOR, HALTD, running
 def line(s: Snapshot, run_dir: Path, now: float, *, colours: bool = False) -> str:
     """``RUNNING full 168/200 84% 24/24 live eta 21 m $12.10``; in ``colours`` as tmux understands them."""
     from uvcc_console.ui.drawing.format import duration, money
-    from uvcc_console.ui.drawing.glyphs import UNICODE
+    from uvcc_console.ui.drawing.glyphs import choose
     from uvcc_console.ui.judging.condition import health_spans, stalled_s, status_word
     from uvcc_console.ui.judging.lamps import DEAD, Lamp
     from uvcc_console.ui.judging.view import View, eta
 
     lamps = [Lamp() if s.ended or running(run_dir, name) else Lamp(DEAD) for name in (CONDUCTOR, HALTD)]
-    view = View(snap=s, now=now, glyphs=UNICODE, conductor=lamps[0], sidecar=lamps[1])
+    view = View(snap=s, now=now, glyphs=choose(settings.truth("ascii")), conductor=lamps[0], sidecar=lamps[1])
     word, role = status_word(view)
     parts = [(word, role)]
     if s.steps_planned and not s.ended:

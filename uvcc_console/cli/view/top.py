@@ -8,6 +8,7 @@ import sys
 import time
 
 from uvcc_console.cli import common
+from uvcc_console.core import settings
 from uvcc_console.core.journal import Follower, Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
@@ -23,7 +24,7 @@ def picture(s: Snapshot, now: float, width: int, height: int, sort: str, columns
     from uvcc_console.ui.widgets.bars import header_line
 
     encoding = (sys.stdout.encoding or "").lower()
-    glyphs = choose("utf" not in encoding)
+    glyphs = choose("utf" not in encoding or settings.truth("ascii"))
     view = View(snap=s, now=now, glyphs=glyphs)
     lines = [header_line(view, width), *fleet_lines(view, FleetState(sort=sort, columns=columns), width)]
     texts = [plain(cut(line, width)) for line in lines[: max(2, height)]]

@@ -15,6 +15,7 @@ from uvcc_console.core.paths import JOURNAL
 from uvcc_console.follow.target import is_target
 from uvcc_console.runs.processes import conducted
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing.suggest import nearest
 
 POLL_S = 0.1
 
@@ -40,6 +41,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--no-follow", action="store_true", help="stop at the newest event")
     common.add_way(parser)
     args = parser.parse_args(argv)
+    for kind in args.kind:
+        if kind not in (known := ev.kinds()):
+            raise ConfigError(f"--kind {kind!r} is no kind of event", f"did you mean {nearest(kind, known)}?")
     if is_target(args.run):
         return asyncio.run(_folder(args))
     if args.port or args.identity or args.jump:

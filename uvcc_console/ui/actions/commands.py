@@ -17,7 +17,7 @@ from uvcc_console.runs.notices import Note
 from uvcc_console.ui.actions import saved_screens, typing_offers
 from uvcc_console.ui.actions.log_actions import LogActions
 from uvcc_console.ui.actions.view_actions import ViewActions
-from uvcc_console.ui.drawing.theme import DARK, LIGHT
+from uvcc_console.ui.drawing.theme import theme_named
 from uvcc_console.ui.feed.run_processes import see_to
 from uvcc_console.ui.feed.source import ReplaySource
 from uvcc_console.ui.halting.uncover import Uncover, make_room
@@ -381,7 +381,7 @@ class Commands(ViewActions, LogActions):
 
     def do_theme(self, text: str) -> None:
         """The theme that is named, light or dark; without a name the list of all."""
-        name = {"light": LIGHT.name, "dark": DARK.name}.get(text.strip(), text.strip())
+        name = theme_named(text.strip())
         if not name:
             if halting(self.app.snap):
                 self.app.say("theme: a halt is under way and would be covered; :theme NAME sets one", "warning")

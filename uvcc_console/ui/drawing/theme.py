@@ -99,3 +99,8 @@ LIGHT = Theme(
 )
 THEMES = (DARK, LIGHT)
 DEFAULTS = {key: value for key, value in DARK.variables.items() if key.startswith("uvcc-")}
+
+
+def theme_named(word: str) -> str:
+    """A theme's name as Textual has it: ``light`` and ``dark`` are the console's own two."""
+    return {"light": LIGHT.name, "dark": DARK.name}.get(word, word)
