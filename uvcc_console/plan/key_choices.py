@@ -13,12 +13,14 @@ def choices() -> Mapping[str, tuple[str, ...]]:
 
     Takes a second or two the first time: every provider that is installed is asked for its keys.
     """
+    from uvcc_console.fleet.provider_kinds import known
     from uvcc_console.plan import own_profiles
     from uvcc_console.plan.meanings import keys
 
     found: dict[str, dict[str, None]] = {}
     for key, about in keys(own_profiles.schema()):
         found.setdefault(key, {}).update(dict.fromkeys(_words(about)))
+    found["fleet.provider"] = dict.fromkeys(known())  # in the schema each provider's section has it as plain text
     return {key: tuple(words) for key, words in found.items() if words}
 
 

@@ -53,6 +53,7 @@ def test_what_stands_at_the_cursor_decides() -> None:
     assert words("rollout", "--set", "job.opt") == ["job.optimizer="]
     assert words("rollout", "--set", "job.optimizer=a") == ["job.optimizer=adam"]
     assert words("rollout", "--set", "job.optimizer", "=") == ["job.optimizer=sgd", "job.optimizer=adam"]
+    assert words("rollout", "--set", "fleet.provider=inv") == ["fleet.provider=inventory"]
     assert words("rollout", "--set", "job.optimizer", "=", "s") == ["job.optimizer=sgd"]
     assert words("rollout", "--set", "job.lr=1", "--s") == ["--seed", "--silence", "--set"]
     assert words("rollout", "dem") == ["demo", FILES]
@@ -122,6 +123,37 @@ def test_bash_completes(line: str, wanted: str, env: dict[str, str], tmp_path: P
     )
     assert wanted in done.stdout.splitlines()
     assert all(found.startswith(last) for found in done.stdout.splitlines())
+
+
+ODD = ("two words", "it's", "run$(touch PWNED)", "a;touch PWNED", "b`touch PWNED`", "star*", "run-ü")
+
+
+@pytest.fixture
+def odd_runs(env: dict[str, str]) -> dict[str, str]:
+    """Folders of runs under names that only a copy by hand has."""
+    for name in (*ODD, "-dash", "bell\a"):
+        Story().full(3).write(paths.runs_dir() / name)
+    return env | {"LC_ALL": "C.UTF-8"}
+
+
+def test_bash_quotes_what_it_would_else_run(odd_runs: dict[str, str], tmp_path: Path) -> None:
+    ask = "COMP_WORDS=(uvcc status ''); COMP_CWORD=2; _uvcc"
+    typed = 'for w in "${COMPREPLY[@]}"; do eval "set -- $w"; printf "%s\\n" "$@"; done'
+    code = "\n".join([completion.script("bash"), ask, typed])
+    done = subprocess.run(
+        [shell("bash"), "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, env=odd_runs, cwd=tmp_path
+    )
+    assert sorted(done.stdout.splitlines()) == sorted((*ODD, RUN, "last", "current")), done.stderr
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_zsh_quotes_what_it_would_else_run(odd_runs: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "completion").write_text(completion.script("zsh"))
+    begin = "PS1='> '; autoload -U compinit; compinit -u -D; source ./completion; bindkey '^I' complete-word\n"
+    for shown in typed_at(shell("zsh"), [begin, "uvcc status tw\t"], odd_runs, tmp_path):
+        if shown.rpartition("uvcc status ")[2].startswith(r"two\ words"):
+            return
+    raise AssertionError(shown)
 
 
 @pytest.mark.parametrize(("line", "wanted"), CASES)

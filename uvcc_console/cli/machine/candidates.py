@@ -127,7 +127,8 @@ def _values(action: argparse.Action, begun: str = "") -> Iterator[Candidate]:
         yield from (Candidate(p.name, _told(p.about)) for p in available())
     elif action.dest in _RUNS and metavar != "FOLDER" and not action.option_strings:
         yield from (Candidate("last", "the newest run"), Candidate("current", "the run that is going on"))
-        yield from (Candidate(run.name) for run in reversed(common.run_dirs()))
+        named = (run.name for run in reversed(common.run_dirs()))
+        yield from (Candidate(name) for name in named if name.isprintable() and not name.startswith("-"))
     if action.type is Path or "FILE" in metavar or metavar == "FOLDER" or action.dest in _PATHS:
         yield Candidate(FILES)
 

@@ -22,6 +22,9 @@ _uvcc() {
         COMPREPLY=("${COMPREPLY[@]#*=}")
     fi
     case "${COMPREPLY[0]-}" in *=) compopt -o nospace 2>/dev/null ;; esac
+    if [ -z "$files" ]; then  # with files the shell quotes by itself
+        for line in "${!COMPREPLY[@]}"; do printf -v 'COMPREPLY[line]' %q "${COMPREPLY[line]}"; done
+    fi
 }
 complete -F _uvcc uvcc"""
 _ZSH: Final = """\
