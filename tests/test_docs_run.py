@@ -106,8 +106,7 @@ def _play(page: Path, folder: Path, programs: Path, *, slow: bool) -> int:
     done = 0
     for block in blocks(page):
         if block.mark.startswith("file: "):
-            text = block.text.replace("{here}", str(folder))
-            (folder / block.mark.removeprefix("file: ")).write_text(text, encoding="utf-8")
+            (folder / block.mark.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
         elif block.mark == "run" or slow:
             for command, wanted in commands(block):
                 ran = subprocess.run(

@@ -74,7 +74,7 @@ MEANINGS: Final[dict[str, str]] = {
     "job.fetch_checkpoint": "Bring each checkpoint of the full run home while it goes on.",
     "job.fetch_mib_s": "MiB a second that may be fetched beside the training.",
     "job.fetch_keep": "How many of the newest checkpoints are kept at home.",
-    "job.argv": "The command and its arguments; it finds its run directory in UVCC_RUN_DIR.",
+    "job.argv": "The command and its arguments, {here} for the profile's folder; its run directory is in UVCC_RUN_DIR.",
     "job.cwd": "The folder in which the command starts; with job.code one in the uploaded folder.",
     "job.code": "A folder here that is uploaded to every pod, without what git ignores and what looks like a secret.",
     "job.code_include": "Patterns of files that are uploaded although they look like secrets.",

@@ -34,6 +34,8 @@ _PATHS = (
     ("nats", "ca_file"),
 )
 _HERE = Path(__file__).resolve().parent
+HERE = "{here}"
+"""What stands in ``job.argv`` for the folder of the profile, so that a profile and its program go together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +225,17 @@ def parse(raw: Mapping[str, Any], source: str = "") -> Profile:
 
 
 def anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Relative paths of the profile that exist below ``folder``, made absolute: the conductor works elsewhere."""
+    """Relative paths of the profile that exist below ``folder``, made absolute: the conductor works elsewhere.
+
+    A command's ``{here}`` is that folder.
+    """
     out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
     for part, key in _PATHS:
         value = out[part].get(key) if isinstance(out.get(part), dict) else None
         if isinstance(value, str) and value and not value.startswith("~") and (folder / value).exists():
             out[part][key] = str((folder / value).resolve())
+    if isinstance(out.get("job"), dict) and isinstance(argv := out["job"].get("argv"), list):
+        out["job"]["argv"] = [w.replace(HERE, str(folder.resolve())) if isinstance(w, str) else w for w in argv]
     fleet = out.get("fleet")
     if isinstance(fleet, dict) and isinstance(fleet.get("parties"), Mapping):
         own = {n: anchored({"fleet": p}, folder)["fleet"] for n, p in fleet["parties"].items()}

@@ -30,7 +30,7 @@ def written(folder: Path) -> dict[str, Path]:
     found = {}
     for name, text in FILE.findall((ROOT / "README.md").read_text(encoding="utf-8")):
         found[name] = folder / name
-        found[name].write_text(text.replace("{here}", str(folder)))
+        found[name].write_text(text)
     return found
 
 
@@ -138,5 +138,10 @@ def test_readmes_profile_is_drilled_and_runs_to_its_end(tmp_path: Path) -> None:
         told = uvcc("status", "last").stdout
         assert "gate     loss_falls: ok" in told
         assert "gate     halt_drill_s: ok" in told
+        (tmp_path / "trainer.py").rename(tmp_path / "other.py")
+        failed = uvcc("rollout", str(profile), "--headless")
+        assert failed.returncode == 1
+        assert "ended with exit code 2: " in failed.stdout, "and why it did, without a look elsewhere"
+        assert "can't open file" in failed.stdout
     finally:
         uvcc("teardown", "last")

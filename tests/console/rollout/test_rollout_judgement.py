@@ -15,7 +15,8 @@ from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import available, load
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.rollout.stages.fleet.findings import Requirements, find_problems
-from uvcc_console.rollout.stages.training.phases import hang, last_words, trouble
+from uvcc_console.rollout.stages.training.dying_words import last_line, last_words
+from uvcc_console.rollout.stages.training.phases import hang, trouble
 from uvcc_console.rollout.stages.verify.verification import measure
 
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
@@ -260,6 +261,14 @@ def test_a_failed_worker_is_told_in_the_words_of_its_exit_record() -> None:
     assert last_words(s, COORDS[0]) is None
     again = ev.WorkerProcess(pod="p1r0", coord=COORDS[1], state="started", pid=9)
     assert last_words(reduce(s, again), COORDS[1]) is None
+
+
+def test_a_program_that_never_began_is_told_by_the_last_line_of_its_own_log() -> None:
+    lines = ["", "python3: can't open file 'x.py'\x1b[31m", "  "]
+    of_another = ev.LogLines(pod="p0r0", src=f"worker_{COORDS[0]}.log", lines=["fine"])
+    s = running(exited(COORDS[1], 2), ev.LogLines(pod="p1r0", src=f"worker_{COORDS[1]}.log", lines=lines), of_another)
+    assert last_line(s, COORDS[1]) == "python3: can't open file 'x.py'"
+    assert last_line(running(), COORDS[1]) == ""
 
 
 SHIPPED = sorted(found.name for found in available())

@@ -22,7 +22,7 @@ def _is(name: str, pod: str) -> bool:
 
 
 def _check(pod: str, known: Iterable[str]) -> None:
-    """Refuse a pod that the run does not have, which nothing would be printed of; before it has any, every name goes."""
+    """Refuse a pod that the run does not have, of which nothing would be printed; without any, every name goes."""
     if pod and (names := list(known)) and not any(_is(name, pod) for name in names):
         near = nearest(pod, names, CLOSE)
         raise ConfigError(

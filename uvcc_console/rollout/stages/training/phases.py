@@ -23,7 +23,7 @@ from uvcc_console.rollout.stages.fleet import code, volume
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
-from uvcc_console.rollout.stages.training import agree, resume_rehearsal, signal_drill, triage_rungs
+from uvcc_console.rollout.stages.training import agree, dying_words, resume_rehearsal, signal_drill, triage_rungs
 from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
@@ -323,12 +323,13 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
         raise UvccError(found.what, found.hint)
 
     def said(s: Snapshot) -> tuple[str, str] | None:
-        return last_words(s, found.coord)
+        return dying_words.last_words(s, found.coord)
 
     try:
         words, hint = await ctx.bus.wait(said, LAST_WORDS_S)
     except TimeoutError:
-        raise UvccError(found.what, found.hint) from None
+        line = dying_words.last_line(ctx.bus.snapshot, found.coord)
+        raise UvccError(f"{found.what}: {line}" if line else found.what, found.hint) from None
     raise UvccError(f"{found.what}: {words}", hint or found.hint)
 
 
@@ -418,12 +419,6 @@ def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) ->
         return None  # it writes no heartbeats either: that its process lives is all there is
     quiet = now - max([began, *(w.beat_ts for w in _views(s, phase))])
     return Trouble(f"no worker gave a sign of life for {quiet:.0f} s") if quiet > stall_s else None
-
-
-def last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
-    """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
-    worker = s.workers.get(coord)
-    return (worker.error, worker.hint) if worker is not None and worker.error else None
 
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:
