@@ -104,6 +104,15 @@ def conducted(run_dir: Path) -> bool:
     return fresh and not (run_dir / f"{CONDUCTOR}.json").exists()
 
 
+def going(run_dir: Path, created: float, now: float) -> bool:
+    """Whether somebody conducts a run that has not ended, or is just being started: a run made at ``created`` waits a
+    while for its conductor. A folder's own times tell nothing to who reads the journal, for that changes them.
+    """
+    if running(run_dir, HALTD if (run_dir / DOMAIN).exists() else CONDUCTOR):
+        return True
+    return now - created < STARTING_S and not (run_dir / f"{CONDUCTOR}.json").exists()
+
+
 def start(run_dir: Path, name: str, *args: str) -> subprocess.Popen[bytes]:
     """Start the conductor or haltd of a run, detached: own session, no terminal. ``<name>.log`` takes its output."""
     if name == CONDUCTOR and (run_dir / DOMAIN).exists():

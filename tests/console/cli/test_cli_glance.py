@@ -41,12 +41,17 @@ def test_one_line_for_a_status_bar_is_green_only_where_it_is_so(capsys: Out, tmp
     assert main(["status", RUN, "--line"]) == 0
     assert "VERIFIED" in capsys.readouterr().out
     story = Story().full(20)
+    (tmp_path / "conductor.json").write_text("{}")  # there was one
     live = status_line.line(fold(story.events), tmp_path, story.now + 1, colours=True)
     assert "20/200 10%" in live
     assert "fg=red" in live  # nobody conducts it
     assert "fg=green" not in live
     late = status_line.line(fold(story.events), tmp_path, story.now + 400)
     assert "eta" not in late
+    (tmp_path / "conductor.json").unlink()
+    story = Story().planned()
+    assert "fg=red" not in status_line.line(fold(story.events), tmp_path, story.now + 1, colours=True)
+    assert "fg=red" in status_line.line(fold(story.events), tmp_path, story.now + 60, colours=True)
 
 
 def test_what_is_printed_is_plain_ascii_where_the_settings_ask_for_it(

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tarfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,11 +43,11 @@ def text_of(app: HomeApp) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
-def conducted(folder: Path) -> None:
+def conducted(folder: Path, by: str = "conductor") -> None:
     """Let this very test process pass for the run's conductor."""
     me = identify(os.getpid())
     assert me is not None
-    (folder / "conductor.json").write_text(json.dumps({"pid": me.pid, "starttime": me.starttime}))
+    (folder / f"{by}.json").write_text(json.dumps({"pid": me.pid, "starttime": me.starttime}))
 
 
 @asynccontextmanager
@@ -89,6 +90,25 @@ async def test_a_run_without_conductor_is_not_called_running() -> None:
     Story().full(5).write(paths.run_dir(RUN))
     async with home() as (app, _):
         assert "UNCONDUCTED" in text_of(app)
+
+
+async def test_a_run_that_was_just_made_waits_for_its_conductor_and_is_not_called_unconducted() -> None:
+    Story(now=time.time() + 3600).planned().write(paths.run_dir(RUN))
+    async with home() as (app, _):
+        assert "UNCONDUCTED" not in text_of(app)
+        assert "1 live" in text_of(app)
+    shutil.rmtree(paths.run_dir(RUN))
+    Story(now=time.time() - 3600).planned().write(paths.run_dir(RUN))
+    async with home() as (app, _):
+        assert "UNCONDUCTED" in text_of(app), "nobody has come up"
+
+
+async def test_in_a_domains_console_its_own_sidecar_counts_as_who_conducts() -> None:
+    folder = Story().full(5).write(paths.run_dir(RUN))
+    (folder / paths.DOMAIN).write_text("{}")
+    conducted(folder, "haltd")
+    async with home() as (app, _):
+        assert "UNCONDUCTED" not in text_of(app)
 
 
 async def test_enter_opens_and_p_plays_back() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from uvcc_console.core import settings
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.runs.processes import CONDUCTOR, HALTD, running
+from uvcc_console.runs.processes import HALTD, going, running
 
 
 def line(s: Snapshot, run_dir: Path, now: float, *, colours: bool = False) -> str:
@@ -17,7 +17,10 @@ def line(s: Snapshot, run_dir: Path, now: float, *, colours: bool = False) -> st
     from uvcc_console.ui.judging.lamps import DEAD, Lamp
     from uvcc_console.ui.judging.view import View, eta
 
-    lamps = [Lamp() if s.ended or running(run_dir, name) else Lamp(DEAD) for name in (CONDUCTOR, HALTD)]
+    conductor, sidecar = (
+        Lamp() if well else Lamp(DEAD) for well in (going(run_dir, s.created, now), running(run_dir, HALTD))
+    )
+    lamps = (Lamp(), Lamp()) if s.ended else (conductor, sidecar)
     view = View(snap=s, now=now, glyphs=choose(settings.truth("ascii")), conductor=lamps[0], sidecar=lamps[1])
     word, role = status_word(view)
     parts = [(word, role)]

@@ -65,14 +65,12 @@ def summarise(run_dir: Path, known: RunSummary | None = None) -> RunSummary | No
 
 
 def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
-    from uvcc_console.runs import processes
-
     journal = Journal(run_dir / JOURNAL, readonly=True)
     try:
         last = journal.last_seq()
-        live = bool(processes.running(run_dir, processes.CONDUCTOR))
         rechecks = known.rechecks if known is not None else Rechecks(run_dir)
         if known is not None and known.seq == last:
+            live = _live(run_dir, known.snap)
             changed = rechecks.look(known.snap, time.time())
             if (known.live, known.changed) == (live, changed):
                 return known
@@ -82,9 +80,18 @@ def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
         snap = fold((event for _, event in beats), snap)
         if not snap.run:
             return None
-        return RunSummary(run_dir, snap, live, last, rechecks, rechecks.look(snap, time.time()))
+        return RunSummary(run_dir, snap, _live(run_dir, snap), last, rechecks, rechecks.look(snap, time.time()))
     finally:
         journal.close()
+
+
+def _live(run_dir: Path, snap: Snapshot) -> bool:
+    """Whether somebody conducts it. A run that was just made waits for its conductor to come up."""
+    from uvcc_console.runs import processes
+
+    if snap.ended:
+        return bool(processes.running(run_dir, processes.CONDUCTOR))
+    return processes.going(run_dir, snap.created, time.time())
 
 
 def find_runs(known: dict[str, RunSummary]) -> list[RunSummary]:
