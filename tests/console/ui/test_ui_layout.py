@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from textual.events import Click, MouseUp
 from textual.geometry import Region
 from ui_desk import desk, modes
 from ui_journals import RUN, Story
@@ -73,6 +74,47 @@ async def test_borders_follow_the_mouse_and_a_click_on_one_opens_its_panel(folde
         await pilot.resize_terminal(100, 50)
         await d.settle()
         assert right.region.width == 100, "a narrow terminal has one column"
+
+
+async def test_on_a_short_screen_the_log_is_pulled_as_well_and_a_result_has_its_room(folder: Path) -> None:
+    async with desk(Story(steps=30).full(20), folder, size=(80, 24)) as d:
+        main, pilot = d.app.main, d.pilot
+        log = main.query_one(LogView)
+        x, y = 40, log.region.y
+        await pilot.mouse_down(offset=(x, y))
+        await pilot._post_mouse_events([_move()], offset=(x, y - 4), button=1)
+        await pilot.pause()
+        await pilot.mouse_up(offset=(x, y - 4))
+        assert log.region.y == y - 4
+        assert main.shape == Borders(low=log.region.height), "what a tall screen has stays"
+        await pilot.resize_terminal(80, 50)
+        await d.settle()
+        assert log.styles.inline.height is None, "as usual"
+        await pilot.resize_terminal(80, 24)
+        await d.settle()
+        assert log.region.y == y - 4
+        assert layouts.changes(layouts.taken(d.app)) == ["log_short"]
+        main.add_class("-result")
+        main.apply_shape()
+        await d.settle()
+        assert log.styles.inline.height is None, "nothing stands in the way of a result"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+async def test_who_pulls_a_border_means_no_line_of_a_list(folder: Path, size: tuple[int, int]) -> None:
+    async with desk(Story(replicas=2).full(20), folder, size=size) as d:
+        log, fleet = d.app.main.query_one(LogView), d.app.main.query_one(FleetPanel)
+        cursor = fleet.state.cursor
+        for panel in (log, fleet):
+            x, y = panel.region.x + 4, panel.region.y
+            await d.pilot.mouse_down(offset=(x, y))
+            await d.pilot._post_mouse_events([MouseUp, Click], offset=(x, y + 3), button=1)
+            await d.settle()
+            assert d.app.screen is d.app.main, "no line of the log was opened"
+            assert fleet.state.cursor == cursor
+        await d.pilot.click(offset=(log.region.x + 4, log.region.y + 3))
+        await d.settle()
+        assert d.app.screen is not d.app.main, "a click is one"
 
 
 def _move() -> type:

@@ -78,7 +78,7 @@ def launch(
 
 
 def show(run_dir: Path, *, readonly: bool = False, replay: bool = False) -> int:
-    """The TUI on a run; afterwards a line that says how to come back."""
+    """The TUI on a run; afterwards what came of it, where it has ended."""
     from uvcc_console.ui.app import run_app  # and what reports its end is loaded when it has ended
 
     code = run_app(run_dir, readonly=readonly, replay=replay)
@@ -86,8 +86,7 @@ def show(run_dir: Path, *, readonly: bool = False, replay: bool = False) -> int:
     if replay:
         return int(code or 0)
     if not s.ended:
-        common.say(f"detached; {run_dir.name} goes on. Back with: uvcc attach {run_dir.name}")
-        return int(code or 0)
+        return int(code or 0)  # the console itself has said how to come back
     from uvcc_console.cli.follow import headless
 
     watched = headless.Watched(s, headless.ProgressLine())

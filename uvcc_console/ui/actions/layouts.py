@@ -30,6 +30,7 @@ def taken(app: RunConsole) -> ScreenLayout:
         theme="" if app.theme == app.usual_theme else app.theme,
         right=main.shape.right,
         log=main.shape.log,
+        log_short=main.shape.low,
         sort="" if fleet.sort == SORTS[0] else fleet.sort,
         reverse=fleet.reverse,
         columns=fleet.columns,
@@ -45,7 +46,7 @@ def given(app: RunConsole, layout: ScreenLayout) -> None:
     """Lay the screen out so. Names that this version does not have are as usual."""
     main = app.main
     app.theme = layout.theme if layout.theme in app.available_themes else app.usual_theme
-    main.shape = Borders(layout.right, layout.log)
+    main.shape = Borders(layout.right, layout.log, layout.log_short)
     fleet, log, charts = main.query_one(FleetPanel), main.query_one(LogView), main.query_one(ChartsPanel)
     fleet.state = replace(
         fleet.state,

@@ -22,12 +22,14 @@ _NAMES: Final = 64
 class ScreenLayout:
     """What an operator chose to see. Empty texts, ``()`` and 0 stand for the usual.
 
-    ``right``: columns of the right-hand side; ``log``: lines of the log. ``board``: "", "board" or "table".
+    ``right``: columns of the right-hand side; ``log``: lines of the log, ``log_short`` on a short screen.
+    ``board``: "", "board" or "table".
     """
 
     theme: str = ""
     right: int = 0
     log: int = 0
+    log_short: int = 0
     sort: str = ""
     reverse: bool = False
     columns: tuple[str, ...] = ()
@@ -39,8 +41,13 @@ class ScreenLayout:
 
     def __post_init__(self) -> None:
         texts = (self.theme, self.sort, self.board, self.stamp, self.axis, *self.columns)
-        sizes = min(self.right, self.log) >= 0 and max(self.right, self.log) <= _WIDEST and 0 <= self.smooth < 1
-        if not sizes or len(texts) > _NAMES or any(len(t) > _NAMES or not t.isprintable() for t in texts):
+        sizes = all(0 <= size <= _WIDEST for size in (self.right, self.log, self.log_short))
+        if (
+            not sizes
+            or not 0 <= self.smooth < 1
+            or len(texts) > _NAMES
+            or any(len(t) > _NAMES or not t.isprintable() for t in texts)
+        ):
             raise ConfigError("that is no layout of a screen")
 
 

@@ -370,7 +370,7 @@ class FleetPanel(Panel):
     def on_click(self, event: events.Click) -> None:
         """On a heading: sort by it. On a row: the cursor goes there; again opens it."""
         at = event.y - 1 + self.scroll_offset.y - len(self._above) if self.styles.border_top[0] else event.y
-        if self.board or at < 0:
+        if self.board or at < 0 or self.pulled(event):
             return
         if at == 0:
             x = event.x - (2 if self.styles.border_left[0] else 0)

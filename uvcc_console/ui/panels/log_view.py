@@ -27,6 +27,7 @@ from uvcc_console.ui.widgets.log_lines import (
     wrapped,
 )
 from uvcc_console.ui.widgets.panel import HasPalette
+from uvcc_console.ui.widgets.pressed import Pressed
 from uvcc_console.ui.widgets.ring import RingLog
 from uvcc_engine.contract.run_files.eventlog import LEVELS as SHOWN_LEVELS
 
@@ -35,7 +36,7 @@ COPIED: Final = 5000
 _BUCKETS: Final = 30
 
 
-class LogView(ScrollView, can_focus=True):
+class LogView(Pressed, ScrollView, can_focus=True):
     """Log lines of the whole run, merged by time of arrival."""
 
     DEFAULT_CSS = "LogView { scrollbar-size: 1 1; overflow-x: hidden; overflow-y: scroll; }"
@@ -365,7 +366,7 @@ class LogView(ScrollView, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         """Read the line that was clicked."""
         place = event.get_content_offset(self)
-        if place is not None:
+        if place is not None and not self.pulled(event):
             self._open(self._at_row(self.scroll_offset.y + place.y)[0])
 
     def _open(self, at: int) -> None:

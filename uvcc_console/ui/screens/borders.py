@@ -16,29 +16,31 @@ Grip = Literal["", "column", "log"]
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """Columns of the right-hand side and lines of the log; 0: as usual."""
+    """Columns of the right-hand side and lines of the log, on a short screen ``low`` of them; 0: as usual."""
 
     right: int = 0
     log: int = 0
+    low: int = 0
 
-    def pulled(self, grip: Grip, x: int, y: int, right: Region, log: Region) -> Borders:
+    def pulled(self, grip: Grip, x: int, y: int, right: Region, log: Region, *, short: bool = False) -> Borders:
         """With that border pulled to this cell, both sides as large as they must be at least.
 
-        ``right`` and ``log``: where these two are now, in cells of the screen.
+        ``right`` and ``log``: where these two are now, in cells of the screen; ``short``: a screen of few lines.
         """
         if grip == "column":
             most = right.right - LEAST_LEFT
             return replace(self, right=max(LEAST_RIGHT, min(most, right.right - x)))
         if grip == "log":
             most = log.bottom - LEAST_BODY
-            return replace(self, log=max(LEAST_LOG, min(most, log.bottom - y)))
+            lines = max(LEAST_LOG, min(most, log.bottom - y))
+            return replace(self, low=lines) if short else replace(self, log=lines)
         return self
 
     def fitting(self, width: int, height: int) -> Borders:
         """What of it a screen of this size has room for."""
         right = min(self.right, width - LEAST_LEFT) if width >= LEAST_LEFT + LEAST_RIGHT else 0
-        log = min(self.log, height - LEAST_BODY) if height >= LEAST_BODY + LEAST_LOG else 0
-        return Borders(max(0, right), max(0, log))
+        room = height - LEAST_BODY if height >= LEAST_BODY + LEAST_LOG else 0
+        return Borders(max(0, right), *(max(0, min(lines, room)) for lines in (self.log, self.low)))
 
 
 def grip_at(x: int, y: int, body: Region, right: Region, log: Region) -> Grip:

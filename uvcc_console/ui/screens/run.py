@@ -54,6 +54,7 @@ class RunScreen(Screen[None]):
         super().__init__()
         self.trail = Trail()
         self.shape = Borders()
+        self._free_log = True
         self._grip: Grip = ""
         self._pressed = (-1, -1)
         self.view = View()
@@ -104,6 +105,8 @@ class RunScreen(Screen[None]):
         self.set_class(self.query_one(ResultPanel).display, "-result")
         self.set_class(undecided(view.snap) and not view.snap.ended, "-undecided")
         self.set_class(bool(view.snap.job_kind) and not view.snap.proves, "-plain-job")
+        if self._free_log != self._logs_height_is_free():
+            self.apply_shape()
         for part in self.panels():
             part.show(view)
 
@@ -172,7 +175,13 @@ class RunScreen(Screen[None]):
         right, log = self.query_one("#right"), self.query_one(LogView)
         shape = self.shape.fitting(self.size.width, self.size.height) if not self.page else Borders()
         right.styles.width = shape.right if shape.right and self.has_class("-wide") else None
-        log.styles.height = shape.log if shape.log and self.has_class("-tall") else None
+        self._free_log = self._logs_height_is_free()
+        lines = shape.log if self.has_class("-tall") else shape.low
+        log.styles.height = lines if lines and self._free_log else None
+
+    def _logs_height_is_free(self) -> bool:
+        """On a short screen a halt, a result and what wants a decision have the room that they need."""
+        return self.has_class("-tall") or not any(map(self.has_class, ("-halting", "-result", "-undecided")))
 
     def on_resize(self) -> None:
         if self.ready:
@@ -182,9 +191,11 @@ class RunScreen(Screen[None]):
         """Take hold of a border."""
         at = (int(event.screen_x), int(event.screen_y))
         self._pressed, self._grip = at, ""
-        if not self.page and self.has_class("-wide", "-tall"):
+        if not self.page:
             regions = (self.query_one(name).region for name in ("#body", "#right", "#log"))
-            self._grip = grip_at(*at, *regions)
+            grip = grip_at(*at, *regions)
+            movable = self.has_class("-wide") if grip == "column" else self._logs_height_is_free()
+            self._grip = grip if movable else ""
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         """Move the border that is held."""
@@ -193,7 +204,8 @@ class RunScreen(Screen[None]):
             return
         at = (int(event.screen_x), int(event.screen_y))
         right, log = self.query_one("#right").region, self.query_one(LogView).region
-        new = self.shape.pulled(self._grip, *at, right, log) if at != self._pressed else self.shape
+        short = not self.has_class("-tall")
+        new = self.shape.pulled(self._grip, *at, right, log, short=short) if at != self._pressed else self.shape
         if new != self.shape:
             self.shape, self._pressed = new, (-1, -1)
             self.apply_shape()

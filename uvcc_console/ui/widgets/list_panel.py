@@ -107,7 +107,7 @@ class ListPanel(Panel):
         width = self.content_region.width
         at = event.y - 1 + self.scroll_offset.y - len(self.head(self.view, width))
         rows = self.rows(self.view, width)
-        if 0 <= at < len(rows):
+        if 0 <= at < len(rows) and not self.pulled(event):
             again, self.current = rows[at][0] == self.current, rows[at][0]
             self.redraw()
             self.post_message(self.Chosen(self, self.current) if again else self.Moved(self, self.current))

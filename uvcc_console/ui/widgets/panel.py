@@ -12,6 +12,7 @@ from textual.strip import Strip
 
 from uvcc_console.ui.drawing.paint import Line, Palette, ascii_text, literal
 from uvcc_console.ui.judging.view import View
+from uvcc_console.ui.widgets.pressed import Pressed
 
 
 class HasPalette(Protocol):
@@ -24,7 +25,7 @@ def _same(a: object, b: object) -> bool:
     return isinstance(a, (int, float, str)) and a == b
 
 
-class Panel(ScrollView, can_focus=True):
+class Panel(Pressed, ScrollView, can_focus=True):
     """A bordered panel. Subclasses give ``title`` and ``draw``; ``help`` tells the operator what it shows."""
 
     DEFAULT_CSS = """
