@@ -4,6 +4,7 @@
 const KEPT = "uvcc-key";
 const word = document.querySelector("#word");
 const terminal = document.querySelector("#terminal");
+let socket = null;
 
 function tell(text) {
   word.textContent = text;
@@ -16,14 +17,17 @@ function withKey(key) {
   window.WebSocket = class extends Plain {
     constructor(url) {
       super(url, ["uvcc", "uvcc-key." + key]);
+      socket = this;
+      this.addEventListener("open", () => setTimeout(focus, 0));
     }
   };
 }
 
 // keys reach the terminal only while its text field has the focus: F9 must not need a click first
+// and textual.js tells its server of the focus at once, which it cannot before it is connected
 function focus() {
   const field = document.querySelector(".xterm-helper-textarea");
-  if (field) field.focus();
+  if (field && socket && socket.readyState === socket.OPEN) field.focus();
 }
 
 async function open() {
