@@ -27,14 +27,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
+from uvcc_engine.contract.errors import PeerLostError, ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.rounds import exchanged
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
+from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.proofs.algebra import Algebra
 from uvcc_engine.proofs.audit_draws import agree_on_audit_protocol, audited, note_unfinished
 from uvcc_engine.proofs.binary_field import BinaryField
@@ -43,19 +45,16 @@ from uvcc_engine.proofs.bit_statement import gather_bits, schedule_of_words, wor
 from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
 from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, proof_words, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.proofs.held_opening import HeldOpening
 from uvcc_engine.proofs.second_round import Dispute, ProofTrace, second_round_protocol
 from uvcc_engine.proofs.statement import ProverStatement, Sides, gather, sizes_of
 from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock, joined, spread
+from uvcc_engine.proofs.verdicts import FAILED, HELD, NOT_MINE, failure_of, found_true, tell_verdicts_protocol
 from uvcc_engine.transcript.formats import kinds
 
 _HALF: Final = SEED_WORDS // 2
-_HELD, _FAILED, _NOT_MINE = 1, 2, 0
 Gathered = Callable[[Tensor, Sides | None], ProverStatement]
 """A prover's statement by the seed of its coins."""
-_CURE: Final = (
-    "nothing of this step was revealed; each party's exit names whom its own view leaves. Go on under the next attempt:"
-    " a step that is repeated with other messages under the same masks would leak"
-)
 _CLAIMS, _COINS = b"UVCC_CLAIMS_V1", b"UVCC_COINS_V1"
 
 
@@ -104,8 +103,14 @@ class _Part:
 
 def prove(rt: Runtime) -> ProvedStep:
     """Run :func:`prove_protocol`. Whoever leaves in an audit of its own step is named with that."""
+    return prove_and_open(rt, ())[0]
+
+
+def prove_and_open(rt: Runtime, values: Sequence[Share]) -> tuple[ProvedStep, list[Tensor]]:
+    """Run :func:`prove_and_open_protocol`: ``values`` of any shapes are opened in them. Whoever leaves in an audit of
+    its own step is named with that."""
     try:
-        return rt.run(prove_protocol(rt))
+        return rt.run(prove_and_open_protocol(rt, values))
     except (PeerLostError, ProtocolError) as error:
         note_unfinished(rt, error)
         raise
@@ -114,18 +119,28 @@ def prove(rt: Runtime) -> ProvedStep:
 def prove_protocol(
     rt: Runtime, ring: GaloisRing | None = None, *, bit_degree: int = BIT_DEGREE
 ) -> MpcProtocol[ProvedStep]:
-    """Prove what the ledger holds and empty it. 3 rounds and 2 for every fold but the last: 7 as a rule.
+    """:func:`prove_and_open_protocol`, opening nothing: verdicts are alone in their round, as a rule the seventh."""
+    return (yield from prove_and_open_protocol(rt, (), ring, bit_degree=bit_degree))[0]
 
-    Where one step in so many is audited (``audit_draws``), the provers that were not drawn leave out their proofs, and
-    one round more says who was: 3 rounds in all where nobody was.
 
-    Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing may be opened.
+def prove_and_open_protocol(
+    rt: Runtime, values: Sequence[Share], ring: GaloisRing | None = None, *, bit_degree: int = BIT_DEGREE
+) -> MpcProtocol[tuple[ProvedStep, list[Tensor]]]:
+    """Prove what the ledger holds, empty it, and open ``values`` to all if everything held: int64, in their shapes.
+
+    2 rounds for the coins and the last fold, 2 for every other fold: 6 as a rule. In one more ``values`` are opened
+    (``held_opening``), and the verdicts told beside it. Where one step in so many is audited (``audit_draws``),
+    the provers that were not drawn leave out their proofs, and one round more says who was: 2 before that opening
+    where nobody was. Reveals ``values``.
+
+    Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing is opened to anybody.
     ``ring`` and ``bit_degree``: of a smaller degree in tests.
     """
     ledger = known(rt.ledger)
     notes, claims = ledger.take()
     if not notes and not claims:
-        return NOTHING_PROVED
+        return NOTHING_PROVED, (yield from par(*(open_ring_protocol(rt, value) for value in values)))
+    ledger.hold_openings()
     at = Arithmetic(GaloisRing(ring.degree if ring is not None else DEGREE, rt.kernels), rt.kernels)
     field = BinaryField(bit_degree, rt.kernels)
     sizes = [sizes_of(notes, claims, q) for q in range(PARTIES)]
@@ -159,17 +174,40 @@ def prove_protocol(
     found = yield from par(*[_one_protocol(rt, at, one, q, seeds[q]) for q in range(PARTIES) for one in parts[q]])
     verdicts = [max(found[2 * q], found[2 * q + 1]) for q in range(PARTIES)]
     coins = hashlib.sha256(_COINS)
-    for told in (*seeds, *(w for both in parts for part in both for w in part.trace.words)):
-        coins.update(told.contiguous().numpy().tobytes())
-    said = yield from tell_verdicts_protocol(rt, verdicts, all(agree.values()))
-    ledger.audits = ()
-    if (failure := _failure(rt, said, all(agree.values()))) is not None:
+    for word in (*seeds, *(w for both in parts for part in both for w in part.trace.words)):
+        coins.update(word.contiguous().numpy().tobytes())
+
+    def dispute(said: Mapping[int, Tensor]) -> Dispute:
         both = [[_with_last_coin(part) for part in mine] for mine in parts]
         replay = functools.partial(_replayed, at, parts)
-        dispute = Dispute(seeds, both, said, agree, ledger.copies_agree, replay, _HELD, _FAILED)
-        raise failure.settled((yield from second_round_protocol(rt, dispute)))
+        return Dispute(seeds, both, said, agree, ledger.copies_agree, replay, HELD, FAILED)
+
+    opened = yield from _settle_protocol(rt, verdicts, all(agree.values()), values, dispute)
     entries = tuple(s.entries + 64 * n for s, n in zip(sizes, words, strict=True))
-    return ProvedStep(len(notes) + len(claims), entries, _claims_digest(notes, claims), coins.digest(), drew)
+    return ProvedStep(len(notes) + len(claims), entries, _claims_digest(notes, claims), coins.digest(), drew), opened
+
+
+def _settle_protocol(
+    rt: Runtime,
+    verdicts: list[int],
+    agree: bool,
+    values: Sequence[Share],
+    dispute: Callable[[Mapping[int, Tensor]], Dispute],
+) -> MpcProtocol[list[Tensor]]:
+    """Tell the verdicts, and open ``values`` beside them: 1 round. Raises ProofFailedError after the second round if
+    one of them is bad."""
+    ledger = known(rt.ledger)
+    opening = HeldOpening(rt, values) if values else None
+    if opening is not None and found_true(rt, verdicts, agree) and not ledger.sisters:
+        ledger.all_proved()
+    told = yield from tell_verdicts_protocol(rt, verdicts, agree, opening)
+    ledger.audits = ()
+    if (failure := failure_of(rt, told.said, agree)) is not None:
+        ledger.hold_openings()
+        raise failure.settled((yield from second_round_protocol(rt, dispute(told.said))))
+    if not ledger.sisters:
+        ledger.all_proved()
+    return [] if opening is None else opening.opened(told.halves)
 
 
 def _of_audited(folds: list[list[int]], audits: tuple[int, ...]) -> list[list[int]]:
@@ -247,10 +285,10 @@ def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
 
 
 def _one_protocol(rt: Runtime, at: Arithmetic, part: _Part, q: int, seed: Tensor) -> MpcProtocol[int]:
-    """One of prover ``q``'s proofs at this party: whether it holds, ``_NOT_MINE`` at all but the second verifier. Notes
+    """One of prover ``q``'s proofs at this party: whether it holds, ``NOT_MINE`` at all but the second verifier. Notes
     the folds' coins, and what the second round may ask for."""
     if not part.folds:
-        return _HELD if rt.prev == q else _NOT_MINE
+        return HELD if rt.prev == q else NOT_MINE
     return (yield from _side_protocol(_Side(rt.party, at, q, part, part.gathered(seed, None)), part))
 
 
@@ -277,7 +315,7 @@ def _replayed(
         party: _side_protocol(_Side(party, at, q, part, part.gathered(seed, sides)), part)
         for party, sides in ((q, None), (first, (True, False)), (judge, (False, True)))
     }
-    held = exchanged(courses)[judge] == _HELD
+    held = exchanged(courses)[judge] == HELD
     return known(trace.first), held
 
 
@@ -358,7 +396,7 @@ class _Side:
             others = torch.cat([whole[: fold - 1], whole[fold:]])
             last.send(judge, kinds.PROOF, algebra.sub(others, self._summands(count)))
             yield last
-            return _NOT_MINE
+            return NOT_MINE
         coin = algebra.unit(self._word(len(known(self._drawn.coins)) - 1))[0]
         powers = algebra.powers(coin, 2 * fold + 1)
         self._shrink(powers[:fold])
@@ -371,14 +409,14 @@ class _Side:
             self._trace.first = torch.stack([end, self._value(self._summands(count), fold, powers)])
             last.send(judge, kinds.PROOF, self._trace.first)
             yield last
-            return _NOT_MINE
+            return NOT_MINE
         last.want(q, kinds.PROOF, torch.int64, count, algebra.width)
         last.want((q + 2) % PARTIES, kinds.PROOF, torch.int64, 2, algebra.width)
         mine, theirs = yield last
         value, both = self._value(algebra.within(mine), fold, powers), algebra.within(theirs)
         self._trace.first, self._trace.judged = theirs, torch.stack([end, value])
         held = torch.equal(algebra.mul(end, both[0]), algebra.add(value, both[1]))
-        return _HELD if held else _FAILED
+        return HELD if held else FAILED
 
     def _extended(self, fold: int) -> Tensor:
         """``[2 fold + 1, width]``: the product of both polynomials, each with its slope as one coefficient more."""
@@ -400,46 +438,3 @@ class _Side:
 
 def _within(word: Tensor, bits: int) -> Tensor:
     return word if bits >= 64 else word & ((1 << bits) - 1)
-
-
-def tell_verdicts_protocol(rt: Runtime, verdicts: list[int], agree: bool) -> MpcProtocol[dict[int, Tensor]]:
-    """Everybody tells both others what it found: 1 round. What everybody said ``[PARTIES + 1]``, by party."""
-    mine = torch.tensor([*verdicts, _HELD if agree else _FAILED], dtype=torch.uint8)
-    message = Round()
-    for peer in (rt.next, rt.prev):
-        message.send(peer, kinds.PROOF, mine)
-        message.want(peer, kinds.PROOF, torch.uint8, PARTIES + 1)
-    got: list[Tensor] = yield message
-    return {rt.party: mine, rt.next: got[0], rt.prev: got[1]}
-
-
-def _failure(rt: Runtime, found: Mapping[int, Tensor], agree: bool) -> ProofFailedError | None:
-    """The first fault that somebody found, as this party must see it."""
-    where = f"step {rt.epoch}"
-    for q in range(PARTIES):
-        refuted = [p for p in found if p == (q + 1) % PARTIES and int(found[p][q]) != _HELD]
-        if refuted and q != rt.party and rt.party in refuted:
-            other = next(p for p in range(PARTIES) if p not in (q, rt.party))
-            return ProofFailedError(
-                f"{where}: the proof of party {q} does not hold at party {rt.party}: party {q} altered a message of"
-                f" this step, or party {other} its part of the check",
-                _CURE,
-                pair=tuple(sorted((q, other))),
-                prover=q,
-            )
-    if not agree:
-        return ProofFailedError(
-            f"{where}: parties {rt.next} and {rt.prev} sent party {rt.party} values under masks that do not agree",
-            _CURE,
-            pair=tuple(sorted((rt.next, rt.prev))),
-        )
-    for p, flags in found.items():
-        due = {(p + 2) % PARTIES: _HELD, PARTIES: _HELD}  # whom it judges, and whether what it was told agrees
-        if p != rt.party and any(int(flags[q]) != due.get(q, _NOT_MINE) for q in range(PARTIES + 1)):
-            return ProofFailedError(
-                f"{where}: party {p} reports that a proof of this step does not hold",
-                _CURE,
-                pair=tuple(sorted((p, next(q for q in range(PARTIES) if q not in (p, rt.party))))),
-                prover=next((q for q in range(PARTIES) if int(flags[q]) == _FAILED), -1),
-            )
-    return None

@@ -30,7 +30,7 @@ from uvcc_engine.mpc.products.summed import summed_products_protocol
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.folding import BIT_DEGREE
 from uvcc_engine.proofs.galois_ring import GaloisRing
-from uvcc_engine.proofs.step_proof import ProvedStep, prove_protocol
+from uvcc_engine.proofs.step_proof import ProvedStep, prove_and_open_protocol, prove_protocol
 from uvcc_engine.transcript.formats import kinds
 
 T = TypeVar("T")
@@ -292,6 +292,7 @@ class Ending:
     sends: list[int]
     received: list[list[bytes]]
     second: list[Message]
+    opening: list[Message]
 
 
 Turns = Generator[ProtocolProgress[Any], None, T]
@@ -367,13 +368,17 @@ def run_proved(
     bit_degree: int = BIT_DEGREE,
     audit_one_in: int = 0,
     lie_again: Callable[[Message, bytes], bytes] | None = None,
+    beside: bool = True,
+    lie_in_opening: Callable[[Message, bytes], bytes] | None = None,
 ) -> Ending:
-    """Share ``inputs``, run a protocol, prove it (``everything`` of it, or products), then open the result.
+    """Share ``inputs``, run a protocol, prove it (``everything`` of it, or products), and open the result.
 
+    ``beside``: opened in the round of the verdicts, as by a party of one worker; or after it, as by one of several.
     ``lie`` may change any message on its way; ``stands_by`` what party ``liar`` sends, and goes on with;
-    ``lie_again`` any message of the second round, on its way.
+    ``lie_in_opening`` any message of the round of the opening, ``lie_again`` of the second round, on its way.
     """
     second: list[Message] = []
+    opening: list[Message] = []
     step: list[Message] = []
     proof: list[Message] = []
     counts: dict[tuple[int, int], int] = {}
@@ -382,7 +387,8 @@ def run_proved(
         number = counts[src, dst] = counts.get((src, dst), -1) + 1
         message = (src, dst, number, tag.kind, len(body))
         if tag.kind == kinds.OPEN:
-            return body
+            opening.append(message)
+            return body if lie_in_opening is None else lie_in_opening(message, body)
         if tag.kind == kinds.FINDING:
             second.append(message)
             return body if lie_again is None else lie_again(message, body)
@@ -400,6 +406,10 @@ def run_proved(
     def body(rt: Runtime) -> Turns[tuple[ProtocolError | None, Tensor | None, ProvedStep | None]]:
         try:
             found = yield from _in_turns(rt, build(rt, *[share_of(p, rt.party, 16) for p in parts]))
+            if prove and beside:
+                together = prove_and_open_protocol(rt, [found], ring, bit_degree=bit_degree)
+                proved, (opened,) = yield from _in_turns(rt, together)
+                return None, opened, proved
             if prove:
                 proved = yield from _in_turns(rt, prove_protocol(rt, ring, bit_degree=bit_degree))
             else:
@@ -418,7 +428,7 @@ def run_proved(
     ]
     sends = [rt.sends for rt in planes.runtimes]  # type: ignore[attr-defined]
     return Ending(
-        [e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends], step, proof, sends, received, second
+        [e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends], step, proof, sends, received, second, opening
     )
 
 

@@ -29,9 +29,9 @@ from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.mpc.products.summed import summed_products_protocol
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.proofs import step_proof
+from uvcc_engine.proofs import held_opening, step_proof, verdicts
 from uvcc_engine.proofs.galois_ring import GaloisRing
-from uvcc_engine.proofs.step_proof import prove_protocol
+from uvcc_engine.proofs.step_proof import prove_and_open_protocol
 from uvcc_engine.transcript.formats import kinds
 
 RUNS = 6  # of each secret
@@ -70,7 +70,7 @@ def _bare(rt: Runtime, x: Share) -> MpcProtocol[Share]:
     return (yield from arithmetic.matmul_protocol(rt, x.with_f(0), x.with_f(0)))
 
 
-Program = Callable[[Runtime, Share], MpcProtocol[object]]
+Program = Callable[[Runtime, Share], MpcProtocol[list[Share]] | MpcProtocol[Share]]
 
 
 def _received(
@@ -84,7 +84,7 @@ def _received(
     counts = {src: 0 for src in range(3)}
 
     def numbered(src: int, dst: int, tag: Tag, body: bytes) -> bytes:
-        if dst == party and (tag.kind in (kinds.PROOF, kinds.COIN, kinds.FINDING)) != step:
+        if dst == party and (tag.kind in (kinds.PROOF, kinds.COIN, kinds.FINDING, kinds.OPEN)) != step:
             counts[src] += 1
             seen[src, counts[src]].append(body)
         return body
@@ -100,11 +100,12 @@ def _received(
         rt.ledger = ClaimLedger(everything=True)
         rt.__class__ = LyingRuntime
         rt.sends, rt.lie = 0, alter if rt.party == party else None  # type: ignore[attr-defined]
-        rt.run(program(rt, share_of(parts, rt.party, 16)))
+        found = rt.run(program(rt, share_of(parts, rt.party, 16)))
         if step:
             return True
-        try:
-            rt.run(prove_protocol(rt, RING))
+        values = found if isinstance(found, list) else [found]
+        try:  # whoever lies sees what it is sent of an opening; who does not may see what is opened
+            rt.run(prove_and_open_protocol(rt, values if lies else (), RING))
         except (ProofFailedError, PeerLostError):
             return False
         return True
@@ -202,3 +203,29 @@ def test_a_proof_without_one_of_its_masks_is_found_out(
     second verifier's is told in the second round only."""
     monkeypatch.setattr(step_proof, "draw_randomness", _unmasked(part))
     assert _told(party, _bare, lies=lies, patch=monkeypatch)
+
+
+@pytest.mark.parametrize("party", [0, 1, 2])
+def test_halves_that_are_released_though_something_did_not_hold_are_found_out(
+    party: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the test above can fail for what is opened beside the verdicts: here whoever refuses releases its half, which
+    with the other one is the component that the liar lacks."""
+    for module in (verdicts, step_proof):
+        monkeypatch.setattr(module, "found_true", lambda *args: True)
+    told = _told(party, _bare, lies=True, patch=monkeypatch)
+    assert told == [], "each half is uniform by itself"
+    assert _halves_fit(party, monkeypatch)
+    monkeypatch.undo()
+    assert not _halves_fit(party, monkeypatch)
+
+
+def _halves_fit(party: int, patch: pytest.MonkeyPatch) -> bool:
+    """Whether the liar can put together what it lacks: its two halves fit the hashes that came with them."""
+    seen = _received(party, SECRETS[0], 0, _bare, lies=True, patch=patch, step=False)
+    size = 4 + 8 * (4 + 4) + 32
+    halves = [body for bodies in seen.values() for body in bodies if len(body) == size]
+    assert len(halves) == 2
+    words = [torch.frombuffer(bytearray(one[4:-32]), dtype=torch.int64) for one in halves]
+    digests = [bytes(held_opening.half_digest(one).numpy()) for one in words]
+    return digests == [halves[1][-32:], halves[0][-32:]]

@@ -97,9 +97,9 @@ def test_a_verifier_that_refuses_an_honest_proof_is_named_by_both_others(monkeyp
     honest = step_proof.tell_verdicts_protocol
     for judge in range(3):
 
-        def refusing(rt: Runtime, verdicts: list[int], agree: bool, judge: int = judge) -> Any:
+        def refusing(rt: Runtime, verdicts: list[int], *more: Any, judge: int = judge) -> Any:
             said = [2 * bool(one) for one in verdicts] if rt.party == judge else verdicts
-            return honest(rt, said, agree)
+            return honest(rt, said, *more)
 
         monkeypatch.setattr(step_proof, "tell_verdicts_protocol", refusing)
         found = _findings(_run("sign"), judge)
@@ -110,9 +110,16 @@ def test_a_verifier_that_refuses_an_honest_proof_is_named_by_both_others(monkeyp
 
 def test_who_refuses_to_one_party_only_is_found_out_by_it_while_the_other_goes_on() -> None:
     """The one that stops waits for nobody for ever, and does not take the other's silence for a lie."""
-    chosen = [m for m in _honest("sign").proof if m[4] == 4 and m[0] == 2]
-    for one, told in itertools.product(chosen, (bytes([0, 2, 0, 1]), bytes([0, 1, 0, 2]), b"\xff" * 4)):
-        _findings(_run("sign", lie=lambda m, b, one=one, told=told: told if m == one else b), 2)
+    chosen = [m for m in _run("sign", beside=False).proof if m[4] == 4 and m[0] == 2]
+    assert len(chosen) == 2
+    beside = [m for m in _honest("sign").opening if m[0] == 2]
+    for k, told in itertools.product(range(2), (bytes([0, 2, 0, 1]), bytes([0, 1, 0, 2]), b"\xff" * 4)):
+        _findings(_run("sign", lie=lambda m, b, k=k, told=told: told if m == chosen[k] else b, beside=False), 2)
+
+        def lie(m: Message, b: bytes, k: int = k, told: bytes = told) -> bytes:
+            return told + b[4:] if m == beside[k] else b
+
+        _findings(_run("sign", lie_in_opening=lie), 2)
 
 
 def _lies(name: str, at: random.Random, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -208,8 +215,8 @@ def test_no_answer_in_a_second_round_makes_an_honest_party_name_an_honest_one(mo
     at = random.Random(11)
     honest = step_proof.tell_verdicts_protocol
 
-    def refused(rt: Runtime, verdicts: list[int], agree: bool) -> Any:
-        return honest(rt, [2 * bool(v) for v in verdicts] if rt.party == 0 else verdicts, agree)
+    def refused(rt: Runtime, verdicts: list[int], *more: Any) -> Any:
+        return honest(rt, [2 * bool(v) for v in verdicts] if rt.party == 0 else verdicts, *more)
 
     cases: list[tuple[int, Captured]] = []
     for liar in range(3):

@@ -33,8 +33,14 @@ class Measured:
 
 
 def opened_protocol(rt: Runtime, found: Sequence[Measured]) -> MpcProtocol[dict[str, float]]:
-    """Open everything that was measured, in one round; reveals these numbers. What is no number (nan) is left out."""
+    """Open everything that was measured, in one round; reveals these numbers. See :func:`numbers`."""
     opened: list[Tensor] = yield from par(*(open_ring_protocol(rt, one.share) for one in found))
+    return numbers(found, opened)
+
+
+def numbers(found: Sequence[Measured], opened: Sequence[Tensor]) -> dict[str, float]:
+    """What was measured, by name, from what it was opened as, in the shapes of the shares. What is no number (nan) is
+    left out."""
     told = {
         name: value for one, ring in zip(found, opened, strict=True) for name, value in one.read(ring.cpu()).items()
     }

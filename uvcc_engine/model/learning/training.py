@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.answer_metrics import measure_protocol
 from uvcc_engine.model.learning.information import information_protocol
-from uvcc_engine.model.learning.measured import Measured, opened_protocol
+from uvcc_engine.model.learning.measured import Measured, numbers
 from uvcc_engine.model.learning.objectives import OF_ONE_OUTPUT
 from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.learning.standardising import Standardiser, named
@@ -32,7 +32,7 @@ from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import mul_protocol, public, sub
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_and_open
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 
@@ -125,16 +125,27 @@ class PrivateTrainer:
         self._optimizer.step = step
         loss = rt.run(self._step_protocol(rows, reveal=job.reveals_loss(step)))
         measured = rt.run(self._validation_protocol()) if job.validates(step) else []
-        proved = None if rt.ledger is None else prove(rt)
+        proved, rings = self._proved_and_opened([one.share for one in measured], loss)
         told = None
         if loss is not None:
-            opened = rt.run(open_ring_protocol(rt, loss.total)) if loss.opened is None else loss.opened
+            opened = rings[-1] if loss.opened is None else loss.opened
             told = float(opened.item()) / 2.0**loss.total.f / (len(rows) * self._model.positions)
-        return StepResult(told, proved, self._validated(step + 1, measured) if measured else {})
+        found = numbers(measured, rings[: len(measured)])
+        return StepResult(told, proved, self._validated(step + 1, found) if measured else {})
 
-    def _validated(self, done: int, measured: Sequence[Measured]) -> dict[str, float]:
-        """Open the numbers of validation after ``done`` steps, and note by them which weights are the best."""
-        found = self._rt.run(opened_protocol(self._rt, measured))
+    def _proved_and_opened(
+        self, shares: list[Share], loss: SummedLoss | None = None
+    ) -> tuple[ProvedStep | None, list[Tensor]]:
+        """Open these, and a loss that is not opened yet after them, in one round; where the run proves what it
+        computes, they are opened if all of it held."""
+        rt = self._rt
+        shares = shares if loss is None or loss.opened is not None else [*shares, loss.total]
+        if rt.ledger is not None:
+            return prove_and_open(rt, shares)
+        return None, rt.run(par(*(open_ring_protocol(rt, one) for one in shares))) if shares else []
+
+    def _validated(self, done: int, found: dict[str, float]) -> dict[str, float]:
+        """Note by the numbers of validation after ``done`` steps which weights are the best."""
         if WATCHED in found and self.validations.add(done, found[WATCHED]) and self._job.keep_best:
             self._best[:] = self._copied()
         return found
@@ -242,9 +253,9 @@ class PrivateTrainer:
         if STANDARD_ERRORS in self._job.reveal:
             self._information = self._rt.run(self._information_protocol())
         measured = self._rt.run(self._measure_protocol()) if set(METRICS) & set(self._job.reveal) else []
-        if self._rt.ledger is not None:
-            self.proved_metrics = prove(self._rt)
-        return self._rt.run(opened_protocol(self._rt, measured)) if measured else {}
+        proved, rings = self._proved_and_opened([one.share for one in measured])
+        self.proved_metrics = self.proved_metrics if proved is None else proved
+        return numbers(measured, rings)
 
     def _information_protocol(self) -> MpcProtocol[list[Share]]:
         x = yield from self._rows_protocol("train")

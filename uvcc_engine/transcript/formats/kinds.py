@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-OPEN: Final = 1  # a missing share, or its hash, of a value that becomes public
+OPEN: Final = 1  # a missing share or half of one, or its hash, of a value that becomes public; a verdict before it
 RESHARE: Final = 2  # the additive product share that re-establishes replication
 DEALER: Final = 3  # truncation and comparison material from the dealing party
 INPUT: Final = 5  # a client input was unsealed (local leaf)

@@ -1,0 +1,89 @@
+"""What the parties found of a step's proofs, told by all to all, and whom each must suspect by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from uvcc_engine.contract.errors import ProofFailedError
+from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
+from uvcc_engine.proofs.held_opening import HeldOpening
+from uvcc_engine.transcript.formats import kinds
+
+HELD: Final = 1
+FAILED: Final = 2
+NOT_MINE: Final = 0
+_CURE: Final = (
+    "nothing of this step was revealed; each party's exit names whom its own view leaves. Go on under the next attempt:"
+    " a step that is repeated with other messages under the same masks would leak"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictsTold:
+    """``said``: what everybody found ``[PARTIES + 1]``, by party; ``halves``: what came of a held opening."""
+
+    said: Mapping[int, Tensor]
+    halves: list[Tensor]
+
+
+def tell_verdicts_protocol(
+    rt: Runtime, verdicts: list[int], agree: bool, opening: HeldOpening | None = None
+) -> MpcProtocol[VerdictsTold]:
+    """Everybody tells both others what it found, and releases its halves of an ``opening`` if all of it held: 1 round.
+
+    ``verdicts``: of the three provers, ``NOT_MINE`` where this party does not judge. ``agree``: whether what it opened
+    under masks is what its peers say that they opened.
+    """
+    mine = torch.tensor([*verdicts, HELD if agree else FAILED], dtype=torch.uint8)
+    release = found_true(rt, verdicts, agree)
+    message = Round(proved=True, opening=opening is not None and release)
+    for peer in (rt.next, rt.prev):
+        message.send(peer, kinds.PROOF, mine)
+        message.want(peer, kinds.PROOF, torch.uint8, PARTIES + 1)
+    if opening is not None:
+        opening.add_to(message, release=release)
+    got: list[Tensor] = yield message
+    return VerdictsTold({rt.party: mine, rt.next: got[0], rt.prev: got[1]}, got[2:])
+
+
+def found_true(rt: Runtime, verdicts: list[int], agree: bool) -> bool:
+    """Whether all that this party judges held. It judges the party before it."""
+    return agree and verdicts[rt.prev] == HELD
+
+
+def failure_of(rt: Runtime, found: Mapping[int, Tensor], agree: bool) -> ProofFailedError | None:
+    """The first fault that somebody found, as this party must see it. ``found``: ``[PARTIES + 1]`` of each."""
+    where = f"step {rt.epoch}"
+    for q in range(PARTIES):
+        refuted = [p for p in found if p == (q + 1) % PARTIES and int(found[p][q]) != HELD]
+        if refuted and q != rt.party and rt.party in refuted:
+            other = next(p for p in range(PARTIES) if p not in (q, rt.party))
+            return ProofFailedError(
+                f"{where}: the proof of party {q} does not hold at party {rt.party}: party {q} altered a message of"
+                f" this step, or party {other} its part of the check",
+                _CURE,
+                pair=tuple(sorted((q, other))),
+                prover=q,
+            )
+    if not agree:
+        return ProofFailedError(
+            f"{where}: parties {rt.next} and {rt.prev} sent party {rt.party} values under masks that do not agree",
+            _CURE,
+            pair=tuple(sorted((rt.next, rt.prev))),
+        )
+    for p, flags in found.items():
+        due = {(p + 2) % PARTIES: HELD, PARTIES: HELD}  # whom it judges, and whether what it was told agrees
+        if p != rt.party and any(int(flags[q]) != due.get(q, NOT_MINE) for q in range(PARTIES + 1)):
+            return ProofFailedError(
+                f"{where}: party {p} reports that a proof of this step does not hold",
+                _CURE,
+                pair=tuple(sorted((p, next(q for q in range(PARTIES) if q not in (p, rt.party))))),
+                prover=next((q for q in range(PARTIES) if int(flags[q]) == FAILED), -1),
+            )
+    return None
