@@ -256,6 +256,7 @@ def test_a_proved_row_stands_beside_the_passive_one() -> None:
         "mlp_step",
         "mlp_step_verified",
         "mlp_step_products_verified",
+        "mlp_step_covert",
         "matmul_256",
         "matmul_256_verified",
     ]
@@ -286,6 +287,34 @@ def test_a_proved_row_s_work_is_proved() -> None:
     for rounds, proved in LocalPlanes().run_three(body):
         assert rounds > 4
         assert proved == 5  # the product; the mask's carries and its two top bits; the part of each online party
+
+
+def test_a_row_that_is_audited_by_chance_is_the_mean_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the steps prove something and some do not; most rounds, mean bytes."""
+    monkeypatch.setattr(proofs, "AUDIT_ONE_IN", 2)
+    assert proofs.steps_of("mlp_step_covert") == proofs.STEPS > proofs.steps_of("mlp_step_verified") == 1
+    seen: list[list[int]] = [[], [], []]
+    monkeypatch.setattr(party_side, "barrier", lambda rt: None)
+
+    def body(rt: Runtime) -> dict[str, Any]:
+        proofs.open_ledger(rt, "mlp_step_covert")
+        x, before = party_side.normal(rt.party, 4, 4), [0]
+
+        def step(rt: Runtime) -> None:
+            seen[rt.party].append(rt.bytes_sent - before[0])
+            before[0] = rt.bytes_sent
+            rt.run(matmul_protocol(rt, x, x))
+
+        return party_side.measure(rt, party_side.Work(step), 2, steps=8)
+
+    found = LocalPlanes(1).run_three(body)
+    for one, sent in zip(found, seen, strict=True):
+        assert [len(one[key]) for key in ("seconds", "proof", "cpu", "thread")] == [2] * 4
+        assert one["proof_rounds"] == 5, (
+            "so small a product has one fold and the last; 2 rounds where nobody is audited"
+        )
+        assert len({*sent[2:]}) > 1
+        assert min(sent[2:]) < one["bytes"] < max(sent[2:])
 
 
 def test_the_split_counts_what_dealers_send_and_what_is_drawn() -> None:

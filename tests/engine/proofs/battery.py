@@ -5,8 +5,10 @@ and writes what came of them as it goes on. A case is a lie of one party, either
 with the altered numbers) or one told to a single peer: an error in one lane, a message in place of another, an earlier
 message again. With the proof an honest party must end with an error before anything is opened, and every pair that an
 honest one names must have the liar in it. Without the proof nobody must notice the same lie, or the case shows
-nothing. Numbers modulo 2^s travel in wider words, whose upper bits mean nothing: where only such bits were altered,
-every other message of the run is bit for bit what it would have been, and the case counts as void.
+nothing. With ``--covert N`` a party is audited in one step of N: where the liar was drawn the lie must be caught, and
+what became of the others is counted. Numbers modulo 2^s travel in wider words, whose upper bits mean nothing: where
+only such bits were altered, every other message of the run is bit for bit what it would have been, and the case counts
+as void.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from proof_kit import (
 )
 
 from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
+from uvcc_engine.proofs.audit_draws import audited
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
 INPUTS = (normal(1, 3, 4), normal(2, 4, 3))
@@ -81,12 +84,22 @@ class Found:
     through: int = 0
     wrong: int = 0
     second: Counter[str] = field(default_factory=Counter)
+    covert: Counter[str] = field(default_factory=Counter)
 
 
 def _run(name: str, dealer: int, seed: int = 0, **how: Any) -> Ending:
     build = functools.partial(ALL[name], dealer=dealer)
     inputs = SHAPED.get(name, INPUTS)
-    return run_proved(build, inputs, ring=RING, everything=name not in PROTOCOLS, seed=seed, **how)
+    audits = {"everything": name not in PROTOCOLS}
+    if Audits.one_in:
+        audits = {"everything": True, "audit_one_in": Audits.one_in}
+    return run_proved(build, inputs, ring=RING, seed=seed, **audits, **how)
+
+
+class Audits:
+    """One step in so many is audited, as ``--covert`` says; 0: every one is proved."""
+
+    one_in = 0
 
 
 @functools.lru_cache(256)
@@ -193,6 +206,31 @@ def judge_second(case: Case, found: Found) -> None:
         found.second[f"{mode}; {kind}; {'lies again' if again else 'in good faith'}: {what}"] += 1
 
 
+@functools.lru_cache(4096)
+def _drawn(name: str, dealer: int, seed: int) -> tuple[int, ...]:
+    """Whom a step of this seed audits."""
+    proved = _run(name, dealer, seed).proved[0]
+    assert proved is not None
+    return audited(proved.drawn, Audits.one_in)
+
+
+def judge_covert(case: Case, found: Found) -> None:
+    """Tell the lie in a step that audits whom its seed draws, and count what came of it."""
+    kind = "stood by" if case.message is None else "to one peer"
+    found.cases[f"{case.name} {kind}"] += 1
+    due = case.liar in _drawn(case.name, case.dealer, case.seed if case.message is None else 0)
+    ending = tell(case, prove=True)
+    said = [ending.errors[p] for p in range(3) if p != case.liar]
+    caught = ending.opened == [None] * 3 and any(isinstance(error, ProtocolError) for error in said)
+    if due and not caught:
+        (found.void if _is_void(case) else found.undetected).append(case)
+        return
+    found.caught += caught
+    found.covert[f"{kind}; {'audited' if due else 'not audited'}: {'caught' if caught else 'not caught'}"] += 1
+    if any(isinstance(error, ProofFailedError) and case.liar not in error.pair for error in said):
+        found.misnamed.append(case)
+
+
 def _is_void(case: Case) -> bool:
     """Whether every message of step and proof but the altered one is what it is in a run without a lie."""
     if case.message is None:
@@ -241,6 +279,7 @@ def _report(found: Found, planned: int) -> dict[str, Any]:
         "unnoticed_without_proof": found.through,
         "of_them_wrong": found.wrong,
         "second_round": dict(sorted(found.second.items())),
+        "covert": dict(sorted(found.covert.items())),
         "by_kind": dict(sorted(found.cases.items())),
         **listed,
     }
@@ -254,14 +293,17 @@ def main(words: list[str]) -> int:
     parser.add_argument("--only", nargs="*", default=list(ALL), choices=list(ALL), help="these protocols alone")
     parser.add_argument("--most", type=int, default=0, help="end after so many cases")
     parser.add_argument("--second", action="store_true", help="only what the second round finds, twice for each case")
+    parser.add_argument("--covert", type=int, default=0, metavar="N", help="only what audits of one step in N find")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
     shard, shards = (int(part) for part in asked.shard.split("/"))
     mine = every_case(asked.seed, asked.only)[shard::shards]
-    found = Found()
+    found, tells = Found(), judge_second if asked.second else judge
+    if asked.covert:
+        Audits.one_in, tells = asked.covert, judge_covert
     for number, case in enumerate(mine[: asked.most or None], 1):
-        (judge_second if asked.second else judge)(case, found)
+        tells(case, found)
         if number % 25 == 0 or number == len(mine):
             asked.out.write_text(json.dumps(_report(found, len(mine)), indent=1))
     asked.out.write_text(json.dumps(_report(found, len(mine)), indent=1))

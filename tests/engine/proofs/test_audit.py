@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import random
+from pathlib import Path
 from typing import Any
 
+import battery
 import pytest
 import torch
 from proof_kit import OF_A_PROOF, PROTOCOLS, WHOLE, Ending, Message, alter, altered, misnamed, normal, run_proved
@@ -18,6 +21,7 @@ from uvcc_engine.mpc.foundation import local
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.prg import OWN, PairKeys
+from uvcc_engine.proofs import step_proof, verdicts
 from uvcc_engine.proofs.audit_draws import audited, drawn
 from uvcc_engine.proofs.challenges import SEED_WORDS
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -95,6 +99,24 @@ def test_lies_are_caught_at_about_the_rate() -> None:
     assert caught == expected
     deviation = (tries * (1 / 3) * (2 / 3)) ** 0.5
     assert abs(caught - tries / one_in) < 5 * deviation < tries / 4
+
+
+def test_the_battery_finds_that_lies_in_audited_steps_are_caught_and_counts_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its option for audits, on a sample; one of its lies that a step let through although it was due would end it."""
+    monkeypatch.setattr(battery.Audits, "one_in", 0)
+    words = ["--covert", "2", "--only", "chosen", "--most", "24", "--out", str(tmp_path / "found.json")]
+    assert battery.main(words) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["cases"] == 24
+    assert sum(found["covert"].values()) + len(found["void"]) == 24
+    assert {"stood by; audited: caught", "stood by; not audited: not caught"} <= found["covert"].keys()
+    monkeypatch.setattr(step_proof, "found_true", lambda *args: True)
+    monkeypatch.setattr(verdicts, "failure_of", lambda *args: None)
+    monkeypatch.setattr(step_proof, "failure_of", lambda *args: None)
+    monkeypatch.setattr(verdicts, "found_true", lambda *args: True)
+    assert battery.main(words) == 1, "parties that take no notice of a proof"
 
 
 def test_what_is_drawn_is_as_rare_as_the_rate_says() -> None:

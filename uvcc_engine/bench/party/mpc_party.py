@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import math
+import statistics
 import struct
 import sys
 import time
@@ -247,19 +248,21 @@ def barrier(rt: Runtime) -> None:
             rt.plane.recv_control(peer, 60.0)
 
 
-def measure(rt: Runtime, work: Work, runs: int, ahead: DrawAhead | None = None) -> dict[str, Any]:
-    """Seconds per run, processor seconds (of the process, and ``thread``: of the computing thread), rounds, bytes, and
-    the multiplications of matrix products. With ``ahead`` a run begins when all that is foretold of it is drawn."""
+def measure(rt: Runtime, work: Work, runs: int, ahead: DrawAhead | None = None, *, steps: int = 1) -> dict[str, Any]:
+    """Seconds per run, processor seconds (of the process, and ``thread``: of the computing thread), most rounds, mean
+    bytes, and the multiplications of matrix products. With ``ahead`` a run begins when all that is foretold of it is
+    drawn. Of ``steps`` that make a run, each time is the mean."""
     seconds: list[float] = []
     cpu: list[float] = []
     thread: list[float] = []
     proof: list[float] = []
     drawing: list[float] = []
-    rounds = sent = dealt = proof_rounds = 0
+    sent: list[int] = []
+    rounds = dealt = proof_rounds = 0
     gc.collect()
     gc.freeze()  # as a worker's process does
     warm = 1 if ahead is None else 2  # the second one is the first that could be foretold
-    for k in range(runs + warm):
+    for k in range(runs * steps + warm):
         if ahead is not None:
             ahead.settle()
         rt.begin_epoch(rt.epoch + 1)
@@ -268,24 +271,33 @@ def measure(rt: Runtime, work: Work, runs: int, ahead: DrawAhead | None = None) 
         begun, busy, mine = time.perf_counter(), time.process_time(), time.thread_time()
         work.run(rt)
         thread.append(time.thread_time() - mine)
-        proof_s, proof_rounds = proofs.prove(rt)
+        proof_s, of_proof = proofs.prove(rt)
         if rt.device.type == "cuda":
             torch.cuda.synchronize(rt.device)
         taken = time.perf_counter() - begun
         cpu.append(time.process_time() - busy)
-        rounds, sent, dealt = rt.rounds - before[0], rt.bytes_sent - before[1], rt.dealt_bytes - before[2]
+        rounds, dealt = max(rounds, rt.rounds - before[0]), rt.dealt_bytes - before[2]
+        proof_rounds = max(proof_rounds, of_proof)
+        sent.append(rt.bytes_sent - before[1])
         drawing.append(rt.drawing_s - before[3])
         if k >= warm:
             seconds.append(taken)
             proof.append(proof_s)
-    figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "bytes": sent, "cpu": cpu[warm:]}
+    seconds, proof, cpu, thread = (_means(of, steps) for of in (seconds, proof, cpu[warm:], thread[warm:]))
+    figures = {"seconds": seconds, "products": work.products, "rounds": rounds, "cpu": cpu}
+    figures["bytes"] = round(statistics.fmean(sent[warm:]))
     split = {"drawing": drawing[1:], "dealt": dealt} if any(drawing) else {}
     return (
         figures
         | split
-        | {"thread": thread[warm:]}
+        | {"thread": thread}
         | {"peak": proofs.peak_bytes(), "proof": proof, "proof_rounds": proof_rounds}
     )
+
+
+def _means(of: list[float], steps: int) -> list[float]:
+    """Of so many at a time."""
+    return [statistics.fmean(of[k : k + steps]) for k in range(0, len(of), steps)]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -330,7 +342,8 @@ def main(argv: Sequence[str]) -> int:
                 continue
             if config.get("split"):
                 rt.time_draws()
-            out[name] = measure(rt, works(party, device)[proofs.work_of(name)](), config["runs"])
+            work, steps = works(party, device)[proofs.work_of(name)](), proofs.steps_of(name)
+            out[name] = measure(rt, work, config["runs"], steps=steps)
     plane.close()
     print(json.dumps(out))
     return 0

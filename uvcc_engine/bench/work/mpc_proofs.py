@@ -1,8 +1,9 @@
 """Rows of ``bench mpc --verify``: a piece of work with its proof, beside the same without.
 
 Every message of ``mlp_step_verified`` and ``relu_1e6_verified`` is proved, as under ``verify: proofs``; products and
-truncations alone in ``mlp_step_products_verified``; a matrix product has nothing else. A proved step computes by
-protocols of its own, so it is timed in two parts: the protocol, and the proof.
+truncations alone in ``mlp_step_products_verified``; a matrix product has nothing else. ``mlp_step_covert`` is proved by
+chance, as under ``verify: covert``: each of its runs is the mean of so many steps. A proved step computes by
+protocols of its own, so it is timed in two parts: the protocol, and the proof with the opening of one number.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import torch
+
 from uvcc_engine.bench.work import mpc_links as links
+from uvcc_engine.contract.job.proof_mode import AUDIT_ONE_IN
 from uvcc_engine.contract.machine.benchrows import Row, held, row
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import Runtime
-from uvcc_engine.proofs.step_proof import prove as prove_step
+from uvcc_engine.mpc.products.arithmetic import public
+from uvcc_engine.proofs.step_proof import prove_and_open
 
 PASSIVE: Final = {
     "matmul_256_verified": "matmul_256",
@@ -26,9 +31,13 @@ PASSIVE: Final = {
     "relu_1e6_verified": "relu_1e6",
     "mlp_step_verified": "mlp_step",
     "mlp_step_products_verified": "mlp_step",
+    "mlp_step_covert": "mlp_step",
 }
 """By the proved row: the passive one."""
-_EVERYTHING: Final = frozenset({"relu_1e6_verified", "mlp_step_verified"})
+_EVERYTHING: Final = frozenset({"relu_1e6_verified", "mlp_step_verified", "mlp_step_covert"})
+_AUDITED: Final = frozenset({"mlp_step_covert"})
+STEPS: Final = 20
+"""Of a run of a row that is audited by chance: some fourteen of them audit nobody."""
 # most times the passive row's seconds and bytes, most rounds of the proof alone, most times its memory
 BARS: Final[dict[str, tuple[float, float, float, float]]] = {
     "matmul_256_verified": (5.0, 1.05, 6, 3.0),
@@ -36,6 +45,7 @@ BARS: Final[dict[str, tuple[float, float, float, float]]] = {
     "relu_1e6_verified": (6.0, 1.05, 6, 3.0),
     "mlp_step_verified": (5.0, 1.05, 6, 3.0),
     "mlp_step_products_verified": (5.0, 1.05, 6, 3.0),
+    "mlp_step_covert": (5.0, 1.05, 7, 3.0),  # one more says who is audited
 }
 
 
@@ -47,16 +57,22 @@ def work_of(name: str) -> str:
 def open_ledger(rt: Runtime, name: str) -> None:
     """Have a proved row's runtime file its products, or everything."""
     if name in PASSIVE:
-        rt.ledger = ClaimLedger(everything=name in _EVERYTHING)
+        rt.ledger = ClaimLedger(everything=name in _EVERYTHING, audit_one_in=AUDIT_ONE_IN if name in _AUDITED else 0)
+
+
+def steps_of(name: str) -> int:
+    """Of how many steps a run of this row is the mean."""
+    return STEPS if name in _AUDITED else 1
 
 
 def prove(rt: Runtime) -> tuple[float, int]:
-    """Prove what was filed, if anything is to be: seconds and rounds of it."""
+    """Prove what was filed, if anything is to be, and open one number: seconds, and rounds but for that of the opening,
+    in which the verdicts are told beside it."""
     if rt.ledger is None:
         return 0.0, 0
     begun, rounds = time.perf_counter(), rt.rounds
-    prove_step(rt)
-    return time.perf_counter() - begun, rt.rounds - rounds
+    prove_and_open(rt, [public(rt, torch.zeros(1))])
+    return time.perf_counter() - begun, rt.rounds - rounds - 1
 
 
 def peak_bytes() -> int:
