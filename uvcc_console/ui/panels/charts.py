@@ -19,7 +19,9 @@ from uvcc_console.ui.widgets.canvas import Curve, Frame, plot
 from uvcc_console.ui.widgets.curves import (
     AXES,
     FROM_ZERO,
-    HARDLY,
+    HARDLY_EVER,
+    NEVER,
+    ONCE,
     SMOOTH,
     TITLES,
     ChartLook,
@@ -156,15 +158,17 @@ def grid_lines(
 
 
 def still_lines(view: View, width: int) -> list[Line]:
-    """What never moved, and what hardly did: values instead of flat charts."""
-    still, lines = constants(view), list[Line]()
-    for moved, words in ((False, "never moved: "), (True, f"moved by less than {HARDLY:.0%}: ")):
-        told = []
-        for name, low, high, moves in still:
-            if moves == moved:
-                told.append(f"{TITLES.get(name, name)} {number(low)}" + (f" to {number(high)}" if high > low else ""))
+    """What never or hardly moved, or was measured once: values instead of flat or empty charts."""
+    lines: list[Line] = []
+    found = constants(view)
+    for why in (NEVER, HARDLY_EVER, ONCE):
+        told = [
+            f"{TITLES.get(name, name)} {number(low)}" + (f" to {number(high)}" if high > low else "")
+            for reason, name, low, high in found
+            if reason == why
+        ]
         if told:
-            lines += wrap([(words, "faint"), (", ".join(told), "muted")], width, "  ")
+            lines += wrap([(f"{why}: ", "faint"), (", ".join(told), "muted")], width, "  ")
     return lines
 
 
@@ -255,7 +259,7 @@ class ChartsPanel(Panel):
         return (*moving, *before)
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
-        reading = self._reading(view, width)[: max(1, height // 2)]
+        reading = self.reading(view, width)[: max(1, height // 2)]
         room = max(1, height - len(reading))
         frame, known = self._on_axis(self.frame()), names(view)
         if self.alone and self.picked in known:
@@ -266,7 +270,7 @@ class ChartsPanel(Panel):
             lines = overview_lines(view, width, room, frame, self.look)
         return [*lines[:room], *reading] if reading else lines
 
-    def _reading(self, view: View, width: int) -> list[Line]:
+    def reading(self, view: View, width: int) -> list[Line]:
         """Values at the crosshair, over as many lines as they need: one where all parties agree, else each party's.
 
         Those of other runs at the same step come last.

@@ -322,7 +322,12 @@ def x_ticks(low: float, high: float, wanted: int, unit: str) -> list[tuple[float
     if unit == "step":
         ticks = list(dict.fromkeys(float(round(t)) for t in ticks if abs(t - round(t)) < 1e-9)) or [float(round(low))]
         return [(t, f"{int(t)}") for t in ticks]
-    return [(t, number(t, 4) if t else "0") for t in ticks]
+    texts: list[str] = []
+    for digits in range(4, 12):  # as many as it takes to tell them apart
+        texts = [number(t, digits) if t else "0" for t in ticks]
+        if len(set(texts)) == len(texts):
+            break
+    return list(zip(ticks, texts, strict=True))
 
 
 def brief(seconds: float) -> str:

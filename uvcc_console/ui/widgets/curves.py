@@ -115,16 +115,32 @@ def _order(name: str) -> tuple[int, str]:
 
 def names(view: View) -> list[str]:
     """Everything measured that moves, in a steady order."""
-    return sorted((n for n, lines in _known(view).items() if not _flat(n, lines)), key=_order)
+    known = _known(view)
+    lone = _alone(known)
+    return sorted((n for n, lines in known.items() if n not in lone and not _flat(n, lines)), key=_order)
 
 
-def constants(view: View) -> list[tuple[str, float, float, bool]]:
-    """What was measured, is not zero, and never or hardly moved: (name, least, most, whether it moved at all)."""
-    found: list[tuple[str, float, float, bool]] = []
-    for name, lines in sorted(_known(view).items(), key=lambda pair: _order(pair[0])):
+def _alone(known: dict[str, list[Series]]) -> set[str]:
+    """What was measured once so far, where others were more often: a chart of one point is an empty one."""
+    once = {name for name, lines in known.items() if all(len(line) == 1 for line in lines)}
+    return once if len(once) < len(known) else set()
+
+
+NEVER, HARDLY_EVER, ONCE = "never moved", f"moved by less than {HARDLY:.0%}", "measured once"
+
+
+def constants(view: View) -> list[tuple[str, str, float, float]]:
+    """What was measured and is not drawn: (why, name, least, most). What never moved from zero is not told either."""
+    found: list[tuple[str, str, float, float]] = []
+    known = _known(view)
+    lone = _alone(known)
+    for name, lines in sorted(known.items(), key=lambda pair: _order(pair[0])):
         last = [line.ys()[-1] for line in lines]
-        if _flat(name, lines) and any(last):
-            found.append((name, min(last), max(last), any(min(line.ys()) != max(line.ys()) for line in lines)))
+        if name in lone:
+            found.append((ONCE, name, min(last), max(last)))
+        elif _flat(name, lines) and any(last):
+            moved = any(min(line.ys()) != max(line.ys()) for line in lines)
+            found.append((HARDLY_EVER if moved else NEVER, name, min(last), max(last)))
     return found
 
 
