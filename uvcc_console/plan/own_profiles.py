@@ -38,8 +38,18 @@ def schema() -> dict[str, Any]:
     return described(found)
 
 
+def _hosts(source: Path) -> Path | None:
+    """The list of hosts that lies beside a profile and is named by it."""
+    fleet = profile.read(source).get("fleet")
+    named = fleet.get("hosts") if isinstance(fleet, dict) else None
+    found = source.parent / named if isinstance(named, str) and named and Path(named).name == named else None
+    return found if found is not None and found.is_file() else None
+
+
 def new(name: str, template: str) -> Path:
-    """A profile of one's own, begun as a copy of ``template``, with the schema beside it. Raises UvccError."""
+    """A profile of one's own, begun as a copy of ``template``, with the schema beside it, and a list of hosts where the
+    template has one beside itself. Raises UvccError.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name[:40]!r} is no name for a profile", "small letters, digits, - and _")
     source = profile.find(template)
@@ -47,6 +57,7 @@ def new(name: str, template: str) -> Path:
     made = here / f"{name}.yaml"
     if made.exists():
         raise ConfigError(f"there is {made} already", "choose another name, or edit that one")
+    hosts = _hosts(source)
     text = source.read_text(encoding="utf-8")
     body = text.split("\n")
     said = next((i for i, line in enumerate(body) if not line.startswith("#")), len(body))
@@ -55,6 +66,8 @@ def new(name: str, template: str) -> Path:
     head = [f"# {name}: begun from {source.stem}", "", f"{_MODELINE} $schema=./{SCHEMA}"]
     try:
         (here / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
+        if hosts is not None and not (here / hosts.name).exists():
+            (here / hosts.name).write_bytes(hosts.read_bytes())
         made.write_text("\n".join([*head, *kept]), encoding="utf-8")
     except OSError as e:
         raise UvccError(f"cannot write {made}: {e.strerror}", "set UVCC_HOME to a writable folder") from e

@@ -16,7 +16,7 @@ from uvcc_console.cli.main import main
 from uvcc_console.cli.view import status_line
 from uvcc_console.core import paths
 from uvcc_console.core.state import fold
-from uvcc_console.plan.profile import available
+from uvcc_console.plan.profile import available, load
 
 Out = pytest.CaptureFixture[str]
 
@@ -101,6 +101,17 @@ def test_profiles_are_a_table_and_one_of_your_own_goes_before_a_packaged_one(cap
     capsys.readouterr()
     assert main(["profiles"]) == 0
     assert "mine                         cannot be used: job.kind is 'privat'" in capsys.readouterr().out
+
+
+def test_a_profile_for_hosts_of_your_own_begins_with_a_list_of_its_own_that_is_not_written_over(capsys: Out) -> None:
+    assert main(["profiles", "new", "mine", "--from", "inventory-example"]) == 0
+    hosts = paths.profiles_dir() / "inventory-hosts-example.yaml"
+    assert load("mine")[1].fleet.model_dump()["hosts"] == str(hosts), "not the packaged one, and not a name alone"
+    hosts.write_text("hosts: [{host: 203.0.113.7, user: root}]\n")
+    assert main(["profiles", "new", "other", "--from", "inventory-example"]) == 0
+    assert "203.0.113.7" in hosts.read_text()
+    assert main(["profiles"]) == 0
+    assert "\ninventory-hosts" not in capsys.readouterr().out, "a list of hosts is no profile"
 
 
 def test_the_schema_that_lies_beside_a_profile_takes_every_packaged_one(capsys: Out) -> None:

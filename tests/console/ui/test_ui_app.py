@@ -171,6 +171,8 @@ async def test_commands_are_typed_after_a_colon(folder: Path) -> None:
         assert d.app.main.page == "5"
         await d.press("colon", *"ledgre", "enter")
         assert "did you mean ledger?" in d.toasts
+        await d.press("colon", *"xyzzy", "enter")
+        assert "no command 'xyzzy': ? lists them" in d.toasts
 
 
 async def test_the_filter_narrows_fleet_and_log_while_typing_and_escape_puts_it_back(folder: Path) -> None:

@@ -216,6 +216,12 @@ def test_filters_that_cannot_be_read_say_so(source: str) -> None:
         filters.parse(source)
 
 
+def test_a_level_that_is_none_names_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="there is no level 'loud'") as e:
+        filters.parse("level>=loud")
+    assert e.value.hint == "there are debug, info, warn, error"
+
+
 # ---- the fleet
 
 

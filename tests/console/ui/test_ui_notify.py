@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
+import pty
 import queue
+import select
+import signal
 import socket
+import struct
+import sys
+import termios
 import threading
+import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -15,8 +25,11 @@ from ui_desk import desk
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.core import paths
+from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import fold
+from uvcc_console.fleet.procs import identify
 from uvcc_console.fleet.pulse import DEAD
 from uvcc_console.haltd.stand_in import StandIn
 from uvcc_console.runs import notices, notify
@@ -262,6 +275,52 @@ def test_what_a_pod_says_reaches_the_operators_program_as_plain_text() -> None:
     send(Note("error", "p0r0: \ud800\x1b[31mred\nline\0"))
     assert got == ["p0r0: red line"]
     assert got[0].encode()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("form", "tmux", "wanted"),
+    [
+        ("osc9", "", b"\x1b]9;p1r0: slow\x07"),
+        ("osc777", "", b"\x1b]777;notify;uvcc;p1r0: slow\x07"),
+        ("osc9", "/tmp/tmux-0/default,1,0", b"\x1bPtmux;\x1b\x1b]9;p1r0: slow\x07\x1b\\"),
+    ],
+)
+def test_a_notice_reaches_the_terminal_of_the_real_console(form: str, tmux: str, wanted: bytes) -> None:
+    run_dir = paths.run_dir(RUN)
+    Story().full(5).write(run_dir)
+    me = identify(os.getpid())
+    assert me is not None
+    for name in ("conductor", "haltd"):  # this very process passes for both
+        (run_dir / f"{name}.json").write_text(json.dumps({"pid": me.pid, "starttime": me.starttime}))
+    env = {k: v for k, v in os.environ.items() if k != "TMUX"} | {
+        "UVCC_NOTIFY_TERMINAL": form,
+        "TERM": "xterm-256color",
+    }
+    pid, fd = pty.fork()
+    if pid == 0:
+        command = [sys.executable, "-m", "uvcc_console.cli.main", "attach", RUN]
+        os.execve(sys.executable, command, env | ({"TMUX": tmux} if tmux else {}))
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    try:
+        _until(fd, b"Fleet")
+        journal = Journal(run_dir / paths.JOURNAL, source="other")
+        _until(fd, wanted, lambda: journal.append(alert("slow")))  # again: the first look only takes note
+        journal.close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(fd)
+
+
+def _until(fd: int, wanted: bytes, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Read what a terminal shows until this was in it."""
+    got, end = b"", time.monotonic() + 90
+    while wanted not in got:
+        assert time.monotonic() < end, got[-500:]
+        meanwhile()
+        if select.select([fd], [], [], 1.0)[0]:
+            got += os.read(fd, 1 << 16)
 
 
 @pytest.mark.parametrize("variable", ["UVCC_NOTIFY_COMMAND", "UVCC_NOTIFY_URL"])

@@ -111,7 +111,7 @@ class Commands(ViewActions, LogActions):
         action = COMMANDS.get(word)
         if action is None:
             near = nearest(word, COMMANDS, CLOSE)
-            self.app.say(f"no command {word!r}" + (f", did you mean {near}?" if near else ""), "warning")
+            self.app.say(f"no command {word!r}" + (f", did you mean {near}?" if near else ": ? lists them"), "warning")
             return
         self.run(action, rest.strip(), by_key=False)
 

@@ -63,6 +63,8 @@ def _comparison(name: str, op: str, wanted: str) -> Test:
     if op in _ORDER:
         bound = _value(name, wanted)
         if bound is None:
+            if name == "level":
+                raise ConfigError(f"there is no level {wanted!r}", f"there are {', '.join(SHOWN_LEVELS)}")
             raise ConfigError(f"{wanted!r} is not a number", f"write for example {name}{op}3")
         compare = _ORDER[op]
 
