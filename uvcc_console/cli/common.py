@@ -52,10 +52,16 @@ class Parser(RaisingParser):
         self.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a profile key")
 
 
+def _from_anywhere(path: str) -> str:
+    """The path of a file as a process that works in another folder finds it."""
+    return str(Path(path).expanduser().absolute()) if path else ""
+
+
 def add_way(parser: argparse.ArgumentParser) -> None:
     """How one gets to a folder elsewhere, as ``ssh`` writes it."""
     parser.add_argument("-p", dest="port", type=int, default=0, metavar="PORT", help="the SSH server's port")
-    parser.add_argument("-i", dest="identity", default="", metavar="FILE", help="the private key to log in with")
+    key = "the private key to log in with"
+    parser.add_argument("-i", dest="identity", default="", type=_from_anywhere, metavar="FILE", help=key)
     parser.add_argument("-J", dest="jump", default="", metavar="HOST", help="go through this host first")
 
 

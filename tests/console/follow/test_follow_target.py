@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from uvcc_console.cli import common
+from uvcc_console.cli.main import module_of
 from uvcc_console.follow.target import FollowTarget, is_target, read_target
 from uvcc_engine.contract.errors import ConfigError
 
@@ -24,6 +26,18 @@ from uvcc_engine.contract.errors import ConfigError
 def test_targets_are_read_as_ssh_writes_them(text: str, wanted: FollowTarget) -> None:
     assert read_target(text) == wanted
     assert is_target(text)
+
+
+@pytest.mark.parametrize("verb", ["watch", "adopt"])
+def test_a_key_is_found_by_who_follows_from_another_folder(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    parser = common.parser_of(module_of(verb).run)
+    asked = {word: parser.parse_args(["ada@host:runs", "-i", word]).identity for word in ("keys/id", "~/id", "/k/id")}
+    assert asked == {"keys/id": str(tmp_path / "keys/id"), "~/id": "/home/ada/id", "/k/id": "/k/id"}
+    assert parser.parse_args(["ada@host:runs"]).identity == ""
 
 
 def test_a_port_may_be_given_beside_it() -> None:

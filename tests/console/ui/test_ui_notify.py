@@ -281,9 +281,9 @@ def test_what_a_pod_says_reaches_the_operators_program_as_plain_text() -> None:
 @pytest.mark.parametrize(
     ("form", "tmux", "wanted"),
     [
-        ("osc9", "", b"\x1b]9;p1r0: slow\x07"),
-        ("osc777", "", b"\x1b]777;notify;uvcc;p1r0: slow\x07"),
-        ("osc9", "/tmp/tmux-0/default,1,0", b"\x1bPtmux;\x1b\x1b]9;p1r0: slow\x07\x1b\\"),
+        ("osc9", "", b"\x1b]9;p1r0: slow"),
+        ("osc777", "", b"\x1b]777;notify;uvcc;p1r0: slow"),
+        ("osc9", "/tmp/tmux-0/default,1,0", b"\x1bPtmux;\x1b\x1b]9;p1r0: slow"),
     ],
 )
 def test_a_notice_reaches_the_terminal_of_the_real_console(form: str, tmux: str, wanted: bytes) -> None:
