@@ -36,6 +36,7 @@ from uvcc_console.ui.panels.pod_page import PodPanel
 from uvcc_console.ui.registry.keys import ACTIONS, UiAction, bindings, footer
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_console.ui.screens.run import RunScreen
+from uvcc_console.ui.widgets.bars import FooterBar
 from uvcc_console.ui.widgets.prompt import Prompt
 from uvcc_console.ui.widgets.scrub import ScrubBar
 from uvcc_engine.contract.errors import UvccError
@@ -231,6 +232,13 @@ class UvccApp(RunConsole):
     @on(RunScreen.BorderClicked)
     def _border(self, event: RunScreen.BorderClicked) -> None:
         self.commands.open(event.number, self.main.trail.here.pod if event.number == PodPanel.number else "")
+
+    @on(FooterBar.Clicked)
+    def _footer_key(self, event: FooterBar.Clicked) -> None:
+        meant = [a for a in ACTIONS.values() if a.label == event.key]
+        named = [a for a in meant if a.name == event.name]  # Esc is both a release and the way back
+        for action in (named or meant)[:1]:
+            self.commands.run(action, by_key=False)
 
     @on(ScrubBar.Sought)
     def _sought(self, event: ScrubBar.Sought) -> None:

@@ -24,8 +24,10 @@ from ui_journals import RUN, T0, Story
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.fleet import provider_kinds
 from uvcc_console.fleet.cloud.intents import Intents
 from uvcc_console.fleet.procs import identify
+from uvcc_console.fleet.provider import PodRequest, Quote, QuoteLine
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_console.ui.drawing.glyphs import UNICODE
@@ -37,6 +39,7 @@ from uvcc_console.ui.panels.home import AboutPanel, ProfilesPanel, RunsPanel, fi
 from uvcc_console.ui.panels.plan_fields import FieldsPanel, flat
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.wizard import PlanPanel, WizardFooter, WizardScreen
+from uvcc_engine.contract.errors import UvccError
 
 
 def text_of(app: HomeApp) -> str:
@@ -207,6 +210,52 @@ async def test_the_wizard_of_a_language_model_has_ranks_and_no_parties() -> None
         await pilot.press("e", *typed("link=direct"), "enter")
         await settle(app, pilot)
         assert app.screen.query_one(FieldsPanel).fields["link"] == "direct", "what was typed is never hidden"
+
+
+async def test_the_price_is_the_providers_own_word_and_one_without_a_price_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    class Market:
+        async def quote(self, requests: list[PodRequest]) -> Quote:
+            asked.append(len(requests))
+            if len(asked) == 1:
+                raise UvccError("the market refuses the key", "set PRIME_API_KEY")
+            return Quote(lines=tuple(QuoteLine(r, "prime", "eu", 2.5) for r in requests), at=0.0, wallet=40.0)
+
+        async def close(self) -> None:
+            asked.append(-1)
+
+    monkeypatch.setattr(provider_kinds, "provider_for", lambda fleet, scratch: Market())
+    async with home() as (app, pilot):
+        app.push_screen(WizardScreen("demo"))
+        await settle(app, pilot)
+        assert "none: see below" in text_of(app)
+        assert "the market refuses the key" in text_of(app)
+        await pilot.press("s")
+        assert isinstance(app.screen, WizardScreen)
+        await pilot.press("e", *typed("job.steps=61"), "enter")
+        await settle(app, pilot)
+        assert "$7.50/h for 3 pods, wallet $40.00" in text_of(app)
+    assert asked == [3, -1, 3, -1], "asked anew after each change"
+
+
+async def test_a_click_moves_the_cursor_and_a_second_one_opens() -> None:
+    Story(steps=5).finished().write(paths.run_dir(RUN))
+    async with home((80, 24)) as (app, pilot):
+        lines = text_of(app).splitlines()
+        row = next(i for i, line in enumerate(lines) if "inventory-example" in line)
+        for _ in range(2):
+            await pilot.click(offset=(8, row))
+            await settle(app, pilot)
+        assert isinstance(app.screen, WizardScreen)
+        await pilot.press("escape")
+        row = next(i for i, line in enumerate(lines) if RUN in line)
+        await pilot.click(offset=(8, row))
+        await pilot.click(offset=(8, row))
+        await settle(app, pilot)
+    assert app.return_value == RunChoice(paths.run_dir(RUN))
 
 
 async def test_where_money_is_spent_the_profiles_name_is_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

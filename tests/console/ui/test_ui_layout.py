@@ -19,7 +19,9 @@ from uvcc_console.ui.panels.fleet import FleetPanel
 from uvcc_console.ui.panels.ledger import LedgerPanel
 from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.screens.borders import LEAST_LEFT, LEAST_LOG, LEAST_RIGHT, Borders, grip_at
+from uvcc_console.ui.screens.help import HelpScreen
 from uvcc_console.ui.screens.jump import JumpScreen, signs
+from uvcc_console.ui.widgets.prompt import Prompt
 
 BODY, RIGHT, LOG = Region(0, 2, 160, 33), Region(112, 2, 48, 33), Region(0, 35, 160, 14)
 
@@ -115,6 +117,52 @@ async def test_who_pulls_a_border_means_no_line_of_a_list(folder: Path, size: tu
         await d.pilot.click(offset=(log.region.x + 4, log.region.y + 3))
         await d.settle()
         assert d.app.screen is not d.app.main, "a click is one"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+async def test_a_click_on_a_key_of_the_last_line_does_as_the_key_and_none_halts(
+    folder: Path, size: tuple[int, int]
+) -> None:
+    async with desk(Story().full(20), folder, size=size) as d:
+
+        async def click(word: str, by: int = 0) -> None:
+            line = d.text.splitlines()[-1]
+            await d.pilot.click("#footer", offset=(line.index(word) + by, 0))
+            await d.settle()
+
+        await click("F9", 1)
+        await click("HALT", 1)
+        assert modes(d) == []
+        await click("? help", 3)
+        assert isinstance(d.app.screen, HelpScreen)
+        await d.press("escape")
+        await click(": command")
+        assert d.app.main.query_one(Prompt).display
+        await d.press("escape")
+        await click("r resume")
+        assert "resume: " in d.toasts, "what is not possible now says why, as with the key"
+        await d.press("2")
+        await click("Esc back", 5)
+        assert d.app.main.page == ""
+        await click("q detach")
+        assert any("the run goes on" in str(m) for m in d.app._exit_renderables)
+
+
+async def test_a_click_goes_to_a_row_a_second_one_opens_it_and_one_on_a_heading_sorts(folder: Path) -> None:
+    async with desk(Story(replicas=2).full(20), folder) as d:
+        fleet = d.app.main.query_one(FleetPanel)
+        lines = d.text.splitlines()
+        row = next(i for i, line in enumerate(lines) if "p1r1s0t0" in line)
+        for _ in range(2):
+            await d.pilot.click(offset=(8, row))
+            await d.settle()
+        assert d.app.main.page == "pod"
+        assert "p1r1" in d.text
+        await d.press("escape")
+        head = next(i for i, line in enumerate(lines) if "heartbeat" in line)
+        await d.pilot.click(offset=(lines[head].index("loss") + 1, head))
+        await d.settle()
+        assert fleet.state.sort == "loss"
 
 
 def _move() -> type:

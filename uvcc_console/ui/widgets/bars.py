@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
+from textual import events
+from textual.message import Message
+
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.drawing.format import clock, duration, money
 from uvcc_console.ui.drawing.glyphs import Glyphs
@@ -315,6 +318,18 @@ def footer_line(view: View, width: int, keys: Sequence[tuple[str, str, bool]]) -
     return out
 
 
+def key_at(line: Line, keys: Sequence[tuple[str, str, bool]], x: int) -> tuple[str, str]:
+    """The key and name that stand at this cell of a footer; empty for none, and for F9: no click halts a run."""
+    texts, at = [text for text, _ in line], 0
+    for i, text in enumerate(texts):
+        for key, name, _ in keys:
+            wide = width_of(line[i : i + 2])
+            if text == key and texts[i + 1 : i + 2] == [f" {name}"] and at <= x < at + wide:
+                return key, name
+        at += width_of(line[i : i + 1])
+    return "", ""
+
+
 class Bar(Panel, can_focus=False):
     """A line or two without border or focus."""
 
@@ -354,7 +369,14 @@ class BannerBar(Bar):
 
 
 class FooterBar(Bar):
-    """The keys of this moment."""
+    """The keys of this moment; a click on one does as the key."""
+
+    class Clicked(Message):
+        """The message that this key was clicked."""
+
+        def __init__(self, key: str, name: str) -> None:
+            super().__init__()
+            self.key, self.name = key, name
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -362,6 +384,12 @@ class FooterBar(Bar):
 
     def draw(self, view: View, width: int, height: int) -> Sequence[Line]:
         return [footer_line(view, width, self.keys)]
+
+    def on_click(self, event: events.Click) -> None:
+        """Do as the key under the mouse."""
+        key, name = key_at(self.lines[0], self.keys, event.x) if self.lines else ("", "")
+        if key and not self.pulled(event):
+            self.post_message(self.Clicked(key, name))
 
 
 __all__ = [
