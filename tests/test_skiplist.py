@@ -74,7 +74,7 @@ def test_a_line_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_the_list_is_short_and_names_tests_that_exist() -> None:
     listed = read_list(LISTED)
-    assert len(listed) < 10
+    assert len(listed) <= 10
     for test, _ in listed:
         file, _, name = test.partition("::")
         text = (HERE.parent / file).read_text()

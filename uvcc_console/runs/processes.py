@@ -105,8 +105,10 @@ def conducted(run_dir: Path) -> bool:
 
 
 def going(run_dir: Path, created: float, now: float) -> bool:
-    """Whether somebody conducts a run that has not ended, or is just being started: a run made at ``created`` waits a
-    while for its conductor. A folder's own times tell nothing to who reads the journal, for that changes them.
+    """Whether somebody conducts a run that has not ended, or is just being started: it waits a while for a conductor.
+
+    ``created`` and ``now``: seconds of the wall clock. A folder's own times tell nothing to who reads the journal, for
+    that changes them.
     """
     if running(run_dir, HALTD if (run_dir / DOMAIN).exists() else CONDUCTOR):
         return True
