@@ -29,7 +29,7 @@ from uvcc_engine.train.marks import check_marks, marked
 from uvcc_engine.train.model_flops import effort_of
 from uvcc_engine.train.repeated import Repeated
 from uvcc_engine.train.rollback import NotFiniteError, Rollbacks
-from uvcc_engine.train.sharded import part, shard, whole
+from uvcc_engine.train.sharded import part, part_again, shard, whole
 from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids, inputs_and_labels
 from uvcc_engine.train.text.tokenizer import Tokenizer
@@ -377,6 +377,7 @@ class LmTrainer:
             self._val = [held.batch(self._rows).tokens for _ in range(self.cfg.train.eval_batches)]
         self.model.eval()
         losses = [float(self._cross_entropy(self.model, t.to(self.group.device))) for t in self._val]
+        part_again(self.model)
         self.model.train()
         self._on_alive(False)
         mean = self.group.total([sum(losses)])[0] / (len(losses) * self.group.world)

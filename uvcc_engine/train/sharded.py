@@ -65,6 +65,13 @@ def sync_after(model: nn.Module, last: bool) -> None:
     model.set_requires_gradient_sync(last)  # type: ignore[operator]  # fully_shard gave it this method
 
 
+def part_again(model: nn.Module) -> None:
+    """Leave each rank its parts after a forward pass that no backward pass follows: what stands outside the blocks is
+    whole until then, under the parameters' names."""
+    if hasattr(model, "reshard"):
+        model.reshard()  # type: ignore[operator]  # fully_shard gave it this method
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor that ranks hold in parts, gathered on all of them (a collective); any other as it is."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

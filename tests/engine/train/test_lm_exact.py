@@ -100,7 +100,8 @@ def test_a_kill_at_any_step_changes_nothing(
 
 @pytest.mark.parametrize(("world", "accumulate"), [(2, "2"), pytest.param(4, "1,2,4", marks=pytest.mark.slow)])
 def test_a_resume_is_exact_where_each_rank_holds_a_part(tmp_path: Path, world: int, accumulate: str) -> None:
-    found = exact(tmp_path / "run", world, accumulate, ddp={"shard": True}, train={"loss_chunk": 32})
+    train = {"loss_chunk": 32, "eval_every": 2, "eval_batches": 1}  # a checkpoint follows each evaluation
+    found = exact(tmp_path / "run", world, accumulate, ddp={"shard": True}, train=train)
     assert len(found) == 2 * len(accumulate.split(","))
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
