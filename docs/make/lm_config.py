@@ -52,6 +52,7 @@ MEANINGS: Final[dict[str, str]] = {
     "runtime.compile": "torch.compile, block by block",
     "runtime.nvtx": "mark fetch, forward, backward and optimizer for a CUDA profiler",
     "ddp.shard": "`true`: each rank keeps a part of weights, gradients and moments (torch's fully_shard, FSDP2)",
+    "ddp.context": "so many neighbouring ranks share the tokens of each row, for rows that are too long for one GPU",
     "ddp.tensor": "with `ddp.shard`: so many neighbouring ranks compute each block together, on the same rows",
     "ddp.compress": "`bf16` sends gradients in half the bytes; `off` sends them as they are",
     "ddp.bucket_mb": "MiB of gradients that are sent together",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.rope import first_positions, rotate
+from uvcc_engine.nsa.shared_rows import SharedLayout
 from uvcc_engine.nsa.visibility import Layout, layout_of
 
 BRANCHES = ("cmp", "sel", "win")
@@ -124,16 +125,42 @@ class NSAttention(nn.Module):
 
     def mix(self, layout: Layout, keyed: Keyed, gates: Tensor) -> Tensor:
         """The gated sum of the branches, projected: [B, S, dim]."""
-        o_cmp, o_sel, o_win = dispatch.attend(layout, keyed.q, keyed.k, keyed.v)
+        branches = dispatch.attend(layout, keyed.q, keyed.k, keyed.v)
+        out: Tensor = self.out(self._gated(layout, branches, gates).flatten(-2))
+        return out
+
+    @staticmethod
+    def _gated(layout: Layout, branches: dispatch.Triple, gates: Tensor) -> Tensor:
+        """[B, S, H, dv]."""
+        o_cmp, o_sel, o_win = branches
         g_cmp, g_sel, g_win = (g[..., None] for g in gates.unbind(-1))
         y = torch.addcmul(o_sel * g_sel, o_win, g_win)
         if o_cmp is not None:
             y = torch.addcmul(y, o_cmp, g_cmp * layout.sees_cmp[..., None])
-        out: Tensor = self.out(y.flatten(-2))
-        return out
+        return y
 
-    def forward(self, x: Tensor, doc_start: Tensor | Layout | None = None) -> tuple[Tensor, Tensor]:
+    def _shared(self, x: Tensor, layout: SharedLayout) -> tuple[Tensor, Tensor]:
+        """``forward`` of this rank's tokens of rows that several share; every rank compresses all keys."""
+        c, p = self.cfg, self.project(x)
+        table = first_positions(layout.s, c.d_k, c.rope_base, c.rope_scale, p.token.dtype, x.device)[:, None]
+        q, k_sel, k_win = self.heads(rotate(p.token, table[layout.places]))
+        own = torch.cat([p.k_cmp, k_sel, k_win, p.v_cmp, p.v_sel, p.v_win], -1)
+        parts = torch.split(layout.whole(own), [c.d_k] * 3 + [c.d_v] * 3, -1)
+        k_raw, k_sel, k_win, v_raw, v_sel, v_win = parts
+        k_cmp = rotate(self.phi_k(k_raw), table[: layout.n_cmp * c.nsa.d : c.nsa.d])
+        v_cmp, found, at = self.phi_v(v_raw), [], 0
+        for part in layout.parts:
+            n, m, mine = part.n_keys, part.n_cmp, slice(at, at + part.s)
+            keys = (k_cmp[:, :m] if m else None, k_sel[:, :n], k_win[:, :n])
+            values = (v_cmp[:, :m] if m else None, v_sel[:, :n], v_win[:, :n])
+            found.append(self._gated(part, dispatch.attend(part, q[:, mine], keys, values), p.gates[:, mine]))
+            at = mine.stop
+        return self.out(torch.cat(found, 1).flatten(-2)), p.gates
+
+    def forward(self, x: Tensor, doc_start: Tensor | Layout | SharedLayout | None = None) -> tuple[Tensor, Tensor]:
         """x [B, S, dim] -> (y [B, S, dim], gates [B, S, H, 3] for the gate metrics)."""
+        if isinstance(doc_start, SharedLayout):
+            return self._shared(x, doc_start)
         if isinstance(doc_start, Layout):
             layout = doc_start
         else:

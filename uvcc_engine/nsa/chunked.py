@@ -38,14 +38,14 @@ class _Compressed(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         out, lse, chosen = [], [], []
         for a, b in _tiles(layout.s):
-            n = max(1, layout.cfg.n_cmp(b))
+            n = max(1, layout.cfg.n_cmp(layout.first + b))
             score = _scores(q[..., a:b, :], k[..., :n, :], _visible(layout, a, b, n))
             z = score.logsumexp(-1, keepdim=True)
             p = (score - z).exp()
             out.append(p.to(v.dtype) @ v[:, :, None, :n])
             lse.append(z[..., 0])
             if layout.selects:
-                wide = layout.cfg.n_blocks(b)
+                wide = layout.cfg.n_blocks(layout.first + b)
                 rank = pool(layout.cfg, p.sum(2), wide)
                 chosen.append(top_blocks(layout.cfg, rank, layout.positions[a:b], layout.starts[:, a:b]))
         o, z = torch.cat(out, -2), torch.cat(lse, -1)
@@ -62,7 +62,7 @@ class _Compressed(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         scale = q.shape[-1] ** -0.5
         for a, b in _tiles(layout.s):
-            n = max(1, layout.cfg.n_cmp(b))
+            n = max(1, layout.cfg.n_cmp(layout.first + b))
             kn, vn = k[:, :, None, :n], v[:, :, None, :n]
             qt, dot = q[..., a:b, :], do[..., a:b, :]
             p = (_scores(qt, k[..., :n, :], _visible(layout, a, b, n)) - lse[..., a:b, None]).exp()
@@ -145,14 +145,14 @@ def _block_tiles(inverse: Inverse, n_sel: int, layout: Layout) -> Any:
                     t = entry[place.clamp(max=entry.shape[0] - 1)].to(torch.int64) // n_sel
                     # padding takes the block's last query: its scores are finite, its results are dropped
                     t = torch.where(live, t, t[0])
-                    yield (row, group), t, live, slice(j * size, min((j + 1) * size, layout.s))
+                    yield (row, group), t, live, slice(j * size, min((j + 1) * size, layout.n_keys))
 
 
 def _block_scores(q: Tensor, k: Tensor, t: Tensor, keys: slice, layout: Layout, row: int) -> Tensor:
     """q [T, h, dk] of queries t against one block's keys [n, dk] -> [T, h, n], -inf outside doc_start..t."""
-    place = layout.positions[keys]
+    place = torch.arange(keys.start, keys.stop, device=q.device)
     first = layout.starts[row % layout.starts.shape[0]][t]
-    seen = (place <= t[:, None]) & (place >= first[:, None])
+    seen = (place <= layout.first + t[:, None]) & (place >= first[:, None])
     score: Tensor = (q * float(q.shape[-1]) ** -0.5) @ k.T
     return score.masked_fill(~seen[:, None], -torch.inf)
 
@@ -170,13 +170,13 @@ def window(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """The last w tokens, tile by tile. q [B, S, H, dk], k/v [B, S, G, d] -> [B, S, H, dv]."""
     w, out = layout.cfg.w, []
     for a, b in _tiles(layout.s):
-        low = max(0, a - w + 1)
-        q_pos, place = layout.positions[a:b, None], layout.positions[low:b]
+        low, high = max(0, layout.first + a - w + 1), layout.first + b
+        q_pos, place = layout.positions[a:b, None], torch.arange(low, high, device=q.device)
         seen = ((place <= q_pos) & (place > q_pos - w))[None] & (place >= layout.starts[:, a:b, None])
         part = F.scaled_dot_product_attention(
             q[:, a:b].transpose(1, 2),
-            k[:, low:b].transpose(1, 2),
-            v[:, low:b].transpose(1, 2),
+            k[:, low:high].transpose(1, 2),
+            v[:, low:high].transpose(1, 2),
             attn_mask=seen[:, None],
             enable_gqa=True,
         )

@@ -69,7 +69,9 @@ def has_flex() -> bool:
 
 def route(layout: Layout, heads: int, groups: int) -> Route:
     """What ``attend`` will do for this shape."""
-    chosen = _route(layout.device.type, layout.s, heads // groups, _forced[0] if _forced else "")
+    chosen = _route(layout.device.type, layout.n_keys, heads // groups, _forced[0] if _forced else "")
+    if layout.first and "flex" in (chosen.cmp, chosen.win):  # whose masks begin with the row
+        chosen = Route("chunked", "chunked", "chunked")
     if layout.n_cmp == 0 and chosen.cmp == "triton":  # the kernel shares its tiles between both bands
         chosen = replace(chosen, cmp="masked", win="masked")
     return chosen if layout.selects else replace(chosen, sel="dense")
@@ -102,7 +104,8 @@ def decodes_by_kernel(device: torch.device) -> bool:
 def attend(layout: Layout, q: Tensor, keys: Triple, values: Triple) -> Triple:
     """The three branches' outputs [B, S, H, dv], the first None where no compression block exists.
 
-    q [B, S, H, dk] and keys rotated; keys and values in the order cmp [B, n_cmp, G, d], sel and win [B, S, G, d].
+    q [B, S, H, dk] and keys rotated; keys and values in the order cmp [B, n_cmp, G, d], sel and win [B, S, G, d]; of a
+    slice of a row, all keys up to its end.
     Rows that see no compression block hold something finite in the first output.
     """
     k_cmp, k_sel, k_win = keys

@@ -59,7 +59,7 @@ def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, layout: Lay
     """q [B, S, H, dk], k/v [B, S, G, d], chosen [B, G, S, n_blocks] (None = every block) -> [B, S, H, dv]."""
     if chosen is None:
         return sdpa(q, k, v, layout.causal)
-    mask = blocks.token_mask(layout.cfg, chosen, layout.positions, layout.starts, layout.s)
+    mask = blocks.token_mask(layout.cfg, chosen, layout.positions, layout.starts, layout.n_keys)
     return sdpa(q, k, v, mask.repeat_interleave(q.shape[2] // k.shape[2], dim=1))
 
 

@@ -15,6 +15,7 @@ from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.masked import sdpa
 from uvcc_engine.nsa.rope import first_positions, rope_tables, rotate
+from uvcc_engine.nsa.shared_rows import SharedLayout, SharedRows
 from uvcc_engine.nsa.visibility import Layout, layout_of
 
 NO_LABEL: Final = -100
@@ -71,7 +72,7 @@ class TransformerBlock(nn.Module):
         self.up = nn.Linear(cfg.dim, 4 * cfg.dim, bias=False)
         self.down = nn.Linear(4 * cfg.dim, cfg.dim, bias=False)
 
-    def forward(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, layout: Layout | SharedLayout) -> tuple[Tensor, Tensor | None]:
         y, gates = self.attention(self.norm_a(x), layout)
         x = x + y
         return x + self.down(F.gelu(self.up(self.norm_m(x)))), gates
@@ -97,6 +98,7 @@ class LanguageModel(nn.Module):
         self.embed = nn.Embedding(cfg.vocab, cfg.dim)
         self.blocks = nn.ModuleList(TransformerBlock(cfg) for _ in range(cfg.n_layers))
         self.norm = nn.RMSNorm(cfg.dim)
+        self.context: SharedRows | None = None  # the ranks that compute the same rows with this one
         self.recompute = range(0)  # blocks whose activations are computed again in the backward pass
         self.apply(self._init)
         for name, p in self.named_parameters():
@@ -128,8 +130,18 @@ class LanguageModel(nn.Module):
 
         ``chunk``: so many tokens' logits are held at once, see ``token_loss``. ``gates`` collects each layer's
         [B, S, H, 3], detached.
+
+        Where ranks share the rows (``context``), each is given them whole and computes its own tokens; its loss is
+        theirs, weighted so that the mean of the ranks' losses, and of their gradients, is the rows'.
         """
-        layout = layout_of(self.cfg.nsa, tokens.shape[1], tokens.device, doc_start)
+        layout: Layout | SharedLayout
+        counted = labels
+        if self.context is None:
+            layout = layout_of(self.cfg.nsa, tokens.shape[1], tokens.device, doc_start)
+        else:
+            layout = SharedLayout(self.cfg.nsa, tokens.shape[1], tokens.device, doc_start, self.context)
+            tokens = tokens[:, layout.places]
+            labels = None if labels is None else labels[:, layout.places]
         x = self.embed(tokens)
         for number, block in enumerate(self.blocks):
             if self.training and number in self.recompute:
@@ -140,7 +152,8 @@ class LanguageModel(nn.Module):
                 gates.append(g.detach())
         hidden = self.norm(x)
         if labels is not None:
-            return token_loss(hidden, self.output, labels, chunk)
+            loss = token_loss(hidden, self.output, labels, chunk, of=counted)
+            return loss if self.context is None else loss * self.context.ranks
         return F.linear(hidden, self.output)
 
     @property
@@ -151,16 +164,17 @@ class LanguageModel(nn.Module):
         return plain
 
 
-def token_loss(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = 0) -> Tensor:
+def token_loss(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = 0, *, of: Tensor | None = None) -> Tensor:
     """Mean cross-entropy in fp32 of ``labels`` [B, S] under the logits hidden [B, S, dim] @ weight [vocab, dim]^T.
 
     Tokens labelled ``NO_LABEL`` do not count; where none does, the loss is 0.
 
     With ``chunk`` > 0 only so many tokens' logits exist at a time; the backward pass computes them again. Fifty
-    thousand symbols are 200 KB of logits a token, which is most of a step's memory otherwise.
+    thousand symbols are 200 KB of logits a token, which is most of a step's memory otherwise. ``of``: the labels whose
+    number the sum is divided by, where ``labels`` are some of them.
     """
     rows, wanted = hidden.flatten(0, 1), labels.flatten()
-    count = (wanted != NO_LABEL).sum().clamp_min(1)
+    count = ((labels if of is None else of) != NO_LABEL).sum().clamp_min(1)
     if not 0 < chunk < len(wanted):
         return _summed_loss(rows, weight, wanted) / count
     parts = zip(torch.split(rows, chunk), torch.split(wanted, chunk), strict=True)

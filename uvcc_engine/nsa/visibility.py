@@ -17,11 +17,15 @@ from uvcc_engine.nsa.rope import forget_tables
 
 
 class Layout:
-    """Visibility of S positions of ``doc_start`` ([B, S], None = one document a row). B' is B with packing, else 1."""
+    """Visibility of S positions of ``doc_start`` ([B, S], None = one document a row). B' is B with packing, else 1.
 
-    def __init__(self, cfg: NSAConfig, s: int, device: torch.device, doc_start: Tensor | None) -> None:
-        self.cfg, self.s, self.device, self.doc_start = cfg, s, device, doc_start
-        self.n_cmp, self.n_blocks = cfg.n_cmp(s), cfg.n_blocks(s)
+    ``first``: the place of the first of them in its row; keys are there from the row's beginning.
+    """
+
+    def __init__(self, cfg: NSAConfig, s: int, device: torch.device, doc_start: Tensor | None, first: int = 0) -> None:
+        self.cfg, self.s, self.device, self.doc_start, self.first = cfg, s, device, doc_start, first
+        self.n_keys = first + s
+        self.n_cmp, self.n_blocks = cfg.n_cmp(self.n_keys), cfg.n_blocks(self.n_keys)
 
     @property
     def packed(self) -> bool:
@@ -35,8 +39,8 @@ class Layout:
 
     @cached_property
     def positions(self) -> Tensor:
-        """0..S-1, int64."""
-        return torch.arange(self.s, device=self.device)
+        """first..first+S-1, int64."""
+        return torch.arange(self.first, self.n_keys, device=self.device)
 
     @cached_property
     def starts(self) -> Tensor:
@@ -57,17 +61,17 @@ class Layout:
 
     @cached_property
     def causal(self) -> Tensor | None:
-        """[B, 1, S, S] bool; None without packing, where SDPA's own causal form serves."""
-        if not self.packed:
+        """[B, 1, S, keys] bool; None without packing, where SDPA's own causal form serves."""
+        if not self.packed and not self.first:
             return None
-        return blocks.causal_mask(self.positions, self.starts, self.s)[:, None]
+        return blocks.causal_mask(self.positions, self.starts, self.n_keys)[:, None]
 
     @cached_property
     def window(self) -> Tensor | None:
-        """[B', 1, S, S] bool; as ``causal`` where the window spans the row."""
-        if self.cfg.w >= self.s:
+        """[B', 1, S, keys] bool; as ``causal`` where the window spans the row."""
+        if self.cfg.w >= self.n_keys:
             return self.causal
-        return blocks.window_mask(self.cfg, self.positions, self.starts, self.s)[:, None]
+        return blocks.window_mask(self.cfg, self.positions, self.starts, self.n_keys)[:, None]
 
     def cmp_bias(self, heads: int) -> Tensor:
         """0 where visible, else -inf, for ``heads`` rows of queries: [B', n_cmp, heads * S] float32.

@@ -68,10 +68,12 @@ class RuntimeConfig:
 class DDPConfig:
     """Knobs of DistributedDataParallel. ``shard``: torch's fully_shard (FSDP2) instead, where every rank keeps a part
     of the weights, gradients and moments; the knobs of DDP then have no effect and are refused. ``tensor``: so many
-    neighbouring ranks compute each block of a sharded model together, on the same rows."""
+    neighbouring ranks compute each block of a sharded model together, on the same rows. ``context``: so many
+    neighbouring ranks share the tokens of each row, for rows that are too long for one."""
 
     shard: bool = False
     tensor: int = 1
+    context: int = 1
     compress: str = "bf16"  # bf16 | off
     bucket_mb: int = 25
     static_graph: bool = False
@@ -197,7 +199,10 @@ class LMConfig:
             )
 
     def _check_shard(self) -> None:
-        _at_least("ddp.tensor", self.ddp.tensor, 1)
+        for name in ("tensor", "context"):
+            _at_least(f"ddp.{name}", getattr(self.ddp, name), 1)
+        if self.ddp.context > 1:
+            self._check_context(self.ddp.context)
         if self.ddp.tensor > 1:
             self._check_tensor(self.ddp.tensor)
         if not self.ddp.shard:
@@ -211,6 +216,17 @@ class LMConfig:
             raise ConfigError(
                 "train.optimizer=muon needs whole matrices, and ddp.shard leaves a part to each rank", hint
             )
+
+    def _check_context(self, ranks: int) -> None:
+        for name, there in (("runtime.compile", self.runtime.compile), ("ddp.tensor", self.ddp.tensor > 1)):
+            if there:
+                raise ConfigError(f"{name} and ddp.context={ranks}", "leave one of them out")
+        if self.model.attention != "nsa":
+            raise ConfigError(f"ddp.context={ranks} with model.attention={self.model.attention}", "it is there for nsa")
+        least = 2 * max(ranks, self.model.nsa.l)  # so that each rank's late slice sees a whole compression block
+        if self.train.seq_len % (2 * ranks) or self.train.seq_len < least:
+            what = f"train.seq_len={self.train.seq_len} cannot be shared by ddp.context={ranks} ranks"
+            raise ConfigError(what, f"a multiple of {2 * ranks} of at least {least}: each computes two slices")
 
     def _check_tensor(self, ranks: int) -> None:
         if not self.ddp.shard:

@@ -59,13 +59,15 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """This rank's place. ``world`` 1 needs no process group at all. ``tensor`` neighbouring ranks are one replica."""
+    """This rank's place. ``world`` 1 needs no process group at all. ``tensor`` or ``context`` neighbouring ranks are
+    one replica."""
 
     rank: int
     world: int
     device: torch.device
     trace: Trace = field(default_factory=Trace)
     tensor: int = 1
+    context: int = 1
 
     @property
     def lead(self) -> bool:
@@ -74,11 +76,16 @@ class RankGroup:
     @property
     def replica(self) -> int:
         """Whose rows it reads: ranks of one replica compute the same rows together."""
-        return self.rank // self.tensor
+        return self.rank // self.together
 
     @property
     def replicas(self) -> int:
-        return self.world // self.tensor
+        return self.world // self.together
+
+    @property
+    def together(self) -> int:
+        """Ranks of a replica."""
+        return self.tensor * self.context
 
     @property
     def backend(self) -> str:
@@ -144,7 +151,7 @@ def nvidia_driver(told: Path = Path("/proc/driver/nvidia/version")) -> str:
     return found.group(1) if found else ""
 
 
-def start_group(device: str, timeout_min: float, tensor: int = 1) -> RankGroup:
+def start_group(device: str, timeout_min: float, tensor: int = 1, context: int = 1) -> RankGroup:
     """Join the world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun or the agent set them).
 
     Raises ConfigError for a world beyond this machine, whose traffic nothing encrypts, unless it was accepted.
@@ -160,7 +167,7 @@ def start_group(device: str, timeout_min: float, tensor: int = 1) -> RankGroup:
             meeting.keep_here(os.environ)
         recorder.arm()
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=timedelta(minutes=timeout_min))
-    group = RankGroup(rank, world, chosen, tensor=tensor)
+    group = RankGroup(rank, world, chosen, tensor=tensor, context=context)
     flight.provide("sequence", lambda: list(group.trace.recent))
     return group
 

@@ -68,13 +68,16 @@ def _parameters(cfg: LMConfig) -> int:
 
 
 def check_world(cfg: LMConfig, world: int) -> None:
-    """Refuse ranks that ``ddp.tensor`` does not divide, and a batch that they cannot share evenly: a rank without rows
-    would hang the others."""
-    if world % cfg.ddp.tensor:
-        raise ConfigError(f"ddp.tensor={cfg.ddp.tensor} of {world} ranks", "make the ranks a multiple of it")
-    replicas = world // cfg.ddp.tensor
+    """Refuse ranks that ``ddp.tensor`` or ``ddp.context`` does not divide, and a batch that they cannot share evenly: a
+    rank without rows would hang the others."""
+    for name in ("tensor", "context"):
+        if world % getattr(cfg.ddp, name):
+            what = f"ddp.{name}={getattr(cfg.ddp, name)} of {world} ranks"
+            raise ConfigError(what, "make the ranks a multiple of it")
+    together = cfg.ddp.tensor * cfg.ddp.context
+    replicas = world // together
     if cfg.train.batch_size % replicas:
-        each = f" in {replicas} groups of {cfg.ddp.tensor}" if cfg.ddp.tensor > 1 else ""
+        each = f" in {replicas} groups of {together}" if together > 1 else ""
         raise ConfigError(
             f"train.batch_size={cfg.train.batch_size} cannot be shared by {world} ranks{each}",
             f"make it a multiple of {replicas}",

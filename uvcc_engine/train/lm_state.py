@@ -126,7 +126,7 @@ def save(
     ck.write_rank(root, step, token, state, contents)
     group.barrier()
     if leads:
-        topology = {"replicas": group.replicas, "stages": 1, "tensor": group.tensor}
+        topology = {"replicas": group.replicas, "stages": 1, "tensor": group.tensor, "context": group.context}
         ck.commit(root, run=run, step=step, token=token, ranks=mine, topology=topology)
         ck.prune(root, keep)
     group.barrier()
@@ -154,11 +154,11 @@ def restore(
         if not tensor.isfinite().all():
             raise VerificationError("checkpoint", f"{name} in {path} is not finite", ck.EARLIER)
     load_tensors(model, optimizer, tensors)
-    replicas, together = (int(manifest.topology.get(name, 1)) for name in ("replicas", "tensor"))
-    if (replicas, together) == (group.replicas, group.tensor):
+    replicas, heads, context = (int(manifest.topology.get(name, 1)) for name in ("replicas", "tensor", "context"))
+    if (replicas, heads, context) == (group.replicas, group.tensor, group.context):
         mine = manifest.rank(group.rank)
         torch.set_rng_state(torch.tensor(list(bytes.fromhex(mine.rng["torch"])), dtype=torch.uint8))
         return manifest.step, Cursor.from_json(mine.cursors["data"])
-    mine_only = {rank // together: r.cursors["data"] for rank, r in manifest.ranks.items()}
+    mine_only = {rank // (heads * context): r.cursors["data"] for rank, r in manifest.ranks.items()}
     before = {rank: Cursor.from_json(raw) for found in group.gather(mine_only) for rank, raw in found.items()}
     return manifest.step, for_another_world(before, replicas, group.replica == 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from uvcc_engine.nsa.blocks import doc_starts
 from uvcc_engine.nsa.model import LanguageModel, route_of
 from uvcc_engine.train import gradient_norm, lm_state
 from uvcc_engine.train.config import LMConfig
+from uvcc_engine.train.context_ranks import context_of
 from uvcc_engine.train.distributed import RankGroup, without_sync, wrap
 from uvcc_engine.train.learning_rate import lr_at
 from uvcc_engine.train.lm_job import check_world
@@ -85,6 +87,8 @@ class LmTrainer:
             self.model.compile_blocks()
         if cfg.ddp.shard and group.world > 1:  # before the optimizer, which is to see the parts
             shard(self.model, group.device, group.world, cfg.ddp.compress, group.tensor)
+        if group.context > 1:
+            self.model.context = context_of(group.device, group.rank, group.world, group.context)
         self.optimizer = make_optimizers(self.model, cfg.train)
         bf16 = cfg.runtime.precision == "bf16"
         effort = effort_of(cfg.model, cfg.train.seq_len, group.device, group.world, bf16=bf16)
@@ -221,10 +225,15 @@ class LmTrainer:
         """Mean next-token cross-entropy; no prediction crosses into another document's first token's past."""
         watch = self._due(self.cfg.train.log_every, ahead=1)
         gates: list[Tensor] | None = [] if watch else None
-        loss = self._cross_entropy(self._wrapped, tokens, gates=gates)
+        with self._met():
+            loss = self._cross_entropy(self._wrapped, tokens, gates=gates)
         if gates:
             self.telemetry.gates_of([whole(g) for g in gates])
         return loss
+
+    def _met(self) -> AbstractContextManager[None]:
+        """A forward pass in which ranks meet is told of like any collective."""
+        return self.group.trace.of("forward") if self.group.context > 1 else nullcontext()
 
     def _cross_entropy(self, forward: Callable[..., Tensor], tokens: Tensor, **options: Any) -> Tensor:
         inputs, labels = inputs_and_labels(tokens)
@@ -376,7 +385,8 @@ class LmTrainer:
             held = self._packer(True, None)
             self._val = [held.batch(self._rows).tokens for _ in range(self.cfg.train.eval_batches)]
         self.model.eval()
-        losses = [float(self._cross_entropy(self.model, t.to(self.group.device))) for t in self._val]
+        with self._met():
+            losses = [float(self._cross_entropy(self.model, t.to(self.group.device))) for t in self._val]
         part_again(self.model)
         self.model.train()
         self._on_alive(False)

@@ -24,6 +24,7 @@ from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.kernels.tiles import selection_bytes
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
+from uvcc_engine.nsa.shared_rows import SharedRows
 from uvcc_engine.nsa.visibility import forget
 from uvcc_engine.train.config import LMConfig
 
@@ -73,13 +74,20 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen[key] = weakref.ref(storage, gone)
 
 
-def peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool, chunk: int = 0) -> int:
-    """Bytes at the worst moment of one micro-batch: weights, gradients, activations, logits."""
+def peak_of(
+    cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute: bool, chunk: int = 0, context: int = 1
+) -> int:
+    """Bytes at the worst moment of one micro-batch: weights, gradients, activations, logits.
+
+    ``context``: of a rank of so many that share the rows.
+    """
     forget()
     try:
         with FakeTensorMode(), PeakBytes() as peak:
             model = LanguageModel(cfg)
             model.recompute = range(cfg.n_layers if recompute else 0)
+            if context > 1:
+                model.context = SharedRows(0, context, lambda x: torch.stack([x] * context))
             tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
                 loss = model(tokens, torch.zeros_like(tokens), labels=tokens, chunk=chunk)
@@ -92,20 +100,27 @@ def peak_of(cfg: ModelConfig, rows: int, seq_len: int, *, bf16: bool, recompute:
 def estimate(cfg: LMConfig, ranks: int) -> int:
     """MiB that one rank needs at the worst moment of a step, without the base cost of its process."""
     m, t = cfg.model, cfg.train
-    replicas = max(1, ranks // cfg.ddp.tensor)  # activations count as whole on each rank that computes together
+    replicas = max(
+        1, ranks // (cfg.ddp.tensor * cfg.ddp.context)
+    )  # activations count as whole on each rank that computes together
     rows = max(1, t.batch_size // replicas)
     bf16 = cfg.runtime.precision == "bf16"
     recompute = len(cfg.runtime.recomputed(m.n_layers)) == m.n_layers  # a part of the layers counts as none: never less
 
     def peak(layers: int) -> int:
         shape = replace(m, n_layers=layers)
-        return peak_of(shape, rows, t.seq_len, bf16=bf16, recompute=recompute, chunk=t.loss_chunk)
+        return peak_of(
+            shape, rows, t.seq_len, bf16=bf16, recompute=recompute, chunk=t.loss_chunk, context=cfg.ddp.context
+        )
 
     one = peak(1)
     whole = one if m.n_layers == 1 else one + (peak(2) - one) * (m.n_layers - 1)
     parameters = parameter_count(m)
     if ranks > 1 and cfg.ddp.shard:  # weights, gradients and moments are shared out; one block is gathered at a time
-        return int(HEADROOM * (whole - 8 * parameters + 16 * parameters / replicas + _gathered(m))) // MIB
+        return (
+            int(HEADROOM * (whole - 8 * parameters + 16 * parameters / max(1, ranks // cfg.ddp.tensor) + _gathered(m)))
+            // MIB
+        )
     buckets = 2 * parameters if ranks > 1 and cfg.ddp.compress == "bf16" else 0
     return int(HEADROOM * (whole + 8 * parameters + buckets)) // MIB
 
@@ -150,7 +165,9 @@ def _of_kernels(cfg: LMConfig, ranks: int, device: torch.device) -> int:
     m, t = cfg.model, cfg.train
     if dispatch.best_path(device.type, t.seq_len, m.n_heads // m.n_kv_groups) != "triton":
         return 0
-    return selection_bytes(m, max(1, t.batch_size // max(1, ranks // cfg.ddp.tensor)) * t.seq_len)
+    rows = max(1, t.batch_size // max(1, ranks // (cfg.ddp.tensor * cfg.ddp.context)))
+    slices = 2 * cfg.ddp.context if cfg.ddp.context > 1 else 1  # where ranks share rows, one after the other
+    return selection_bytes(m, rows * t.seq_len // slices)
 
 
 def _number(path: Path) -> int | None:

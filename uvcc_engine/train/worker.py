@@ -67,8 +67,8 @@ def train(
     check_world(cfg, int(os.environ.get("WORLD_SIZE", "1")))
     sink_registry.check(sink_registry.names_in(cfg.train.sinks))
     effective.take(os.environ)
-    group = start_group(cfg.runtime.device, cfg.ddp.timeout_min, cfg.ddp.tensor)
-    if not cfg.ddp.shard:  # whose further groups are made later
+    group = start_group(cfg.runtime.device, cfg.ddp.timeout_min, cfg.ddp.tensor, cfg.ddp.context)
+    if not cfg.ddp.shard and cfg.ddp.context == 1:  # whose further groups are made later
         effective.take(os.environ, grouped=True)
     if group.device.type == "cpu":
         keep_memory()

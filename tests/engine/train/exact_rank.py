@@ -95,7 +95,8 @@ def struck_once(step: int) -> type[LmTrainer]:
 
 
 def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str, Any]) -> None:
-    group = start_group("cpu", 2.0, (more.get("ddp") or {}).get("tensor", 1))
+    ddp = more.get("ddp") or {}
+    group = start_group("cpu", 2.0, ddp.get("tensor", 1), ddp.get("context", 1))
     found: dict[str, list[str]] = {}
     graphs = (False,) if more.get("ddp") else more.get("static", (False, True))
     killed = more.get("killed")

@@ -100,19 +100,22 @@ def _attend(
 
 @triton.jit
 def _tile(
-    q, starts, s, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER: tl.constexpr, STRIDE: tl.constexpr,
+    q, starts, s, origin, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER: tl.constexpr, STRIDE: tl.constexpr,
     SPAN: tl.constexpr, DK: tl.constexpr, DKP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """This program's place and queries, with the blocks c_lo..c_hi-1 and window keys w_lo..q1-1 that any may see."""
+    """This program's place and queries, with the blocks c_lo..c_hi-1 and window keys w_lo..q1-1 that any may see.
+
+    Query t stands at the row's place t + ``origin``.
+    """
     row, b, h, g = _place(heads, PER)
     q0 = tl.program_id(0) * BQ
-    q1 = tl.minimum(q0 + BQ, s)
+    q1 = tl.minimum(q0 + BQ, s) + origin
     t = q0 + tl.arange(0, BQ)
     real, start, tile = _queries(q, starts, t, s, q_b, q_s, q_h, starts_b, b, h, DK, DKP)
     first = tl.load(starts + b * starts_b + q0)
     c_hi = tl.minimum(n_cmp, tl.maximum(q1 - SPAN + STRIDE, 0) // STRIDE)
     c_lo = tl.minimum(first // STRIDE // BN * BN, c_hi)
-    w_lo = tl.maximum(tl.maximum(q0 - window + 1, first), 0)
+    w_lo = tl.maximum(tl.maximum(q0 + origin - window + 1, first), 0)
     return row, b, h, g, t, real, start, tile, c_lo, c_hi, w_lo, q1
 
 
@@ -120,25 +123,25 @@ def _tile(
 def forward(
     q, kc, vc, kw, vw, starts, o_cmp, o_win, lse,
     q_b, q_s, q_h, kc_b, kc_s, kc_g, vc_b, vc_s, vc_g, kw_b, kw_s, kw_g, vw_b, vw_s, vw_g, starts_b,
-    s, heads, n_cmp, window, scale, far,
+    s, origin, heads, n_cmp, window, scale, far,
     PER: tl.constexpr, STRIDE: tl.constexpr, SPAN: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head. o_cmp, o_win [B, S, H, DV] and lse [2, B, H, S] are contiguous."""
     row, b, h, g, t, real, start, tile, c_lo, c_hi, w_lo, q1 = _tile(
-        q, starts, s, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER, STRIDE, SPAN, DK, DKP, BQ, BN
+        q, starts, s, origin, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER, STRIDE, SPAN, DK, DKP, BQ, BN
     )
     mine = (b * s * heads + h) * DV
     at = row * s + t
     o, z = _attend(
-        tile, kc + b * kc_b + g * kc_g, kc_s, vc + b * vc_b + g * vc_g, vc_s, t, start, c_lo, c_hi, far, scale,
+        tile, kc + b * kc_b + g * kc_g, kc_s, vc + b * vc_b + g * vc_g, vc_s, t + origin, start, c_lo, c_hi, far, scale,
         STRIDE, SPAN, DK, DV, DKP, DVP, BQ, BN, ACC,
     )  # fmt: skip
     put_rows(o_cmp + mine, heads * DV, t, real, o, DV, DVP)
     tl.store(lse + at, z, mask=real)
     o, z = _attend(
-        tile, kw + b * kw_b + g * kw_g, kw_s, vw + b * vw_b + g * vw_g, vw_s, t, start, w_lo, q1, window, scale,
-        1, 1, DK, DV, DKP, DVP, BQ, BN, ACC,
+        tile, kw + b * kw_b + g * kw_g, kw_s, vw + b * vw_b + g * vw_g, vw_s, t + origin, start, w_lo, q1, window,
+        scale, 1, 1, DK, DV, DKP, DVP, BQ, BN, ACC,
     )  # fmt: skip
     put_rows(o_win + mine, heads * DV, t, real, o, DV, DVP)
     tl.store(lse + tl.num_programs(1).to(tl.int64) * s + at, z, mask=real)
@@ -146,7 +149,7 @@ def forward(
 
 @triton.jit
 def _slope(
-    q, do, lse, delta, at, real, k, k_n, v, v_n, t, start, lo, hi, window, scale, natural, dq, do_n,
+    q, do, lse, delta, at, real, k, k_n, v, v_n, t, origin, start, lo, hi, window, scale, natural, dq, do_n,
     STRIDE: tl.constexpr, SPAN: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +161,7 @@ def _slope(
         i = base + tl.arange(0, BN)
         there = i < hi
         keys = rows_of(k, k_n, i, there, DK, DKP)
-        s = _scores(q, keys, i, there, t, start, window, scale, STRIDE, SPAN, ACC)
+        s = _scores(q, keys, i, there, t + origin, start, window, scale, STRIDE, SPAN, ACC)
         ds = _score_slope(tl.exp2(s - z[:, None]), grad, rows_of(v, v_n, i, there, DV, DVP), z_grad, natural, ACC)
         dq += _product(ds.to(keys.dtype), keys, ACC)
     return dq
@@ -168,25 +171,25 @@ def _slope(
 def backward_q(
     q, kc, vc, kw, vw, starts, do_cmp, do_win, lse, delta, dq,
     q_b, q_s, q_h, kc_b, kc_s, kc_g, vc_b, vc_s, vc_g, kw_b, kw_s, kw_g, vw_b, vw_s, vw_g, starts_b,
-    s, heads, n_cmp, window, scale, natural, far,
+    s, origin, heads, n_cmp, window, scale, natural, far,
     PER: tl.constexpr, STRIDE: tl.constexpr, SPAN: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """dq [B, S, H, DK] of both bands. do_* are contiguous [B, S, H, DV]; lse, delta [2, B, H, S]."""
     row, b, h, g, t, real, start, tile, c_lo, c_hi, w_lo, q1 = _tile(
-        q, starts, s, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER, STRIDE, SPAN, DK, DKP, BQ, BN
+        q, starts, s, origin, heads, n_cmp, window, q_b, q_s, q_h, starts_b, PER, STRIDE, SPAN, DK, DKP, BQ, BN
     )
     mine = (b * s * heads + h) * DV
     at = row * s + t
     found = tl.zeros([BQ, DKP], ACC)
     found = _slope(
         tile, do_cmp + mine, lse, delta, at, real, kc + b * kc_b + g * kc_g, kc_s, vc + b * vc_b + g * vc_g, vc_s,
-        t, start, c_lo, c_hi, far, scale, natural, found, heads * DV, STRIDE, SPAN, DK, DV, DKP, DVP, BN, ACC,
+        t, origin, start, c_lo, c_hi, far, scale, natural, found, heads * DV, STRIDE, SPAN, DK, DV, DKP, DVP, BN, ACC,
     )  # fmt: skip
     at += tl.num_programs(1).to(tl.int64) * s
     found = _slope(
         tile, do_win + mine, lse, delta, at, real, kw + b * kw_b + g * kw_g, kw_s, vw + b * vw_b + g * vw_g, vw_s,
-        t, start, w_lo, q1, window, scale, natural, found, heads * DV, 1, 1, DK, DV, DKP, DVP, BN, ACC,
+        t, origin, start, w_lo, q1, window, scale, natural, found, heads * DV, 1, 1, DK, DV, DKP, DVP, BN, ACC,
     )  # fmt: skip
     put_rows(dq + (b * s * heads + h) * DK, heads * DK, t, real, found, DK, DKP)
 
@@ -194,7 +197,7 @@ def backward_q(
 @triton.jit
 def backward_kv(
     q, k, v, starts, do, lse, delta, dk, dv,
-    q_b, q_s, q_h, k_b, k_s, k_g, v_b, v_s, v_g, starts_b, s, heads, n, window, scale, natural,
+    q_b, q_s, q_h, k_b, k_s, k_g, v_b, v_s, v_g, starts_b, s, origin, heads, n, window, scale, natural,
     PER: tl.constexpr, STRIDE: tl.constexpr, SPAN: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -206,14 +209,14 @@ def backward_kv(
     keys = rows_of(k + b * k_b + g * k_g, k_s, i, there, DK, DKP)
     values = rows_of(v + b * v_b + g * v_g, v_s, i, there, DV, DVP)
     grad_k, grad_v = tl.zeros([BN, DKP], ACC), tl.zeros([BN, DVP], ACC)
-    end = tl.minimum(s, (tl.minimum(base + BN, n) - 1) * STRIDE + SPAN - 1 + window)
-    for q0 in range(base * STRIDE + SPAN - 1, end, BQ):
+    end = tl.minimum(s, (tl.minimum(base + BN, n) - 1) * STRIDE + SPAN - 1 + window - origin)
+    for q0 in range(tl.maximum(base * STRIDE + SPAN - 1 - origin, 0), end, BQ):
         t = q0 + tl.arange(0, BQ)
         real, start, tile = _queries(q, starts, t, s, q_b, q_s, q_h, starts_b, b, h, DK, DKP)
         grad = rows_of(do + (b * s * heads + h) * DV, heads * DV, t, real, DV, DVP)
         z = tl.load(lse + row * s + t, mask=real, other=0)
         z_grad = tl.load(delta + row * s + t, mask=real, other=0)
-        score = _scores(tile, keys, i, there, t, start, window, scale, STRIDE, SPAN, ACC)
+        score = _scores(tile, keys, i, there, t + origin, start, window, scale, STRIDE, SPAN, ACC)
         p = tl.exp2(tl.where(real[:, None], score, float("-inf")) - z[:, None])
         grad_v += _product(tl.trans(p).to(grad.dtype), grad, ACC)
         ds = _score_slope(p, grad, values, z_grad, natural, ACC)

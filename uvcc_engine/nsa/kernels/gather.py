@@ -81,8 +81,8 @@ class _Selected(torch.autograd.Function):
             part_lse = torch.empty(part_o.shape[:-1], dtype=sh.acc, device=q.device)
             selection.forward[(seg.n_chunks, sh.b * sh.groups)](
                 q, k, v, sh.starts, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin, part_o, part_lse,
-                *steps(q, k, v), sh.starts_b, sh.s, seg.t0, sh.groups, layout.n_blocks, seg.n_chunks, entries,
-                sh.scale, **common, **tiles.launch,
+                *steps(q, k, v), sh.starts_b, sh.s, layout.n_keys, seg.t0, sh.groups, layout.n_blocks, seg.n_chunks,
+                entries, sh.scale, **common, **tiles.launch,
             )  # fmt: skip
             selection.combine[_row_grid(seg, sh, slots)](
                 chosen[:, :, seg.t0 :], part_o, part_lse, o, lse, *chosen.stride()[:2], sh.s, seg.t0, seg.rows,
@@ -100,7 +100,7 @@ class _Selected(torch.autograd.Function):
         do = do.contiguous()
         delta = (do.to(sh.acc) * o.to(sh.acc)).sum(-1).transpose(1, 2).contiguous()
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        dk, dv = (torch.zeros(sh.b, sh.s, sh.groups, d, dtype=sh.acc, device=q.device) for d in (sh.dk, sh.dv))
+        dk, dv = (torch.zeros(sh.b, layout.n_keys, sh.groups, d, dtype=sh.acc, device=q.device) for d in (sh.dk, sh.dv))
         tiles, slots = tiles_for("selection.backward", q), tiles_for("selection.slots", q)
         common = _constants(sh, layout, ctx.tiles)  # whose work lists these are
         few = {name: common[name] for name in ("PER", "N_SEL", "DK", "DKP", "ACC")} | slots.launch
@@ -113,8 +113,8 @@ class _Selected(torch.autograd.Function):
             )
             selection.backward[(seg.n_chunks, sh.b * sh.groups)](
                 q, k, v, sh.starts, do, lse, delta, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin,
-                part_dq, part_dk, part_dv, *steps(q, k, v), sh.starts_b, sh.s, seg.t0, sh.groups, sh.heads,
-                layout.n_blocks, seg.n_chunks, entries, sh.scale, sh.natural, **common, **tiles.launch,
+                part_dq, part_dk, part_dv, *steps(q, k, v), sh.starts_b, sh.s, layout.n_keys, seg.t0, sh.groups,
+                sh.heads, layout.n_blocks, seg.n_chunks, entries, sh.scale, sh.natural, **common, **tiles.launch,
             )  # fmt: skip
             selection.sum_slots[_row_grid(seg, sh, slots)](
                 chosen[:, :, seg.t0 :], part_dq, dq, *chosen.stride()[:2], sh.s, seg.t0, seg.rows, sh.groups,
@@ -122,7 +122,7 @@ class _Selected(torch.autograd.Function):
             )  # fmt: skip
             for part, out in ((part_dk, dk), (part_dv, dv)):
                 selection.add_chunks[(layout.n_blocks, sh.b * sh.groups)](
-                    seg.first, part, out, sh.s, sh.groups, layout.n_blocks, seg.n_chunks, SIZE=size,
+                    seg.first, part, out, layout.n_keys, sh.groups, layout.n_blocks, seg.n_chunks, SIZE=size,
                     D=out.shape[-1], DP=pad(out.shape[-1]), BN=pad(size), ACC=common["ACC"],
                 )  # fmt: skip
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None

@@ -97,7 +97,7 @@ class _Bands(torch.autograd.Function):
         grid = (triton.cdiv(sh.s, tile.rows), sh.b * sh.heads)
         band.forward[grid](
             q, kc, vc, kw, vw, sh.starts, o_cmp, o_win, lse, *steps(q, kc, vc, kw, vw), sh.starts_b,
-            sh.s, sh.heads, kc.shape[1], cfg.w, sh.scale, FAR,
+            sh.s, layout.first, sh.heads, kc.shape[1], cfg.w, sh.scale, FAR,
             STRIDE=cfg.d, SPAN=cfg.l, BQ=tile.rows, BN=tile.keys, **sh.widths, **tile.launch,
         )  # fmt: skip
         ctx.save_for_backward(q, kc, vc, kw, vw, o_cmp, o_win, lse)
@@ -116,7 +116,8 @@ class _Bands(torch.autograd.Function):
         common = {"BQ": tile.rows, "BN": tile.keys, **sh.widths, **tile.launch}
         band.backward_q[(triton.cdiv(sh.s, tile.rows), sh.b * sh.heads)](
             q, kc, vc, kw, vw, sh.starts, do_cmp, do_win, lse, delta, dq, *steps(q, kc, vc, kw, vw), sh.starts_b,
-            sh.s, sh.heads, kc.shape[1], cfg.w, sh.scale, sh.natural, FAR, STRIDE=cfg.d, SPAN=cfg.l, **common,
+            sh.s, ctx.layout.first, sh.heads, kc.shape[1], cfg.w, sh.scale, sh.natural, FAR, STRIDE=cfg.d, SPAN=cfg.l,
+            **common,
         )  # fmt: skip
         found: list[Tensor | None] = [dq]
         tile = tiles_for("band.backward_kv", q)
@@ -127,7 +128,7 @@ class _Bands(torch.autograd.Function):
             dk, dv = (torch.empty(sh.b, sh.heads, n, d, dtype=sh.acc, device=q.device) for d in (sh.dk, sh.dv))
             band.backward_kv[(triton.cdiv(n, tile.keys), sh.b * sh.heads)](
                 q, k, v, sh.starts, do, lse[at], delta[at], dk, dv, *steps(q, k, v), sh.starts_b,
-                sh.s, sh.heads, n, window, sh.scale, sh.natural, STRIDE=stride, SPAN=span, **common,
+                sh.s, ctx.layout.first, sh.heads, n, window, sh.scale, sh.natural, STRIDE=stride, SPAN=span, **common,
             )  # fmt: skip
             found += [_over_heads(dk, sh).to(k.dtype), _over_heads(dv, sh).to(v.dtype)]
         return *found, None
@@ -152,7 +153,8 @@ def top_blocks_by_kernel(q: Tensor, k_cmp: Tensor, lse: Tensor, layout: Layout) 
     widths = {k: v for k, v in sh.widths.items() if k not in ("DV", "DVP")}
     tile = tiles_for("topk", q)
     topk.top_blocks[(triton.cdiv(sh.s, tile.rows), sh.b * sh.groups)](
-        q, k_cmp, sh.starts, lse, chosen, *steps(q, k_cmp), sh.starts_b, sh.s, sh.heads, sh.groups,
+        q, k_cmp, sh.starts, lse, chosen, *steps(q, k_cmp), sh.starts_b, sh.s, layout.first, sh.heads,
+        sh.groups,
         k_cmp.shape[1], layout.n_blocks, sh.scale, FAR,
         STRIDE=cfg.d, SPAN=cfg.l, RATIO=cfg.l_sel // cfg.d, PARTS=cfg.l // cfg.d, SIZE=cfg.l_sel,
         N_SEL=cfg.n_sel, N_PAD=pad(cfg.n_sel), BQ=tile.rows, **widths, **tile.launch,

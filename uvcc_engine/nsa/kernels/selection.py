@@ -3,7 +3,8 @@ it, taken together from anywhere in the row, so that small head groups fill a ti
 
 A work list cuts each block's queries into chunks; it is built from the inverse index and serves both directions. Each
 (query, slot) has a place of its own for what its block contributes, summed afterwards in slot order: no atomics, so
-the same bits every time, and a later token can never move an earlier one's sum.
+the same bits every time, and a later token can never move an earlier one's sum. The queries are the last ``s`` of the
+``n_keys`` places of a row.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
@@ -35,11 +36,11 @@ def _tile(base, s_stride, h_stride, t, h, live, WIDTH: tl.constexpr, PADDED: tl.
 
 
 @triton.jit
-def _scores(q, keys, t, start, live, j, s, scale, SIZE: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr):
+def _scores(q, keys, t, start, live, j, n_keys, scale, SIZE: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr):
     n = tl.arange(0, BN)
     x = j * SIZE + n
     score = tl.dot(q, tl.trans(keys), out_dtype=ACC, input_precision="ieee") * scale
-    inside = ((n < SIZE) & (x < s))[None] & (x[None] <= t[:, None]) & (x[None] >= start[:, None]) & live[:, None]
+    inside = ((n < SIZE) & (x < n_keys))[None] & (x[None] <= t[:, None]) & (x[None] >= start[:, None]) & live[:, None]
     return tl.where(inside, score, float("-inf"))
 
 
@@ -47,7 +48,7 @@ def _scores(q, keys, t, start, live, j, s, scale, SIZE: tl.constexpr, BN: tl.con
 def forward(
     q, k, v, starts, entry, offset, block_of, begin_of, part_o, part_lse,
     q_b, q_s, q_h, k_b, k_s, k_g, v_b, v_s, v_g, starts_b,
-    s, t0, groups, n_blocks, n_chunks, n_entries, scale,
+    s, n_keys, t0, groups, n_blocks, n_chunks, n_entries, scale,
     PER: tl.constexpr, N_SEL: tl.constexpr, SIZE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +60,7 @@ def forward(
         begin = tl.load(begin_of + row * n_chunks + tl.program_id(0))
         end = tl.minimum(begin + CHUNK * (M // PER), tl.load(offset + row * (n_blocks + 1) + j + 1))
         n = j * SIZE + tl.arange(0, BN)
-        there = (n < s) & (tl.arange(0, BN) < SIZE)
+        there = (n < n_keys) & (tl.arange(0, BN) < SIZE)
         keys = rows_of(k + b * k_b + g * k_g, k_s, n, there, DK, DKP)
         values = rows_of(v + b * v_b + g * v_g, v_s, n, there, DV, DVP)
         d = tl.arange(0, DVP)
@@ -68,7 +69,7 @@ def forward(
             t += t0
             tile = _tile(q + b * q_b + g * PER * q_h, q_s, q_h, t, h, live, DK, DKP)
             start = tl.load(starts + b * starts_b + t, mask=live, other=0)
-            score = _scores(tile, keys, t, start, live, j, s, scale, SIZE, BN, ACC)
+            score = _scores(tile, keys, t + (n_keys - s), start, live, j, n_keys, scale, SIZE, BN, ACC)
             top = tl.max(score, 1)
             top = tl.where(top == float("-inf"), 0.0, top)
             p = tl.exp2(score - top[:, None])
@@ -116,7 +117,7 @@ def combine(
 def backward(
     q, k, v, starts, do, lse, delta, entry, offset, block_of, begin_of, part_dq, part_dk, part_dv,
     q_b, q_s, q_h, k_b, k_s, k_g, v_b, v_s, v_g, starts_b,
-    s, t0, groups, heads, n_blocks, n_chunks, n_entries, scale, natural,
+    s, n_keys, t0, groups, heads, n_blocks, n_chunks, n_entries, scale, natural,
     PER: tl.constexpr, N_SEL: tl.constexpr, SIZE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -129,7 +130,7 @@ def backward(
         begin = tl.load(begin_of + chunk)
         end = tl.minimum(begin + CHUNK * (M // PER), tl.load(offset + row * (n_blocks + 1) + j + 1))
         n = j * SIZE + tl.arange(0, BN)
-        there = (n < s) & (tl.arange(0, BN) < SIZE)
+        there = (n < n_keys) & (tl.arange(0, BN) < SIZE)
         keys = rows_of(k + b * k_b + g * k_g, k_s, n, there, DK, DKP)
         values = rows_of(v + b * v_b + g * v_g, v_s, n, there, DV, DVP)
         grad_k, grad_v = tl.zeros([BN, DKP], ACC), tl.zeros([BN, DVP], ACC)
@@ -142,7 +143,7 @@ def backward(
             start = tl.load(starts + b * starts_b + t, mask=live, other=0)
             mine = (b * heads + g * PER + h) * s + t
             z = tl.load(lse + mine, mask=live, other=0)
-            score = _scores(tile, keys, t, start, live, j, s, scale, SIZE, BN, ACC)
+            score = _scores(tile, keys, t + (n_keys - s), start, live, j, n_keys, scale, SIZE, BN, ACC)
             p = tl.exp2(score - z[:, None])
             dp = tl.dot(grad, tl.trans(values), out_dtype=ACC, input_precision="ieee")
             ds = p * (dp - tl.load(delta + mine, mask=live, other=0)[:, None]) * natural
@@ -181,17 +182,17 @@ def sum_slots(
 
 @triton.jit
 def add_chunks(
-    first_of, part, out, s, groups, n_blocks, n_chunks,
+    first_of, part, out, n_keys, groups, n_blocks, n_chunks,
     SIZE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Add a segment's chunks of each block, in order, to ``out`` [B, S, G, D] of type ACC."""
+    """Add a segment's chunks of each block, in order, to ``out`` [B, n_keys, G, D] of type ACC."""
     row = tl.program_id(1).to(tl.int64)
     b, g = row // groups, row % groups
     j = tl.program_id(0)
     m, d = tl.arange(0, BN), tl.arange(0, DP)
     n = j * SIZE + m
-    fits = ((m < SIZE) & (n < s))[:, None] & (d < D)[None]
-    place = ((b * s + n[:, None]) * groups + g) * D + d[None]
+    fits = ((m < SIZE) & (n < n_keys))[:, None] & (d < D)[None]
+    place = ((b * n_keys + n[:, None]) * groups + g) * D + d[None]
     total = tl.load(out + place, mask=fits, other=0)
     lo = tl.load(first_of + row * (n_blocks + 1) + j)
     hi = tl.load(first_of + row * (n_blocks + 1) + j + 1)

@@ -17,7 +17,7 @@ from uvcc_engine.nsa.kernels.band import rows_of, seen
 @triton.jit
 def top_blocks(
     q, k, starts, lse, chosen,
-    q_b, q_s, q_h, k_b, k_s, k_g, starts_b, s, heads, groups, n_cmp, n_blocks, scale, far,
+    q_b, q_s, q_h, k_b, k_s, k_g, starts_b, s, origin, heads, groups, n_cmp, n_blocks, scale, far,
     PER: tl.constexpr, STRIDE: tl.constexpr, SPAN: tl.constexpr, RATIO: tl.constexpr, PARTS: tl.constexpr,
     SIZE: tl.constexpr, N_SEL: tl.constexpr, N_PAD: tl.constexpr, DK: tl.constexpr, DKP: tl.constexpr,
     BQ: tl.constexpr, ACC: tl.constexpr,
@@ -34,10 +34,10 @@ def top_blocks(
     t = q0 + tl.arange(0, BQ)
     real = t < s
     start = tl.load(starts + b * starts_b + t, mask=real, other=0)
-    low, local = start // SIZE, t // SIZE
+    low, local = start // SIZE, (t + origin) // SIZE
     best = tl.full([BQ, N_PAD], -1, tl.int64)
     j_lo = tl.load(starts + b * starts_b + q0) // SIZE
-    for j0 in range(j_lo, (tl.minimum(q0 + BQ, s) - 1) // SIZE + 1, N_PAD):
+    for j0 in range(j_lo, (tl.minimum(q0 + BQ, s) + origin - 1) // SIZE + 1, N_PAD):
         j = j0 + tl.arange(0, N_PAD)
         score = tl.zeros([BQ, N_PAD], ACC)
         for m in range(PER):
@@ -49,7 +49,7 @@ def top_blocks(
                 there = (i >= 0) & (i < n_cmp)
                 keys = rows_of(k + b * k_b + g * k_g, k_s, i, there, DK, DKP)
                 x = tl.dot(tile, tl.trans(keys), out_dtype=ACC, input_precision="ieee") * scale
-                live = seen(i, there, t, start, far, STRIDE, SPAN)
+                live = seen(i, there, t + origin, start, far, STRIDE, SPAN)
                 shared = min(n + 1, RATIO) - max(n - (PARTS - 1), 0)  # strides in common: 1, 2, 2, 2, 1
                 score += shared * tl.exp2(tl.where(live, x - z[:, None], float("-inf")))
         bits = score.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
