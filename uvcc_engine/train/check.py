@@ -17,7 +17,7 @@ import torch
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import exported, memory_plan
+from uvcc_engine.train import exported, fp8_products, memory_plan
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.distributed import choose_device, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, resolve
@@ -34,6 +34,7 @@ def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dic
     check_world(cfg, ranks)
     device = choose_device(cfg.runtime.device, 0)
     check_marks(cfg.runtime.nvtx, device)
+    fp8_products.check_device(cfg.runtime.precision, device)
     sink_registry.check(sink_registry.names_in(cfg.train.sinks))
     if device.type == "cuda":
         check_gpus(ranks)

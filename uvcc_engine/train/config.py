@@ -43,14 +43,20 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """How it is computed. Weights and optimizer states stay fp32; ``precision`` is that of the arithmetic."""
+    """How it is computed. Weights and optimizer states stay fp32; ``precision`` is that of the arithmetic: ``fp8`` that
+    of the blocks' linear layers in training, on GPUs of compute capability 8.9 or newer, with bf16 for the rest."""
 
     device: str = "auto"  # auto | cpu | cuda
-    precision: str = "bf16"  # bf16 | fp32
+    precision: str = "bf16"  # bf16 | fp32 | fp8
     gradient_checkpointing: bool = False
     checkpoint_layers: str = ""  # "a:b" = blocks a to b - 1 only; empty = all
     compile: bool = False  # torch.compile, block by block: the blocks share what is compiled
     nvtx: bool = False  # mark fetch, forward, backward and optimizer for a CUDA profiler
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the arithmetic is in 16 bits, or in part in 8."""
+        return self.precision != "fp32"
 
     def recomputed(self, n_layers: int) -> range:
         """The blocks whose activations are computed again in the backward pass. Raises ConfigError."""
@@ -140,7 +146,9 @@ class LMConfig:
         _one_of("data.source", self.data.source, SOURCES)
         _one_of("data.tokenizer", self.data.tokenizer, TOKENIZERS)
         _one_of("runtime.device", self.runtime.device, ("auto", "cpu", "cuda"))
-        _one_of("runtime.precision", self.runtime.precision, ("bf16", "fp32"))
+        _one_of("runtime.precision", self.runtime.precision, ("bf16", "fp32", "fp8"))
+        if self.runtime.precision == "fp8":
+            self._check_fp8()
         _one_of("ddp.compress", self.ddp.compress, ("bf16", "off"))
         if self.data.source in ("local", "prepared") and not self.data.path:
             raise ConfigError("data.path is missing", "name a file or folder of text, or set data.source")
@@ -187,6 +195,21 @@ class LMConfig:
             )
 
         self._check_shard()
+
+    def _check_fp8(self) -> None:
+        m, each = self.model, self.train.seq_len // self.ddp.context
+        for name, there in (("runtime.compile", self.runtime.compile), ("ddp.tensor", self.ddp.tensor > 1)):
+            if there:
+                raise ConfigError(f"{name} and runtime.precision=fp8", "leave one of them out")
+        sides = {"model.dim": m.dim, "model.n_heads * d_v": m.n_heads * m.d_v, "train.seq_len of a rank": each}
+        if m.attention == "nsa":
+            hidden = max(16, m.dim // 16)
+            sides["projected width"] = (m.n_heads + 3 * m.n_kv_groups) * m.d_k + 3 * m.n_kv_groups * m.d_v + hidden
+        else:
+            sides |= {"n_heads * d_k": m.n_heads * m.d_k, "n_kv_groups * (d_k + d_v)": m.n_kv_groups * (m.d_k + m.d_v)}
+        for name, size in sides.items():
+            if size % EIGHT_BITS:
+                raise ConfigError(f"{name} is {size}", f"runtime.precision=fp8 takes multiples of {EIGHT_BITS}")
 
     def _check_own_tokenizer(self) -> None:
         own = self.data.tokenizer == "file"
@@ -254,6 +277,7 @@ class LMConfig:
             raise ConfigError(f"train.decay_steps={t.decay_steps}", f"it must be 0 to train.steps ({t.steps})")
 
 
+EIGHT_BITS: Final = 16  # what every side of a product of 8-bit floats is a multiple of
 SOURCES: Final = ("local", "python_docs", "fineweb_edu", "prepared", "hidden_letters", "synthetic")
 MOST_SAMPLED: Final = 4096
 VOCAB: Final = {"byte": 256, "gpt2": 50257}

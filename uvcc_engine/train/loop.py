@@ -20,7 +20,7 @@ from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.nsa.blocks import doc_starts
 from uvcc_engine.nsa.model import LanguageModel, route_of
-from uvcc_engine.train import gradient_norm, lm_state
+from uvcc_engine.train import fp8_products, gradient_norm, lm_state
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.context_ranks import context_of
 from uvcc_engine.train.distributed import RankGroup, without_sync, wrap
@@ -79,9 +79,12 @@ class LmTrainer:
     ) -> None:
         check_world(cfg, group.world)
         check_marks(cfg.runtime.nvtx, group.device)
+        fp8_products.check_device(cfg.runtime.precision, group.device)
         torch.manual_seed(cfg.train.seed)
         self.cfg, self.group, self.writer = cfg, group, writer
         self.model = LanguageModel(cfg.model).to(group.device)
+        if cfg.runtime.precision == "fp8":
+            fp8_products.use_in(self.model)
         self.model.recompute = cfg.runtime.recomputed(cfg.model.n_layers)
         if cfg.runtime.compile:
             self.model.compile_blocks()
@@ -90,8 +93,8 @@ class LmTrainer:
         if group.context > 1:
             self.model.context = context_of(group.device, group.rank, group.world, group.context)
         self.optimizer = make_optimizers(self.model, cfg.train)
-        bf16 = cfg.runtime.precision == "bf16"
-        effort = effort_of(cfg.model, cfg.train.seq_len, group.device, group.world, bf16=bf16)
+        narrow = cfg.runtime.narrow
+        effort = effort_of(cfg.model, cfg.train.seq_len, group.device, group.world, bf16=narrow)
         self.telemetry = RankTelemetry(writer, group.device, clock, effort, on_curves)
         self.steps_done = 0
         self._eos, self._packer = tokenizer.eos, packer
@@ -237,9 +240,9 @@ class LmTrainer:
 
     def _cross_entropy(self, forward: Callable[..., Tensor], tokens: Tensor, **options: Any) -> Tensor:
         inputs, labels = inputs_and_labels(tokens)
-        bf16 = self.cfg.runtime.precision == "bf16"
+        narrow = self.cfg.runtime.narrow
         starts = doc_starts(doc_ids(inputs, self._eos))
-        with torch.autocast(self.group.device.type, dtype=torch.bfloat16, enabled=bf16):
+        with torch.autocast(self.group.device.type, dtype=torch.bfloat16, enabled=narrow):
             return forward(inputs, starts, labels=labels, chunk=self.cfg.train.loss_chunk, **options)
 
     def _norm(self) -> Tensor:

@@ -104,7 +104,7 @@ def estimate(cfg: LMConfig, ranks: int) -> int:
         1, ranks // (cfg.ddp.tensor * cfg.ddp.context)
     )  # activations count as whole on each rank that computes together
     rows = max(1, t.batch_size // replicas)
-    bf16 = cfg.runtime.precision == "bf16"
+    bf16 = cfg.runtime.narrow  # 8-bit copies are fewer bytes than the 16-bit ones that they stand for
     recompute = len(cfg.runtime.recomputed(m.n_layers)) == m.n_layers  # a part of the layers counts as none: never less
 
     def peak(layers: int) -> int:

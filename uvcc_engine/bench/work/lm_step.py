@@ -9,6 +9,7 @@ import torch
 
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
+from uvcc_engine.train import fp8_products
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.lm_optimizers import make_optimizers
 
@@ -25,6 +26,9 @@ class Step:
         self._cfg, self._device = cfg, device
         self._model = LanguageModel(cfg.model).to(device)
         self._model.recompute = cfg.runtime.recomputed(cfg.model.n_layers)
+        fp8_products.check_device(cfg.runtime.precision, device)
+        if cfg.runtime.precision == "fp8":
+            fp8_products.use_in(self._model)
         if cfg.runtime.compile:
             self._model.compile_blocks()
         self._optimizer = make_optimizers(self._model, t)
@@ -42,9 +46,9 @@ class Step:
         self._wait()
         began = time.perf_counter()
         self._optimizer.zero_grad()
-        bf16 = self._cfg.runtime.precision == "bf16"
+        narrow = self._cfg.runtime.narrow
         for _ in range(self._cfg.train.accumulate):
-            with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=bf16):
+            with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=narrow):
                 inputs, labels = self._tokens[:, :-1], self._tokens[:, 1:]
                 loss = self._model(inputs, self._starts, labels=labels, chunk=self._cfg.train.loss_chunk)
             (loss / self._cfg.train.accumulate).backward()
