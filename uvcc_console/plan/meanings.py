@@ -43,8 +43,8 @@ MEANINGS: Final[dict[str, str]] = {
     "job.task": "train; infer: answer the owner's queries with weights that the owner brings; serve: those of clients.",
     "job.clients": "Keys of those who may ask a served model (task serve), as uvcc infer init prints them.",
     "job.idle": "Without a query for so long a served model stops waiting and ends; 0 for never.",
-    "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one, and cpu "
-    "where job.verify proves.",
+    "job.device": "Where shares are computed: cpu, cuda, or auto, which is each pod's GPU if it has one. Proofs "
+    "of them are computed on processors.",
     "job.rounds": "few (between domains), sparing (on one machine), or auto, which chooses by where the pods are.",
     "job.verify": "proofs: every message is proved before a step reveals anything; products: each product is; covert: "
     "every message of the steps that are drawn for an audit; off: nothing is.",

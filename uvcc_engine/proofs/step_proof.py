@@ -109,8 +109,12 @@ def prove(rt: Runtime) -> ProvedStep:
 def prove_and_open(rt: Runtime, values: Sequence[Share]) -> tuple[ProvedStep, list[Tensor]]:
     """Run :func:`prove_and_open_protocol`: ``values`` of any shapes are opened in them. Whoever leaves in an audit of
     its own step is named with that."""
+    if not rt.on_processors:
+        known(rt.ledger).bring_to_host()
+        values = [one.map(Tensor.cpu) for one in values]
     try:
-        return rt.run(prove_and_open_protocol(rt, values))
+        with rt.on_host():
+            return rt.run(prove_and_open_protocol(rt, values))
     except (PeerLostError, ProtocolError) as error:
         note_unfinished(rt, error)
         raise

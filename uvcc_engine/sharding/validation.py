@@ -130,12 +130,11 @@ def check_provable(job: PrivateJob, model: ModelSpec) -> None:
     """Refuse (ConfigError naming it) what ``job.verify`` cannot prove: nothing is computed without a proof then."""
     if not job.proves:
         return
-    odd = [f"job.device {job.device!r}"] if job.device == "cuda" else []
-    odd += [f"layer {type(layer).__name__}" for layer in _all_layers(model.layers) if type(layer) not in PROVED_LAYERS]
+    odd = [f"layer {type(layer).__name__}" for layer in _all_layers(model.layers) if type(layer) not in PROVED_LAYERS]
     if odd:
         raise ConfigError(
             f"job.verify is {job.verify!r}, and there is no proof of {odd[0]}",
-            "verify: off, or the layers that UVCC brings along, on processors",
+            "verify: off, or the layers that UVCC brings along",
         )
 
 

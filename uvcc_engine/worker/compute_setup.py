@@ -69,15 +69,12 @@ def claim_gpu(admitted: Admission, place: RankAddress) -> str:
 
     Call it before :func:`device_of`. Raises ConfigError where the job insists on a GPU that it cannot have.
     """
-    if admitted.job.proves or admitted.job.device == "cpu":
+    if admitted.job.device == "cpu":
         return "cpu"
     carried = own_gpu.claim(place)
     return carried if device_of(admitted).type == "cuda" else "cpu"
 
 
 def device_of(admitted: Admission) -> torch.device:
-    """Where this worker keeps its shares. Proofs take processors.
-
-    Raises ConfigError where the job insists on a GPU that it cannot have.
-    """
-    return device_for("cpu" if admitted.job.proves else admitted.job.device)
+    """Where this worker keeps its shares. Raises ConfigError where the job insists on a GPU that it cannot have."""
+    return device_for(admitted.job.device)

@@ -225,7 +225,6 @@ def test_queries_are_answered_once() -> None:
         (["job.model=mlp-digitz"], "did you mean 'mlp-digits'"),
         (["job.model=gpt-tiny"], "give 14 to 24"),
         (["job.model=secureml-a"], "784"),
-        (["job.verify=proofs", "job.device=cuda"], "no proof of job.device 'cuda'"),
         (["job.reveal=[confusion]"], "confusion, of a model by name"),
         (["topology.stages=3"], "for 3 stages"),
         (["job.data=/nowhere/rows.npz"], "/nowhere/rows.npz"),

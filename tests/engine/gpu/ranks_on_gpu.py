@@ -1,8 +1,8 @@
 """Trains a party's ranks on one GPU and on processors and prints whether the bits agree; run it as a program.
 
-``python ranks_on_gpu.py REPLICAS STAGES TENSOR MICROBATCHES [cuda|cpu]``, the last for what carries the groups: NCCL,
-which takes the ranks for hosts of their own, or Unix sockets. The parent of the ranks must not touch the GPU itself.
-The folders of the repository and of ``training_kit`` have to be on Python's path.
+``python ranks_on_gpu.py REPLICAS STAGES TENSOR MICROBATCHES cuda|cpu off|proofs``: what carries the groups, NCCL, which
+takes the ranks for hosts of their own, or Unix sockets; and what is proved. The parent of the ranks must not touch the
+GPU itself. The folders of the repository and of ``training_kit`` have to be on Python's path.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 
 
-def main(size: Topology, carried: str, device: str = "cuda") -> dict[str, object]:
+def main(size: Topology, carried: str, verify: str, device: str = "cuda") -> dict[str, object]:
     rng = np.random.default_rng(2)
     x, y = rng.standard_normal((48, 12)), rng.integers(0, 3, 48)
     model = model_to_json(model_of_list([{"linear": 16}, "relu", {"linear": 8}, "relu", {"linear": 3}], 12, 3))
     values = {"model": model, "steps": 3, "batch": 8, "lr": 0.5, "momentum": 0.9, "test_rows": 16, "reveal": ["loss"]}
+    values |= {"verify": verify}
     job, data = PrivateJob.from_json(json.loads(json.dumps(values))), Dataset(x[:32], y[:32], x[32:], y[32:], 3)
     plain = train(job, size, data=data, prg="chacha20")
     began = time.monotonic()
@@ -50,4 +51,4 @@ def main(size: Topology, carried: str, device: str = "cuda") -> dict[str, object
 
 if __name__ == "__main__":
     r, s, t, m = map(int, sys.argv[1:5])
-    print(json.dumps(main(Topology(r, s, t, m), *sys.argv[5:7])))
+    print(json.dumps(main(Topology(r, s, t, m), *sys.argv[5:8])))

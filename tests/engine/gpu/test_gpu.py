@@ -117,9 +117,11 @@ def test_the_key_stream_is_the_library_s() -> None:
         assert out.cpu().numpy().tobytes() == cipher.update(bytes(nbytes))
 
 
+@pytest.mark.parametrize("verify", ["off", "proofs"])
 @pytest.mark.parametrize("model", ["logistic-digits", "mlp-digits", "cnn-digits", "gpt-tiny"])
-def test_a_private_training_has_the_cpu_s_bits(model: str) -> None:
-    job = PrivateJob.from_json({"model": model, "steps": 2, "batch": 8, "test_rows": 16, "checkpoint_every": 1})
+def test_a_private_training_has_the_cpu_s_bits(model: str, verify: str) -> None:
+    values = {"model": model, "steps": 2, "batch": 8, "test_rows": 16, "checkpoint_every": 1, "verify": verify}
+    job = PrivateJob.from_json(values)
     spec = find_model(model)
     text = spec.positions > 1
     data = load_text(job.seed, 16, spec.positions) if text else load_digits(job.seed, 16)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from other_device import OtherDevice, on_device
+from other_device import OtherDevice, on_device, tensors_of
 from test_private_device import FakeCuda
+from torch.overrides import _pop_mode_temporarily
 
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, one_hot
@@ -77,6 +80,20 @@ def trained(model: ModelSpec, monkeypatch: pytest.MonkeyPatch, **more: Any) -> l
         staging = CudaStaging(CPU, FakeCuda())
         planes.runtimes[p] = Runtime(p, planes.planes[p], rehearsal_keys(3)[p], bytes(32), staging=staging)
 
+    on_host = Runtime.on_host
+
+    @contextmanager
+    def without_rules(self: Runtime) -> Iterator[None]:
+        """A proof computes on the host alone, so nothing that it starts from may lie on the device."""
+        assert self.ledger is not None
+        left = [x for one in (*self.ledger._products, *self.ledger._claims) for x in tensors_of(*_parts(one))]
+        assert left or self.epoch == 1
+        assert not any(map(on_device, left))
+        with on_host(self), _pop_mode_temporarily():
+            yield
+
+    monkeypatch.setattr(Runtime, "on_host", without_rules)
+
     def body(rt: Runtime) -> Any:
         with OtherDevice():
             trainer = trainer_of(rt, job, model, inputs[rt.party])
@@ -86,6 +103,13 @@ def trained(model: ModelSpec, monkeypatch: pytest.MonkeyPatch, **more: Any) -> l
             return loss, trainer.evaluate()
 
     return planes.run_three(body)
+
+
+def _parts(one: Any) -> list[Any]:
+    """What a claim holds, down to its tensors."""
+    found = [getattr(one, field.name) for field in fields(one)]
+    held = [_parts(part) for part in found if is_dataclass(part)]
+    return [part for part in found if not is_dataclass(part)] + [part for parts in held for part in parts]
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -106,6 +130,8 @@ SETTINGS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "mse": ([{"linear": 1}], {"objective": "mse", "reveal": ["loss", "rmse", "weights", "standard_errors"]}),
     "weighed": (MLP, {"class_weights": [1.0, 2.0, 0.5], "label_smoothing": 0.1}),
     "sparing": (MLP, {"rounds": "sparing"}),
+    "proofs": (MLP, {"verify": "proofs", "reveal": ["loss", "accuracy"]}),
+    "audited": (ONE, {"verify": "covert", "audit_one_in": 2, "objective": "binary", "reveal": ["loss", "auc"]}),
 }
 
 

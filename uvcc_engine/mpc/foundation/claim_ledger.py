@@ -10,8 +10,8 @@ and an opening waits for the proofs of all of them (``sisters``), not only for t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from torch import Tensor
@@ -83,6 +83,50 @@ class ProductNotes:
         return self.z.numel()
 
 
+class _Homeward:
+    """Copies what lies on a device to the host, each tensor once: claims have many in common."""
+
+    def __init__(self) -> None:
+        self._brought: dict[int, tuple[Tensor, Tensor]] = {}  # each beside its own, which so keeps its address
+
+    def tensor(self, x: Tensor) -> Tensor:
+        if id(x) not in self._brought:
+            self._brought[id(x)] = x, x.cpu()
+        return self._brought[id(x)][1]
+
+    def notes(self, one: ProductNotes) -> ProductNotes:
+        brought = replace(
+            one,
+            x=one.x.map(self.tensor),
+            y=one.y and one.y.map(self.tensor),
+            own=self.tensor(one.own),
+            following=self.tensor(one.following),
+            z=self.tensor(one.z),
+            received={sender: self.tensor(x) for sender, x in one.received.items()},
+        )
+        if one.truncation is not None:
+            brought.truncation = TruncationNotes(one.truncation.s)
+            for place in fields(one.truncation):
+                if isinstance(held := getattr(one.truncation, place.name), Tensor):
+                    setattr(brought.truncation, place.name, self.tensor(held))
+        return brought
+
+    def equation(self, one: BilinearClaim) -> BilinearClaim:
+        def side(known: Sequence[Tensor] | None) -> Sequence[Tensor] | None:
+            return None if known is None else [self.tensor(x) for x in known]
+
+        def own(known: Tensor | None) -> Tensor | None:
+            return None if known is None else self.tensor(known)
+
+        return replace(
+            one,
+            before=side(one.before),
+            after=side(one.after),
+            own_before=own(one.own_before),
+            own_after=own(one.own_after),
+        )
+
+
 _OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN, kinds.AUDIT, kinds.FINDING)
 
 
@@ -128,8 +172,6 @@ class ClaimLedger:
                 f"a product {notes.form or 'of its own kind'} of shape {tuple(notes.z.shape)} has no proof",
                 "verify: off, or a model of dense and convolutional layers",
             )
-        if notes.z.device.type != "cpu":
-            raise ConfigError("proofs are computed on processors only", "device: cpu, or verify: off")
         self._products.append(notes)
         return notes
 
@@ -149,6 +191,12 @@ class ClaimLedger:
     def last(self) -> ProductNotes:
         """The product that was filed last."""
         return self._products[-1]
+
+    def bring_to_host(self) -> None:
+        """Copy what was filed on a device to the host's memory, where proofs are computed."""
+        bring = _Homeward()
+        self._products = [bring.notes(one) for one in self._products]
+        self._claims = [bring.equation(one) for one in self._claims]
 
     def take(self) -> tuple[list[ProductNotes], list[BilinearClaim]]:
         """All products and equations since the last call, each in the order in which they were filed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
 from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, PairKeys, derive_key
 from uvcc_engine.mpc.foundation.range_watch import RangeWatch
 from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
-from uvcc_engine.mpc.foundation.staging import Staging, staging_for
+from uvcc_engine.mpc.foundation.staging import HostStaging, Staging, staging_for
 from uvcc_engine.mpc.kernels.choose import kernels_for
 from uvcc_engine.plane.api import Plane, Tag
 from uvcc_engine.transcript.formats import kinds
@@ -141,6 +142,27 @@ class Runtime:
         draws = Draws(self.streams, self._epoch, self.stream, self._op, self.device, self.forecast)
         self._op += 1
         return draws
+
+    @property
+    def on_processors(self) -> bool:
+        """Whether shares lie in the host's memory."""
+        return isinstance(self.staging, HostStaging)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Between two protocols: meanwhile compute, draw and send in the host's memory, as proofs do, whose loops are
+        compiled for processors. What a protocol is given has to lie there."""
+        if self.on_processors:
+            yield
+            return
+        kept = self.device, self.kernels, self.staging, self._outbox
+        self.device = torch.device("cpu")
+        self.kernels, self.staging = kernels_for(self.device), staging_for(self.device)
+        self._outbox = {peer: RoundOutbox(self.staging) for peer in self._outbox}
+        try:
+            yield
+        finally:
+            self.device, self.kernels, self.staging, self._outbox = kept
 
     def time_draws(self) -> None:
         """From now on measure the processor time of drawing random numbers; see :attr:`drawing_s`."""

@@ -21,7 +21,6 @@ from uvcc_console.rollout.stages.links.relay import relay_link
 from uvcc_console.rollout.stages.training import lm
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.text import counted
 
 PROBE_S = 180.0  # of a pod among many that share a machine
@@ -109,12 +108,11 @@ def attention_check(profile: Profile, probes: Mapping[str, Mapping[str, Any]]) -
 
 def computes_on_gpus(profile: Profile) -> bool:
     """Whether workers of this profile need a torch that reaches the GPUs. Secret shares are computed there unless
-    ``job.device`` says cpu or ``job.verify`` proves. A language model is where its profile says ``runtime.device:
-    cpu``; what a command does is its own affair.
+    ``job.device`` says cpu, a language model unless ``runtime.device`` does; what a command does is its own affair.
     """
     job = profile.job
     if isinstance(job, PrivateJobSettings):
-        return job.device != "cpu" and job.verify == OFF
+        return job.device != "cpu"
     return isinstance(job, LmJobSettings) and job.overrides.get("runtime", {}).get("device", "auto") != "cpu"
 
 

@@ -26,7 +26,6 @@ from uvcc_console.rollout.stages.training.agree import identity_of
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, RelayCommand, SignalCommand, WatchCommand
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
-from uvcc_engine.contract.job.proof_mode import OFF
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.untrusted import load_json
@@ -129,8 +128,9 @@ def _spec(
     elif isinstance(profile.job, PrivateJobSettings):
         peers = {str(p): identity_of(ctx, p, coord.replica).to_json() for p in range(PARTIES)}
         pods = range(phase.topology.replicas if worlds else 0)
-        device = profile.job.device if profile.job.verify == OFF else "cpu"  # as the workers will
-        job = replace(job, device=device, peers=peers, pods=[identity_of(ctx, coord.party, r).to_json() for r in pods])
+        job = replace(
+            job, device=profile.job.device, peers=peers, pods=[identity_of(ctx, coord.party, r).to_json() for r in pods]
+        )
     return WorkerSpec(
         run=phase.engine_run,
         kind=NAME,
