@@ -275,8 +275,9 @@ def page() -> str:
         )
     lines += [
         "",
-        "*Several workers*: replicas, pipeline stages and microbatches; batch normalisation, whose statistics",
-        "are of a whole batch, stages alone. *Tensor ranks*: normalisations and",
+        "*Several workers*: replicas, pipeline stages and microbatches; batch normalisation then takes the",
+        "statistics of each microbatch by itself. *Tensor ranks*: batch normalisation behind a `linear`, other",
+        "normalisations and",
         "softmax where rows are split, as behind a second product, attention where its heads are; `uvcc plan`",
         "refuses the others by name. *Rounds*: of a layer that stands alone, forward and backward together.",
         "*Proved*: by `verify: products` and `verify: proofs`.",

@@ -45,9 +45,9 @@ class LayerSpec:
         return False
 
     @property
-    def whole_batch(self) -> bool:
-        """Whether it takes statistics of all rows of a batch, so that none is divided among workers."""
-        return False
+    def values_a_channel(self) -> int:
+        """How many numbers of a row each of its statistics over the rows is of; 0 where it takes none."""
+        return 0
 
     @property
     def adaptable(self) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from uvcc_engine.model import ops
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
@@ -122,6 +122,17 @@ class WholeWeight(Plain):
             on.settling.take(self, 0, gradient)
         else:
             on.gradient(self, 0, gradient.first << self.weights[0].f)
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A part that keeps statistics of the rows it trains on beside its weights. They move once a step."""
+
+    def drift(self) -> Share:
+        """The sum of what this worker's microbatches move them by; forgets it."""
+
+    def follow(self, drift: Share) -> None:
+        """Move them by the sum over all replicas."""
 
 
 def weight_gradient_protocol(on: Pass, part: StagePart, left: Share, right: Share) -> MpcProtocol[None]:

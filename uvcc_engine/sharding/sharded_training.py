@@ -32,6 +32,7 @@ from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.measured import Measured
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
+from uvcc_engine.model.parts import Following, leaves
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime
@@ -55,7 +56,7 @@ from uvcc_engine.sharding.partition import bounds
 from uvcc_engine.sharding.stage import build_stage
 from uvcc_engine.sharding.stage_passes import Pass, Settling, StagePart, backward_protocol, forward_protocol
 from uvcc_engine.sharding.updates import OPTIMIZERS
-from uvcc_engine.sharding.validation import check_provable, check_whole_batches
+from uvcc_engine.sharding.validation import check_provable, check_slices
 
 __all__ = ["Learner", "ParallelTrainer", "stream_of"]
 
@@ -103,7 +104,7 @@ class ParallelTrainer:
         if size.microbatches > job.batch:
             raise ConfigError(f"{size.microbatches} microbatches of a batch of {job.batch} rows", "use fewer")
         check_provable(job, model)
-        check_whole_batches(model, size.replicas, size.microbatches)
+        check_slices(job, model, size.replicas, size.microbatches)
         if job.proves:
             main.ledger = ClaimLedger.of(job.proving, sisters=not groups.alone)
         self.proved_metrics = NOTHING_PROVED
@@ -250,7 +251,7 @@ class ParallelTrainer:
         size, job = self._groups.place.topology, self._job
         mine = bounds(job.batch, size.microbatches, m)
         first = self._groups.place.coord.replica * job.batch + mine.start
-        return BatchPlace(job.seed, self._step, first, mine.stop - mine.start)
+        return BatchPlace(job.seed, self._step, first, mine.stop - mine.start, self._whole_job.batch)
 
     def _targets(self, rows: Tensor) -> Targets:
         """This tensor rank's targets of some rows, one line per position, and what each row counts beside them."""
@@ -283,10 +284,23 @@ class ParallelTrainer:
             self._first_sum = False
             if groups.dp.size > 1:
                 self._on_event("dp_ok", {"coord": str(groups.place.coord)})
+        self._follow()
         total = self._fleet.summed(self._losses) if reveal and self._pipe.last else None
         now = total if self._fleet.opener and self._settled is None else None
         opened: Tensor | None = self._optimizer.update(step, slices, self._opening_protocol(now))
         return total, opened
+
+    def _follow(self) -> None:
+        """Have statistics that a layer keeps follow what all replicas' microbatches were like, the same at each."""
+        parts = [part for part in leaves(self._stage.parts) if isinstance(part, Following)]
+        if not parts:
+            return
+        drifts = [part.drift() for part in parts]
+        flat = torch.stack([torch.cat([half(one).reshape(-1) for one in drifts]) for half in (_first, _second)])
+        self._groups.dp.sum_(flat)
+        first, second = (torch.split(row, [one.n for one in drifts]) for row in flat)
+        for part, one, a, b in zip(parts, drifts, first, second, strict=True):
+            part.follow(Share(a.reshape(one.shape), b.reshape(one.shape), one.f))
 
     def _opening_protocol(self, loss: Share | None) -> MpcProtocol[Tensor | None]:
         return None if loss is None else (yield from open_ring_protocol(self._runtimes.main, loss))
@@ -370,6 +384,14 @@ class ParallelTrainer:
             for number, share in zip(self._stage.numbers, shares, strict=True)
         ]
         return component_digest(named, blind)
+
+
+def _first(share: Share) -> Tensor:
+    return share.first
+
+
+def _second(share: Share) -> Tensor:
+    return share.second
 
 
 def _nobody() -> None:

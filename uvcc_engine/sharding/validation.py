@@ -111,19 +111,20 @@ def fit_model(
     if workers > 1:
         place_layers(model, tensor)
         stage_bounds(model, stages)
-        check_whole_batches(model, replicas, microbatches)
+        check_slices(job, model, replicas, microbatches)
         _check_rows_of_ranks(job, model, replicas, tensor, microbatches)
     return model
 
 
-def check_whole_batches(model: ModelSpec, replicas: int, microbatches: int) -> None:
-    """Refuse (ConfigError) to divide a batch of a model some of whose layers take statistics of all of it."""
-    whole = sorted({type(layer).__name__ for layer in _all_layers(model.layers) if layer.whole_batch})
-    if replicas * microbatches > 1 and whole:
-        raise ConfigError(
-            f"{model.name} has layers that cannot be split over workers: {', '.join(whole)} (it needs a whole batch)",
-            "use replicas, tensor and microbatches of 1; it stands in a stage. Or layer-norm",
-        )
+def check_slices(job: PrivateJob, model: ModelSpec, replicas: int, microbatches: int) -> None:
+    """Refuse (ConfigError) a microbatch in which a layer would take the variance of a single number."""
+    rows, split = job.batch // microbatches, replicas * microbatches > 1
+    for layer in _all_layers(model.layers) if split else ():
+        if 0 < rows * layer.values_a_channel < 2:
+            raise ConfigError(
+                f"{model.name}: {type(layer).__name__} of microbatches of {rows} row, one number a channel",
+                "a larger job.batch, or fewer microbatches: each is brought to mean 0 and variance 1 by itself",
+            )
 
 
 def check_provable(job: PrivateJob, model: ModelSpec) -> None:

@@ -17,7 +17,7 @@ from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
-from uvcc_engine.data.sets import Dataset, one_hot
+from uvcc_engine.data.sets import Dataset, batch_rows, one_hot
 from uvcc_engine.model.definition.layer_list import model_of_json, model_of_list, model_to_json
 from uvcc_engine.model.definition.spec_json import layer_from_json
 from uvcc_engine.model.definition.specs import find_model, initial_weights
@@ -116,23 +116,76 @@ def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topolog
     assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
 
 
-@pytest.mark.parametrize("verify", ["off", "products"])
-def test_a_batch_normalisation_stands_in_a_stage_and_is_refused_where_a_batch_is_divided(verify: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "verify"),
+    [
+        (Topology(1, 2, 1, 1), "off"),
+        (Topology(1, 2, 1, 1), "products"),
+        (Topology(2, 1, 1, 1), "off"),
+        (Topology(1, 1, 1, 3), "off"),
+        (Topology(2, 2, 1, 2), "proofs"),
+    ],
+    ids=str,
+)
+def test_a_batch_normalisation_takes_the_statistics_of_each_microbatch_of_each_replica(
+    size: Topology, verify: str
+) -> None:
     made = model_of_module(ResNet(norm=True), (1, 8, 8), 3)
     job = PrivateJob.from_json(job_of("resnet").to_json() | {"model": model_to_json(made.model), "verify": verify})
-    fit_model(job)
-    for parts in ({"replicas": 2}, {"microbatches": 2}, {"tensor": 2}):
-        with pytest.raises(ConfigError, match="BatchNorm"):
-            fit_model(job, workers=2, **parts)
-    fit_model(job, workers=2, stages=2)
-    data, size = data_of("resnet")[0], Topology(1, 2, 1, 1)
-    found, clear = train(job, size, data=data), train_plaintext(job, data)
+    parts = {"replicas": size.replicas, "microbatches": size.microbatches}
+    fit_model(job, workers=2, stages=size.stages, **parts)
+    data, whole = data_of("resnet")[0], replace(job, batch=job.batch * size.replicas)
+    found, clear = train(job, size, data=data), train_plaintext(whole, data, **parts)
     check_replicas(found)
-    for ours, theirs, spec in zip(weights(job, found, size), clear.weights, made.model.weights, strict=True):
+    undivided = train_plaintext(whole, data).weights
+    for ours, theirs, other, spec in zip(
+        weights(job, found, size), clear.weights, undivided, made.model.weights, strict=True
+    ):
         assert np.abs(ours - theirs).max() < 256 * UNIT
         if isinstance(spec, BatchNorm):
             assert np.abs(ours[1:3] - [[0.0], [1.0]]).max() > 0.01  # the running statistics have moved
+            if size.replicas * size.microbatches > 1:  # and not as those of the whole batch
+                assert np.abs(ours - other).max() > 4 * np.abs(ours - theirs).max()
     assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
+
+
+def test_a_tensor_rank_normalises_the_columns_that_it_computes() -> None:
+    layers = [{"linear": 5}, "batch-norm", "relu", "linear"]
+    model = model_of_list(layers, 6, 3)
+    job = PrivateJob.from_json(job_of("mlp").to_json() | {"model": model_to_json(model)})
+    size, data = Topology(2, 1, 2, 1), data_of("mlp")[0]
+    fit_model(job, workers=4, replicas=2, tensor=2)
+    found = train(job, size, data=data)
+    check_replicas(found)
+    clear = train_plaintext(replace(job, batch=16), data, replicas=2)
+    for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
+
+
+def test_the_running_statistics_are_the_mean_of_what_torch_takes_of_each_part() -> None:
+    spec = model_of_list(["batch-norm", "linear"], 3, 2)
+    job = PrivateJob.from_json({"model": model_to_json(spec), "steps": 1, "batch": 8, "lr": 1e-9, "test_rows": 8})
+    rows = np.random.default_rng(1).normal(size=(16, 3))
+    data = Dataset(rows[8:], np.arange(8) % 2, rows[:8], np.arange(8) % 2, 2)
+    kept = train_plaintext(job, data, replicas=2, microbatches=2).weights[0][1:3]
+    torch_means = []
+    for part in np.split(rows[8:][batch_rows(job.seed, 0, 8, 8)], 4):
+        norm = torch.nn.BatchNorm1d(3, momentum=0.1).double()
+        norm(torch.from_numpy(part))
+        torch_means.append(norm.running_mean.numpy())
+    assert np.allclose(kept[0], np.mean(torch_means, 0))
+
+
+def test_a_variance_of_one_number_and_tensor_ranks_are_refused_by_name() -> None:
+    made = model_of_module(ResNet(norm=True), (1, 8, 8), 3)
+    job = PrivateJob.from_json(job_of("resnet").to_json() | {"model": model_to_json(made.model)})
+    with pytest.raises(ConfigError, match="BatchNorm"):
+        fit_model(job, workers=2, tensor=2)
+    narrow = model_to_json(model_of_list([{"linear": 4}, "batch-norm", "linear"], 6, 3))
+    row = PrivateJob.from_json(job.to_json() | {"model": narrow, "batch": 4})
+    fit_model(row, workers=2, microbatches=2)
+    with pytest.raises(ConfigError, match=r"BatchNorm of microbatches of 1 row"):
+        fit_model(row, workers=4, microbatches=4)
 
 
 @pytest.mark.parametrize(

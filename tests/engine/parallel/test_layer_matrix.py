@@ -13,7 +13,6 @@ import torch
 from training_kit import check_replicas, shares, train, weights
 
 from uvcc_engine import simulate
-from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.data.sets import Dataset, one_hot
@@ -30,7 +29,6 @@ from uvcc_engine.model.registry import layer_types
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.sharding.partition import place_layers
-from uvcc_engine.sharding.validation import check_whole_batches
 
 sys.path.append(str(Path(__file__).parents[3]))
 
@@ -120,10 +118,6 @@ def test_several_workers_train_it_where_the_table_says_so(word: str, size: Topol
     if not table.fits(model, size.tensor):
         assert size.tensor > 1 or word in ("trees", "kmeans")
         return
-    if word == "batch-norm" and size.replicas * size.microbatches > 1:
-        with pytest.raises(ConfigError, match=r"BatchNorm .it needs a whole batch"):
-            check_whole_batches(model, size.replicas, size.microbatches)
-        return
     if sum(bool(weighted_specs([spec])) for spec in model.layers) < size.stages:
         return
     place_layers(model, size.tensor)
@@ -131,7 +125,8 @@ def test_several_workers_train_it_where_the_table_says_so(word: str, size: Topol
     found = train(job, size, data=data)
     check_replicas(found)
     whole = PrivateJob.from_json(job.to_json() | {"batch": job.batch * size.replicas})
-    close(weights(job, found, size), train_plaintext(whole, data).weights)
+    clear = train_plaintext(whole, data, replicas=size.replicas, microbatches=size.microbatches)
+    close(weights(job, found, size), clear.weights)
 
 
 def _named(name: str) -> bool:

@@ -7,7 +7,7 @@ arithmetic is float64, the gradients are autograd's and not ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -34,6 +34,7 @@ from uvcc_engine.model.learning.plaintext_trees import ClearTrees
 from uvcc_engine.model.learning.standardising import in_clear
 from uvcc_engine.model.learning.validating import PREFIX
 from uvcc_engine.model.registry import PlaintextContext, type_of
+from uvcc_engine.model.tensor_parallel import bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,19 @@ def _through(layers: Sequence[LayerSpec], weights: Sequence[Tensor], x: Tensor, 
 
 
 def train_plaintext(
-    job: PrivateJob, data: Dataset, starts: Sequence[Floats] | None = None, *, model: ModelSpec | None = None
+    job: PrivateJob,
+    data: Dataset,
+    starts: Sequence[Floats] | None = None,
+    *,
+    model: ModelSpec | None = None,
+    replicas: int = 1,
+    microbatches: int = 1,
 ) -> PlaintextResult:
     """Train in plain float64 exactly as ``job`` says, from its own initial weights or from ``starts``.
 
     ``starts`` has an array per weighted layer, in the shape that the layer's specification says. ``model``: the job's,
-    with the public tensors that it computes with.
+    with the public tensors that it computes with. ``replicas`` and ``microbatches`` of each: how the rows of a step,
+    ``job.batch`` of all replicas together, are divided, which batch normalisation alone can tell.
     """
     model, data = find_model(job.model) if model is None else model, in_clear(job, data)
     first = initial_weights(model, job.seed, job.frac_bits) if starts is None else starts
@@ -104,7 +112,8 @@ def train_plaintext(
         if other is not None:
             losses.append(other.step(step, rows))
         else:
-            losses.append(_descend(job, model, weights, (velocity, second), step, data, rows))
+            parts = divided(len(rows), replicas, microbatches)
+            losses.append(_descend(job, model, weights, (velocity, second), step, data, rows, parts))
         if job.validates(step):
             validated[step + 1] = now = _validated(job, model, weights, data)
             if WATCHED in now and log.add(step + 1, now[WATCHED]) and job.keep_best:
@@ -142,10 +151,11 @@ def _descend(
     step: int,
     data: Dataset,
     rows: Ints,
+    parts: Sequence[slice],
 ) -> float:
-    """One step of the optimiser on these rows, in place; their mean loss before it."""
-    place = BatchPlace(job.seed, step, 0, len(rows))
-    logits = forward(model, weights, torch.from_numpy(data.train_x[rows]), training=True, batch=place)
+    """One step of the optimiser on these rows, which go through the model in ``parts``, in place; their mean loss
+    before it."""
+    logits = _in_parts(model, weights, torch.from_numpy(data.train_x[rows]), BatchPlace(job.seed, step, 0, 0), parts)
     own = None if data.weights is None else data.weights[rows]
     loss = training_loss(job, logits, targets_of(model, data.train_y[rows]), own)
     grads = torch.autograd.grad(loss, weights)
@@ -155,6 +165,32 @@ def _descend(
             _update(job, step, w, v, s, clipped(g, job.clip_norm) if job.clip_norm else g, model.positions)
             w.sub_(decay)
     return loss.item()
+
+
+def _in_parts(model: ModelSpec, weights: list[Tensor], x: Tensor, at: BatchPlace, parts: Sequence[slice]) -> Tensor:
+    """Logits of rows that go through the model part by part. What a layer keeps of the rows it trains on follows the
+    mean over the parts, each counting as many rows as it has."""
+    before = [w.detach().clone() for w in weights]
+    drifts, found = [torch.zeros_like(w) for w in before], []
+    for part in parts:
+        place = replace(at, first=part.start, count=part.stop - part.start)
+        found.append(forward(model, weights, x[part], training=True, batch=place))
+        for w, was, drift in zip(weights, before, drifts, strict=True):
+            drift += (w.detach() - was) * (place.count / len(x))
+            w.data.copy_(was)
+    for w, was, drift in zip(weights, before, drifts, strict=True):
+        w.data.copy_(was + drift)
+    return torch.cat(found)
+
+
+def divided(rows: int, replicas: int, microbatches: int) -> list[slice]:
+    """The rows of every microbatch of every replica, in order."""
+    each, found = rows // replicas, []
+    for replica in range(replicas):
+        for m in range(microbatches):
+            mine = bounds(each, microbatches, m)
+            found.append(slice(replica * each + mine.start, replica * each + mine.stop))
+    return found
 
 
 def _validated(job: PrivateJob, model: ModelSpec, weights: list[Tensor], data: Dataset) -> dict[str, float]:
