@@ -346,13 +346,23 @@ class DomainReported(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanForetold(Event):
     """What the plan says of a step of the full run, from a rehearsal: message rounds of a worker (0: not foretold),
-    bytes of all workers without frames, seconds over links with a round trip of ``rtt_s``."""
+    bytes of all workers without frames, seconds over links with a round trip of ``rtt_s``.
+
+    ``low`` and ``high``: the range of the seconds, 0 where none is said; ``early``: how many times as long a run's
+    second and third step take; ``more``: seconds that a step takes longer than one of the smoke; ``here``: on the
+    processors that were rehearsed on.
+    """
 
     steps: int
     rounds: float
     bytes: float
     seconds: float
     rtt_s: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    early: float = 1.0
+    more: float = 0.0
+    here: bool = False
 
 
 @event("forecast")

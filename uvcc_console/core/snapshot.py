@@ -210,6 +210,11 @@ class ForetoldView:
     bytes: float
     seconds: float
     rtt_s: float
+    low: float = 0.0
+    high: float = 0.0
+    early: float = 1.0
+    more: float = 0.0
+    here: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,9 +317,10 @@ def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
 
 
 def _foretold(s: Snapshot, e: ev.PlanForetold) -> Snapshot:
-    view = ForetoldView(e.steps, e.rounds, e.bytes, e.seconds, e.rtt_s)
+    view = ForetoldView(e.steps, e.rounds, e.bytes, e.seconds, e.rtt_s, e.low, e.high, e.early, e.more, e.here)
     rounds = f"{e.rounds:.0f} rounds, " if e.rounds else ""
     text = f"the plan foretells {rounds}{e.bytes / 1e6:.2f} MB and {e.seconds:.2f} s a step of the full run"
+    text += f", {e.low:.2f} to {e.high:.2f} s by what else these processors do" if e.high else ""
     return logged(changed(s, foretold=view), e, "info", "plan", text)
 
 

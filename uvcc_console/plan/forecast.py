@@ -13,6 +13,8 @@ from uvcc_console.core.snapshot import Snapshot
 
 LEAST_ERROR = 0.10  # of the value: two steps of a smoke know nothing of the next hour's network
 WARM_UP = 1
+FEW_STEPS = 4
+"""A smoke of no more steps has measured hardly any but a run's first ones."""
 
 
 def _steps(s: Snapshot, name: str) -> list[float]:
@@ -64,10 +66,25 @@ def moved(s: Snapshot) -> float:
     return total
 
 
+def settled(s: Snapshot) -> list[float]:
+    """Seconds of a step of the full run by those of the smoke.
+
+    The few steps of a short smoke are a run's first ones, which take longer than those that follow: how much longer,
+    the plan's rehearsal says, and what the full run's replicas add on processors that they share. On the processors
+    that were rehearsed on, so few steps are believed within the plan's range only.
+    """
+    said, times = s.foretold, step_times(s)
+    if said is None:
+        return times
+    few = max((w.step for w in s.workers.values()), default=0) <= FEW_STEPS
+    found = [one / (said.early if few else 1.0) + said.more for one in times]
+    return [min(max(one, said.low), said.high) for one in found] if few and said.here and said.high else found
+
+
 def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Forecast | None:
     """The forecast for ``steps`` steps of ``workers`` on ``pods`` (0: as many) from the smoke; None if that measured no
     step. Pods that the smoke did not need cost what its own cost on average."""
-    seconds, error = _extrapolate(step_times(s), steps)
+    seconds, error = _extrapolate(settled(s), steps)
     if not seconds:
         return None
     volume, volume_error = _extrapolate(volumes(s), steps)

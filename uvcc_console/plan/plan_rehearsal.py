@@ -19,12 +19,12 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.fleet.provider_kinds import kind_of
 from uvcc_console.plan.owndata import REHEARSE, owners_program
-from uvcc_console.plan.plan import FULL, Plan
+from uvcc_console.plan.plan import FULL, SMOKE, Plan
 from uvcc_console.plan.schema import PrivateJobSettings
+from uvcc_console.plan.step_forecast import StepForecast, apart, here
 from uvcc_engine import __version__
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
-from uvcc_engine.contract.machine.link_time import link_time
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.parsing.untrusted import as_float
 from uvcc_engine.contract.run_files import files
@@ -33,6 +33,8 @@ RTT_MS: Final = 20.0
 MBIT: Final = 1000.0
 """Links between three providers of one continent; pods of this machine have none between them."""
 _FIGURES: Final = ("rounds", "bytes", "seconds")
+_LIKE: Final = {"auto": "direct", "nats": "stream"}
+"""Over which link the processes are timed where the profile leaves it open, or takes a broker that runs elsewhere."""
 
 
 def applies(plan: Plan) -> bool:
@@ -73,7 +75,7 @@ def kept(plan: Plan) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and all((as_float(found.get(name)) or 0) > 0 for name in _FIGURES)
-    return found if whole and {"layers", "warnings", "most_frac_bits"} <= found.keys() else None
+    return found if whole and {"layers", "warnings", "most_frac_bits", "processes"} <= found.keys() else None
 
 
 def _of(plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
@@ -82,7 +84,8 @@ def _of(plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
     t = full.topology
     sizes = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
     workers = {"workers": t.workers_per_party * t.microbatches} | sizes
-    return full.job, [part for name, size in workers.items() for part in (f"--{name}", str(size))]
+    flags = [part for name, size in workers.items() for part in (f"--{name}", str(size))]
+    return full.job, [*flags, "--link", _LIKE.get(plan.profile.link, plan.profile.link)]
 
 
 def _file(plan: Plan) -> Path:
@@ -91,20 +94,32 @@ def _file(plan: Plan) -> Path:
     return paths.data_dir() / "rehearsals" / f"{hashlib.sha256(said.encode()).hexdigest()}.json"
 
 
-def round_trip_s(plan: Plan) -> float:
-    """Seconds between two parties where nothing else is known."""
-    return 0.0 if kind_of(plan.profile.fleet.kind).here else RTT_MS / 1e3
+def links(plan: Plan, rtt_ms: float | None = None, mbit: float | None = None) -> tuple[float, float] | None:
+    """Round trip in seconds and bytes a second between two parties; None for local pods where neither is given."""
+    if rtt_ms is None and mbit is None and kind_of(plan.profile.fleet.kind).here:
+        return None
+    local = kind_of(plan.profile.fleet.kind).here
+    usual = 0.0 if local else RTT_MS
+    return (usual if rtt_ms is None else rtt_ms) / 1e3, (MBIT if mbit is None else mbit) * 1e6 / 8
 
 
-def foretold(step: Mapping[str, Any], steps: int, rtt_s: float, bytes_s: float) -> dict[str, float]:
-    """Seconds of a step and of the full run over such links: rounds, bytes and computing, one after another.
+def step_of(plan: Plan, step: Mapping[str, Any], over: tuple[float, float] | None, phase: str = FULL) -> StepForecast:
+    """Seconds of a step of a phase over such links."""
+    return here(step, plan.phases[phase].topology.replicas) if over is None else apart(step, *over)
 
-    ``rtt_s``: there and back between two parties, of which a round takes one way. ``bytes_s``: of a party's link.
-    On processors as fast as these; what the relay and the transcript add is measured by the smoke.
-    """
-    network = link_time(float(step["rounds"]), float(step["bytes"]), rtt_s / 2, bytes_s).total_s
-    one = network + float(step["seconds"])
-    return {"rtt_s": rtt_s, "bytes_s": bytes_s, "network_s": network, "step_s": one, "full_s": one * steps}
+
+def foretold(found: StepForecast, steps: int, over: tuple[float, float] | None) -> dict[str, float]:
+    """Seconds of a step and of the full run, as ``uvcc plan --json`` has them. Local links are part of the step."""
+    rtt_s, bytes_s = over or (0.0, 0.0)
+    return {
+        "rtt_s": rtt_s,
+        "bytes_s": bytes_s,
+        "network_s": found.network_s,
+        "step_s": found.seconds,
+        "low_s": found.low,
+        "high_s": found.high,
+        "full_s": found.seconds * steps,
+    }
 
 
 def promise(plan: Plan, step: Mapping[str, Any]) -> ev.PlanForetold:
@@ -113,14 +128,19 @@ def promise(plan: Plan, step: Mapping[str, Any]) -> ev.PlanForetold:
     Stages, tensor ranks and micro-batches share out the messages, so their rounds are not foretold (0).
     """
     full = plan.phases[FULL]
-    t, rtt = full.topology, round_trip_s(plan)
+    t, over = full.topology, links(plan)
     whole = t.stages == t.tensor == t.microbatches == 1
-    over = foretold(step, full.steps, rtt, MBIT * 1e6 / 8)
-    seconds = over["step_s"] if math.isfinite(over["step_s"]) else 0.0
+    found = step_of(plan, step, over)
+    finite = math.isfinite(found.high)
     return ev.PlanForetold(
         steps=full.steps,
         rounds=float(step["rounds"]) if whole else 0.0,
         bytes=float(step["bytes"]) * PARTIES * t.replicas,
-        seconds=seconds,
-        rtt_s=rtt,
+        seconds=found.seconds if finite else 0.0,
+        rtt_s=over[0] if over is not None else 0.0,
+        low=found.low if finite and whole else 0.0,
+        high=found.high if finite and whole else 0.0,
+        early=float(step["processes"]["early"]),
+        more=found.seconds - step_of(plan, step, over, SMOKE).seconds if finite and SMOKE in plan.phases else 0.0,
+        here=over is None,
     )

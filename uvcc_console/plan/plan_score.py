@@ -11,17 +11,23 @@ from uvcc_console.plan.forecast import step_times
 from uvcc_engine.contract.job.rollout_phases import FULL
 from uvcc_engine.contract.parsing.untrusted import as_float
 
+BY_SMOKE: Final = "seconds by the smoke"
 WITHIN: Final = 0.25
 """A foretold number that is off by more of what was measured was missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredFigure:
-    """One figure of a step: ``name`` is rounds, bytes, seconds or dollars."""
+    """One figure of a step: ``name`` is rounds, bytes, seconds, dollars, or ``BY_SMOKE``: seconds by the smoke's steps.
+
+    ``low`` and ``high``: the range that was said with it, 0 where none was.
+    """
 
     name: str
     foretold: float
     measured: float
+    low: float = 0.0
+    high: float = 0.0
 
     @property
     def off(self) -> float:
@@ -32,6 +38,11 @@ class ScoredFigure:
     def held(self) -> bool:
         return abs(self.off) <= WITHIN
 
+    @property
+    def in_range(self) -> bool:
+        """Whether what was measured lies in the range that was said."""
+        return self.low <= self.measured <= self.high
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -39,13 +50,17 @@ class ScoredFigure:
             "measured": self.measured,
             "off": round(self.off, 4),
             "held": self.held,
-        }
+        } | ({"low": self.low, "high": self.high, "in_range": self.in_range} if self.high else {})
 
     def words(self) -> str:
         """The figure for people: foretold, measured, and whether that held."""
         verdict = "held" if self.held else "MISSED"
         foretold, measured = _amount(self.name, self.foretold), _amount(self.name, self.measured)
-        return f"{foretold} foretold, {measured} measured: {self.off:+.1%}, {verdict}"
+        said = f"{foretold} foretold, {measured} measured: {self.off:+.1%}, {verdict}"
+        if not self.high:
+            return said
+        place = "in" if self.in_range else "outside of"
+        return f"{said}, {place} its range of {self.low:.3f} to {self.high:.3f} s"
 
 
 def score(s: Snapshot) -> list[ScoredFigure]:
@@ -62,13 +77,17 @@ def score(s: Snapshot) -> list[ScoredFigure]:
     times = step_times(s)
     took = statistics.median(times) if times else 0.0
     a_second = _price(s) / 3600.0
+    by_smoke = s.prediction
+    smoke_s = by_smoke.seconds / by_smoke.steps if by_smoke is not None and by_smoke.steps else 0.0
+    ranges = {"seconds": (said.low, said.high)}
     pairs = {
         "rounds": (said.rounds, max(rounds, default=0.0)),
         "bytes": (said.bytes, sum(sent) if len(sent) == len(told) else 0.0),
         "seconds": (said.seconds, took),
+        BY_SMOKE: (smoke_s, took),
         "dollars": (said.seconds * a_second, took * a_second),
     }
-    return [ScoredFigure(name, a, b) for name, (a, b) in pairs.items() if a > 0 and b > 0]
+    return [ScoredFigure(name, a, b, *ranges.get(name, ())) for name, (a, b) in pairs.items() if a > 0 and b > 0]
 
 
 def _told(workers: list[WorkerView], name: str) -> list[float]:
@@ -86,7 +105,7 @@ def _price(s: Snapshot) -> float:
 def _amount(name: str, value: float) -> str:
     if name == "bytes":
         return f"{value / 1e6:.3f} MB"
-    return {"rounds": f"{value:.1f}", "seconds": f"{value:.3f} s", "dollars": f"${value:.6f}"}[name]
+    return {"rounds": f"{value:.1f}", "dollars": f"${value:.6f}"}.get(name, f"{value:.3f} s")
 
 
 def lines(s: Snapshot) -> list[str]:

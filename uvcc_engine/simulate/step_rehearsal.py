@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +23,10 @@ from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
 from uvcc_engine.model.definition.base_model import made_up
 from uvcc_engine.model.layer_types.trees import trees_of
+from uvcc_engine.model.model_spec import ModelSpec
+from uvcc_engine.sealing.inputs import dataset_tensors
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.simulate import fitting
+from uvcc_engine.simulate import fitting, step_processes
 from uvcc_engine.simulate.metering import LayerCost
 
 STEPS: Final = 3
@@ -76,23 +79,9 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     if job.task != "train":
         raise ConfigError(f"a job of the task {job.task} cannot be rehearsed", "only trainings can")
     model = made_up(fit_model(job), job.seed)
-    rng = np.random.default_rng(job.seed)
-    rows = max(2 * job.batch, job.min_rows)
-    kinds = max(2, model.classes)
-    numbers = rng.integers(0, kinds, (job.batch + rows, model.positions))
-    if model.positions > 1 and model.features == model.targets:  # letters, of which the next ones are learned
-        x = one_hot(numbers, kinds)
-    else:
-        x = rng.standard_normal((job.batch + rows, model.features))
-        x = (x > 0.0).astype(np.float64) if trees_of(model) is not None else x
-        numbers = numbers if model.positions > 1 else numbers[:, 0]
-    y = numbers if model.classes > 1 else numbers.astype(np.float64)
-    y = np.zeros((len(x), 0)) if model.unsupervised else y
-    weights = rng.uniform(0.0, 1.0, job.batch) if job.row_weights else None
-    data = Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.labels, weights=weights)
+    data = _rows(job, model)
     times: list[float] = []
-    often = min(job.loss_every, 2)  # a step that reveals its loss and one that does not, where the job has both
-    short = _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1, loss_every=often))
+    short = _shortened(job, steps, len(data.test_x))
     try:
         found = fitting.train(
             short,
@@ -114,6 +103,42 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
         warnings=(*_warnings(found.layers, job.frac_bits), *_validated(job)),
         most_frac_bits=_most_frac_bits(found.layers, job.frac_bits),
     )
+
+
+def _shortened(job: PrivateJob, steps: int, rows: int) -> PrivateJob:
+    """``steps`` steps of it, some that reveal their loss and some that do not where the job has both, and ``rows`` to
+    test with."""
+    often = min(job.loss_every, 2)
+    return _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1, loss_every=often))
+
+
+def _rows(job: PrivateJob, model: ModelSpec) -> Dataset:
+    """A batch, and rows to test with, from a normal distribution."""
+    rng = np.random.default_rng(job.seed)
+    rows = max(2 * job.batch, job.min_rows)
+    kinds = max(2, model.classes)
+    numbers = rng.integers(0, kinds, (job.batch + rows, model.positions))
+    if model.positions > 1 and model.features == model.targets:  # letters, of which the next ones are learned
+        x = one_hot(numbers, kinds)
+    else:
+        x = rng.standard_normal((job.batch + rows, model.features))
+        x = (x > 0.0).astype(np.float64) if trees_of(model) is not None else x
+        numbers = numbers if model.positions > 1 else numbers[:, 0]
+    y = numbers if model.classes > 1 else numbers.astype(np.float64)
+    y = np.zeros((len(x), 0)) if model.unsupervised else y
+    weights = rng.uniform(0.0, 1.0, job.batch) if job.row_weights else None
+    return Dataset(x[: job.batch], y[: job.batch], x[job.batch :], y[job.batch :], model.labels, weights=weights)
+
+
+def waiting_parties(job: PrivateJob, link: str) -> AbstractContextManager[step_processes.WaitingParties]:
+    """Three processes that will train on the same made-up rows. Raises ConfigError as :func:`rehearse` does."""
+    if job.task != "train":
+        raise ConfigError(f"a job of the task {job.task} cannot be rehearsed", "only trainings can")
+    model = made_up(fit_model(job), job.seed)
+    data = _rows(job, model)
+    short = _shortened(job, STEPS, len(data.test_x))
+    inputs = fitting.party_inputs(dataset_tensors(data, job.frac_bits, short), job.frac_bits)
+    return step_processes.waiting(short, model, inputs, link)
 
 
 def _mean_costs(job: PrivateJob, short: PrivateJob, costs: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -173,13 +198,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="steps to train; at least 2")
     for name in _WORKERS:
         parser.add_argument(f"--{name}", type=int, default=1, help="of the run: whether the job fits them")
+    links = step_processes.LINKS
+    parser.add_argument("--link", choices=links, default=links[0], help="how the processes that are timed meet")
     args = parser.parse_args(argv)
     try:
         job = PrivateJob.from_json(files.read_json(args.job))
         fit_model(job, **{name: getattr(args, name) for name in _WORKERS})
-        found = rehearse(job, max(2, args.steps))
+        with waiting_parties(job, args.link) as parties:
+            found = rehearse(job, max(2, args.steps))
+            took = parties.measure(step_processes.steps_for(found.seconds))
     except UvccError as error:
         print(f"uvcc-engine rehearse: {error}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps(found.to_json()))
+    print(json.dumps(found.to_json() | {"processes": took.to_json()}))
     return 0

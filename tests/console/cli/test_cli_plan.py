@@ -12,6 +12,7 @@ import pytest
 from uvcc_console.cli.main import main
 from uvcc_console.cli.start.plan import lines
 from uvcc_console.plan.plan_rehearsal import foretold
+from uvcc_console.plan.step_forecast import apart
 from uvcc_engine.simulate.deployment import needs
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -33,7 +34,8 @@ def test_a_private_job_is_rehearsed_and_its_network_foretold(home: Path, capsys:
     assert step["rounds"] > 4
     assert over["rtt_s"] == 0  # local pods
     assert over["network_s"] == pytest.approx(step["bytes"] * 8 / 100e6)
-    assert over["full_s"] == pytest.approx(29 * (over["network_s"] + step["seconds"]))
+    assert over["full_s"] == pytest.approx(29 * (over["network_s"] + step["processes"]["party_cpu"]))
+    assert over["low_s"] < over["step_s"] <= over["high_s"]
     assert said["pods"] == 3
     assert "loss" in said["reveal"]
     assert not (home / "runs").exists()
@@ -72,8 +74,14 @@ def test_what_does_not_fit_is_said_before_anything_is_rehearsed(
         assert "--mbit a rate above 0" in capsys.readouterr().err
 
 
+def worker(rounds: float, sent: float, seconds: float) -> dict[str, object]:
+    """A rehearsed step of which only the busiest party's computing counts."""
+    return {"rounds": rounds, "bytes": sent, "processes": {"party_cpu": seconds, "high": 0.0}}
+
+
 def test_seconds_are_rounds_bytes_and_computing_one_after_the_other() -> None:
-    found = foretold({"rounds": 10, "bytes": 1e6, "seconds": 0.5}, 100, 0.02, 1e7)
+    links = (0.02, 1e7)
+    found = foretold(apart(worker(10, 1e6, 0.5), *links), 100, links)
     assert found["network_s"] == pytest.approx(0.2)  # a round takes one way: both messages travel at once
     assert found["step_s"] == pytest.approx(0.7)
     assert found["full_s"] == pytest.approx(70.0)
@@ -85,8 +93,8 @@ def test_the_plan_counts_a_step_as_the_page_about_a_billion_weights_does() -> No
     told = next(line for line in page.splitlines() if line.startswith("| **a step, at least**"))
     for cell, (_, one_way_s, bits) in zip(told.split("|")[2:-1], growth.PLACES, strict=True):
         found = needs(step, replace(place, one_way_s=one_way_s, link_bits=bits))
-        worker = {"rounds": step.rounds, "bytes": found.worker_bytes, "seconds": found.compute_s}
-        over = foretold(worker, 1, 2 * one_way_s, bits / 8)
+        links = (2 * one_way_s, bits / 8)
+        over = foretold(apart(worker(step.rounds, found.worker_bytes, found.compute_s), *links), 1, links)
         assert over["step_s"] == pytest.approx(found.step_s)
         assert cell.strip() == f"**{over['step_s']:,.0f} s**"
     assert page == (growth.DOCS / "growth.md").read_text(encoding="utf-8")

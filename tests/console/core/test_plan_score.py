@@ -12,7 +12,7 @@ from uvcc_console.cli.view import status
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.plan.plan_score import lines, score
+from uvcc_console.plan.plan_score import BY_SMOKE, lines, score
 from uvcc_console.ui.drawing.paint import width_of
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels import rollout
@@ -47,6 +47,20 @@ def test_every_figure_stands_beside_what_was_measured_and_a_miss_is_named(tmp_pa
     assert all(f"plan     {line}" in shown for line in lines(s))
     told = jsonview.document(s, tmp_path)["plan_score"]
     assert [one["held"] for one in told] == [True, True, False]
+
+
+def test_a_range_is_held_too_and_what_the_smoke_said_stands_beside_it(tmp_path: Path) -> None:
+    wide = dataclasses.replace(TOLD, low=0.4, high=0.9)
+    said = ev.Forecast(steps=10, seconds=9.0, seconds_error=1.0)
+    s = fold([said], run(wide))
+    assert [one.name for one in score(s)] == ["rounds", "bytes", "seconds", BY_SMOKE]
+    assert lines(s)[2] == (
+        "a step's seconds  0.500 s foretold, 0.800 s measured: -37.5%, MISSED, in its range of 0.400 to 0.900 s"
+    )
+    assert lines(s)[3] == "a step's seconds by the smoke 0.900 s foretold, 0.800 s measured: +12.5%, held"
+    assert jsonview.document(s, tmp_path)["plan_score"][2]["in_range"] is True
+    narrow = run(dataclasses.replace(wide, high=0.7))
+    assert "MISSED, outside of its range of 0.400 to 0.700 s" in lines(narrow)[2]
 
 
 def test_a_price_makes_dollars_of_the_seconds_also_when_the_pods_are_gone() -> None:

@@ -20,7 +20,8 @@ from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import UvccError
 
 MODEL = "job.model=[{linear: 4}, relu, linear]"
-REHEARSED = {"rounds": 20, "bytes": 1e5, "layers": [], "warnings": [], "most_frac_bits": 20}
+REHEARSED = {"rounds": 20, "bytes": 1e5, "seconds": 9.0, "layers": [], "warnings": [], "most_frac_bits": 20}
+TOOK = {"low": 0.08, "high": 0.2, "early": 1.5, "party_cpu": 0.05, "all_cpu": 0.15, "cores": 2.0}
 
 
 def asked(**parts: Any) -> Any:
@@ -65,7 +66,7 @@ def test_a_run_of_ones_own_model_is_given_the_times_and_its_plan_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def rehearse(args: Sequence[str], command: str) -> str:
-        return json.dumps(REHEARSED | {"seconds": 30.0})
+        return json.dumps(REHEARSED | {"processes": TOOK | {"wall": 28.5}})
 
     monkeypatch.setattr(plan_rehearsal, "owners_program", rehearse)
     profile = "local-smoke-r2"

@@ -27,8 +27,10 @@ from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 LAYERS = "job.model=[{linear: 4}, relu, linear]"
-WORKERS = ["--workers", "--replicas", "--stages", "--tensor", "--microbatches"]
+WORKERS = ["--workers", "--replicas", "--stages", "--tensor", "--microbatches", "--link"]
+TOOK = {"wall": 0.1, "low": 0.08, "high": 0.2, "early": 1.5, "party_cpu": 0.05, "all_cpu": 0.15, "cores": 2.0}
 REHEARSED = {"rounds": 20, "bytes": 1e5, "seconds": 0.1, "layers": [], "warnings": ["tight"], "most_frac_bits": 20}
+REHEARSED |= {"processes": TOOK}
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +114,7 @@ def test_a_rollout_of_ones_own_refuses_what_a_rehearsal_refuses_and_rehearses_a_
     assert len(rehearsals) == 3  # the plan's was kept
     assert "tight" in told
     assert s.foretold is not None
-    assert (s.foretold.rounds, s.foretold.bytes, s.foretold.seconds) == (20, 3e5, pytest.approx(0.1008))
+    assert (s.foretold.rounds, s.foretold.bytes, s.foretold.seconds) == (20, 3e5, pytest.approx(0.1 / 0.95))
     shipped = common.load_snapshot(create_run("demo"))
     assert (shipped.foretold, len(rehearsals)) == (None, 3)  # shipped data and model: tried already
     assert main(["plan", "demo", "--set", "topology.replicas=2"]) == 0

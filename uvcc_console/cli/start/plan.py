@@ -23,11 +23,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("profile", metavar="PROFILE", help="name or path, see: uvcc profiles")
     parser.add_set()
     parser.add_argument("--rtt", type=float, metavar="MS", help="round trip between the parties (20; local pods 0)")
-    parser.add_argument("--mbit", type=float, default=1000.0, metavar="N", help="what a party's line carries (1000)")
+    parser.add_argument("--mbit", type=float, metavar="N", help="what a party's line carries (1000; local pods: none)")
     parser.add_argument("--no-rehearsal", action="store_true", help="only what the profile says")
     parser.add_json()
     args = parser.parse_args(argv)
-    if not (0 <= (args.rtt or 0) < math.inf and 0 < args.mbit < math.inf):
+    if not (0 <= (args.rtt or 0) < math.inf and 0 < (1 if args.mbit is None else args.mbit) < math.inf):
         parser.error("--rtt wants milliseconds, --mbit a rate above 0")
     found = document(args)
     if args.json:
@@ -55,8 +55,8 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
     if plan_rehearsal.applies(plan) and not args.no_rehearsal:
         found["step"] = step = plan_rehearsal.rehearsed(plan)
         found["frac_bits"] = full.job.get("frac_bits")
-        rtt_s = args.rtt / 1e3 if args.rtt is not None else plan_rehearsal.round_trip_s(plan)
-        found["foretold"] = over = plan_rehearsal.foretold(step, full.steps, rtt_s, args.mbit * 1e6 / 8)
+        links = plan_rehearsal.links(plan, args.rtt, args.mbit)
+        found["foretold"] = over = plan_rehearsal.foretold(plan_rehearsal.step_of(plan, step, links), full.steps, links)
         found["epochs"] = epochs = getattr(profile.job, "epochs", 0)
         over["hours_cap"] = over["full_s"] / 3600 * profile.limits.hourly
         if epochs:
@@ -98,6 +98,14 @@ def _said(plan: Plan) -> dict[str, Any]:
     return found
 
 
+def _where(step: dict[str, Any], over: dict[str, float]) -> str:
+    """What the seconds hold of the links."""
+    if not over["bytes_s"]:
+        return f": the pods share {step['processes']['cores']:g} processors of this machine"
+    share = 100 * over["network_s"] / over["step_s"]
+    return f": {share:.0f} % of it on links of {1e3 * over['rtt_s']:g} ms and {8 * over['bytes_s'] / 1e6:g} Mbit/s"
+
+
 def lines(found: dict[str, Any]) -> list[str]:
     """The plan for people."""
     from uvcc_console.plan.command_halt import WORDS
@@ -128,11 +136,10 @@ def lines(found: dict[str, Any]) -> list[str]:
             f"a number   {found['frac_bits']} bits behind the point; what the layers give leaves room for"
             f" {step['most_frac_bits']}",
             f"a step     {step['rounds']:.0f} rounds, {step['bytes'] / 1e6:.2f} MB from each party, and"
-            f" {step['seconds']:.3f} s of computing (all three parties on this machine)",
-            f"foretold   {over['step_s']:.2f} s a step, {over['full_s']:.0f} s for {counted(steps['full'], 'step')}:"
-            f" {100 * over['network_s'] / over['step_s']:.0f} % of it on links of {1e3 * over['rtt_s']:g} ms and"
-            f" {8 * over['bytes_s'] / 1e6:g} Mbit/s",
-            "           by these processors, without relay and transcript; the smoke measures the pods themselves",
+            f" {step['processes']['party_cpu']:.3f} s of one processor for the party with most to do",
+            f"foretold   {over['step_s']:.2f} s a step ({over['low_s']:.2f} to {over['high_s']:.2f}),"
+            f" {over['full_s']:.0f} s for {counted(steps['full'], 'step')}{_where(step, over)}",
+            "           as three processes took here now, transcript included; the smoke measures the pods themselves",
         ]
         if "epoch_s" in over:
             each = f"at the hourly cap ${over['epoch_cap']:.2f}" if cap["hourly"] else "for nothing"

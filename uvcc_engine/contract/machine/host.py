@@ -133,6 +133,22 @@ def ticks_of(line: bytes) -> tuple[float, float]:
     return float(sum(numbers) - numbers[3] - numbers[4]), float(sum(numbers))
 
 
+def cpu_s(pid: int) -> float:
+    """Processor seconds that a process has taken so far, all its threads; 0.0 if there is none."""
+    if not HAS_PROC:
+        try:
+            times = _psutil().Process(pid).cpu_times()
+        except _psutil().Error:
+            return 0.0
+        return float(times.user + times.system)
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def usable_cpus() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

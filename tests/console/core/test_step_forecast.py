@@ -1,0 +1,95 @@
+"""Seconds of a step: the model on numbers that rehearsals and rollouts gave, and where a number moves what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from uvcc_console.core import events as ev
+from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.core.state import fold
+from uvcc_console.plan import forecast
+from uvcc_console.plan.plan_score import WITHIN
+from uvcc_console.plan.step_forecast import CONSOLE, LEAST, apart, here
+
+
+def rehearsed(wall: float, high: float, party_cpu: float, all_cpu: float, cores: float = 2.0) -> dict[str, Any]:
+    took = {"wall": wall, "low": 0.8 * wall, "high": high, "early": 1.5, "cores": cores}
+    return {"rounds": 20.0, "bytes": 1e6, "processes": took | {"party_cpu": party_cpu, "all_cpu": all_cpu}}
+
+
+RECORDED = {
+    "logistic regression": (rehearsed(0.15408, 0.20758, 0.02957, 0.08202), 1, 0.109, 0.144),
+    "mlp-digits": (rehearsed(0.15281, 0.18653, 0.03013, 0.08243), 1, 0.294, 0.180),
+    "mlp-digits, two replicas": (rehearsed(0.13223, 0.21735, 0.02745, 0.07517), 2, 0.177, 0.197),
+    "a GPT of one block": (rehearsed(1.84821, 2.25834, 0.29938, 0.78038), 1, 1.518, 1.407),
+    "trees": (rehearsed(0.85529, 1.07929, 0.11742, 0.30815), 1, 0.331, 0.385),
+    "k-means, proved": (rehearsed(0.43621, 0.44293, 0.09507, 0.27512), 1, 0.775, 0.704),
+}
+"""Rollouts on two processors that other work loaded (16 to 26 runnable processes): what was rehearsed just before, how
+many replicas, a step by the smoke, and the median step of the full run."""
+SETTLED = ("logistic regression", "mlp-digits", "mlp-digits, two replicas")
+"""Those during which the load stayed as it was; of the others the smoke, minutes later, knew better."""
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_smoke_foretold_what_real_rollouts_took(name: str) -> None:
+    step, replicas, by_smoke, took = RECORDED[name]
+    said = here(step, replicas)
+    told = ev.PlanForetold(steps=9, rounds=1.0, bytes=1.0, seconds=0.0, low=said.low, high=said.high, here=True)
+    assert abs(forecast.settled(smoke(3, told, by_smoke))[0] / took - 1.0) <= WITHIN
+    if name != "k-means, proved":  # whose load rose, beyond what the rehearsal had seen
+        assert said.low <= took <= said.high
+    assert (abs(said.seconds / took - 1.0) <= WITHIN) == (name in SETTLED)
+
+
+def test_local_pods_share_processors_and_a_replica_more_takes_its_part() -> None:
+    one, two = here(rehearsed(0.1, 0.11, 0.06, 0.18), 1), here(rehearsed(0.1, 0.11, 0.06, 0.18), 2)
+    slower = 1.0 / (1.0 - CONSOLE / 2.0)
+    assert one.seconds == pytest.approx(0.1 * slower)
+    assert two.seconds == pytest.approx((0.1 + 0.09) * slower)
+    assert one.network_s == 0.0
+    roomy = here(rehearsed(0.1, 0.11, 0.06, 0.18, cores=64.0), 2)
+    assert roomy.seconds == pytest.approx(0.1, rel=0.05)  # there are processors for both
+
+
+def test_the_range_says_what_else_the_machine_did_and_is_never_narrower_than_a_quarter() -> None:
+    quiet, busy = here(rehearsed(0.1, 0.11, 0.06, 0.18), 1), here(rehearsed(0.5, 0.9, 0.06, 0.18), 1)
+    assert (quiet.low, quiet.high) == (
+        pytest.approx((1 - LEAST) * quiet.seconds),
+        pytest.approx((1 + LEAST) * quiet.seconds),
+    )
+    assert busy.low < 0.1 < busy.seconds < 0.9 < busy.high
+
+
+def test_pods_apart_take_rounds_bytes_and_the_busiest_party() -> None:
+    found = apart(rehearsed(0.1, 0.3, 0.06, 0.18), 0.02, 1e7)
+    assert found.network_s == pytest.approx(20 * 0.01 + 0.1)
+    assert found.seconds == pytest.approx(found.network_s + 0.06)
+    assert found.high == pytest.approx(found.network_s + 0.3)
+
+
+def smoke(steps: int, told: ev.PlanForetold | None, took: float = 0.3) -> Snapshot:
+    """Of one worker, whose steps took so many seconds."""
+    events: list[ev.Event] = [told] if told is not None else []
+    events.append(ev.PhaseStarted(phase="smoke", engine_run="r.smoke", steps=steps, sid_job="ab"))
+    for step in range(steps + 1):
+        beat = {"ts": 100 + took * step, "step": step, "phase": "train", "coord": "p0r0s0t0"}
+        events.append(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=beat))
+    return fold(events)
+
+
+def test_the_first_steps_of_a_short_smoke_are_not_taken_for_those_that_follow() -> None:
+    told = ev.PlanForetold(steps=9, rounds=1.0, bytes=1.0, seconds=0.2, early=1.5, more=0.05)
+    assert forecast.settled(smoke(3, told)) == pytest.approx([0.2 + 0.05] * 2)
+    assert forecast.settled(smoke(8, told)) == pytest.approx([0.3 + 0.05] * 7)
+    assert forecast.settled(smoke(3, None)) == pytest.approx([0.3] * 2)
+    near = replace(told, low=0.1, high=0.22, here=True)
+    assert forecast.settled(smoke(3, near)) == pytest.approx([0.22] * 2)  # not beyond what was rehearsed there
+    assert forecast.settled(smoke(8, near)) == pytest.approx([0.35] * 7)  # so many steps know better
+    assert forecast.settled(smoke(3, replace(near, here=False))) == pytest.approx([0.25] * 2)
+    said = forecast.predict(smoke(3, told), 10)
+    assert said is not None
+    assert said.seconds == pytest.approx(2.5)
