@@ -36,7 +36,7 @@ COPIED: Final = 5000
 _BUCKETS: Final = 30
 
 
-class LogView(Pressed, ScrollView, can_focus=True):
+class LogView(ScrollView, Pressed, can_focus=True):
     """Log lines of the whole run, merged by time of arrival."""
 
     DEFAULT_CSS = "LogView { scrollbar-size: 1 1; overflow-x: hidden; overflow-y: scroll; }"

@@ -25,7 +25,7 @@ def _same(a: object, b: object) -> bool:
     return isinstance(a, (int, float, str)) and a == b
 
 
-class Panel(Pressed, ScrollView, can_focus=True):
+class Panel(ScrollView, Pressed, can_focus=True):
     """A bordered panel. Subclasses give ``title`` and ``draw``; ``help`` tells the operator what it shows."""
 
     DEFAULT_CSS = """

@@ -10,7 +10,10 @@ SHAKE = 1  # columns by which a hand may move between the two
 
 
 class Pressed(Widget):
-    """Knows where the mouse was pressed on it. Who pulls a border over a list means none of its lines."""
+    """Knows where the mouse was pressed on it. Who pulls a border over a list means none of its lines.
+
+    To be named behind what a widget is: Textual takes a class's style sheets along its first base.
+    """
 
     _pressed: Offset | None = None
 
