@@ -82,7 +82,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x8, w8 = ctx.saved_tensors[:2], ctx.saved_tensors[2:]
+        saved = ctx.saved_tensors  # once: recomputed blocks unpack each only once
+        x8, w8 = saved[:2], saved[2:]
         g8 = _rounded(grad, _GRADIENT)
         of_x, of_weight = _product(g8, _turned(w8)), _product(_turned(g8), _turned(x8))
         return of_x.to(ctx.kinds[0]), of_weight.to(ctx.kinds[1])

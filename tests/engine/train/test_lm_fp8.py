@@ -20,8 +20,8 @@ def settings(precision: str = "fp8", **more: dict[str, object]) -> lm_config.LMC
     return lm_config.from_mapping({**SMALL, **{name: {**SMALL.get(name, {}), **over} for name, over in asked.items()}})
 
 
-def losses(folder: Path, precision: str) -> list[float]:
-    run_here(settings(precision), folder)
+def losses(folder: Path, precision: str, **more: dict[str, object]) -> list[float]:
+    run_here(settings(precision, **more), folder)
     return [float(row["loss"]) for row in csv.DictReader((folder / "training.csv").open())]
 
 
@@ -31,6 +31,13 @@ def test_losses_follow_those_of_sixteen_bits(tmp_path: Path) -> None:
     assert eight != wide
     assert eight[-1] < eight[0] - 0.5
     assert eight == pytest.approx(wide, rel=0.02)
+
+
+def test_blocks_that_are_computed_again_give_the_same(tmp_path: Path) -> None:
+    """A recomputed block gives what it saved only once."""
+    again = {"runtime": {"device": "cpu", "precision": "fp8", "gradient_checkpointing": True}, "train": {"steps": 2}}
+    once = again | {"runtime": again["runtime"] | {"gradient_checkpointing": False}}
+    assert losses(tmp_path / "again", "fp8", **again) == losses(tmp_path / "once", "fp8", **once)
 
 
 def test_a_product_and_its_gradients_are_near_the_exact_ones_and_evaluation_is_not_rounded() -> None:
