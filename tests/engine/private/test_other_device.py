@@ -86,9 +86,13 @@ def trained(model: ModelSpec, monkeypatch: pytest.MonkeyPatch, **more: Any) -> l
     def without_rules(self: Runtime) -> Iterator[None]:
         """A proof computes on the host alone, so nothing that it starts from may lie on the device."""
         assert self.ledger is not None
-        left = [x for one in (*self.ledger._products, *self.ledger._claims) for x in tensors_of(*_parts(one))]
+        products, equations = self.ledger.take()
+        left = [x for one in (*products, *equations) for x in tensors_of(*_parts(one))]
         assert left or self.epoch == 1
         assert not any(map(on_device, left))
+        for one in products:
+            self.ledger.file(one)
+        self.ledger.claim(*equations)
         with on_host(self), _pop_mode_temporarily():
             yield
 
