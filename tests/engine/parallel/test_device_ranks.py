@@ -28,7 +28,7 @@ from uvcc_engine.parallel.pipeline import PipelineReceiver
 
 sys.path.append(str(Path(__file__).parents[1] / "private"))
 
-from other_device import OtherDevice, mark, on_device
+from other_device import OtherDevice, mark, nothing_kept, on_device
 from test_private_device import FakeCuda
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anybody imports it
@@ -65,7 +65,8 @@ def test_ranks_keep_to_the_device_of_their_shares(monkeypatch: pytest.MonkeyPatc
     plain = trained()
     monkeypatch.setattr("uvcc_engine.mpc.foundation.runtime.kernels_for", lambda device: PlainKernels())
     keep_marks(monkeypatch)
-    marked = trained(rules=OtherDevice, staging=lambda: CudaStaging(torch.device("cpu"), FakeCuda()))
+    with nothing_kept():
+        marked = trained(rules=OtherDevice, staging=lambda: CudaStaging(torch.device("cpu"), FakeCuda()))
     check_replicas(marked)
     for coord, theirs in plain.items():
         assert marked[coord]["sent"] == theirs["sent"]

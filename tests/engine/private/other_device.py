@@ -8,7 +8,8 @@ indexing takes an index from the host.
 from __future__ import annotations
 
 import sys
-from collections.abc import ValuesView
+from collections.abc import Iterator, ValuesView
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,3 +72,21 @@ def on_device(x: Tensor) -> bool:
 def mark(x: Tensor, on: bool = True) -> Tensor:
     x.on_device = on  # type: ignore[attr-defined]
     return x
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """What was cached without these rules bears no mark, and nothing that bears one is kept for others."""
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("uvcc_engine.mpc", "uvcc_engine.model")):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()

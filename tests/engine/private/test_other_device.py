@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from other_device import OtherDevice, on_device, tensors_of
+from other_device import OtherDevice, nothing_kept, on_device, tensors_of
 from test_private_device import FakeCuda
 from torch.overrides import _pop_mode_temporarily
 
@@ -40,18 +40,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _nothing_kept_from_other_tests() -> Iterator[None]:
-    """What was cached without these rules bears no mark, and nothing that bears one is kept for others."""
-    _forget()
-    yield
-    _forget()
-
-
-def _forget() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("uvcc_engine.mpc", "uvcc_engine.model")):
-            for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
+    with nothing_kept():
+        yield
 
 
 def data_of(model: ModelSpec) -> Dataset:

@@ -224,7 +224,5 @@ def test_a_party_of_another_mode_is_named_before_the_first_step(zygote: Zygote, 
 
 
 def test_what_cannot_be_audited_is_refused_by_name_before_it_begins() -> None:
-    with pytest.raises(ConfigError, match=r"verify is 'covert', and there is no proof of job[.]device 'cuda'"):
-        fit_model(replace(JOB, device="cuda"))
     with pytest.raises(ConfigError, match="task 'infer' on 2 workers"):
         fit_model(replace(JOB, task="infer", reveal=("predictions",)), workers=2, tensor=2)

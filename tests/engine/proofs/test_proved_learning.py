@@ -160,9 +160,7 @@ def test_a_public_base_with_adapters_and_a_table_that_is_used_twice_are_proved(t
 
 @pytest.mark.parametrize("verify", ["products", "proofs"])
 def test_what_has_no_proof_is_refused_by_name_and_not_skipped(verify: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graphics card, and a layer from elsewhere: wherever it stands, it is found before anything is computed."""
-    with pytest.raises(ConfigError, match=r"no proof of job.device 'cuda'"):
-        simulate.fit(["linear"], X, CLASSES, steps=1, verify=verify, device="cuda")
+    """A layer from elsewhere: wherever it stands, it is found before anything is computed."""
     own = tuple(layer for layer in validation.PROVED_LAYERS if layer is not Dense)
     monkeypatch.setattr(validation, "PROVED_LAYERS", own)
     for net in (["linear"], [{"residual": [{"linear": 5}]}, {"avg-reduce": 5}]):

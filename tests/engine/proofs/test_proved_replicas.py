@@ -32,7 +32,6 @@ from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_protocol
 from uvcc_engine.sharding import fleet_proof, sharded_training
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE, StreamRuntimes
-from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.formats import kinds
 
 TWO = Topology(2)
@@ -396,13 +395,6 @@ def test_the_ledger_lets_nothing_be_opened_that_did_not_wait_for_the_sisters(mon
     stopped = [error.what for error in openers if isinstance(error, ConfigError)]
     assert stopped, openers
     assert all("the claims of this party's other workers" in what for what in stopped)
-
-
-def test_what_several_workers_compute_without_a_proof_is_refused_by_name_at_the_plan() -> None:
-    job = job_of(device="cuda")
-    fit_model(job, workers=2, replicas=2)
-    with pytest.raises(ConfigError, match="device 'cuda'"):
-        fit_model(replace(job, verify="proofs"), workers=2, replicas=2)
 
 
 def test_a_pass_on_another_stream_keeps_the_main_one_from_opening() -> None:
