@@ -87,6 +87,9 @@ class LivePlane:
         self._retransmits_told = 0
         self._last_exchange = clock()
         self._away = 0.0  # when the relay was last away
+        self._proving: dict[
+            int, tuple[int, int]
+        ] = {}  # the epoch and stream of the last part of a proof, by its sender
         self._background = threading.Thread(target=self._look_in, name="plane", daemon=True)
         self._background.start()
 
@@ -111,6 +114,8 @@ class LivePlane:
             if message is None:
                 message = self._await(endpoint, tag, lambda: endpoint.take(tag), None)
                 assert message is not None
+            if tag.kind in _OF_A_PROOF:
+                self._proving[src] = tag.epoch, tag.stream
         if self._recorder is not None:
             self._recorder.record(1, src, tag, message)
         return message
@@ -393,9 +398,13 @@ class LivePlane:
             self._lose(peer, why, refused if refused > waits.refused_s else silent, silent)
         if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.beyond(tag)):
             raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)
-        if tag is not None and tag.kind in _OF_A_PROOF and now - start > waits.proof_s:
+        if tag is not None and now - start > waits.proof_s:
             what = f"party {peer} is alive and withholds its part of a proof for {now - start:.0f} s ({tag})"
-            raise ProtocolError(what, "nothing of this step was revealed", party=peer)
+            if tag.kind in _OF_A_PROOF:
+                raise ProtocolError(what, "nothing of this step was revealed", party=peer)
+            if tag.kind == kinds.OPEN and self._proving.get(peer) == (tag.epoch, tag.stream):
+                hint = "its verdict is missing; of this step it may know what the policy reveals, nobody else does"
+                raise ProtocolError(what, hint, party=peer)
         if now >= self._next_report:
             self._next_report = now + 6 * waits.report_s
             fields = {"peer": peer, "since_s": round(now - start, 1), "silent_s": round(silent, 1)}

@@ -11,7 +11,7 @@ what it holds itself; it told a prover other coins than it states now; it repeat
 computed something else than what follows from what it has in common with the prover; it judged against numbers that it
 publishes itself. A statement "one of S lied" means: one of S, or who says so. Whoever is in all three may have lied.
 
-It runs after a failure only. Nothing else than this round comes of the step, so nothing of it is opened.
+It runs after a failure only. Nothing else than this round comes of the step.
 """
 
 from __future__ import annotations

@@ -137,7 +137,8 @@ def prove_and_open_protocol(
     the provers that were not drawn leave out their proofs, and one round more says who was: 2 before that opening
     where nobody was. Reveals ``values``.
 
-    Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing is opened to anybody.
+    Raises ProofFailedError at every party if a proof does not hold at one of them; then nothing is opened, but to one
+    that says so of proofs that held: it may have seen ``values``, which are right.
     ``ring`` and ``bit_degree``: of a smaller degree in tests.
     """
     ledger = known(rt.ledger)

@@ -82,7 +82,7 @@ def failure_of(rt: Runtime, found: Mapping[int, Tensor], agree: bool) -> ProofFa
         if p != rt.party and any(int(flags[q]) != due.get(q, NOT_MINE) for q in range(PARTIES + 1)):
             return ProofFailedError(
                 f"{where}: party {p} reports that a proof of this step does not hold",
-                _CURE,
+                f"if that is false, party {p} may know what the policy reveals of this step; else {_CURE}",
                 pair=tuple(sorted((p, next(q for q in range(PARTIES) if q not in (p, rt.party))))),
                 prover=next((q for q in range(PARTIES) if int(flags[q]) == FAILED), -1),
             )

@@ -103,6 +103,20 @@ def withholds_its_proof_once_it_knows(spec: WorkerSpec) -> None:
     LivePlane.send = send  # type: ignore[method-assign]
 
 
+def withholds_its_verdict(spec: WorkerSpec) -> None:
+    """It proves like the others, and keeps back the last message: its verdict, and its halves of what is opened."""
+    honest, told = LivePlane.send, list[Any]()
+
+    def send(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
+        if tag.epoch == EPOCH and tag.kind in (kinds.PROOF, kinds.COIN):
+            told.append(tag)
+        elif told and tag.kind == kinds.OPEN:
+            return
+        honest(self, dst, tag, payload)
+
+    LivePlane.send = send  # type: ignore[method-assign]
+
+
 def proves_nothing(spec: WorkerSpec) -> None:
     """Signs a policy that has products proved, and works as one that has not."""
     from uvcc_engine.worker import main

@@ -252,11 +252,12 @@ def test_a_party_that_proves_nothing_is_named_before_the_first_step(zygote: Zygo
     assert not fleet.roots(0)
 
 
-def test_a_withheld_proof_ends_within_the_limit_of_the_plane(zygote: Zygote, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lie", ["withholds_its_proof", "withholds_its_verdict"])
+def test_a_withheld_proof_ends_within_the_limit_of_the_plane(lie: str, zygote: Zygote, tmp_path: Path) -> None:
     fleet = _fleet(tmp_path, zygote)
     for link in fleet.links:
         link["proof_s"] = 1.0
-    assert 0 not in _run(fleet, zygote, "withholds_its_proof")
+    assert 0 not in _run(fleet, zygote, lie)
     said = [str(fleet.exit(p)["error"]) for p in (0, 2)]
     assert any("party 1 is alive and withholds its part of a proof" in text for text in said), said
     assert max(fleet.roots(0)) == 1
