@@ -25,8 +25,8 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.parallel import meeting
 from uvcc_engine.parallel import torch_flight as recorder
 from uvcc_engine.parallel.party_keys import stays_here
-from uvcc_engine.train import sharded
 from uvcc_engine.train.config import DDPConfig
+from uvcc_engine.train.dimensions import sharded
 
 
 @dataclass(slots=True)

@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.train.config import LMConfig
+from uvcc_engine.train.dimensions.sharded import is_sharded, reduced_as
 from uvcc_engine.train.env import Effect
-from uvcc_engine.train.sharded import is_sharded, reduced_as
 
 DEBUG: Final = "TORCH_DISTRIBUTED_DEBUG"
 LEVELS: Final = ("OFF", "INFO", "DETAIL")

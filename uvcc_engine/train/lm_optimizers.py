@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.train.config import TrainConfig
-from uvcc_engine.train.sharded import like
+from uvcc_engine.train.dimensions.sharded import like
 
 STEP: Final = "step"
 MOMENTS: Final = ("exp_avg", "exp_avg_sq", "momentum_buffer", STEP)

@@ -22,7 +22,8 @@ from uvcc_engine.nsa.blocks import doc_starts
 from uvcc_engine.nsa.model import LanguageModel, route_of
 from uvcc_engine.train import fp8_products, gradient_norm, lm_state
 from uvcc_engine.train.config import LMConfig
-from uvcc_engine.train.context_ranks import context_of
+from uvcc_engine.train.dimensions.context_ranks import context_of
+from uvcc_engine.train.dimensions.sharded import part, part_again, shard, whole
 from uvcc_engine.train.distributed import RankGroup, without_sync, wrap
 from uvcc_engine.train.learning_rate import lr_at
 from uvcc_engine.train.lm_job import check_world
@@ -31,7 +32,6 @@ from uvcc_engine.train.marks import check_marks, marked
 from uvcc_engine.train.model_flops import effort_of
 from uvcc_engine.train.repeated import Repeated
 from uvcc_engine.train.rollback import NotFiniteError, Rollbacks
-from uvcc_engine.train.sharded import part, part_again, shard, whole
 from uvcc_engine.train.telemetry import RankTelemetry
 from uvcc_engine.train.text.data import Batch, Cursor, Packer, Prefetcher, doc_ids, inputs_and_labels
 from uvcc_engine.train.text.tokenizer import Tokenizer

@@ -33,10 +33,10 @@ from uvcc_engine.train import effective, exported, generate, lm_state, memory_pl
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
+from uvcc_engine.train.dimensions.sharded import assembled
 from uvcc_engine.train.distributed import RankGroup, choose_device, nvidia_driver, start_group, stop_group, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
-from uvcc_engine.train.sharded import assembled
 from uvcc_engine.train.sinks import sink_registry
 from uvcc_engine.train.sinks.printed_rows import PrintedRows
 from uvcc_engine.train.sinks.sink_feed import Sinks, sinks_of

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asked_kit import write_asked
 from demorun import PATIENCE_S, Uvcc, user_at
 
 from uvcc_engine.contract.job.proof_mode import is_audited
@@ -17,19 +18,8 @@ ONE_IN, STEPS = 2, 4
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rows_are_answered_under_audits_and_both_verifiers_count_them(tmp_path: Path) -> None:
-    made = np.random.default_rng(5)
-    first, second = made.normal(size=(5, 8)), made.normal(size=(9, 3))
-    np.savez(tmp_path / "w.npz", **{"weight.0": first, "weight.1": second})  # type: ignore[arg-type]
-    x = made.normal(size=(30, 4))
-    hidden = np.maximum(np.hstack([x, np.ones((30, 1))]) @ first, 0)
-    clear = (np.hstack([hidden, np.ones((30, 1))]) @ second).argmax(1).tolist()
-    np.save(tmp_path / "q.npy", x)
-    layers = [
-        {"type": "dense", "inputs": 4, "outputs": 8},
-        {"type": "relu", "width": 8},
-        {"type": "dense", "inputs": 8, "outputs": 3},
-    ]
-    job = {"kind": "private", "task": "infer", "model": {"features": 4, "classes": 3, "layers": layers}}
+    model, clear = write_asked(tmp_path)
+    job = {"kind": "private", "task": "infer", "model": model}
     job |= {"steps": STEPS, "batch": 8, "data": "q.npy", "weights": "w.npz", "reveal": ["predictions"]}
     job |= {"verify": "covert", "audit_one_in": ONE_IN}
     profile = {"job": job, "fleet": {"provider": "local"}, "smoke": {"steps": 0}}

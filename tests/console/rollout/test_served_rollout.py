@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from asked_kit import write_asked
 from demorun import PATIENCE_S, Uvcc, user_at
 
 from uvcc_console.cli.parties.infer import made_ticket
@@ -144,20 +144,8 @@ def ticket(uvcc: Uvcc, run: str, number: int, out: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_clients_ask_before_and_after_a_halt(tmp_path: Path, uvcc: Uvcc) -> None:
-    made = np.random.default_rng(5)
-    first, second = made.normal(size=(5, 8)), made.normal(size=(9, 3))
-    np.savez(tmp_path / "w.npz", **{"weight.0": first, "weight.1": second})  # type: ignore[arg-type]
-    x = made.normal(size=(30, 4))
-    hidden = np.maximum(np.hstack([x, np.ones((30, 1))]) @ first, 0)
-    clear = (np.hstack([hidden, np.ones((30, 1))]) @ second).argmax(1).tolist()
-    np.save(tmp_path / "q.npy", x)
+    model, clear = write_asked(tmp_path)
     keys = [uvcc.run("infer", "init", str(tmp_path / name)).stdout.strip() for name in ("alice", "bob")]
-    layers = [
-        {"type": "dense", "inputs": 4, "outputs": 8},
-        {"type": "relu", "width": 8},
-        {"type": "dense", "inputs": 8, "outputs": 3},
-    ]
-    model = {"features": 4, "classes": 3, "layers": layers}
     profile = {"job": SERVE | {"model": model, "clients": keys, "steps": 40, "batch": 8, "idle": 30}}
     profile |= {"fleet": {"provider": "local"}, "smoke": {"steps": 0}}
     (tmp_path / "serve.yaml").write_text(json.dumps(profile))

@@ -30,9 +30,9 @@ from torch import Tensor
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train import config as lm_config
+from uvcc_engine.train.dimensions.sharded import part
 from uvcc_engine.train.distributed import RankGroup, start_group, stop_group
 from uvcc_engine.train.loop import LmTrainer
-from uvcc_engine.train.sharded import part
 from uvcc_engine.train.text.data import Cursor, Packer
 from uvcc_engine.train.text.sources import Synthetic
 from uvcc_engine.train.text.tokenizer import ByteTokenizer

@@ -19,7 +19,8 @@ from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, token_loss
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import lm_optimizers, memory_plan, model_flops, sharded
+from uvcc_engine.train import lm_optimizers, memory_plan, model_flops
+from uvcc_engine.train.dimensions import sharded
 from uvcc_engine.train.sinks.printed_rows import PrintedRows
 
 

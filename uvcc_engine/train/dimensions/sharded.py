@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.torch_floor import version_of
 from uvcc_engine.nsa.model import LanguageModel
-from uvcc_engine.train.tensor_ranks import split_blocks
+from uvcc_engine.train.dimensions.tensor_ranks import split_blocks
 
 OLDEST_TOGETHER: Final = (2, 7)
 """The torch that ranks can compute a block together with: its ``parallelize_module`` sends nothing that all know."""
