@@ -23,8 +23,10 @@ from uvcc_engine.plane.roundtrip import RoundTrip
 from uvcc_engine.plane.seals import open_bulk, open_packed, seal
 from uvcc_engine.plane.secure_session import Greeting, Handshake, SecureSession, SigningIdentity
 from uvcc_engine.plane.timing import Counters, LinkTiming, Outgoing, passing
+from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.signing.identity import PublicIdentity
 
+_OF_A_PROOF: Final = frozenset({kinds.PROOF, kinds.COIN, kinds.AUDIT, kinds.FINDING})
 MOST_STREAMS: Final = 16_384  # an acknowledgement of all must fit into a frame
 
 
@@ -53,6 +55,7 @@ class Endpoint:
         self.inbox = Inbox(peer, self.state.taken)
         self.errors: list[ProtocolError] = []  # attributed, survivable; the owner reports and clears them
         self.last_heard = now
+        self._proved_last = -1, -1  # epoch and stream of the peer's last part of a proof
         self.heard = False
         self.bye = False
         self.session: SecureSession | None = None
@@ -404,7 +407,15 @@ class Endpoint:
             return None
         message, credit = found
         self._taken(tag.stream, credit)
+        if tag.kind in _OF_A_PROOF:
+            self._proved_last = tag.epoch, tag.stream
         return message
+
+    def withheld(self, tag: Tag) -> str:
+        """What it means that a living peer keeps back its part of a proof; empty where ``tag`` is no such part."""
+        if tag.kind == kinds.OPEN and self._proved_last == (tag.epoch, tag.stream):  # its verdict goes with it
+            return "of this step it may know what the policy reveals, nobody else does"
+        return "nothing of this step was revealed" if tag.kind in _OF_A_PROOF else ""
 
     def take_control(self) -> memoryview | None:
         """The next control message if there is one."""

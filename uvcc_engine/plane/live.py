@@ -22,10 +22,8 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.event_limiter import EventLimiter, OnEvent
 from uvcc_engine.plane.links.faults import FaultyLink
 from uvcc_engine.plane.links.link import Link
-from uvcc_engine.transcript.formats import kinds
 
 _LONGEST_WAIT: Final = 1.0
-_OF_A_PROOF: Final = frozenset({kinds.PROOF, kinds.COIN, kinds.AUDIT, kinds.FINDING})
 _NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up"})
 
 
@@ -87,9 +85,6 @@ class LivePlane:
         self._retransmits_told = 0
         self._last_exchange = clock()
         self._away = 0.0  # when the relay was last away
-        self._proving: dict[
-            int, tuple[int, int]
-        ] = {}  # the epoch and stream of the last part of a proof, by its sender
         self._background = threading.Thread(target=self._look_in, name="plane", daemon=True)
         self._background.start()
 
@@ -114,8 +109,6 @@ class LivePlane:
             if message is None:
                 message = self._await(endpoint, tag, lambda: endpoint.take(tag), None)
                 assert message is not None
-            if tag.kind in _OF_A_PROOF:
-                self._proving[src] = tag.epoch, tag.stream
         if self._recorder is not None:
             self._recorder.record(1, src, tag, message)
         return message
@@ -398,13 +391,9 @@ class LivePlane:
             self._lose(peer, why, refused if refused > waits.refused_s else silent, silent)
         if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.beyond(tag)):
             raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)
-        if tag is not None and now - start > waits.proof_s:
+        if tag is not None and now - start > waits.proof_s and (hint := endpoint.withheld(tag)):
             what = f"party {peer} is alive and withholds its part of a proof for {now - start:.0f} s ({tag})"
-            if tag.kind in _OF_A_PROOF:
-                raise ProtocolError(what, "nothing of this step was revealed", party=peer)
-            if tag.kind == kinds.OPEN and self._proving.get(peer) == (tag.epoch, tag.stream):
-                hint = "its verdict is missing; of this step it may know what the policy reveals, nobody else does"
-                raise ProtocolError(what, hint, party=peer)
+            raise ProtocolError(what, hint, party=peer)
         if now >= self._next_report:
             self._next_report = now + 6 * waits.report_s
             fields = {"peer": peer, "since_s": round(now - start, 1), "silent_s": round(silent, 1)}
