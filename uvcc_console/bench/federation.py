@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -100,11 +100,21 @@ def rows_of(name: str, pairs: int, turn_s: float) -> list[Row]:
         tempfile.TemporaryDirectory(prefix="uvcc-bench-") as folder,
     ):
         turns, steps = asyncio.run(_measured(trainers, Path(folder), turn_s))
-    on = [turn for turn in turns if turn.on]
-    taken = sum(turn.cpu + turn.relay for turn in on) / sum(turn.seconds for turn in on) / (os.cpu_count() or 1)
-    return [
+    compared = [
         _compared(f"federation_step{name}", turns, steps, lambda step: step.seconds),
         _compared(f"federation_work{name}", turns, steps, lambda step: step.cpu),
+    ]
+    return compared + shares(name, turns, turn_s)
+
+
+def shares(name: str, turns: Sequence[Turn], turn_s: float) -> list[Row]:
+    """What the exchange takes of a core and of the machine. A turn that the training's end cut short says no share:
+    the clock of another process's processor time ticks too coarsely for it. Raises UvccError."""
+    on = [turn for turn in turns if turn.on and turn.seconds >= turn_s]
+    if not on:
+        raise UvccError("no turn with the exchange was whole", "the machine is too slow for turns of this length")
+    taken = sum(turn.cpu + turn.relay for turn in on) / sum(turn.seconds for turn in on) / (os.cpu_count() or 1)
+    return [
         row(f"federation_conductor{name}", "share", "core", [turn.cpu / turn.seconds / PARTIES for turn in on]),
         row(f"federation_relay{name}", "share", "core", [turn.relay / turn.seconds for turn in on]),
         row(f"federation_taken{name}", "share", "machine", [taken]),
@@ -197,9 +207,7 @@ async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[li
         turns: list[Turn] = []
         while not training.done():
             first = len(turns) % 4 in (0, 3)  # with, without, without, with
-            relayed = trainers.relay_cpu()
-            turn = await take_turn(peers, training, turn_s, on=first)
-            turns.append(replace(turn, relay=trainers.relay_cpu() - relayed))
+            turns.append(await take_turn(peers, training, turn_s, trainers.relay_cpu, on=first))
         said = await training
     finally:
         for task in kept:
@@ -211,12 +219,14 @@ async def _measured(trainers: Trainers, folder: Path, turn_s: float) -> tuple[li
     ]
 
 
-async def take_turn(peers: Sequence[Peers], training: asyncio.Task[Any], turn_s: float, *, on: bool) -> Turn:
+async def take_turn(
+    peers: Sequence[Peers], training: asyncio.Task[Any], turn_s: float, relay_cpu: Callable[[], float], *, on: bool
+) -> Turn:
     """Have the conductors exchange what they have to say, or rest, until the turn or the training is over."""
     listening = _listen(peers) if on else []
-    begin, busy = time.monotonic(), time.process_time()
+    begin, busy, relayed = time.monotonic(), time.process_time(), relay_cpu()
     await asyncio.wait({training}, timeout=turn_s)
-    turn = Turn(begin, time.monotonic(), on, time.process_time() - busy)
+    turn = Turn(begin, time.monotonic(), on, time.process_time() - busy, relay_cpu() - relayed)
     await _rest(listening)
     return turn
 

@@ -47,9 +47,9 @@ def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.M
         reports.append(args)
         leave(self, *args)
 
-    async def turn_counted(peers: Any, training: Any, turn_s: float, *, on: bool) -> Turn:
+    async def turn_counted(peers: Any, training: Any, turn_s: float, relay: Any, *, on: bool) -> Turn:
         before = len(reports)
-        found = await turn(peers, training, turn_s, on=on)
+        found = await turn(peers, training, turn_s, relay, on=on)
         told.append((on, len(reports) - before))
         return found
 
@@ -72,6 +72,14 @@ def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.M
     assert {on for on, _ in told} == {True, False}
     assert all(number > 0 if on else number == 0 for on, number in told[:-1]), told
     assert [BARS[f"federation_{what}", "ratio"].value for what in ("step", "work")] == [1.02, 1.02]
+
+
+def test_a_turn_that_the_end_cut_short_says_no_share() -> None:
+    whole, cut = Turn(0.0, 2.0, on=True, cpu=0.6, relay=0.2), Turn(2.0, 2.01, on=True, cpu=0.0, relay=0.02)
+    conductor, relay, _ = federation.shares("", [whole, cut], 2.0)
+    assert (conductor.value, relay.max, relay.runs) == (pytest.approx(0.1), pytest.approx(0.1), 1)
+    with pytest.raises(UvccError, match="no turn with the exchange was whole"):
+        federation.shares("", [cut, Turn(2.0, 4.0, on=False)], 2.0)
 
 
 def test_turns_that_hold_no_step_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

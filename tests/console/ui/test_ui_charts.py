@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from recorded_runs import recorded
 from ui_desk import desk, typed
@@ -156,6 +156,7 @@ def test_smoothing_stays_between_the_extremes_and_leaves_a_constant_alone(ys: li
 
 
 @given(st.floats(0, 1e7), st.floats(1e-9, 1e7), st.integers(1, 30), st.sampled_from(["step", "time", "tokens"]))
+@example(524288.0, 1.0000000000000003e-09, 11, "tokens")
 def test_ticks_of_x_are_whole_steps_or_round_times_and_no_two_read_the_same(
     low: float, span: float, wanted: int, unit: str
 ) -> None:

@@ -97,7 +97,8 @@ def nice_ticks(low: float, high: float, wanted: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999), 10 * power)
     first = math.ceil(low / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    found = (round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1))
+    return list(dict.fromkeys(found))  # where floats are as far apart as the marks, two fall on one
 
 
 def log_ticks(low: float, high: float, wanted: int) -> list[float]:
