@@ -61,6 +61,7 @@ class Resizes:
 
 
 PASSES_S: Final = 0.5  # so long the next key waits for what became of the one before, at most
+LOOKS_S: Final = 0.02  # so often it is looked whether what that one was given to is still there
 
 
 class KeyPassed(Message):
@@ -77,6 +78,9 @@ class ConsoleApp(App[Result]):
     CSS_PATH: ClassVar[Path] = Path(__file__).parent / "screens" / "run.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
+    ONE_KEY_AT_A_TIME: ClassVar[bool] = False
+    """Give out no key before it is known what became of the one before, which may end this app: a key that was on its
+    way through the panels then would be lost."""
 
     def __init__(
         self,
@@ -151,6 +155,9 @@ class ConsoleApp(App[Result]):
                 self.cadence.note(self.key_time(event))
             if (not event.is_forwarded or self._passing is None) and self.pending.keep(event):
                 return
+            if self.ONE_KEY_AT_A_TIME and not event.is_forwarded:
+                await self._act_on(event)
+                return
         await super().on_event(event)
 
     def opened(self) -> None:
@@ -164,13 +171,24 @@ class ConsoleApp(App[Result]):
     async def _act_on_early(self) -> None:
         """Act on the next key that waits. What it opens is there, and has the focus, before the one after it comes."""
         key = self.pending.next()
-        if key is None:
-            return
+        if key is not None:
+            await self._act_on(key)
+
+    async def _act_on(self, key: events.Key) -> None:
+        self.pending.keeping = True
         passed = self._passing = KeyPassed()
         target = self.focused or self.screen
         await super().on_event(key)
         target.post_message(passed)
-        self.set_timer(PASSES_S, lambda: self.on_key_passed(passed))
+        patience = time.monotonic() + PASSES_S
+
+        def look() -> None:
+            if self._passing is not passed:
+                timer.stop()
+            elif not target.is_attached or time.monotonic() > patience:  # a dialog that the key closed tells nothing
+                self.on_key_passed(passed)
+
+        timer = self.set_interval(LOOKS_S, look)
 
     def on_key_passed(self, event: KeyPassed) -> None:
         """Whatever a key was given to has done with it, or is gone."""

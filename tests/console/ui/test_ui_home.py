@@ -15,7 +15,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from textual import events
 from textual.command import CommandPalette
+from textual.message import Message
 from textual.pilot import Pilot
 from textual.widgets import Input
 from ui_desk import Keyboard, typed
@@ -67,6 +69,28 @@ async def settle(app: HomeApp, pilot: Pilot[RunChoice | None]) -> None:
     await pilot.pause()
     await app.workers.wait_for_complete()
     await pilot.pause()
+
+
+async def test_no_key_is_on_its_way_through_the_panels_while_the_one_before_ends_the_screen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What such a key bubbles to may be gone by the time it gets there; here it waits for the next screen."""
+    Story(steps=5).finished().write(paths.run_dir(RUN))
+    given: list[str] = []
+    post = RunsPanel.post_message
+
+    def posted(self: RunsPanel, message: Message) -> bool:
+        given.extend([message.key] if isinstance(message, events.Key) else [])
+        return post(self, message)
+
+    monkeypatch.setattr(RunsPanel, "post_message", posted)
+    async with home() as (app, pilot):
+        for key in ("enter", "slash", "w"):
+            app.post_message(events.Key(key, None))
+        await settle(app, pilot)
+    assert given == ["enter"]
+    assert app.return_value is not None
+    assert [key.key for key in app.pending.take()] == ["slash", "w"]
 
 
 async def test_without_runs_it_says_what_to_do() -> None:
