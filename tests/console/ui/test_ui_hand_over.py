@@ -147,6 +147,14 @@ def test_letters_arrive_whole_and_in_order_whenever_they_were_typed(tmp_path: Pa
         terminal.wait_for(b"wxyzzyx", PATIENCE_S)
 
 
+def test_an_escape_and_a_letter_in_one_reading_are_two_keys_on_the_start_screen(tmp_path: Path) -> None:
+    with start_screen(tmp_path / "moments") as (terminal, _):
+        terminal.press(b"/wxw")
+        terminal.wait_for(b"wxw", PATIENCE_S)
+        terminal.press(b"\x1b?")  # leaves the search; in it, the letter would be text
+        terminal.wait_for(b"1, 2, n, Tab", PATIENCE_S)
+
+
 def test_an_escape_behind_that_f9_takes_it_back(tmp_path: Path) -> None:
     with start_screen(tmp_path / "moments") as (terminal, journal):
         terminal.press(b"\r")

@@ -159,9 +159,9 @@ def raw(urgent: UrgentKeys) -> RawKeys:
 def test_f9_is_found_among_the_bytes_and_nobody_parses_it() -> None:
     app, urgent = made()
     keys = raw(urgent)
-    assert keys.take(b"\x1b[20~", 100.0) == b""
-    assert keys.take(b"\x1b[2", 101.0) == b""  # the rest of it is still on its way
-    assert keys.take(b"0~", 101.01) == b""
+    assert keys.take(b"\x1b[20~", 100.0) == []
+    assert keys.take(b"\x1b[2", 101.0) == []  # the rest of it is still on its way
+    assert keys.take(b"0~", 101.01) == []
     assert app.modes == ["hold", "halt"]
 
 
@@ -169,7 +169,7 @@ def test_an_escape_byte_is_the_key_when_nothing_follows_it() -> None:
     app, urgent = made()
     keys = raw(urgent)
     keys.take(b"\x1b[20~", 100.0)
-    assert keys.take(b"\x1b", 101.0) == b""
+    assert keys.take(b"\x1b", 101.0) == []
     assert keys.waiting
     assert keys.idle(101.01) == b""
     assert app.modes == ["hold"]
@@ -179,14 +179,27 @@ def test_an_escape_byte_is_the_key_when_nothing_follows_it() -> None:
     assert keys.idle(103.0) == b"\x1b"  # nothing to undo: it belongs to whatever has the keyboard
 
 
+def test_an_escape_that_is_read_together_with_a_letter_is_the_key_and_what_begins_an_answer_is_not() -> None:
+    app, urgent = made()
+    keys = raw(urgent)
+    keys.take(b"\x1b[20~", 100.0)
+    assert keys.take(b"a\x1bq", 101.0) == [b"aq"]
+    assert app.modes == ["hold", "release"]
+    assert keys.take(b"a\x1bq\x1b/", 102.0) == [b"a", b"\x1b", b"q", b"\x1b", b"/"]  # nothing to undo
+    keys.take(b"\x1b[20~", 110.0)
+    for answer in (b"\x1b]11;rgb:00/00/00\x1b\\", b"\x1bP1+r\x1b\\", b"\x1b[I", b"\x1b[200~\x1bq\x1b[201~"):
+        assert keys.take(answer, 111.0) == [answer]
+    assert app.modes == ["hold", "release", "hold"]
+
+
 def test_f9_inside_a_bracketed_paste_is_text_and_the_moving_mouse_is_no_typing() -> None:
     app, urgent = made()
     keys = raw(urgent)
     pasted = b"\x1b[200~some \x1b[20~ text\x1b[201~"
-    assert keys.take(pasted, 100.0) == pasted
+    assert keys.take(pasted, 100.0) == [pasted]
     assert not app.orders
     moved = b"\x1b[<35;10;4M" * 30
-    assert keys.take(moved + b"\x1b[20~", 101.0) == moved
+    assert keys.take(moved + b"\x1b[20~", 101.0) == [moved]
     assert app.modes == ["hold"]
 
 
@@ -196,7 +209,7 @@ def test_every_other_byte_reaches_the_parser_however_it_is_cut() -> None:
     for size in range(1, len(data) + 1):
         keys, out = raw(urgent), b""
         for i in range(0, len(data), size):
-            out += keys.take(data[i : i + size], 100.0)
+            out += b"".join(keys.take(data[i : i + size], 100.0))
         assert out + keys.idle(101.0) == data
 
 

@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol, cast
 from textual import events
 from textual.driver import Driver
 
+from uvcc_console.ui.halting.keyboard import RawKeys, read
+
 APART_S: Final = 1e-6  # two keys of one reading are so far apart, that their order is known
 
 
@@ -77,6 +79,10 @@ def handing_on(base: type[Driver]) -> type[Driver]:
         return base
 
     class HandingOn(base):  # type: ignore[misc,valid-type]
+        def run_input_thread(self) -> None:
+            keys = RawKeys(lambda at, n: None, lambda at: False, lambda: False)
+            read(self, keys, self.fileno, self.exit_event)
+
         def disable_input(self) -> None:
             app: Any = self._app
             if not cast(HandingApp, app).hands_on:

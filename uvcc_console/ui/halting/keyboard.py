@@ -12,9 +12,11 @@ import selectors
 import threading
 from codecs import getincrementaldecoder
 from collections.abc import Callable
+from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from textual import events
 from textual._time import get_time
 from textual._xterm_parser import XTermParser
 from textual.driver import Driver
@@ -28,6 +30,9 @@ PASTE_GAP_S: Final = 0.020  # keys closer than this are pasted or scripted
 FLOOD: Final = 64  # so many of them in a row are a paste: for fingers too many, also over a slow line
 _TOKEN: Final = re.compile(rb"\x1b\[[0-9;:<?]*\$?[@-~]|\x1b[\[O]?|[^\x1b]", re.DOTALL)
 _PARTIAL: Final = re.compile(rb"\x1b(\[[0-9;:<?]*\$?|O)?\Z")
+_AFTER_ESC: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 /:?-=+.,\t\r\x7f")
+"""With one of these behind it an escape byte is the key, read late together with the next one: no binding has Alt. What
+begins a terminal's answer is not among them, for it must not undo a hold."""
 _NO_KEY: Final = re.compile(rb"\x1b\[(<[\d;]*[Mm]|[IO]|\?.*|48;.*t|[\d;]*R)", re.DOTALL)  # mouse, focus, answers, sizes
 
 
@@ -60,18 +65,25 @@ class RawKeys:
         """Whether the next bytes, or their absence, decide about what came last."""
         return bool(self._held)
 
-    def take(self, data: bytes, at: float) -> bytes:
-        """New bytes; what is left of them for the parser."""
+    def take(self, data: bytes, at: float) -> list[bytes]:
+        """New bytes; what is left of them for the parser, in pieces: an escape byte by itself is the key."""
         data, self._held = self._held + data, b""
         if partial := _PARTIAL.search(data):
             data, self._held, self._since = data[: partial.start()], partial.group(), at
-        out: list[bytes] = []
+        pieces, out = [], bytearray()
         keys, plain = 0, 0
         tokens = _TOKEN.findall(data)
         flood = self._flood(tokens, at)
-        for token in tokens:
+        for token, behind in zip_longest(tokens, tokens[1:], fillvalue=b""):
             if token in (PASTE, PASTED):
                 self._pasting = token == PASTE
+            elif token == ESC and not self._pasting and behind[:1] and behind[0] in _AFTER_ESC:
+                self._noted(at, keys + 1)
+                keys = 0
+                if not self._escape():
+                    pieces += [bytes(out), ESC]
+                    out.clear()
+                continue
             elif not self._pasting and token == F9:
                 self._noted(at, keys + 1)
                 keys = 0
@@ -82,12 +94,12 @@ class RawKeys:
                 if flood and not token.startswith(ESC):
                     plain += 1
                     continue
-            out.append(token)
+            out += token
         if keys:
             self._noted(at, keys)
         if plain:
             self._ignored(plain)
-        return b"".join(out)
+        return [piece for piece in (*pieces, bytes(out)) if piece]
 
     def _flood(self, tokens: list[bytes], at: float) -> bool:
         """Whether these bytes belong to a paste that nobody takes."""
@@ -126,9 +138,11 @@ def read(driver: Driver, keys: RawKeys, fileno: int, ended: threading.Event) -> 
                     ended.wait(_IDLE_S)
                     continue
             at = get_time()
-            passed = keys.take(data, at) if data else keys.idle(at)
-            if passed:
-                left.put((decode(passed), at))
+            for piece in keys.take(data, at) if data else [keys.idle(at)]:
+                if piece:
+                    left.put((decode(piece), at))
+        if held := keys.idle(float("inf")):  # an escape key pressed just before the end
+            left.put((decode(held), get_time()))
     finally:
         selector.close()
         left.put(None)
@@ -147,7 +161,8 @@ def _parse(driver: Driver, left: SimpleQueue[tuple[str, float] | None]) -> None:
             if taken is None:
                 return
             text, at = taken
-            for message in parser.feed(text) if text else ():
+            alone = [events.Key("escape", text)] if text == "\x1b" else None  # the parser would make alt+x of Esc and x
+            for message in alone or (parser.feed(text) if text else ()):
                 message.time = at
                 driver.process_message(message)
             for message in parser.tick():
