@@ -113,6 +113,17 @@ async def test_runs_are_listed_with_their_state(size: tuple[int, int]) -> None:
         assert runs["other-20261121-0116-cd34"].live
 
 
+async def test_a_copied_folder_is_listed_by_the_name_that_commands_find_it_by(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Story(steps=5).finished().write(paths.run_dir(RUN))
+    shutil.copytree(folder, paths.run_dir("copy-of-it"))
+    assert main(["runs", "--json"]) == 0
+    assert {found["run"] for found in json.loads(capsys.readouterr().out)} == {RUN, "copy-of-it"}
+    async with home() as (app, _):
+        assert {run.snap.run for run in app.screen.query_one(RunsPanel).runs} == {RUN, "copy-of-it"}
+
+
 async def test_a_run_without_conductor_is_not_called_running() -> None:
     Story().full(5).write(paths.run_dir(RUN))
     async with home() as (app, _):

@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
     rows = []
     for run_dir in common.run_dirs():
         s, why = common.read_snapshot(run_dir)
-        rows.append(jsonview.summary(s, run_dir))
+        rows.append({**jsonview.summary(s, run_dir), "run": run_dir.name})  # of a copied folder: as commands find it
         if why:
             common.say(f"uvcc: {run_dir.name} is unreadable: {why}")
     if args.json:

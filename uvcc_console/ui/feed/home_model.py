@@ -80,6 +80,7 @@ def _summarise(run_dir: Path, known: RunSummary | None) -> RunSummary | None:
         snap = fold((event for _, event in beats), snap)
         if not snap.run:
             return None
+        snap = dataclasses.replace(snap, run=run_dir.name)  # a copied folder is what it is called, as for every command
         return RunSummary(run_dir, snap, _live(run_dir, snap), last, rechecks, rechecks.look(snap, time.time()))
     finally:
         journal.close()
