@@ -50,6 +50,7 @@ CASES: Final = {
     "breast_mlp": TabularCase("breast_cancer", _MLP, "auc", 6),
     "breast_trees": TabularCase("breast_cancer", _TREES, "auc", 20, "binary", lr=0.3, bins=16),
     "wine_mlp": TabularCase("wine", _MLP, "accuracy", 10, batch=32),
+    "wine_trees": TabularCase("wine", _TREES, "accuracy", 20, lr=0.3, bins=16),
     "diabetes_linear": TabularCase("diabetes", ["linear"], "rmse", 8, "mse", lr=0.05),
     "diabetes_mlp": TabularCase("diabetes", _MLP, "rmse", 8, "mse", lr=0.02),
     "diabetes_trees": TabularCase("diabetes", _TREES, "rmse", 20, "mse", lr=0.2, bins=16),

@@ -182,12 +182,12 @@ def check_trees(job: PrivateJob, model: ModelSpec) -> None:
         )
         if value != plain
     ]
-    odd += [] if job.objective in ("binary", "mse") else [f"objective {job.objective!r}"]
+    odd += [] if job.objective in ("binary", "cross-entropy", "mse") else [f"objective {job.objective!r}"]
     if odd:
         raise ConfigError(
             f"{odd[0]} with trees",
-            "trees grow one by one: momentum: 0, optimizer: sgd, objective binary or mse, and no decay, clipping or"
-            " weights; lr is what their answers are multiplied by",
+            "trees grow one by one: momentum: 0, optimizer: sgd, objective binary, cross-entropy or mse, and no"
+            " decay, clipping or weights; lr is what their answers are multiplied by",
         )
     if job.steps > trees.count:
         raise ConfigError(f"job.steps is {job.steps}, one for each of {trees.count} trees", "make them as many")

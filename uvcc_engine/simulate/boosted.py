@@ -17,8 +17,9 @@ class PrivateTrees:
     """Boosted trees over numbers: two classes, or a number to fit, as the targets are. ``fit``, ``predict``, ``score``.
 
     The columns are brought into ``n_bins`` quantile bins by the rows' owner; which of them a tree asks, and what it
-    answers, stays secret in a run, which reveals the loss alone. ``subsample``: the share of the rows that each tree is
-    grown from. ``result_`` is the ``SimulatedFit``, ``edges_`` the bins' edges by column.
+    answers, stays secret in a run, which reveals the loss alone. Of more than two classes ``n_estimators`` trees are
+    grown for each. ``subsample``: the share of the rows that each tree is grown from. ``result_`` is the
+    ``SimulatedFit``, ``edges_`` the bins' edges by column.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PrivateTrees:
             targets,
             steps=self.n_estimators,
             test=(bits[:1], targets[:1]),
-            objective="mse" if real else "binary",
+            objective="mse" if real else "binary" if len(np.unique(labels)) <= 2 else "cross-entropy",
             batch=max(1, round(self.subsample * len(rows))),
             lr=self.learning_rate,
             schedule="constant",
@@ -82,7 +83,7 @@ class PrivateTrees:
         return np.stack([b for x, edges in zip(rows.T, self.edges_, strict=True) for b in bits_of(x, edges)], 1)
 
     def predict_proba(self, x: ArrayLike) -> Floats:
-        """Both classes' probabilities, in clear with the opened trees. Raises ConfigError where numbers are fitted."""
+        """Every class's probability, in clear with the opened trees. Raises ConfigError where numbers are fitted."""
         bits = self._bits(plain_numbers(x))
         return self.result_.predict_proba(bits)
 

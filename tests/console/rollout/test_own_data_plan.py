@@ -217,7 +217,7 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
 ) -> None:
     trees = "job.model=[{trees: {count: 5, depth: 2}}]"
     asked = [*settings[:2], trees, "job.batch=20", "job.reveal=[loss, auc]"]
-    with pytest.raises(UvccError, match="trees for 2 outputs, or beside other layers"):
+    with pytest.raises(UvccError, match=r"feature 'a' holds .*, and trees ask bits"):
         create_run("demo", asked)
     assert main(["data", "infer", str(table), "--force", "--bins", "4"]) == 0
     assert "6 features (2 bins)" in capsys.readouterr().out

@@ -166,6 +166,27 @@ def test_a_model_of_one_output_answers_with_a_class_or_a_number(objective: str, 
     assert len(np.unique(answers)) > 1
 
 
+def test_trees_of_several_classes_answer_with_the_likeliest() -> None:
+    bits = np.random.default_rng(3).integers(0, 2, (QUERIES, 6)).astype(float)
+    truth = (bits[:, 0] + bits[:, 1]).astype(int)
+    given = {"steps": 2, "batch": QUERIES, "momentum": 0.0, "schedule": "constant", "reveal": ["loss"]}
+    fit = simulate.fit([TREES], bits, truth, test=(bits, truth), **given)
+    made = two_owners(fit.weights, job := replace(JOB, model=fit.job.model), bits)
+
+    def body(rt: Runtime) -> Predictor:
+        predictor = Predictor(rt, job, fit_model(job), opened(made, rt.party))
+        for step in range(job.steps):
+            rt.begin_epoch(step)
+            predictor.step(step)
+        return predictor
+
+    rings = [p.weight_halves()[0]["prediction"] for p in LocalPlanes(3).run_three(body)]
+    answers = rings[0] + rings[1] + rings[2]
+    assert answers.shape == (QUERIES, 3)
+    assert (answers.argmax(1) == fit.predict(bits)).all()
+    assert len(np.unique(answers.argmax(1))) > 1
+
+
 @pytest.mark.parametrize("trees", [False, True])
 def test_rows_of_two_owners_train_one_model(trees: bool) -> None:
     job, data = PrivateJob(steps=3, batch=16, test_rows=100), load_digits(7, 100)

@@ -45,6 +45,15 @@ JOB = PrivateJob.from_json(
     }
 )
 
+SORTS = PrivateJob.from_json(
+    JOB.to_json()
+    | {
+        "model": model_to_json(model_of_list([{"trees": {"count": 3, "depth": 2}}], BITS, 3)),
+        "objective": "cross-entropy",
+        "reveal": ["loss", "accuracy", "val_loss", "weights"],
+    }
+)
+
 POINTS = RNG.normal(size=(ROWS + 2 * TEST, BITS))
 CLUSTERS = PrivateJob.from_json(
     {
@@ -66,12 +75,15 @@ CLUSTERS = PrivateJob.from_json(
 
 
 def rows_for(job: PrivateJob) -> Dataset:
-    """Bits with two classes for trees; numbers without labels for k-means."""
+    """Bits with two or three classes for trees; numbers without labels for k-means."""
     a, b = ROWS, ROWS + TEST
     if job is CLUSTERS:
         x, y = POINTS, np.zeros((len(POINTS), 0))
         return Dataset(x[:a], y[:a], x[a:b], y[a:b], 0, x[b:], y[b:])
     x = RNG.integers(0, 2, (ROWS + 2 * TEST, BITS)).astype(np.float64)
+    if job is SORTS:
+        sorts = (x[:, 0] + x[:, 1] * x[:, 2]).astype(np.int64)
+        return Dataset(x[:a], sorts[:a], x[a:b], sorts[a:b], 3, x[b:], sorts[b:])
     y = ((x[:, 0] + x[:, 1] * x[:, 2] + RNG.uniform(0, 0.8, len(x))) > 1.0).astype(np.float64)
     return Dataset(x[:a], y[:a], x[a:b], y[a:b], 1, x[b:], y[b:])
 
@@ -86,7 +98,11 @@ def keys_of(policy: Policy, party: int) -> PairKeys:
     )
 
 
-@pytest.mark.parametrize(("job", "kind"), [(JOB, "trees"), (CLUSTERS, "k-means")], ids=["trees", "k-means"])
+@pytest.mark.parametrize(
+    ("job", "kind"),
+    [(JOB, "trees"), (SORTS, "trees"), (CLUSTERS, "k-means")],
+    ids=["trees", "trees of three classes", "k-means"],
+)
 def test_workers_have_the_numbers_of_a_simulation_through_a_halt(
     job: PrivateJob, kind: str, zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -44,24 +44,34 @@ def some_rows() -> tuple[Floats, Ints, Floats]:
     return np.stack(bits, 1), (line > 0).astype(int), (line - line.mean()) / line.std()
 
 
+def targets_for(objective: str, classes: Ints, numbers: Floats) -> Any:
+    """Two classes, three words, or a number."""
+    words = np.where(numbers > 0.5, "high", np.where(numbers < -0.5, "low", "mid"))
+    return {"binary": classes, "mse": numbers, "cross-entropy": words}[objective]
+
+
 def trained(y: Any, x: Floats, **job: Any) -> SimulatedFit:
     asked: dict[str, Any] = {"count": 2, "depth": 2} | job.pop("trees", {})
     given = {"steps": 2, "batch": len(x), "lr": 0.5, "schedule": "constant", "momentum": 0.0, "test": (x, y)} | job
     return simulate.fit([{"trees": asked}], x, y, watch_range=True, **given)
 
 
-@pytest.mark.parametrize(("objective", "min_gain", "batch"), [("binary", 0.0, ROWS), ("mse", 2.0, 70)])
-def test_every_question_is_near_the_best_and_every_leaf_the_twins(objective: str, min_gain: float, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("objective", "metric", "more"),
+    [
+        ("binary", "auc", {"batch": ROWS}),
+        ("mse", "rmse", {"batch": 70, "trees": {"min_gain": 2.0}}),
+        ("cross-entropy", "accuracy", {"batch": 80, "label_smoothing": 0.1}),
+        ("cross-entropy", "perplexity", {"verify": "proofs", "steps": 1}),
+    ],
+)
+def test_every_question_is_near_the_best_and_every_leaf_the_twins(
+    objective: str, metric: str, more: dict[str, Any]
+) -> None:
     bits, classes, numbers = some_rows()
-    told = ["loss", "auc"] if objective == "binary" else ["loss", "rmse"]
-    fit = trained(
-        classes if objective == "binary" else numbers,
-        bits,
-        objective=objective,
-        reveal=told,
-        batch=batch,
-        trees={"min_gain": min_gain},
-    )
+    told = ["loss", metric]
+    fit = trained(targets_for(objective, classes, numbers), bits, **more, objective=objective, reveal=told)
+    min_gain = more.get("trees", {}).get("min_gain", 0.0)
     spec = fit.model.layers[0]
     assert isinstance(spec, Trees)
     weight, follow = fit.weights[0], _Following(fit)
@@ -72,19 +82,22 @@ def test_every_question_is_near_the_best_and_every_leaf_the_twins(objective: str
     assert fit.losses == pytest.approx(losses, abs=2e-4)
     assert np.abs(follow.weight - weight).max() < 2e-3  # the leaves; the questions are the private model's own
     assert follow.worst < 0.01  # of the best gain at that node
-    assert bool(follow.empty) == bool(min_gain)  # with it some nodes ask nothing
+    if min_gain or objective != "cross-entropy":  # of which a node may hold rows of one class alone
+        assert bool(follow.empty) == bool(min_gain)  # with it some nodes ask nothing
     twin = fit.twin()
     for name in told[1:]:
         assert fit.metrics[name] == pytest.approx(twin.metrics[name], abs=0.02)
     margins = fit.outputs(bits)
-    assert margins.shape == (ROWS, 1)
-    assert len(np.unique(margins)) > 2
+    assert margins.shape == (ROWS, 3 if objective == "cross-entropy" else 1)
+    assert all(len(np.unique(column)) > 2 for column in margins.T)
 
 
-def test_messages_tell_nothing_of_rows_or_of_what_is_asked() -> None:
-    bits, classes, _ = some_rows()
-    job: dict[str, Any] = {"objective": "binary", "reveal": ["loss"], "batch": 40, "trees": {"count": 1}, "steps": 1}
-    one, other = trained(classes, bits, **job), trained(1 - classes, np.zeros_like(bits), **job)
+@pytest.mark.parametrize("objective", ["binary", "cross-entropy"])
+def test_messages_tell_nothing_of_rows_or_of_what_is_asked(objective: str) -> None:
+    bits, classes, numbers = some_rows()
+    job: dict[str, Any] = {"objective": objective, "reveal": ["loss"], "batch": 40, "trees": {"count": 1}, "steps": 1}
+    y = targets_for(objective, classes, numbers)
+    one, other = trained(y, bits, **job), trained(y[::-1], np.zeros_like(bits), **job)
     assert one.weights[0][-1, -1] != other.weights[0][-1, -1]
     assert one.step_costs == other.step_costs
 
@@ -129,9 +142,18 @@ def test_the_place_of_the_greatest_of_many(n: int) -> None:
     assert np.array_equal(reconstruct(found).numpy(), np.eye(n)[x.argmax(1)])
 
 
-def test_a_checkpoint_goes_on_to_the_same_trees() -> None:
-    bits, classes, _ = some_rows()
-    fit = trained(classes, bits, objective="binary", reveal=["loss"], steps=2, trees={"count": 2})
+def test_trees_of_several_classes_grow_in_the_rounds_of_one() -> None:
+    bits, classes, numbers = some_rows()
+    job: dict[str, Any] = {"objective": "mse", "reveal": ["loss"], "trees": {"count": 1}, "steps": 1}
+    many = trained(targets_for("cross-entropy", classes, numbers), bits, **job)
+    assert many.step_costs[0][0] == trained(numbers, bits, **job).step_costs[0][0]
+
+
+@pytest.mark.parametrize("objective", ["binary", "cross-entropy"])
+def test_a_checkpoint_goes_on_to_the_same_trees(objective: str) -> None:
+    bits, classes, numbers = some_rows()
+    y = targets_for(objective, classes, numbers)
+    fit = trained(y, bits, objective=objective, reveal=["loss"], steps=2, trees={"count": 2})
     inputs = party_inputs(dataset_tensors(fit.data, 16, fit.job), 16)
 
     def halves(stop: bool) -> list[Floats]:
@@ -183,8 +205,8 @@ def test_trees_ask_bits_and_stand_alone() -> None:
         trained(y, x, objective="binary")
     with pytest.raises(ConfigError, match="trees for 1 outputs, or beside other layers"):
         model_of_list([{"trees": 2}, "linear"], 4, 1)
-    with pytest.raises(ConfigError, match="trees for 3 outputs"):
-        model_of_list([{"trees": 2}], 4, 3)
+    with pytest.raises(ConfigError, match="the schema names no target"):
+        model_of_list([{"trees": 2}], 4, 0)
     made = model_to_json(model_of_list([{"trees": 2}], 4, 1))
     made["layers"].append({"type": "dense", "inputs": 1, "outputs": 1})
     job = PrivateJob.from_json({"model": made, "objective": "binary", "momentum": 0.0})
@@ -249,6 +271,11 @@ def test_an_estimator_of_trees_learns_numbers_and_classes() -> None:
     assert told.score(x, words) > 0.9
     assert told.predict_proba(x).shape == (80, 2)
     assert told.classes_.tolist() == ["no", "yes"]
+    three = np.where(y > 0, np.where(x[:, 1] > 0, "up", "down"), "left")
+    many = simulate.PrivateTrees(2, max_depth=2, n_bins=4).fit(x, three)
+    assert many.score(x, three) > 0.9
+    assert many.predict_proba(x).sum(1) == pytest.approx(np.ones(80))
+    assert many.classes_.tolist() == ["down", "left", "up"]
 
 
 @pytest.mark.parametrize(

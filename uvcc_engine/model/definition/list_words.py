@@ -339,10 +339,10 @@ def _dropout(value: object, at: At) -> _Made:
 
 def _trees(value: object, at: At) -> _Made:
     found = _options(value, "count", ("count", "depth", "l2", "min_gain"), at.where)
-    if at.classes != 1 or not at.last or at.depth:
+    if not at.last or at.depth or at.lines > 1:
         raise ConfigError(
             f"{at.where}: trees for {at.classes} outputs, or beside other layers",
-            "they stand alone, and answer with one number: give the target kind: binary or kind: real",
+            "they stand alone, and learn a target: classes, or one number",
         )
     count = _size(found.get("count"), f"{at.where}: the number of trees")
     depth = _size(found.get("depth"), f"{at.where}: the depth", 3)
@@ -352,7 +352,7 @@ def _trees(value: object, at: At) -> _Made:
         if not isinstance(given, int | float) or isinstance(given, bool):
             raise ConfigError(f"{at.where}: {name} is {_short(given)}", "give a number")
         numbers[name] = float(given)
-    return (Trees(at.features, count, depth, **numbers),), None
+    return (Trees(at.features, count, depth, **numbers, outputs=at.classes),), None
 
 
 def _kmeans(value: object, at: At) -> _Made:

@@ -44,12 +44,13 @@ _ANSWERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Trees(WeightedSpec):
-    """``count`` trees of ``depth`` questions over ``inputs`` bits; one number comes out, the sum of their answers.
+    """``count`` trees of ``depth`` questions over ``inputs`` bits for each of ``outputs`` numbers, which is the sum of
+    its trees' answers. Trees of all outputs are grown together: ``count`` times, one for each.
 
-    Its weight has a row per node, tree after tree and level after level: ``inputs`` entries, 1 at the column that the
-    node asks, and what a row is answered that goes left and right there, which is 0 above the last level. ``l2``: what
-    is added to the curvature of a leaf; ``min_gain``: what a question must gain to be asked (XGBoost's lambda and
-    gamma).
+    Its weight has a row per node, tree after tree (those that are grown together side by side) and level after level:
+    ``inputs`` entries, 1 at the column that the node asks, and what a row is answered that goes left and right there,
+    which is 0 above the last level. ``l2``: what is added to the curvature of a leaf; ``min_gain``: what a question
+    must gain to be asked (XGBoost's lambda and gamma).
     """
 
     inputs: int
@@ -57,6 +58,12 @@ class Trees(WeightedSpec):
     depth: int
     l2: float = 1.0
     min_gain: float = 0.0
+    outputs: int = 1
+
+    @property
+    def trees(self) -> int:
+        """All of them."""
+        return self.count * self.outputs
 
     @property
     def nodes(self) -> int:
@@ -70,7 +77,7 @@ class Trees(WeightedSpec):
 
     @property
     def weight_shape(self) -> tuple[int, int]:
-        return self.count * self.nodes, self.inputs + _ANSWERS
+        return self.trees * self.nodes, self.inputs + _ANSWERS
 
     @property
     def decays(self) -> bool:
@@ -102,18 +109,22 @@ class TreesLayer(Layer):
         spec, rows = self.spec, x.shape[0]
         asked = self.weight.index((slice(None), slice(0, spec.inputs)))
         bits = yield from answered_protocol(rt, x, asked)
-        bits = bits.reshape(rows, spec.count, spec.nodes)
+        bits = bits.reshape(rows, spec.trees, spec.nodes)
         here = None
         for level in range(spec.depth):
             first = (1 << level) - 1
             mine = bits.index((slice(None), slice(None), slice(first, 2 * first + 1)))
             here = yield from descend_protocol(rt, here, mine)
         assert here is not None
-        answers = self.weight.reshape(spec.count, spec.nodes, -1).index(
+        answers = self.weight.reshape(spec.trees, spec.nodes, -1).index(
             (slice(None), slice(spec.leaves // 2 - 1, None), slice(spec.inputs, None))
         )
-        total = yield from ops.matmul_protocol(rt, answers.reshape(1, -1), here.reshape(rows, -1).T)
-        return total.T
+        sums = []
+        for output in range(spec.outputs):
+            of = slice(output, None, spec.outputs)
+            mine, leaf = answers.index(of).reshape(1, -1), here.index((slice(None), of)).reshape(rows, -1)
+            sums.append(ops.matmul_protocol(rt, mine, leaf.T))
+        return ops.cat((yield from ops.par(*sums))).T
 
     def grown_protocol(self, steps: MpcProtocol[T]) -> MpcProtocol[T]:
         """``steps``, which grow one of these trees, passed through: who counts a layer's messages sees them here."""
@@ -157,7 +168,7 @@ def descend_protocol(rt: Runtime, here: Share | None, bits: Share) -> MpcProtoco
 
 
 def _output_shape(spec: Trees, shape: WeightShape) -> WeightShape:
-    check_positive(spec, "inputs", "count", "depth")
+    check_positive(spec, "inputs", "count", "depth", "outputs")
     check_features(spec, shape, spec.inputs)
     if spec.depth > MOST_DEPTH:
         raise ConfigError(f"trees of depth {spec.depth}", f"1 to {MOST_DEPTH}: a tree has 2^depth leaves")
@@ -165,7 +176,7 @@ def _output_shape(spec: Trees, shape: WeightShape) -> WeightShape:
         raise ConfigError(f"trees with l2 {spec.l2:g}", f"{LEAST_L2:g} to {MOST_L2:g}: leaves are divided by it")
     if not 0.0 <= spec.min_gain <= MOST_L2:
         raise ConfigError(f"trees with min_gain {spec.min_gain:g}", f"0 to {MOST_L2:g}")
-    return shape[0], 1
+    return shape[0], spec.outputs
 
 
 def _initial(spec: Trees, at: InitialContext) -> Floats:
@@ -177,19 +188,19 @@ def _secret(spec: Trees, at: SecretContext) -> TreesLayer:
 
 
 def _plaintext(spec: Trees, at: PlaintextContext, x: Tensor) -> Tensor:
-    weight = at.weight.reshape(spec.count, spec.nodes, -1)
-    bits = (x @ at.weight[:, : spec.inputs].T).reshape(len(x), spec.count, spec.nodes)
-    here = ops.torch.ones(len(x), spec.count, 1, dtype=x.dtype)
+    weight = at.weight.reshape(spec.trees, spec.nodes, -1)
+    bits = (x @ at.weight[:, : spec.inputs].T).reshape(len(x), spec.trees, spec.nodes)
+    here = ops.torch.ones(len(x), spec.trees, 1, dtype=x.dtype)
     for level in range(spec.depth):
         first = (1 << level) - 1
         left = here * bits[..., first : 2 * first + 1]
-        here = ops.torch.stack([left, here - left], -1).reshape(len(x), spec.count, -1)
-    answers = weight[:, spec.leaves // 2 - 1 :, spec.inputs :].reshape(1, -1)
-    return (here.reshape(len(x), -1) * answers).sum(1, keepdim=True)
+        here = ops.torch.stack([left, here - left], -1).reshape(len(x), spec.trees, -1)
+    answers = weight[:, spec.leaves // 2 - 1 :, spec.inputs :].reshape(spec.trees, -1)
+    return (here * answers).reshape(len(x), spec.count, spec.outputs, -1).sum((1, 3))
 
 
 def _products(spec: Trees) -> int:
-    return spec.count * spec.nodes * spec.inputs
+    return spec.trees * spec.nodes * spec.inputs
 
 
 register(
