@@ -11,7 +11,8 @@ from typing import Any, Final
 MEANINGS: Final[dict[str, str]] = {
     "job": "What is computed: a private training or inference, a language model, or a command of your own.",
     "job.kind": "private (on secret shares), lm (language model) or command (anything that writes the run contract).",
-    "job.model": "A shipped model by name, a list of layers, or file.py:Model, a torch.nn.Module that is exported.",
+    "job.model": "A shipped model by name, a list of layers, file.py:Model, a torch.nn.Module that is exported, or the"
+    " model.json that uvcc owner open wrote; a relative path is relative to the profile.",
     "job.steps": "Training steps of the full run; with epochs, the plan counts them anew.",
     "job.epochs": "Passes over the training rows, instead of steps; 0 takes steps.",
     "job.batch": "Rows that each replica takes in one step.",

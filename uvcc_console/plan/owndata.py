@@ -19,6 +19,7 @@ from uvcc_console.plan.exit_words import ended_how
 from uvcc_console.plan.schema import PrivateJobSettings, Profile
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job import kmeans_job, owner_files
+from uvcc_engine.contract.run_files import files
 
 LIMIT_S: Final = 300.0
 REHEARSAL_S: Final = 1800.0  # a step of a large model, on three parties at once and in clear
@@ -44,6 +45,8 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     Raises UvccError with the owner's program's own words: the row, the column, the layer, and what to do.
     """
     job = profile.job
+    if isinstance(job, PrivateJobSettings) and isinstance(job.model, str) and job.model.endswith(".json"):
+        profile = profile.model_copy(update={"job": (job := job.model_copy(update={"model": _graph(job.model)}))})
     if isinstance(job, PrivateJobSettings) and job.task == "train" and job.data:
         owner_files.named_schema(Path(job.data).expanduser(), Path(job.data_schema) if job.data_schema else None)
     if not isinstance(job, PrivateJobSettings) or not (
@@ -51,7 +54,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     ):
         return profile, None
     if job.base and job.task != "train":
-        return _with_base_hash(profile, job), None
+        return _answering(profile, job, tell), None
     asked = job.model if isinstance(job.model, str) else json.dumps(job.model)
     command = ["plan", "--model", asked]
     for flag, path in (("--data", job.data), ("--schema", job.data_schema), ("--labels", job.labels)):
@@ -86,6 +89,27 @@ def _of_base(job: PrivateJobSettings) -> list[str]:
 
 def _path(said: str) -> str:
     return str(Path(said).expanduser())
+
+
+def _graph(path: str) -> dict[str, Any]:
+    """The model that a file holds as JSON, as ``uvcc owner open`` writes it. Raises UnreadableError, ConfigError."""
+    found = files.read_json(Path(path).expanduser())
+    if not isinstance(found, dict) or "layers" not in found:
+        raise ConfigError(f"job.model: {path} holds no model", "name a model.json that uvcc owner open wrote")
+    return found
+
+
+def _answering(profile: Profile, job: PrivateJobSettings, tell: Callable[[str], None]) -> Profile:
+    """A profile that answers queries with a public base. Its model is that of the training with the same ``adapters``
+    where it does not say another; the base's file is held to its hash."""
+    if "model" in job.model_fields_set:
+        return _with_base_hash(profile, job)
+    weights = ["--weights", _path(job.weights)] if job.weights else []
+    found = json.loads(owners_program(["answers", *_of_base(job), *weights]))
+    for note in found["notes"]:
+        tell(f"{job.base}: {note}")
+    changes = {"model": found["model"], "base_sha256": found["base"]}
+    return profile.model_copy(update={"job": job.model_copy(update=changes)})
 
 
 def _with_base_hash(profile: Profile, job: PrivateJobSettings) -> Profile:

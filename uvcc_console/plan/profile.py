@@ -234,6 +234,8 @@ def anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         value = out[part].get(key) if isinstance(out.get(part), dict) else None
         if isinstance(value, str) and value and not value.startswith("~") and (folder / value).exists():
             out[part][key] = str((folder / value).resolve())
+    if isinstance(out.get("job"), dict) and isinstance(model := out["job"].get("model"), str):
+        out["job"]["model"] = _anchored_model(model, folder)
     if isinstance(out.get("job"), dict) and isinstance(argv := out["job"].get("argv"), list):
         out["job"]["argv"] = [w.replace(HERE, str(folder.resolve())) if isinstance(w, str) else w for w in argv]
     fleet = out.get("fleet")
@@ -241,6 +243,15 @@ def anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         own = {n: anchored({"fleet": p}, folder)["fleet"] for n, p in fleet["parties"].items()}
         out["fleet"] = {**fleet, "parties": own}
     return out
+
+
+def _anchored_model(model: str, folder: Path) -> str:
+    """``file.py:Model`` or a graph's ``model.json`` below ``folder``, made absolute; any other name as it is."""
+    file, colon, name = model.partition(":")
+    named = (colon and file.endswith(".py")) or model.endswith(".json")
+    if not named or file.startswith("~") or not (folder / file).exists():
+        return model
+    return str((folder / file).resolve()) + colon + name
 
 
 def load(name: str, settings: Iterable[str] = ()) -> tuple[str, Profile]:

@@ -66,7 +66,10 @@ def read_queries(path: Path) -> Floats:
 
 
 def read_arrays(path: Path) -> dict[str, Floats]:
-    """All arrays of an ``.npz`` file by name, each in its own shape, as float64. Raises UnreadableError."""
+    """All arrays of an ``.npz`` or ``.safetensors`` file by name, each in its own shape, as float64. Raises
+    UnreadableError."""
+    if path.suffix.lower() == ".safetensors":
+        return {name: array.astype(np.float64) for name, array in read_tensors(path).items()}
 
     def read() -> dict[str, Floats]:
         with np.load(_bounded(path), allow_pickle=False) as found:

@@ -1,6 +1,7 @@
 """A data owner's own table: a schema from it, whether a job fits it, what is shared of it, and predictions in clear.
 
-``uvcc-engine table infer|plan|predict``; ``share`` prepares a table by :func:`prepared`. None of this is sent anywhere.
+``uvcc-engine table infer|plan|answers|predict``; ``share`` prepares a table by :func:`prepared`. None of this is sent
+anywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset
-from uvcc_engine.model.definition.base_model import Adapters, adapted, read_base
 from uvcc_engine.model.definition.column_embeddings import behind_embeddings, embedded_width
 from uvcc_engine.model.definition.layer_list import (
     NO_TARGET,
@@ -43,6 +43,7 @@ from uvcc_engine.model.definition.layer_list import (
 )
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 from uvcc_engine.model.layer_types.trees import trees_of
+from uvcc_engine.owner.base_plan import answers, around_base
 from uvcc_engine.sealing.inputs import check_range
 
 WEIGHTS, MODEL, FITTED = owner_files.WEIGHTS, owner_files.MODEL, owner_files.PREPROCESSING
@@ -171,7 +172,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     if args.base is not None:
         if width != features:
             raise ConfigError("a schema that embeds a column, and a public base", "give the column kind: one-hot")
-        return found | _around_base(args, (features, classes, positions))
+        return found | around_base(args, (features, classes, positions))
     if isinstance(asked, str) and is_module_file(asked):
         extras.require("torch", "job.model names a torch module")
         from uvcc_engine.model.definition.torch_module import model_of_file
@@ -204,28 +205,6 @@ def _check_ranges(file: str, data: Dataset, names: Sequence[str]) -> None:
         for at, name in enumerate(names):
             check_range(f"{file}: column {name!r}, as the network would see its {part} rows,", x[:, at], hint)
         check_range(f"{file}: the target's {part} rows", np.asarray(y, dtype=np.float64), "mend the cells")
-
-
-def _around_base(args: argparse.Namespace, size: tuple[int, int, int]) -> dict[str, Any]:
-    """The model around a public base, and the base's hash. ``size``: features, classes and positions of the data."""
-    features, classes, positions = size
-    base = read_base(args.base)
-    if args.base_sha256 not in ("", base.sha256):
-        what = f"{args.base.name} has the hash {base.sha256}, job.base_sha256 is {args.base_sha256}"
-        raise ConfigError(what, "give the file that the profile means")
-    if base.letters and args.schema is not None and load_schema(args.schema).values != base.letters:
-        what = "the schema's letters are not those that the base learned"
-        raise ConfigError(what, "take the schema that uvcc-engine base wrote beside the base")
-    model = adapted(base, Adapters.from_json(json.loads(args.adapters)), classes)
-    if (model.features, model.classes, model.positions) != (features, classes, positions):
-        raise ConfigError(
-            f"the data has {features} features, {classes} classes and {positions} positions, the base"
-            f" {model.features}, {model.classes} and {model.positions}",
-            "head: new for other classes; features and positions must be the base's",
-        )
-    notes = [f"{len(model.public_layers)} of its layers compute with public weights of {base.sha256[:12]}"]
-    notes += [f"weight {i} is {w.weight_shape[0]} x {w.weight_shape[1]} secret" for i, w in enumerate(model.weights)]
-    return {"model": model_to_json(model), "notes": notes, "base": base.sha256}
 
 
 def _asked(text: str) -> Any:
@@ -369,6 +348,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     fits.add_argument("--schema", type=Path)
     fits.add_argument("--columns", type=int, default=0, help="so many features, of owners whose files are not read")
     fits.add_argument("--outputs", type=int, default=2, help="with --columns: classes, or 1")
+    around = verbs.add_parser("answers", help="the model that answers queries around a public base")
+    around.add_argument("--base", type=Path, required=True, help="the public base of the training")
+    around.add_argument("--base-sha256", default="", help="the hash that the base must have")
+    around.add_argument("--adapters", default="{}", help="what of the base was trained, as JSON")
+    around.add_argument("--weights", type=Path, help="what was trained: adapters.safetensors")
     use = verbs.add_parser("predict", help="predict in clear with opened weights")
     use.add_argument("--model", type=Path, required=True, help=f"the folder with {WEIGHTS}, {MODEL} and {FITTED}")
     use.add_argument("--schema", type=Path, help=f"a fitted schema, if it is not the {FITTED} beside the weights")
@@ -376,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     use.add_argument("--out", type=Path, help="the predictions' CSV file; standard output without it")
     args = parser.parse_args(argv)
     try:
-        done = {"infer": infer_schema, "plan": plan, "predict": predict}[args.verb](args)
+        done = {"infer": infer_schema, "plan": plan, "answers": answers, "predict": predict}[args.verb](args)
     except UvccError as error:
         print(f"uvcc-engine table: {error}", file=sys.stderr)
         return error.exit_code

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from uvcc_console.plan.owndata import keep_base, settle
 from uvcc_console.plan.plan import make_plan, new_run_id
@@ -16,7 +18,8 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.definition.base_model import write_base
-from uvcc_engine.model.definition.specs import find_model, initial_weights, mlp
+from uvcc_engine.model.definition.layer_list import model_to_json
+from uvcc_engine.model.definition.specs import ModelSpec, find_model, initial_weights, mlp
 from uvcc_engine.sharding.validation import fit_model
 
 BASE = mlp("m", 5, 6, 3)
@@ -99,3 +102,60 @@ def test_the_head_may_be_new_for_the_datas_own_classes(tmp_path: Path) -> None:
 def _job(path: Path) -> dict[str, Any]:
     name, profile = load(str(path))
     return dict(make_plan(new_run_id(name), name, settle(profile, lambda _: None)[0]).phases["full"].job)
+
+
+@pytest.mark.parametrize("task", ["infer", "serve"])
+@pytest.mark.parametrize(("adapters", "classes"), [({"rank": 2}, 3), ({"rank": 2, "head": "new"}, 4)])
+def test_a_tuned_model_is_asked_with_the_base_and_adapters_of_its_training(
+    tmp_path: Path, task: str, adapters: dict[str, Any], classes: int
+) -> None:
+    path = written(tmp_path, adapters=adapters)
+    rng = np.random.default_rng(2)
+    np.savez(tmp_path / "rows.npz", x=rng.normal(size=(60, 5)), y=np.arange(60) % classes)
+    trained = _job(path)
+    model = find_model(PrivateJob.from_json(trained).model)
+    asked = _asking(tmp_path, model, task) | {"adapters": adapters, "weights": "trained.safetensors"}
+    job = _job(written(tmp_path, smoke=0, **asked))
+    assert (job["model"], job["base"]) == (trained["model"], trained["base"])
+    merged = {f"weight.{i}": w for i, w in enumerate(initial_weights(BASE, 3, 16))}
+    save_file(merged, tmp_path / "trained.safetensors")
+    with pytest.raises(ConfigError, match="holds other weights than the base with these adapters has"):
+        _job(written(tmp_path, smoke=0, **asked))
+    if classes == 4:
+        asked = {key: value for key, value in asked.items() if key != "weights"} | {"task": "infer", "data": "q.npy"}
+        with pytest.raises(ConfigError, match="a new head, and no trained weights"):
+            _job(written(tmp_path, smoke=0, **(asked | {"reveal": ["predictions"], "clients": []})))
+
+
+def _asking(folder: Path, model: ModelSpec, task: str) -> dict[str, Any]:
+    """A job that answers, with files of what was trained."""
+    rng = np.random.default_rng(3)
+    save_file({f"weight.{i}": rng.normal(size=w.weight_shape) for i, w in enumerate(model.weights)},
+              folder / "trained.safetensors")  # fmt: skip
+    np.save(folder / "q.npy", rng.normal(size=(6, 5)))
+    if task == "serve":
+        return {"task": task, "reveal": ["answers"], "clients": ["ab" * 32], "data": ""}
+    return {"task": task, "reveal": ["predictions"], "data": "q.npy"}
+
+
+def test_a_profile_names_the_graph_that_an_owner_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.json").write_text(json.dumps(model_to_json(BASE)))
+    asked = {"task": "infer", "reveal": ["predictions"], "data": "q.npy", "weights": "w.npz", "base": ""}
+    path = written(tmp_path, smoke=0, model="model.json", **asked)
+    monkeypatch.chdir("/")  # a relative path is relative to the profile
+    assert _job(path)["model"] == model_to_json(BASE)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds no model"):
+        _job(path)
+    (tmp_path / "model.json").unlink()
+    with pytest.raises(UvccError, match="cannot read"):
+        _job(path)
+
+
+def test_a_module_beside_the_profile_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self) -> None:\n        super().__init__(5, 3)\n"
+    )
+    path = written(tmp_path, model="net.py:Net", base="")
+    monkeypatch.chdir("/")
+    assert find_model(PrivateJob.from_json(_job(path)).model).classes == 3
