@@ -276,8 +276,8 @@ def page() -> str:
     lines += [
         "",
         "*Several workers*: replicas, pipeline stages and microbatches; batch normalisation then takes the",
-        "statistics of each microbatch by itself. *Tensor ranks*: batch normalisation behind a `linear`, other",
-        "normalisations and",
+        "statistics of each microbatch by itself. *Tensor ranks*: batch normalisation behind columns that",
+        "are channels each, or fed rows; other normalisations and",
         "softmax where rows are split, as behind a second product, attention where its heads are; `uvcc plan`",
         "refuses the others by name. *Rounds*: of a layer that stands alone, forward and backward together.",
         "*Proved*: by `verify: products` and `verify: proofs`.",

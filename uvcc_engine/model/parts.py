@@ -126,7 +126,12 @@ class WholeWeight(Plain):
 
 @runtime_checkable
 class Following(Protocol):
-    """A part that keeps statistics of the rows it trains on beside its weights. They move once a step."""
+    """A part that keeps statistics of the rows it trains on beside its weights. They move once a step.
+
+    ``shared``: the statistics lie whole at every tensor rank, which has some of the rows.
+    """
+
+    shared: bool
 
     def drift(self) -> Share:
         """The sum of what this worker's microbatches move them by; forgets it."""

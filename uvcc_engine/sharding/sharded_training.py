@@ -297,6 +297,10 @@ class ParallelTrainer:
             return
         drifts = [part.drift() for part in parts]
         flat = torch.stack([torch.cat([half(one).reshape(-1) for one in drifts]) for half in (_first, _second)])
+        if any(part.shared for part in parts):  # a tensor rank has a part of the rows, and tells what these change
+            apart = [torch.full((one.n,), part.shared) for part, one in zip(parts, drifts, strict=True)]
+            rows = torch.cat(apart).to(flat.device)
+            flat[:, rows] = self._groups.tp.sum_(flat[:, rows])
         self._groups.dp.sum_(flat)
         first, second = (torch.split(row, [one.n for one in drifts]) for row in flat)
         for part, one, a, b in zip(parts, drifts, first, second, strict=True):

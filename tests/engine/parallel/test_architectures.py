@@ -124,6 +124,9 @@ def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topolog
         (Topology(2, 1, 1, 1), "off"),
         (Topology(1, 1, 1, 3), "off"),
         (Topology(2, 2, 1, 2), "proofs"),
+        (Topology(1, 1, 2, 1), "off"),
+        (Topology(1, 1, 2, 1), "products"),
+        (Topology(2, 1, 2, 2), "off"),
     ],
     ids=str,
 )
@@ -133,7 +136,7 @@ def test_a_batch_normalisation_takes_the_statistics_of_each_microbatch_of_each_r
     made = model_of_module(ResNet(norm=True), (1, 8, 8), 3)
     job = PrivateJob.from_json(job_of("resnet").to_json() | {"model": model_to_json(made.model), "verify": verify})
     parts = {"replicas": size.replicas, "microbatches": size.microbatches}
-    fit_model(job, workers=2, stages=size.stages, **parts)
+    fit_model(job, workers=2, stages=size.stages, tensor=size.tensor, **parts)
     data, whole = data_of("resnet")[0], replace(job, batch=job.batch * size.replicas)
     found, clear = train(job, size, data=data), train_plaintext(whole, data, **parts)
     check_replicas(found)
@@ -149,15 +152,22 @@ def test_a_batch_normalisation_takes_the_statistics_of_each_microbatch_of_each_r
     assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
 
 
-def test_a_tensor_rank_normalises_the_columns_that_it_computes() -> None:
-    layers = [{"linear": 5}, "batch-norm", "relu", "linear"]
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [{"linear": 5}, "batch-norm", "relu", "linear"],
+        ["batch-norm", {"linear": 5}, "batch-norm", {"linear": 4}, "batch-norm", "relu", "linear"],
+    ],
+    ids=["columns", "first and behind each"],
+)
+def test_tensor_ranks_normalise_the_columns_that_they_compute_and_the_rows_that_they_have(layers: list[Any]) -> None:
     model = model_of_list(layers, 6, 3)
-    job = PrivateJob.from_json(job_of("mlp").to_json() | {"model": model_to_json(model)})
+    job = PrivateJob.from_json(job_of("mlp").to_json() | {"model": model_to_json(model), "batch": 9})
     size, data = Topology(2, 1, 2, 1), data_of("mlp")[0]
     fit_model(job, workers=4, replicas=2, tensor=2)
     found = train(job, size, data=data)
     check_replicas(found)
-    clear = train_plaintext(replace(job, batch=16), data, replicas=2)
+    clear = train_plaintext(replace(job, batch=18), data, replicas=2)
     for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
         assert np.abs(ours - theirs).max() < 256 * UNIT
 
@@ -176,11 +186,11 @@ def test_the_running_statistics_are_the_mean_of_what_torch_takes_of_each_part() 
     assert np.allclose(kept[0], np.mean(torch_means, 0))
 
 
-def test_a_variance_of_one_number_and_tensor_ranks_are_refused_by_name() -> None:
-    made = model_of_module(ResNet(norm=True), (1, 8, 8), 3)
-    job = PrivateJob.from_json(job_of("resnet").to_json() | {"model": model_to_json(made.model)})
-    with pytest.raises(ConfigError, match="BatchNorm"):
-        fit_model(job, workers=2, tensor=2)
+def test_a_variance_of_one_number_and_columns_of_a_channel_are_refused_by_name() -> None:
+    job = job_of("resnet")
+    image = model_to_json(model_of_list([{"linear": 8}, {"image": [2, 2, 2]}, "batch-norm", "flatten", "linear"], 6, 3))
+    with pytest.raises(ConfigError, match=r"BatchNorm .it is fed columns, several of which are a channel"):
+        fit_model(PrivateJob.from_json(job.to_json() | {"model": image}), workers=2, tensor=2)
     narrow = model_to_json(model_of_list([{"linear": 4}, "batch-norm", "linear"], 6, 3))
     row = PrivateJob.from_json(job.to_json() | {"model": narrow, "batch": 4})
     fit_model(row, workers=2, microbatches=2)

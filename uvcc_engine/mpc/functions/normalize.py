@@ -90,19 +90,27 @@ def layer_norm_protocol(
 
 
 def normalize_gradient_protocol(
-    rt: Runtime, grad: Share, normal: Share, inverse: Share, *, dealer: int = DEALER
+    rt: Runtime,
+    grad: Share,
+    normal: Share,
+    inverse: Share,
+    *,
+    count: int = 0,
+    whole: Callable[[Share], Share] = lambda part: part,
+    dealer: int = DEALER,
 ) -> MpcProtocol[Share]:
     """Gradient of the input of ``normalize_protocol``: ``inverse (g - mean(g) - normal mean(g normal))``. 6 rounds.
 
-    ``[..., features]``, as the input.
+    ``[..., features]``, as the input. Where these are a part of ``count`` features, ``whole`` makes sums over the part
+    sums over all.
     """
-    n = grad.shape[-1]
+    n = count or grad.shape[-1]
     work: list[MpcProtocol[Share]] = [
-        mul_public_protocol(rt, grad.sum(-1, keepdim=True), 1.0 / n, dealer=dealer),
+        mul_public_protocol(rt, whole(grad.sum(-1, keepdim=True)), 1.0 / n, dealer=dealer),
         summed_products_protocol(rt, grad, normal, -1, scale=1.0 / n, keepdim=True, dealer=dealer),
     ]
     mean, along = yield from par(*work)
-    back = yield from mul_protocol(rt, normal, along, dealer=dealer)
+    back = yield from mul_protocol(rt, normal, whole(along), dealer=dealer)
     return (yield from mul_protocol(rt, sub(sub(grad, mean), back), inverse, dealer=dealer))
 
 
