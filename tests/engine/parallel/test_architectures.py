@@ -199,6 +199,45 @@ def test_a_variance_of_one_number_and_columns_of_a_channel_are_refused_by_name()
 
 
 @pytest.mark.parametrize(
+    ("size", "verify", "letters"),
+    [
+        (Topology(1, 1, 2, 1), "off", 7),
+        (Topology(1, 1, 2, 1), "proofs", 7),
+        (Topology(2, 1, 2, 2), "off", 3),  # whose first rank has all letters
+        (Topology(1, 1, 3, 1), "products", 5),
+    ],
+    ids=str,
+)
+def test_tensor_ranks_share_the_table_that_is_used_twice(size: Topology, verify: str, letters: int) -> None:
+    block = [{"residual": ["layer-norm", {"attention": size.tensor}]}, "layer-norm"]
+    table = {"embedding": {"vocabulary": letters, "width": 6}}
+    model = model_of_list([{"tied": [table, *block]}], 4 * letters, letters, 4)
+    job = PrivateJob.from_json(job_of("tied").to_json() | {"model": model_to_json(model), "verify": verify})
+    rng = np.random.default_rng(4)
+    x, y = one_hot(rng.integers(0, letters, (48, 4)), letters), rng.integers(0, letters, (48, 4))
+    data = Dataset(x[8:], y[8:], x[:8], y[:8], letters)
+    fit_model(job, workers=2, replicas=size.replicas, tensor=size.tensor, microbatches=size.microbatches)
+    found, clear = train(job, size, data=data), train_plaintext(replace(job, batch=job.batch * size.replicas), data)
+    check_replicas(found)
+    for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
+    starts = initial_weights(model, job.seed, job.frac_bits)
+    assert np.abs(clear.weights[0] - starts[0]).max() > 256 * UNIT
+    assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
+
+
+def test_what_does_not_divide_among_tensor_ranks_is_refused_by_name() -> None:
+    table, narrow = {"embedding": {"vocabulary": 5, "width": 6}}, {"linear": 6}
+    for layers, what in (
+        ([table, {"residual": ["layer-norm", {"attention": 3}]}, "linear"], "3 heads do not divide among 2"),
+        ([{"tied": [table, narrow]}], "Tied .its layers leave columns"),
+    ):
+        model = model_to_json(model_of_list(layers, 20, 5, 4))
+        with pytest.raises(ConfigError, match=what):
+            fit_model(PrivateJob.from_json(job_of("tied").to_json() | {"model": model}), workers=2, tensor=2)
+
+
+@pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"bias": True}, "adds a bias to a product with the embedding's table"),

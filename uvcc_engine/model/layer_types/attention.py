@@ -218,6 +218,8 @@ def _products(spec: Attention) -> int:
 def _place(spec: Attention, at: PlaceContext) -> Placed:
     if at.tensor > 1 and (at.layout != COLUMNS or spec.shared_heads != spec.heads):
         raise at.refusal(spec, "heads share keys" if at.layout == COLUMNS else "")
+    if spec.heads % at.tensor:  # the product behind takes as many columns from each rank
+        raise at.refusal(spec, f"{spec.heads} heads do not divide among {at.tensor} tensor ranks")
     return at.placed(spec, "", at.layout)
 
 

@@ -14,11 +14,19 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.model import ops
 from uvcc_engine.model.layer_types.embedding import Embedding, EmbeddingLayer
 from uvcc_engine.model.layers import backward_protocol, forward_protocol, next_protocol
-from uvcc_engine.model.parts import Pass, Plain, StagePart, backward_parts_protocol, forward_parts_protocol
+from uvcc_engine.model.parts import (
+    Pass,
+    Plain,
+    StagePart,
+    backward_parts_protocol,
+    forward_parts_protocol,
+    gather_rows,
+    my_rows,
+)
 from uvcc_engine.model.registry import LayerSpec, LayerType, PlaintextContext, SecretContext, register, type_of
 from uvcc_engine.model.secret_layer import LayerBlock
 from uvcc_engine.model.shapes import WeightShape
-from uvcc_engine.model.tensor_parallel import PartContext, PlaceContext, Placed, TensorParallel
+from uvcc_engine.model.tensor_parallel import ROWS, PartContext, PlaceContext, Placed, TensorParallel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,29 +87,32 @@ class TiedLayer(LayerBlock):
 
 
 class TiedPart(Plain):
-    """The same on a stage of one tensor rank; the table lies in the first of its parts."""
+    """The same in a stage; the table lies in the first of its parts. Rows out.
+
+    A tensor rank has some of the table's rows. It gathers all letters' for the product with its own lines, and what its
+    lines add to their gradient is summed over the ranks, of which it then takes its rows.
+    """
 
     def __init__(self, spec: Tied, parts: Sequence[StagePart]) -> None:
         super().__init__()
         self.inner = tuple(parts)
-        self._letters = spec.table.vocabulary
-
-    def _table(self) -> Share:
-        return self.inner[0].weights[0].index(slice(0, self._letters))
+        self._letters, self._rows = spec.table.vocabulary, spec.table.rows
 
     def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
         states = yield from forward_parts_protocol(on, self.inner, x)
-        on.keep(self, states)
-        return (yield from ops.matmul_protocol(on.rt, states, self._table().T, dealer=self.inner[0].dealers[0]))
+        table = gather_rows(on.tp, self.inner[0].weights[0], self._rows).index(slice(0, self._letters))
+        on.keep(self, (states, table))
+        return (yield from ops.matmul_protocol(on.rt, states, table.T, dealer=self.inner[0].dealers[0]))
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         """Raises ConfigError if an input gradient is wanted."""
         if wanted:
             raise ConfigError("a tied block has no input gradient", "put it first")
-        states: Share = on.take(self)
+        kept: tuple[Share, Share] = on.take(self)
+        states, table = kept
         dealer = self.inner[0].dealers[0]
         both = yield from self._both_protocol(on, grad, states)
-        below = yield from ops.matmul_protocol(on.rt, grad, self._table(), dealer=dealer)
+        below = yield from ops.matmul_protocol(on.rt, grad, table, dealer=dealer)
         yield from backward_parts_protocol(both, self.inner, below, wanted=False)
         return grad
 
@@ -112,20 +123,25 @@ class TiedPart(Plain):
 
             def both(part: StagePart, weight: int, term: Tensor) -> None:
                 if part is table:  # the terms of one dealer's products add up before anything is truncated
-                    term[: self._letters] += ops.product(on.rt, grad.T, states, dealer)
+                    term += self._mine(on, ops.product(on.rt, grad.T, states, dealer))
                 on.gradient(part, weight, term)
 
             return replace(on, gradient=both)
         settling = on.settling
-        more = yield from ops.matmul_protocol(on.rt, grad.T, states, scale=settling.rate, dealer=dealer)
+        found = yield from ops.matmul_protocol(on.rt, grad.T, states, scale=settling.rate, dealer=dealer)
+        more = found.map(lambda term: self._mine(on, term.clone()))  # the claim of the product is about its memory
 
         def settled(part: StagePart, weight: int, gradient: Share) -> None:
-            if part is table:  # the gradient itself stays as it is: its claim is about its memory
-                rest = gradient.index(slice(self._letters, None))
-                gradient = ops.cat([ops.add(gradient.index(slice(0, self._letters)), more), rest])
-            settling.take(part, weight, gradient)
+            settling.take(part, weight, ops.add(gradient, more) if part is table else gradient)
 
         return replace(on, settling=replace(settling, take=settled))
+
+    def _mine(self, on: Pass, letters: Tensor) -> Tensor:
+        """What all ranks' lines add to this rank's rows of the table, 0 for places, of what these add to the letters'
+        (vocabulary, width)."""
+        whole = letters.new_zeros(self._rows, letters.shape[1])
+        whole[: self._letters] = on.tp.sum_(letters)
+        return my_rows(on.tp, whole)
 
 
 def _output_shape(spec: Tied, shape: WeightShape) -> WeightShape:
@@ -151,8 +167,8 @@ def _products(spec: Tied) -> int:
 
 
 def _place(spec: Tied, at: PlaceContext) -> Placed:
-    if at.tensor > 1:
-        raise at.refusal(spec, "its table is used twice on one rank")
+    if at.tensor > 1 and at.inner_layout != ROWS:
+        raise at.refusal(spec, f"its layers leave {at.inner_layout}: end them on rows, as a normalisation does")
     return at.placed(spec, "", at.inner_layout)
 
 
