@@ -128,9 +128,16 @@ def read_bytes(path: Path) -> bytes:
         raise UnreadableError(f"cannot read {path}: {error.strerror}", "check the path") from error
 
 
+ROW: Final = "row"
+"""What the first column is called where the header line does not name it."""
+
+
 def header_names(file: str, cells: list[str]) -> list[str]:
-    """The columns' names from a header line. Raises ConfigError if it is none."""
+    """The columns' names from a header line. The first one may lack its own, as where a program writes the rows'
+    numbers there, and is called ``row``. Raises ConfigError if it is no header."""
     names = [cell.strip() for cell in cells]
+    if len(names) > 1 and not names[0] and ROW not in names:
+        names[0] = ROW
     if all(as_number(name) is not None for name in names):
         raise ConfigError(f"{file} starts with numbers, not with its columns' names", "put a header line on top")
     for at, name in enumerate(names, 1):

@@ -32,7 +32,12 @@ from uvcc_engine.data.schema import (
 )
 
 _TARGETS: Final = ("target", "label", "class", "y", "diagnosis", "outcome")
-_IDENTIFIER: Final = re.compile(r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)", re.IGNORECASE)
+_IDENTIFIER: Final = re.compile(
+    r"(^|[_\s-])(id|key|uuid|number|no|nr)$|^(id|patient|name)([_\s-]|$)|^(row|index|rownames|unnamed: \d+)$",
+    re.IGNORECASE,
+)
+_NUMBER_AS_TEXT: Final = re.compile(r"[-+]?[$€£¥]?\s?[-+]?\d+([ .,'\u00a0]\d+)*\s?[$€£¥%]?")
+"""A number as people write it and programs do not read it: with a comma, a unit or gaps between thousands."""
 _FAR: Final = 10.0  # deviations from the mean: a column with values beyond is clipped
 _CLIPPED: Final = f"values beyond {_FAR:g} deviations are clipped"
 _FEW_MISSING: Final = 0.1
@@ -154,18 +159,36 @@ def _column(table: CsvTable, name: str, embed: int) -> tuple[SchemaColumn, str, 
         named = bool(_IDENTIFIER.search(name))
         return (
             SchemaColumn(name, DROP),
-            "another text in every row" + (", by which rows are split" if named else ""),
+            _joined("another text in every row" + (", by which rows are split" if named else ""), _doubt(words)),
             named,
         )
     missing = "indicator" if lacking else "error"
+    doubt = _doubt(words)
     if embed and embed < len(words) <= MOST_EMBEDDED:
         size = dimension_of(len(words))
-        note = "; ".join(filter(None, [f"{len(words)} categories, a vector of {size} for each", _told(lacking)]))
+        note = _joined(f"{len(words)} categories, a vector of {size} for each", _told(lacking), doubt)
         return SchemaColumn(name, EMBEDDED, missing, _sorted(words), dimension=size), note, False
     if len(words) > MOST_CATEGORIES:
         more = "; --embed 8 makes vectors of them" if len(words) <= MOST_EMBEDDED else ""
-        return SchemaColumn(name, DROP), f"{len(words)} different texts, too many to become features{more}", False
-    return SchemaColumn(name, ONE_HOT, missing, _sorted(words)), _told(lacking), False
+        note = f"{len(words)} different texts, too many to become features{more}"
+        return SchemaColumn(name, DROP), _joined(note, doubt), False
+    return SchemaColumn(name, ONE_HOT, missing, _sorted(words)), _joined(_told(lacking), doubt), False
+
+
+def _doubt(words: set[str]) -> str:
+    """What speaks against these texts being categories as they stand, if anything."""
+    if all(_NUMBER_AS_TEXT.fullmatch(word) for word in words):
+        return f"texts like {min(words)!r} look like numbers: write 1234.5 for them to be learned as such"
+    known: dict[str, str] = {}
+    for word in sorted(words):
+        other = known.setdefault(word.casefold(), word)
+        if other != word:
+            return f"{other!r} and {word!r} are two categories"
+    return ""
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _dates(name: str, cells: list[str], lacking: int, rows: int) -> tuple[SchemaColumn, str, bool]:
@@ -175,7 +198,7 @@ def _dates(name: str, cells: list[str], lacking: int, rows: int) -> tuple[Schema
         return SchemaColumn(name, DROP), told, False
     missing = "error" if not lacking else "mean" if lacking < _FEW_MISSING * rows else "indicator"
     note = "dates, as days since 1970; kind: date adds months and days of the week"
-    return SchemaColumn(name, DAYS, missing, order=order), "; ".join(filter(None, [note, _told(lacking)])), False
+    return SchemaColumn(name, DAYS, missing, order=order), _joined(note, _told(lacking)), False
 
 
 def _numbers(
@@ -187,7 +210,7 @@ def _numbers(
     spread = float(x.std())
     if spread and float(np.abs(x - x.mean()).max()) > _FAR * spread:
         note = _CLIPPED
-        return SchemaColumn(name, "clip", missing), "; ".join(filter(None, [note, _told(lacking)])), False
+        return SchemaColumn(name, "clip", missing), _joined(note, _told(lacking)), False
     return SchemaColumn(name, "standardise", missing), _told(lacking), False
 
 

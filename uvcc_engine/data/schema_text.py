@@ -27,7 +27,9 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
         return "\n".join([*lines, _line("text", text), _line("split", split)]) + "\n"
     lines += [_line("target", _target_to_json(schema))] if schema.kind != UNLABELLED else []
     lines.append(_line("split", split))
-    lines += [yaml.safe_dump({"weight": schema.weight}, width=math.inf).strip()] if schema.weight else []
+    lines += (
+        [yaml.safe_dump({"weight": schema.weight}, width=math.inf, allow_unicode=True).strip()] if schema.weight else []
+    )
     lines.append("columns:")
     for column in schema.columns:
         note = (notes or {}).get(column.name, "")
@@ -38,7 +40,8 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
 
 
 def _line(name: str, value: Mapping[str, Any]) -> str:
-    whole = yaml.safe_dump({name: dict(value)}, default_flow_style=True, width=math.inf, sort_keys=False)
+    given: dict[str, Any] = {"default_flow_style": True, "width": math.inf, "sort_keys": False, "allow_unicode": True}
+    whole: str = yaml.safe_dump({name: dict(value)}, **given)
     return whole.strip()[1:-1]  # without the braces around the only key
 
 

@@ -61,6 +61,36 @@ def test_a_first_schema_says_of_every_column_what_it_is(tmp_path: Path) -> None:
     assert found.schema.features == 1 + 1 + (2 + 1) + 1
 
 
+def test_what_other_programs_write_is_understood_or_doubted_aloud(tmp_path: Path) -> None:
+    header = ["", "price", "share", "sort", "stage", "ville", "y"]
+    rows = [
+        [
+            i,
+            f"$1,{i % 7}00.50",
+            f"{i % 5},5 %",
+            ["Yes", "no", "yes"][i % 3],
+            f"T{i % 3}",
+            ["Köln", "Łódź"][i % 2],
+            i % 2,
+        ]
+        for i in range(40)
+    ]
+    found = infer(read_table(write(tmp_path / "t.csv", header, rows)), "y")
+    kinds = {c.name: c.kind for c in found.schema.columns}
+    assert kinds["row"] == "drop"
+    assert found.schema.by == "row"
+    assert found.notes == {
+        "row": "another number in every row: an identifier, by which rows are split",
+        "price": "texts like '$1,000.50' look like numbers: write 1234.5 for them to be learned as such",
+        "share": "texts like '0,5 %' look like numbers: write 1234.5 for them to be learned as such",
+        "sort": "'Yes' and 'yes' are two categories",
+    }
+    text = schema_text(found.schema)
+    assert "values: [Köln, Łódź]" in text
+    (tmp_path / "s.yaml").write_bytes(text.encode())
+    assert load_schema(tmp_path / "s.yaml") == found.schema
+
+
 def test_a_schema_survives_its_file_with_statistics_and_odd_names(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", ["a: b", "yes", "{x}", "1"], [[i, i % 3, f"{i % 2}#", i % 2] for i in range(30)])
     table = read_table(path)
@@ -249,6 +279,8 @@ def test_columns_that_the_schema_does_not_know_or_the_table_lacks_are_refused(tm
         (b"a,b\n1,2\n1,2,3\n", r"row 2 \(line 3\) has 3 cells, the header 2"),
         (b"a,a\n1,2\n", "two columns 'a'"),
         (b"a,\n1,2\n", "column 2 has no name"),
+        (b",,a\n1,2,3\n", "column 2 has no name"),
+        (b",row\n1,2\n", "column 1 has no name"),
         (b"a,b\n1,\xff\n", "line 2 is not UTF-8"),
         (b'a,b\n1,"2\n', "line 2"),
     ],
