@@ -11,9 +11,10 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.bins import MOST_BINS, bits_of, edges_of
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.simulate.fitting import SimulatedFit, fit, plain_numbers
+from uvcc_engine.simulate.parameters import Parameters
 
 
-class PrivateTrees:
+class PrivateTrees(Parameters):
     """Boosted trees over numbers: two classes, or a number to fit, as the targets are. ``fit``, ``predict``, ``score``.
 
     The columns are brought into ``n_bins`` quantile bins by the rows' owner; which of them a tree asks, and what it

@@ -16,9 +16,10 @@ from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import share_of, split
 from uvcc_engine.simulate.fitting import plain_numbers
+from uvcc_engine.simulate.parameters import Parameters
 
 
-class PrivateKMeans:
+class PrivateKMeans(Parameters):
     """k-means of shared rows: ``fit``, ``predict``. Revealed are the centroids, the clusters' sizes and the inertia of
     every round, none of fewer than ``min_rows`` rows; which row belongs to which cluster stays secret.
 
@@ -26,6 +27,9 @@ class PrivateKMeans:
     scale. It runs between simulated parties only: a profile asks for centroids that stay secret (``fit`` of
     ``[{"kmeans": 3}]``).
     """
+
+    _kind = "clusterer"
+    _supervised = False
 
     def __init__(
         self,
@@ -71,6 +75,10 @@ class PrivateKMeans:
         self.rounds_ = planes.runtimes[0].rounds
         self.bytes_sent_ = sum(rt.bytes_sent for rt in planes.runtimes)
         return self
+
+    def fit_predict(self, x: ArrayLike, y: object = None) -> np.ndarray[Any, Any]:
+        """Find the centroids of rows, and the nearest one of each, in clear. Raises ConfigError as ``fit``."""
+        return self.fit(x).predict(x)
 
     def predict(self, x: ArrayLike) -> np.ndarray[Any, Any]:
         """The nearest centroid of every row, in clear."""

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.simulate.fitting import SimulatedFit, fit
+from uvcc_engine.simulate.parameters import Parameters
 
 
-class _Estimator:
-    """What both estimators have in common: parameters by name, and a fit that reveals the loss alone."""
+class _Estimator(Parameters):
+    """What both estimators have in common: a fit that reveals the loss alone."""
 
-    _kind = ""
     _objectives: tuple[str, ...] = ()
 
     def __init__(
@@ -41,20 +41,6 @@ class _Estimator:
         self.seed = seed
         self.frac_bits = frac_bits
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Its parameters by name."""
-        return {name: getattr(self, name) for name in _PARAMETERS}
-
-    def set_params(self, **params: Any) -> Self:
-        """Set some of them. Raises ConfigError naming one that there is not."""
-        for name, value in params.items():
-            if name not in _PARAMETERS:
-                raise ConfigError(
-                    f"{type(self).__name__} has no parameter {name!r}", f"one of {', '.join(_PARAMETERS)}"
-                )
-            setattr(self, name, value)
-        return self
-
     def _fit(self, x: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None) -> SimulatedFit:
         """Train on all rows. Only the loss is revealed: the one test row that a job needs is not looked at."""
         rows, labels = np.asarray(x), np.asarray(y)
@@ -70,18 +56,6 @@ class _Estimator:
         self.result_ = fit(model, rows, labels, **given)
         self.n_features_in_ = self.result_.model.features
         return self.result_
-
-    def __sklearn_tags__(self) -> Any:
-        """What scikit-learn's own tools ask of an estimator."""
-        from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags
-
-        return Tags(
-            estimator_type=self._kind,
-            target_tags=TargetTags(required=True),
-            transformer_tags=None,
-            classifier_tags=ClassifierTags() if self._kind == "classifier" else None,
-            regressor_tags=RegressorTags() if self._kind == "regressor" else None,
-        )
 
     def _fitted(self) -> SimulatedFit:
         found: SimulatedFit | None = getattr(self, "result_", None)
@@ -148,4 +122,3 @@ class PrivateRegressor(_Estimator):
 
 
 _DEFAULT: Final = [{"linear": 16}, "relu", "linear"]
-_PARAMETERS: Final = ("model", "epochs", "batch", "lr", "optimizer", "momentum", "objective", "seed", "frac_bits")

@@ -23,7 +23,6 @@ from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, one_hot, split
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.layer_list import (
-    NO_TARGET,
     check_labels,
     is_module_file,
     model_of_json,
@@ -210,6 +209,8 @@ def fit(
     classes, numbers = ((), labels) if y is None else _targets(objective, labels, letters)
     outputs = len(classes) if objective in ("cross-entropy", "mse") and classes else int(y is not None)
     spec = _model(model, np.shape(x)[1:], outputs, max(1, labels.shape[1]) if labels.ndim == 2 else 1)
+    if y is None and not spec.unsupervised:
+        raise _unlabelled(spec.name)
     check_labels(spec, outputs)
     if isinstance(test, tuple):
         if validation:
@@ -412,12 +413,18 @@ def _model(model: Any, shape: tuple[int, ...], classes: int, positions: int = 1)
     if isinstance(model, ModelSpec):
         return model
     if not classes and (isinstance(model, torch.nn.Module) or (isinstance(model, str) and is_module_file(model))):
-        raise ConfigError("rows without labels, and a module, which learns some", NO_TARGET)
+        raise _unlabelled("a module")
+    if not classes and isinstance(model, list) and not any(isinstance(one, dict) and "kmeans" in one for one in model):
+        raise _unlabelled("a list of layers")
     if isinstance(model, torch.nn.Module):
         return model_of_module(model, getattr(model, "input_shape", shape), classes, positions=positions).model
     if isinstance(model, str):
         return model_of_file(model, features, classes).model if is_module_file(model) else find_model(model)
     return model_of_list(model, features, classes, positions) if isinstance(model, list) else model_of_json(model)
+
+
+def _unlabelled(what: str) -> ConfigError:
+    return ConfigError(f"rows without labels, and {what}, which learns some", "give y; k-means alone learns none")
 
 
 def _job(spec: ModelSpec, data: Dataset, epochs: int | None, steps: int | None, given: dict[str, Any]) -> PrivateJob:

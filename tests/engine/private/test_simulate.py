@@ -129,6 +129,9 @@ def test_a_fit_writes_the_profile_that_runs_it_for_real(tmp_path: Path) -> None:
         ({"model": ["lineer"]}, "did you mean 'linear'"),
         ({"frac_bits": 3}, "fractional bits"),
         ({"sead": 3}, "did you mean 'seed'"),
+        ({"y": None}, "rows without labels, and a list of layers"),
+        ({"y": None, "model": "mlp-digits"}, "rows without labels, and mlp-digits"),
+        ({"y": None, "model": torch.nn.Linear(2, 2)}, "rows without labels, and a module"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_computed(change: dict[str, object], words: str) -> None:
@@ -152,6 +155,21 @@ def test_the_classifier_is_one_of_scikit_learns() -> None:
         made.set_params(depth=2)
     with pytest.raises(ConfigError, match="not fitted"):
         made.predict(x)
+
+
+def test_trees_and_clusters_are_estimators_of_scikit_learns_too() -> None:
+    base = pytest.importorskip("sklearn.base")
+    selection = pytest.importorskip("sklearn.model_selection")
+    x = np.random.default_rng(1).normal(size=(60, 2))
+    y = np.where(x[:, 0] > 0, "right", "left")
+    search = selection.GridSearchCV(simulate.PrivateTrees(1, n_bins=4), {"max_depth": [1, 2]}, cv=2).fit(x, y)
+    assert search.best_score_ > 0.7
+    groups = base.clone(simulate.PrivateKMeans(2, max_iter=2, n_init=1))
+    assert groups.get_params()["max_iter"] == 2
+    assert base.is_clusterer(groups)
+    assert len(groups.fit_predict(x)) == 60
+    with pytest.raises(ConfigError, match="PrivateKMeans has no parameter 'k'"):
+        groups.set_params(k=2)
 
 
 def test_few_rounds_are_paid_in_bytes_and_give_the_same_curve() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,32 @@ def test_what_no_layer_says_is_refused_with_the_users_line(line: str, what: str,
     with pytest.raises(ConfigError, match=what) as caught:
         model_of_file(f"{tmp_path}/mine.py:Model", 16, 3)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "hint"),
+    [
+        ("x = x if x.sum() > 0 else -x", "mine.py, line 14: what is computed depends on secret data", "use no if"),
+        ("x = torch.sort(x, 1)[0]", "mine.py, line 14: sort gives several tensors", "use amax"),
+        ("x = self.rnn(x)[0]", "mine.py, line 14: lstm gives several tensors", "recurrence cannot be"),
+        ("x = self.norm(x)", "mine.py, line 14: group_norm cannot be computed", "use layer_norm"),
+    ],
+)
+def test_a_module_that_a_notebook_made_is_refused_with_the_users_line_too(
+    line: str, what: str, hint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MODEL.format(line=line))
+    made = runpy.run_path(str(tmp_path / "mine.py"))["Model"](3)
+    made.rnn, made.norm = nn.LSTM(8, 8), nn.GroupNorm(1, 8)
+    with pytest.raises(ConfigError, match=what) as caught:
+        model_of_module(made, (1, 4, 4), 3)
+    assert hint in caught.value.hint
+
+
+def test_a_part_of_torchs_own_is_named_where_no_line_is_the_users() -> None:
+    made = torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.GroupNorm(1, 4))
+    with pytest.raises(ConfigError, match="group_norm cannot be computed"):
+        model_of_module(made, (16,), 4)
 
 
 @pytest.mark.parametrize(

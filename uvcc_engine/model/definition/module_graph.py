@@ -16,10 +16,12 @@ from torch.fx import Node
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Ints
+from uvcc_engine.model.definition.substitutes import INSTEAD_OF
 
 ROWS: Final = 5
 """Rows of the example that a module is traced with: no size of a usual layer."""
 FRAME: Final = re.compile(r'File "([^"]+)", line (\d+)')
+_NOT_THE_USERS: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 COPIES: Final = (
     "dropout",
     "feature_dropout",
@@ -74,6 +76,14 @@ def numbers_of(node: Any) -> int:
     return size
 
 
+def users_place(trace: str, file: str) -> str:
+    """File and line of the user's last call in a trace: in ``file``, or else in any that is not torch's or ours; "" if
+    in none."""
+    frames = FRAME.findall(trace)
+    mine = [f for f in frames if f[0] == file] or [f for f in frames if not f[0].startswith(_NOT_THE_USERS)]
+    return f"{Path(mine[-1][0]).name}, line {mine[-1][1]}" if mine else ""
+
+
 class Graph:
     """The nodes of an exported program: which depend on the module's input, and what all ways to each go through."""
 
@@ -114,9 +124,10 @@ class Graph:
 
     def place(self, node: Node) -> str:
         """File and line of the user's code that an operation comes from."""
-        frames = FRAME.findall(str(node.meta.get("stack_trace") or ""))
-        mine = [f for f in frames if f[0] == self.file] or frames
-        return f"{Path(mine[-1][0]).name}, line {mine[-1][1]}" if mine else "the module"
+        if place := users_place(str(node.meta.get("stack_trace") or ""), self.file):
+            return place
+        parts = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path]
+        return f"the module's {parts[-1]!r}" if parts else "the module"
 
     def refusal(self, node: Node, why: str, hint: str) -> ConfigError:
         """The error of an operation that cannot be taken over."""
@@ -135,7 +146,8 @@ class Graph:
         if shape_of(base) and shape_of(base)[0] != ROWS:
             raise self.refusal(base, "is along the rows of the data", "leave the first axis alone")
         if not shape_of(base):
-            raise self.refusal(base, "gives several tensors", "use operations that give one")
+            hint = INSTEAD_OF.get(name_of(base), "use operations that give one")
+            raise self.refusal(base, "gives several tensors", hint)
         each = numbers_of(base)
         start = torch.arange(ROWS * each).reshape(shape_of(base))
         found = self.carried(node, {base: start}).reshape(ROWS, -1)

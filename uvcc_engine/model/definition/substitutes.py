@@ -35,12 +35,12 @@ INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "leave the cast out: shares are fixed point, of one type": ("to", "_to_copy", "type_as"),
     "leave dropout out": ("alpha_dropout", "bernoulli", "rand_like", "randn_like"),
 }
-_BY_NAME: Final = {name: hint for hint, names in INSTEAD.items() for name in names}
+INSTEAD_OF: Final[dict[str, str]] = {name: hint for hint, names in INSTEAD.items() for name in names}
 
 
 def substitute(name: str, known: Collection[str]) -> str:
     """What to write in place of the operation ``name``; ``known``: those that have a layer."""
-    if hint := _BY_NAME.get(name):
+    if hint := INSTEAD_OF.get(name):
         return hint
     near = nearest(name, known, CLOSE)
     return f"did you mean {near!r}?" if near else f"what can be computed: {', '.join(sorted(known))}"

@@ -25,7 +25,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing.suggest import did_you_mean
 from uvcc_engine.model.definition.layer_list import model_of_layers
 from uvcc_engine.model.definition.module_attention import with_plain_attention
-from uvcc_engine.model.definition.module_graph import FRAME, ROWS, Graph
+from uvcc_engine.model.definition.module_graph import FRAME, ROWS, Graph, users_place
 from uvcc_engine.model.definition.module_operations import ATTENTION, OPERATIONS
 from uvcc_engine.model.definition.module_walk import Walk
 from uvcc_engine.model.layer_spec import LayerSpec
@@ -171,6 +171,8 @@ def _vocabulary(module: nn.Module, shape: Sequence[int]) -> int:
 
 def _place(error: BaseException, file: str) -> str:
     """The user's file and the last of its lines that an error came through."""
+    if not file:  # a module that was made elsewhere, as in a notebook
+        return users_place(str(error), file) or "the module"
     lines = [int(n) for path, n in FRAME.findall(str(error)) if path == file]
     trace = error.__traceback__
     while trace is not None:
