@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from uvcc_engine.mpc.kernels.loops import LOOPS
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="numba is an extra: kernels")
 PORTABLE = ["torch", "floats", *(gemm_paths.LOOP_KINDS if HAS_NUMBA else [])]
+ALL = [*PORTABLE, *(["bytes"] if HAS_NUMBA else [])]
 EDGES = [0, 1, -1, 2**63 - 1, -(2**63), 2**32 - 1, 2**32, -(2**32), 2**31, -(2**31), 2**21, -(2**21), 2**43 - 2**21]
 
 
@@ -46,6 +47,22 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
     return x
 
 
+def exact_products(left: Tensor, right: Tensor) -> list[Tensor]:
+    """``limbs.products`` as a unit for 8-bit products gives them: exact, and wrapping at 32 bits."""
+    k = right.shape[0] // limbs.DIGITS
+    return [left[:, : (s + 1) * k].int() @ right[(7 - s) * k :].int() for s in range(limbs.DIGITS)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _byte_units() -> Iterator[None]:
+    """What surrounds the units for 8-bit products is tested on every processor."""
+    with pytest.MonkeyPatch.context() as patched:
+        if not limbs.has_fast_bytes(torch.device("cpu")):
+            patched.setattr(limbs, "has_fast_bytes", lambda device: True)
+            patched.setattr(limbs, "products", exact_products)
+        yield
+
+
 def reference(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
     """Of arbitrarily large integers; what torch computes is held to it, too."""
     total = xs[0] @ ys[0]
@@ -59,7 +76,7 @@ sides = st.one_of(st.integers(0, 9), st.sampled_from([12, 13, 24, 31, 64, 97, 10
 inners = st.one_of(sides, st.sampled_from([255, 256, 257, 511, 513, 640, 641, 1281]))
 
 
-@pytest.mark.parametrize("path", PORTABLE)
+@pytest.mark.parametrize("path", ALL)
 @settings(max_examples=60, deadline=None)
 @given(
     m=sides,
@@ -81,11 +98,23 @@ def test_all_paths_give_the_same_bits(
     )  # a last, short piece
 
 
-@pytest.mark.parametrize("path", PORTABLE)
+@pytest.mark.parametrize("path", ALL)
 @settings(max_examples=30, deadline=None)
 @given(
     leads=st.sampled_from(
-        [((3,), (3,)), ((2, 3), (3,)), ((3,), ()), ((), (3,)), ((1, 3), (2, 1)), ((0,), (0,)), ((2, 2), (2, 2))]
+        [
+            ((3,), (3,)),
+            ((2, 3), (3,)),
+            ((3,), ()),
+            ((), (3,)),
+            ((1, 3), (2, 1)),
+            ((0,), (0,)),
+            ((2, 2), (2, 2)),
+            ((1,), (1,)),
+            ((1,), ()),
+            ((), (1,)),
+            ((1, 1), (1,)),
+        ]
     ),
     m=st.integers(1, 14),
     k=st.integers(0, 20),
@@ -101,7 +130,7 @@ def test_batches_too(
     assert torch.equal(gemm.right_factor(ys, 0, path)(xs), reference(xs, ys))
 
 
-@pytest.mark.parametrize("path", PORTABLE)
+@pytest.mark.parametrize("path", ALL)
 def test_vectors_and_expanded_tensors(path: str) -> None:
     x, y = numbers(1, False, 6, 5), numbers(2, False, 5)
     assert torch.equal(gemm.right_factor([y], 0, path)([x]), x @ y)
@@ -117,7 +146,7 @@ def test_the_reference_is_right() -> None:
     assert torch.equal(reference([x], [y]), torch.tensor(wrapped))
 
 
-@pytest.mark.parametrize("path", PORTABLE)
+@pytest.mark.parametrize("path", ALL)
 def test_matrices_that_do_not_fit_are_refused(path: str) -> None:
     with pytest.raises(RuntimeError):
         gemm.right_factor([numbers(1, False, 40, 40)], 40, path)([numbers(1, False, 40, 39)])
@@ -134,7 +163,7 @@ def test_limbs_are_within_the_bounds_that_exactness_needs() -> None:
     assert torch.equal(floats.product([worst], floats.inner_chunks([worst.t()])), worst @ worst.t())
 
 
-@pytest.mark.parametrize("path", PORTABLE)
+@pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize("shape", [(1, 20, 9), (5, 20, 9), (64, 30, 20)])
 def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str, shape: tuple[int, int, int]) -> None:
     monkeypatch.setattr(gemm_paths, "THREADS_FROM", 1)
@@ -149,7 +178,7 @@ def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str
     m, k, n = shape
     xs, ys = [numbers(i, False, m, k) for i in range(2)], [numbers(i, False, k, n) for i in range(2)]
     assert torch.equal(gemm.right_factor(ys, m, path)(xs), reference(xs, ys))
-    if path != "floats":  # whose threads are the BLAS's
+    if path not in ("floats", "bytes"):  # whose threads are the BLAS's
         assert all(name.startswith("gemm") for name in used) == (m > (6 if path in gemm_paths.LOOP_KINDS else 1))
     stacked = [t.expand(3, *t.shape).contiguous() for t in (xs[0], ys[0])]
     assert torch.equal(gemm.right_factor([stacked[1]], 0, path)([stacked[0]]), stacked[0] @ stacked[1])
@@ -190,7 +219,9 @@ def test_a_path_that_cannot_be_had_is_an_error_if_forced(monkeypatch: pytest.Mon
 
 
 def test_the_fastest_is_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"bytes": (1, 9), "wide": (2, 3), "halves": (5, 6), "floats": (3, 4), "torch": (4, 1)}
+    rates = {
+        "bytes": (1, 9, 9), "wide": (2, 3, 3), "halves": (5, 6, 6), "floats": (3, 4, 4), "torch": (4, 1, 10),
+    }  # fmt: skip
     monkeypatch.setattr(gemm_rates, "known", lambda loops: rates)
     monkeypatch.setattr(type(LOOPS), "get", lambda self: object())
     monkeypatch.setattr(type(LOOPS), "found", property(lambda self: None))
@@ -198,19 +229,35 @@ def test_the_fastest_is_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gemm.choose(4, 4, 4) == "torch"
     assert gemm.choose(64, 64, 64) == "halves"
     assert gemm.choose(32, 64, 64) == "torch"  # not enough work to load the loops for
-    assert gemm.choose(512, 512, 512) == "bytes"
-    assert gemm.choose(16, 512, 10**5) == "halves"  # too few rows for the 8-bit units
-    assert gemm.choose(64, 64, 64, batch=10**4) == "halves"
+    assert gemm.choose(256, 256, 256) == "bytes"
+    assert gemm.choose(63, 512, 1024) == "halves"  # too few rows for the 8-bit units
+    assert gemm.choose(512, 127, 512) == "halves"
+    assert gemm.choose(1024, 512, 63) == "halves"
+    assert gemm.choose(256, 256, 256, batch=2) == "halves"
+    assert gemm.choose(512, 512, 512) == "torch"
+    assert gemm.choose(16, 512, 10**5) == "torch"
     monkeypatch.setattr(type(LOOPS), "get", lambda self: None)
     gemm.ranked.cache_clear()
-    assert gemm.choose(512, 512, 512) == "floats"
+    assert gemm.choose(256, 256, 256) == "floats"
     assert gemm.choose(0, 512, 512) == "torch"
+
+
+def test_a_product_goes_by_the_nearest_size_that_was_measured() -> None:
+    assert [gemm_rates.size_class(side**3) for side in gemm_rates.SIZES] == [0, 1, 2]
+    # 128 and 256: halfway in powers of two at 2^22.5 multiplications, then at 2^25.5
+    assert [gemm_rates.size_class(work) for work in (1, 5_931_000, 5_932_000, 47_453_000, 47_454_000)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
 
 
 @needs_numba
 def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     LOOPS.get()
-    monkeypatch.setattr(gemm_rates, "SIZES", (16, 24))
+    monkeypatch.setattr(gemm_rates, "SIZES", (16, 20, 24))
     first = gemm_rates.known(loops=True)
     assert set(first) >= {"wide", "halves", "floats", "torch"}
     assert [p.name for p in tmp_path.iterdir()] == [gemm_rates.path().name]
@@ -227,15 +274,16 @@ def test_nothing_is_measured_while_the_loops_are_on_their_way(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "7", '{"torch": 1}', '{"torch": [1]}', '{"torch": [0, 1]}', '{"torch": ["x", 1]}', "{}",
-             '{"torch": [NaN, 1]}', '{"halves": [1, 1]}', '{"torch": [1, 1e999]}', "\x00\xff"],
+    "text",
+    ["", "{", "[]", "7", '{"torch": 1}', '{"torch": [1]}', '{"torch": [0, 1, 1]}', '{"torch": ["x", 1, 1]}', "{}",
+     '{"torch": [NaN, 1, 1]}', '{"halves": [1, 1, 1]}', '{"torch": [1, 1, 1e999]}', '{"torch": [1, 2]}', "\x00\xff"],
 )  # fmt: skip
 def test_a_corrupt_file_is_measured_anew(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    made = {"torch": (1.0, 2.0)}
+    made = {"torch": (1.0, 2.0, 3.0)}
     monkeypatch.setattr(gemm_rates, "measure", lambda: made)
     gemm_rates.path().write_text(text)
     assert gemm_rates.known(loops=True) == made
-    assert json.loads(gemm_rates.path().read_text()) == {"torch": [1.0, 2.0]}
+    assert json.loads(gemm_rates.path().read_text()) == {"torch": [1.0, 2.0, 3.0]}
     assert gemm_rates.read(gemm_rates.path()) == made
 
 

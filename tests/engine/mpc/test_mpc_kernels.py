@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
@@ -71,7 +72,9 @@ def test_warming_up_compiles_whatever_the_protocols_call() -> None:
     LocalPlanes(3).run_three(body)
     assert {name: list(fn.signatures) for name, fn in compiled.items()} == before
     # without a unit for 8-bit products (AVX2 only) no protocol comes to the loops that split numbers into digits
-    idle = [] if limbs.has_fast_bytes(torch.device("cpu")) else ["split_left", "split_right", "combine"]
+    idle = (
+        [] if limbs.has_fast_bytes(torch.device("cpu")) else ["split_left", "split_right", "split_columns", "combine"]
+    )
     # (another test of this process may have called them); one with an underscore is a part of the loops that call it
     assert {name for name, fn in compiled.items() if not fn.signatures and name[0] != "_"} <= set(idle)
 
@@ -364,6 +367,37 @@ def test_products_on_the_byte_unit(monkeypatch: pytest.MonkeyPatch, terms: int) 
     assert torch.equal(CPU.right_factor([y.t().contiguous().t() for y in ys], 48)(xs), expected)
     assert len(called) == 2
     assert torch.equal(limbs.combine(limbs.products(limbs.split_left(xs[0]), limbs.split_right(ys[0]))), xs[0] @ ys[0])
+
+
+def test_a_unit_that_adds_pairs_in_16_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processors without VNNI do: exact for most numbers, and wrong at the extremes."""
+
+    def paired(a: Tensor, b: Tensor) -> Tensor:
+        pairs = (a.int() + 128)[:, :, None] * b.int()  # [m, k, n]
+        if pairs.shape[1] % 2:
+            pairs = torch.nn.functional.pad(pairs, (0, 0, 0, 1))
+        summed = pairs.view(pairs.shape[0], -1, 2, pairs.shape[2]).sum(2).clamp(-(1 << 15), (1 << 15) - 1)
+        return (summed.sum(1) - 128 * b.int().sum(0)).int()
+
+    small = torch.randint(-40, 40, (8, 64), dtype=torch.int8)
+    assert torch.equal(paired(small, small.t()), small.int() @ small.t().int())
+    monkeypatch.setattr(torch, "_int_mm", paired)
+    assert not limbs._extremes_are_exact(torch.device("cpu"), 127, 127)
+    assert limbs._extremes_are_exact(torch.device("cpu"), -128, 127)
+
+
+def test_units_that_are_there_and_not_exact_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    monkeypatch.setattr(limbs, "wraps_and_is_exact", lambda device: False)
+    with caplog.at_level(logging.INFO):
+        assert not limbs.has_fast_bytes(torch.device("cpu"))
+    assert "not exact" in caplog.text
+    for name in limbs._UNITS:
+        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    monkeypatch.setattr(limbs, "wraps_and_is_exact", lambda device: pytest.fail("tried without a unit"))
+    assert not limbs.has_fast_bytes(torch.device("cpu"))
 
 
 def test_a_device_whose_products_saturate_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

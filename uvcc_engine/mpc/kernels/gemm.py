@@ -29,7 +29,7 @@ VARIABLE: Final = "UVCC_GEMM"
 SMALL: Final = 1 << 14  # multiplications below which torch has the least to prepare
 LOAD_FROM: Final = 1 << 18  # multiplications that repay loading the compiled code
 FLOATS_FROM: Final = 1 << 16
-LARGE: Final = 1 << 26  # multiplications from which the rates measured at the larger size hold, and 8-bit units pay
+BYTES_FROM: Final = (64, 128, 64)  # rows, inner size, columns from which 8-bit units repay their digits
 _PLAIN: Final = PlainKernels()
 _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
@@ -76,19 +76,21 @@ def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = N
             raise ConfigError(f"{VARIABLE}={forced} needs numba", "install the extra kernels, or choose another path")
         return forced if forced != "bytes" or _bytes_fit(rows, inner, n, batch) else "torch"
     there = (LOOPS.found if work < LOAD_FROM else LOOPS.get()) is not None
-    return ranked(work >= LARGE, there, work >= LARGE and _bytes_fit(rows, inner, n, batch), work >= FLOATS_FROM)
+    repaid = all(size >= least for size, least in zip((rows, inner, n), BYTES_FROM, strict=True))
+    by_bytes = there and repaid and _bytes_fit(rows, inner, n, batch)
+    return ranked(gemm_rates.size_class(work), there, by_bytes, work >= FLOATS_FROM)
 
 
 def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
-    """Whether 8-bit units can be used: the shapes that torch's product takes, and within what is exact."""
-    fits = batch == 1 and rows >= 32 and n % 16 == 0 and inner <= limbs.MAX_INNER
+    """Whether 8-bit units can be used: one product, and within what is exact."""
+    fits = batch == 1 and min(rows, inner, n) > 0 and inner <= limbs.MAX_INNER
     return fits and limbs.has_fast_bytes(torch.device("cpu")) and LOOPS.get() is not None
 
 
-@lru_cache(maxsize=16)
-def ranked(large: bool, loops: bool, by_bytes: bool, by_floats: bool) -> str:
-    """The fastest of what can be had: as measured, or as the processor's kind suggests while nothing is."""
+@lru_cache(maxsize=32)
+def ranked(at: int, loops: bool, by_bytes: bool, by_floats: bool) -> str:
+    """The fastest of what can be had: as measured at the size ``at``, or as the processor's kind suggests while nothing
+    is."""
     rates = gemm_rates.known(loops)
     able = {"bytes": by_bytes, "wide": loops, "halves": loops, "floats": by_floats, "torch": True}
-    at = 1 if large else 0
     return max((name for name in PATHS if able[name] and name in rates), key=lambda name: rates[name][at])

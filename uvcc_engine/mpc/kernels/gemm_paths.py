@@ -6,6 +6,7 @@ of them ``[..., m, k]`` and ``[..., k, n]``; several pairs are multiplied and su
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -181,27 +182,49 @@ def _multiply(jit: Any, kind: int, xs: Sequence[Tensor], right: Sequence[_Packed
 
 
 def _by_bytes(ys: Sequence[Tensor]) -> RightFactor:
-    jit, n = LOOPS.get(), ys[0].shape[1]
+    jit, n = LOOPS.get(), ys[0].shape[-1]
     assert jit is not None
+    batch = ys[0].shape[:-2]
+    ys = [y.reshape(y.shape[-2:]) for y in ys]  # a batch is of one
     inner = sum(y.shape[0] for y in ys)
-    right = torch.empty(limbs.DIGITS, inner, n, dtype=torch.int8)
-    at = 0
-    for y in ys:
-        jit.split_right(_unsigned(y), _unsigned(right), at)
-        at += y.shape[0]
+    right = _right_digits(jit, ys, inner)
 
     def apply(xs: Sequence[Tensor]) -> Tensor:
-        left = torch.empty(xs[0].shape[0], limbs.DIGITS, inner, dtype=torch.int8)
-        at = 0
-        for x in xs:
-            jit.split_left(_unsigned(x), _unsigned(left), at)
+        shape = (*_broadcast(xs[0].shape[:-2], batch), xs[0].shape[-2], n)
+        flat = [x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in xs]
+        left, at = _lines(flat[0].shape[0], limbs.DIGITS * inner), 0
+        for x, y in zip(flat, ys, strict=True):
+            if x.shape != (left.shape[0], y.shape[0]) or x.dtype != torch.int64:
+                raise RuntimeError(f"{tuple(x.shape)} {x.dtype} times {tuple(y.shape)} torch.int64")
+            jit.split_left(_unsigned(x), _unsigned(left), inner, at)
             at += x.shape[1]
-        parts = limbs.products(left.view(left.shape[0], -1), right.view(-1, n))
-        out = torch.empty(parts[0].shape, dtype=torch.int64)
+        parts = limbs.products(left[:, : limbs.DIGITS * inner], right)
+        out = torch.empty(shape, dtype=torch.int64)
         jit.combine(*[_unsigned(part).reshape(-1) for part in parts], _unsigned(out).reshape(-1))
         return out
 
     return apply
+
+
+def _right_digits(jit: Any, ys: Sequence[Tensor], inner: int) -> Tensor:
+    """Right factors one above the other as digits ``[8 inner, n]``, which lie in memory as the first of them does:
+    columns in order stay so, since the units take both and to turn them would take longer."""
+    n, height, at = ys[0].shape[1], limbs.DIGITS * inner, 0
+    by_column = not ys[0].is_contiguous() and ys[0].t().is_contiguous()
+    lines = _lines(n, height) if by_column else _lines(height, n)
+    for y in ys:
+        if by_column:
+            jit.split_columns(_unsigned(y.t()), _unsigned(lines), inner, at)
+        else:
+            jit.split_right(_unsigned(y), _unsigned(lines), inner, at)
+        at += y.shape[0]
+    return lines[:, :height].t() if by_column else lines[:, :n]
+
+
+def _lines(rows: int, columns: int) -> Tensor:
+    """Memory for bytes ``[rows, at least columns]``. A row takes an odd number of 64 bytes: rows of a power of two
+    would all lie on the same few places of the caches."""
+    return torch.empty(rows, 64 * (-(-columns // 64) | 1), dtype=torch.int8)
 
 
 def _unsigned(x: Tensor) -> Any:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -25,14 +26,19 @@ from uvcc_engine.mpc.kernels import gemm_paths, limbs
 from uvcc_engine.mpc.kernels.loops import LOOPS, folder
 
 log = logging.getLogger(__name__)
-Rates = Mapping[str, tuple[float, float]]
-SIZES: Final = (128, 512)  # the sides of the cubes that are measured: below and from ``gemm.LARGE`` on
-_RUNS: Final = (7, 3)
-_HOPELESS: Final = 4  # times slower at the smaller size: not measured at the larger one
+Rates = Mapping[str, tuple[float, ...]]
+SIZES: Final = (128, 256, 512)  # the sides of the cubes that are measured
+_RUNS: Final = (7, 5, 4)
+_HOPELESS: Final = 4  # times slower at the smallest size: not measured at the larger ones
+
+
+def size_class(work: int) -> int:
+    """Which of the measured sizes a product of so many multiplications goes by: between two, the nearer power."""
+    return sum(work * work >= (smaller * larger) ** 3 for smaller, larger in pairwise(SIZES))
 
 
 def known(loops: bool) -> Rates:
-    """Multiplications per second at both sizes. Without ``loops`` nothing is measured: that would take as long as the
+    """Multiplications per second at each size. Without ``loops`` nothing is measured: that would take as long as the
     work."""
     at = path()
     found = read(at)
@@ -46,7 +52,7 @@ def guessed() -> Rates:
     """What the kind of processor suggests."""
     wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
     order = ("floats", "halves", "torch", "wide", "bytes") if wide else ("torch", "wide", "floats", "halves", "bytes")
-    return {name: (float(k), float(k)) for k, name in enumerate(order)}
+    return {name: (float(k),) * len(SIZES) for k, name in enumerate(order)}
 
 
 def measure() -> Rates:
@@ -55,11 +61,12 @@ def measure() -> Rates:
     names = [name for name in gemm_paths.PATHS if name not in gemm_paths.LOOP_KINDS or LOOPS.get() is not None]
     if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
         names.remove("bytes")
-    small = _rates(names, SIZES[0], _RUNS[0])
-    hopeful = max(small.values()) / _HOPELESS
-    # 8-bit units come into their own with the larger one only
-    large = _rates([name for name in names if small[name] >= hopeful or name == "bytes"], SIZES[1], _RUNS[1])
-    return {name: (small[name], large.get(name, small[name])) for name in names}
+    found = [_rates(names, SIZES[0], _RUNS[0])]
+    hopeful = max(found[0].values()) / _HOPELESS
+    # 8-bit units come into their own with the larger ones only
+    kept = [name for name in names if found[0][name] >= hopeful or name == "bytes"]
+    found += [_rates(kept, side, runs) for side, runs in zip(SIZES[1:], _RUNS[1:], strict=True)]
+    return {name: tuple(rates.get(name, found[0][name]) for rates in found) for name in names}
 
 
 def _rates(names: Sequence[str], side: int, runs: int) -> dict[str, float]:
@@ -107,10 +114,11 @@ def read(at: Path) -> Rates | None:
     """What a file says, or None if there is none or it says nothing of use."""
     try:
         raw = json.loads(at.read_text())
-        rates = {name: (float(raw[name][0]), float(raw[name][1])) for name in gemm_paths.PATHS if name in raw}
+        rates = {name: tuple(float(rate) for rate in raw[name]) for name in gemm_paths.PATHS if name in raw}
     except (OSError, ValueError, TypeError, LookupError):
         return None
-    sane = all(math.isfinite(rate) and rate > 0 for both in rates.values() for rate in both)
+    sane = all(math.isfinite(rate) and rate > 0 for each in rates.values() for rate in each)
+    sane = sane and all(len(each) == len(SIZES) for each in rates.values())
     return rates if sane and "torch" in rates else None
 
 

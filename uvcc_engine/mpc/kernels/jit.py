@@ -359,28 +359,44 @@ def choose(delta: Words, mine: Words, online: Words, dealt: Words, own: Words, o
 
 
 @compiled_loop
-def split_left(x: Words, out: NDArray[np.uint8], first: int) -> None:
-    """``[m, k]`` to digits in ``out[:, :, first:first + k]``, ``[m, 8, ...]``."""
+def split_left(x: Words, out: NDArray[np.uint8], inner: int, first: int) -> None:
+    """The digits of ``[m, k]``, lowest first: digit ``d`` of row ``i`` from ``out[i, d inner + first]`` on."""
     m, k = x.shape
     bias = np.uint64(0x8080808080808080)
     for i in range(m):
         for d in range(8):
             shift = np.uint64(8 * d)
-            to = out[i, d, first : first + k]  # an index that cannot be negative lets the compiler use vectors
+            at = d * inner + first
+            to = out[i, at : at + k]  # an index that cannot be negative lets the compiler use vectors
             for j in range(k):
                 to[j] = np.uint8(((x[i, j] + bias) ^ bias) >> shift)
 
 
 @compiled_loop
-def split_right(y: Words, out: NDArray[np.uint8], first: int) -> None:
-    """``[k, n]`` to digits in ``out[:, first:first + k]``, ``[8, ..., n]``, highest first."""
+def split_columns(y: Words, out: NDArray[np.uint8], inner: int, first: int) -> None:
+    """The same, highest first: of a right factor ``[n, k]`` whose columns lie in order."""
+    n, k = y.shape
+    bias = np.uint64(0x8080808080808080)
+    for i in range(n):
+        for d in range(8):
+            shift = np.uint64(8 * (7 - d))
+            at = d * inner + first
+            to = out[i, at : at + k]
+            for j in range(k):
+                to[j] = np.uint8(((y[i, j] + bias) ^ bias) >> shift)
+
+
+@compiled_loop
+def split_right(y: Words, out: NDArray[np.uint8], inner: int, first: int) -> None:
+    """``[k, n]`` to digits, highest first: those of row ``i`` in the rows ``d inner + first + i`` of ``out``."""
     k, n = y.shape
     bias = np.uint64(0x8080808080808080)
     for i in range(k):
         for d in range(8):
             shift = np.uint64(8 * (7 - d))
+            to = out[d * inner + first + i]
             for j in range(n):
-                out[d, first + i, j] = np.uint8(((y[i, j] + bias) ^ bias) >> shift)
+                to[j] = np.uint8(((y[i, j] + bias) ^ bias) >> shift)
 
 
 @compiled_loop

@@ -1,4 +1,4 @@
-"""Matrix products modulo 2^64 on units that multiply 8-bit integers (AMX on CPUs, tensor cores on GPUs).
+"""Matrix products modulo 2^64 on units that multiply 8-bit integers: AMX or VNNI on CPUs, tensor cores on GPUs.
 
 Every ring element is written in eight balanced digits, ``x = sum d_i 2^(8 i) (mod 2^64)`` with ``-128 <= d_i <=
 127``, and the product is ``sum_s 2^(8 s) sum_(i+j=s) X_i Y_j`` for ``s < 8``: 36 small products instead of 64. Those
@@ -9,6 +9,7 @@ as ``(s + 1) k 2^14 < 2^31``; for ``s >= 4`` only the result modulo 2^32 matters
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+log = logging.getLogger(__name__)
 _BIAS = -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed number
 MAX_INNER = 1 << 15  # (3 + 1) * 2^15 * 2^14 = 2^31: the sum of two such blocks would no longer be exact
 EXACT_INNER = 1 << 13  # 8 * 2^13 * 2^14 = 2^30: no sum of 32 bits overflows, so units that saturate will do
 DIGITS = 8
+_UNITS = ("_is_amx_tile_supported", "_is_vnni_supported", "_is_avx512_vnni_supported")  # of torch's versions
 RightFactor = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -54,16 +57,25 @@ def products(left: Tensor, right: Tensor) -> list[Tensor]:
 
 @lru_cache(maxsize=4)
 def wraps_and_is_exact(device: torch.device) -> bool:
-    """Whether the device's 8-bit products are what this needs: exact below 2^31, wrapping (not saturating) above."""
+    """Whether the device's 8-bit products are what this needs: exact below 2^31 (units that add pairs in 16 bits are
+    not, at the extremes), wrapping (not saturating) above."""
     try:
         k = 1 << 18
         ones = torch.full((32, k), 127, dtype=torch.int8, device=device)
         high = torch._int_mm(ones, ones.t().contiguous())
-        exact = _small_is_exact(device, by_column=False)
+        exact = all(_small_is_exact(device, by_column=by_column) for by_column in (False, True))
+        exact = exact and all(_extremes_are_exact(device, u, v) for u in (-128, 127) for v in (-128, 127))
     except (RuntimeError, NotImplementedError):
         return False
     wrapped = (127 * 127 * k + (1 << 31)) % (1 << 32) - (1 << 31)
     return exact and bool((high == wrapped).all())
+
+
+def _extremes_are_exact(device: torch.device, u: int, v: int) -> bool:
+    k = 1 << 10
+    left, right = (torch.full((32, k), x, dtype=torch.int8, device=device) for x in (u, v))
+    found = [torch._int_mm(left, right.t()), torch._int_mm(left, right.t().contiguous())]
+    return all(bool((one == u * v * k).all()) for one in found)
 
 
 @lru_cache(maxsize=4)
@@ -103,8 +115,13 @@ def blocks(lengths: Sequence[int], most: int = EXACT_INNER) -> list[list[tuple[i
 
 
 def has_fast_bytes(device: torch.device) -> bool:
-    """Whether 8-bit products are fast enough to be worth 36 of them."""
+    """Whether 8-bit products may be fast enough to be worth 36 of them, and are exact: what has the units for it."""
     if device.type == "cuda":
         return is_exact(device)
-    check: Any = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return check is not None and bool(check()) and wraps_and_is_exact(device)
+    checks: list[Any] = [getattr(torch.cpu, name, None) for name in _UNITS]
+    if not any(check is not None and bool(check()) for check in checks):
+        return False
+    exact = wraps_and_is_exact(device)
+    if not exact:
+        log.info("this processor has units for 8-bit products, but those of torch %s are not exact", torch.__version__)
+    return exact

@@ -57,4 +57,5 @@ def warm(kernels: CpuKernels) -> None:
     kernels.ring_powers(zeros(52), _WORDS, 3)
     matrix = zeros(32, 32)
     for path in (*gemm_paths.LOOP_KINDS, *(["bytes"] if limbs.has_fast_bytes(matrix.device) else [])):
-        gemm_paths.prepared(path, [matrix, matrix])([matrix, matrix])
+        for right in (matrix, zeros(64, 32).t()):  # 8-bit units take columns in order as they lie
+            gemm_paths.prepared(path, [right, right])([zeros(32, right.shape[0])] * 2)
