@@ -265,6 +265,21 @@ def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert gemm_rates.known(loops=True) == first == gemm_rates.known(loops=False)
 
 
+def test_a_process_of_many_threads_measures_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    honest = gemm_rates._rates
+    monkeypatch.setattr(gemm_rates, "SIZES", (16, 20, 24))
+    monkeypatch.setattr(gemm_rates, "_rates", lambda *a: seen.append(torch.get_num_threads()) or honest(*a))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        gemm_rates.measure()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1, 1]
+
+
 def test_nothing_is_measured_while_the_loops_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_rates, "measure", lambda: pytest.fail("measured"))
     for capability, better in (("AVX2", "floats"), ("AVX512", "torch"), ("DEFAULT", "floats")):

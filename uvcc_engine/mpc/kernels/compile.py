@@ -23,15 +23,12 @@ def main() -> int:
         take_over()
         os.nice(5)  # the work that waits for these loops goes on meanwhile
         # only now: whoever merely waits must not fill the memory with what this needs
-        import torch
-
         from uvcc_engine.mpc.kernels import gemm_rates
         from uvcc_engine.mpc.kernels import jit as jit
         from uvcc_engine.mpc.kernels.cpu import CpuKernels
         from uvcc_engine.mpc.kernels.warm import warm
 
         warm(CpuKernels())
-        torch.set_num_threads(1)  # as the workers do, and threads that wait for each other would count as work
         gemm_rates.known(loops=True)
         path.touch()
     return 0

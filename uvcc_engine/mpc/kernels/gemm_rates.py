@@ -57,7 +57,17 @@ def guessed() -> Rates:
 
 def measure() -> Rates:
     """Measure every path that this machine has: a fraction of a second. In processor time, which says the same on a
-    machine that does other work at the same time, and in turn, so that what disturbs meets all alike."""
+    machine that does other work at the same time, and in turn, so that what disturbs meets all alike. On one thread, as
+    workers compute, and since threads that wait for each other would count as work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measured()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measured() -> Rates:
     names = [name for name in gemm_paths.PATHS if name not in gemm_paths.LOOP_KINDS or LOOPS.get() is not None]
     if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
         names.remove("bytes")
