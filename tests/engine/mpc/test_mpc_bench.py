@@ -26,6 +26,7 @@ from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
 from uvcc_engine.mpc.foundation.opening import open_many
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import reconstruct
+from uvcc_engine.mpc.products import truncation
 from uvcc_engine.mpc.products.arithmetic import matmul_protocol
 from uvcc_engine.plane.api import Tag
 
@@ -59,6 +60,24 @@ def test_the_benchmarked_step_is_a_training_step(
     logits.backward(gradient)
     for got, w in zip(found, weights, strict=True):
         assert (got - (w - 0.125 / 16 * w.grad)).abs().max() < error
+
+
+@pytest.mark.parametrize(("sparing", "rounds", "sent"), [(1 << 17, 30, 4_587_349), (1 << 16, 31, 4_319_744)])
+def test_the_step_s_bytes_are_those_that_the_manual_explains(
+    sparing: int, rounds: int, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert truncation.SPARING == 1 << 17
+    monkeypatch.setattr(truncation, "SPARING", sparing)
+    planes = LocalPlanes()
+
+    def body(rt: Runtime) -> tuple[int, int]:
+        rt.few_rounds = False
+        party_side.works(rt.party)["mlp_step"]().run(rt)
+        return rt.rounds, rt.bytes_sent
+
+    found = planes.run_three(body)
+    assert {one[0] for one in found} == {rounds}
+    assert round(sum(one[1] for one in found) / 3) == sent
 
 
 def test_every_row_has_its_work() -> None:
