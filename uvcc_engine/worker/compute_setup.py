@@ -9,7 +9,8 @@ import torch
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.machine import host
 from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead, draws_unlocked
-from uvcc_engine.mpc.foundation.prg import PairKeys
+from uvcc_engine.mpc.foundation.drawn_beside import DrawBeside
+from uvcc_engine.mpc.foundation.prg import Forecaster, PairKeys
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.parallel import own_gpu
@@ -19,6 +20,7 @@ from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.worker.admission import Admission
 
 _BUSY_THREADS: Final = 3
+_CPU: Final = torch.device("cpu")
 
 
 def pair_keys(admitted: Admission) -> PairKeys:
@@ -32,11 +34,14 @@ def pair_keys(admitted: Admission) -> PairKeys:
     )
 
 
-def draw_ahead_for(size: Topology) -> DrawAhead | None:
-    """The thread that draws a worker's next random numbers, where the pod has a core for it and it runs by itself.
+def draw_ahead_for(size: Topology, device: torch.device = _CPU) -> Forecaster | None:
+    """What draws a worker's next random numbers: a GPU's second stream, or a thread where the pod has a core for it
+    and it runs by itself.
 
     A worker computes, seals what it sends, and hashes what it records: that is three threads which may be busy.
     """
+    if device.type == "cuda":
+        return DrawBeside(device)
     spare = host.cpu_limit() >= (_BUSY_THREADS + 1) * size.stages * size.tensor
     return DrawAhead() if spare and draws_unlocked() else None
 
@@ -47,7 +52,7 @@ def runtime_of(
     attempt: int,
     device: torch.device,
     stream: int,
-    ahead: DrawAhead | None = None,
+    ahead: Forecaster | None = None,
 ) -> Runtime:
     """What a worker's protocols run on, in one stream of its messages."""
     return Runtime(

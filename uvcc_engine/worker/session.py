@@ -90,7 +90,7 @@ class WorkerSession:
         self._checkpoints = Checkpoints(spec, admitted, writer, ranks)
         self.device = device_of(admitted)
         self._costs = StepCosts()
-        ahead = draw_ahead_for(admitted.policy.topology)
+        ahead = draw_ahead_for(admitted.policy.topology, self.device)
 
         def runtime(stream: int = 0) -> Runtime:
             return self._costs.of(runtime_of(admitted, plane, spec.attempt, self.device, stream, ahead))

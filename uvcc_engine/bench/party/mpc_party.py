@@ -26,7 +26,8 @@ from uvcc_engine.mpc.comparisons.gated import matmul_gated_protocol
 from uvcc_engine.mpc.comparisons.maximum import matmul_max_protocol
 from uvcc_engine.mpc.comparisons.selection import matmul_relu_protocol, relu_only_protocol
 from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
-from uvcc_engine.mpc.foundation.prg import PairKeys
+from uvcc_engine.mpc.foundation.drawn_beside import DrawBeside
+from uvcc_engine.mpc.foundation.prg import Forecaster, PairKeys
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, share_of, split
 from uvcc_engine.mpc.functions.exponential import INVERSE, settle_powers_protocol
@@ -248,7 +249,7 @@ def barrier(rt: Runtime) -> None:
             rt.plane.recv_control(peer, 60.0)
 
 
-def measure(rt: Runtime, work: Work, runs: int, ahead: DrawAhead | None = None, *, steps: int = 1) -> dict[str, Any]:
+def measure(rt: Runtime, work: Work, runs: int, ahead: Forecaster | None = None, *, steps: int = 1) -> dict[str, Any]:
     """Seconds per run, processor seconds (of the process, and ``thread``: of the computing thread), most rounds, mean
     bytes, and the multiplications of matrix products. With ``ahead`` a run begins when all that is foretold of it is
     drawn. Of ``steps`` that make a run, each time is the mean."""
@@ -330,7 +331,8 @@ def main(argv: Sequence[str]) -> int:
     for attempt, name in enumerate(config["rows"]):
         delay, rate = links.link_of(name)
         used: Plane = DelayedPlane(plane, delay, rate) if delay or rate < math.inf else plane
-        for ahead in (None, DrawAhead()) if config.get("split") else (None,):
+        beside: Forecaster = DrawBeside(device) if device.type == "cuda" else DrawAhead()
+        for ahead in (None, beside) if config.get("split") else (None,):
             turn = 2 * attempt + (ahead is not None)
             rt = Runtime(party, used, keys, SID, turn, few_rounds=delay > 0, device=device, prg=prg, ahead=ahead)
             rt.begin_epoch(1000 * turn)  # tags must not repeat within the session

@@ -138,6 +138,8 @@ def _work(shared: _Shared) -> None:
 class DrawAhead:
     """The drawing thread of one worker, for all of its runtimes. It ends when they are gone."""
 
+    device: Final = torch.device("cpu")
+
     def __init__(self, most: int = MOST) -> None:
         """``most``: bytes of numbers that may lie ready."""
         self._shared = _Shared(most)

@@ -206,10 +206,34 @@ def _key_stream(cipher: CipherContext, view: memoryview) -> None:
 
 
 class Foretold(Protocol):
-    """What may have been drawn before a program comes to it (``drawn_ahead.ForetoldDraws``)."""
+    """What may have been drawn before a program comes to it, by a thread or on a GPU's second stream
+    (``drawn_ahead.ForetoldDraws``, ``drawn_beside.DrawnBeside``)."""
+
+    met: int
+    missed: int
+
+    def begin(self, epoch: int) -> None:
+        """Enter an epoch."""
 
     def take(self, component: int, op: int, piece: int, nbytes: int) -> Tensor | None:
         """The bytes of the program's next draw, if they lie ready."""
+
+
+class Forecaster(Protocol):
+    """Whoever draws ahead for the runtimes of one worker (``drawn_ahead.DrawAhead``, ``drawn_beside.DrawBeside``)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers lie."""
+
+    def forecast(self, streams: dict[int, Stream], stream: int) -> Foretold:
+        """What lies ready for a runtime that draws from ``streams`` in the stream ``stream`` of its messages."""
+
+    def settle(self) -> bool:
+        """Wait until all that is foretold and has room is drawn; whether that came to be."""
+
+    def close(self) -> None:
+        """Foretell nothing any more."""
 
 
 class Draws:
@@ -237,7 +261,7 @@ class Draws:
 
     def _fresh(self, component: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         count = math.prod(shape)
-        if self._device.type != "cpu" or count * dtype.itemsize < _WITH_ROOM:
+        if count * dtype.itemsize < _WITH_ROOM:
             return self._draw(component, torch.empty(shape, dtype=dtype, device=self._device))
         if self._foretold is not None:
             nbytes, piece = count * dtype.itemsize, self._piece.get(component, 0)
@@ -245,6 +269,8 @@ class Draws:
             if found is not None:
                 self._piece[component] = self._streams[component].reserve(self._place, piece, nbytes)
                 return found.view(dtype).view(shape)
+        if self._device.type != "cpu":
+            return self._draw(component, torch.empty(shape, dtype=dtype, device=self._device))
         room = torch.empty(count + TAG // dtype.itemsize, dtype=dtype)
         return self._draw(component, room[:count].view(shape), room)
 

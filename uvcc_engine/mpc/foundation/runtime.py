@@ -11,8 +11,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
-from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
-from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, PairKeys, derive_key
+from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, Forecaster, PairKeys, derive_key
 from uvcc_engine.mpc.foundation.range_watch import RangeWatch
 from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
 from uvcc_engine.mpc.foundation.staging import HostStaging, Staging, staging_for
@@ -55,12 +54,12 @@ class Runtime:
         prg: str = "aes",
         few_rounds: bool = True,
         staging: Staging | None = None,
-        ahead: DrawAhead | None = None,
+        ahead: Forecaster | None = None,
     ) -> None:
         """``few_rounds``: where there is a choice, fewer rounds with more bytes and work. The same at all parties.
 
         ``staging``: the border between shares and messages, if not the device's own; ``ahead`` draws the next epoch's
-        numbers beside this one, where a processor draws them.
+        numbers beside this one, if it draws them where this runtime computes.
         """
         if party not in (0, 1, 2):
             raise ConfigError(f"party {party}", "there are three parties: 0, 1 and 2")
@@ -83,7 +82,7 @@ class Runtime:
             c: kind(derive_key(secret, sid_sub, attempt, labels[c], kind.key_bytes), labels[c])
             for c, secret in secrets.items()
         }
-        here = ahead if self.device.type == "cpu" else None
+        here = ahead if ahead is not None and ahead.device.type == self.device.type else None
         self.forecast = here.forecast(self.streams, stream) if here is not None else None
         self._epoch = -1
         self._op = 0
@@ -155,14 +154,14 @@ class Runtime:
         if self.on_processors:
             yield
             return
-        kept = self.device, self.kernels, self.staging, self._outbox
-        self.device = torch.device("cpu")
+        kept = self.device, self.kernels, self.staging, self._outbox, self.forecast
+        self.device, self.forecast = torch.device("cpu"), None
         self.kernels, self.staging = kernels_for(self.device), staging_for(self.device)
         self._outbox = {peer: RoundOutbox(self.staging) for peer in self._outbox}
         try:
             yield
         finally:
-            self.device, self.kernels, self.staging, self._outbox = kept
+            self.device, self.kernels, self.staging, self._outbox, self.forecast = kept
 
     def time_draws(self) -> None:
         """From now on measure the processor time of drawing random numbers; see :attr:`drawing_s`."""
