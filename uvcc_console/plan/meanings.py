@@ -144,7 +144,8 @@ MEANINGS: Final[dict[str, str]] = {
     "gates.result_hashes": "How many different result hashes there may be: 1, all workers agree.",
     "gates.verifier": "ok: the smoke's bundle verifies; any: it is not asked.",
     "gates.halt_drill_s": "Seconds within which the drill held and released every pod; 0: no gate. Where it is not "
-    "given and two private steps are foretold to take longer, these and 30 s.",
+    "given and two private steps are foretold to take longer, these and 30 s; on GPUs, whose first step compiles "
+    "kernels, at least 50 s.",
     "gates.clock_skew_s": "Seconds that a pod's clock may differ; checked in preflight.",
     "gates.disk_free_mib": "MiB that every pod must have free; checked in preflight, and watched afterwards.",
     "gates.toks_per_s": "Tokens a second at least; 0: no gate.",

@@ -208,10 +208,10 @@ def create_run(
     step = plan_rehearsal.rehearsed(draft) if plan_rehearsal.own(draft) else None
     if step is None and plan_rehearsal.applies(draft):
         step = plan_rehearsal.kept(draft)
-    if step is not None:
-        profile, notes = long_steps.fitted(profile, plan_rehearsal.promise(draft, step).seconds)
-        for note in (*step["warnings"], *notes):
-            tell(note)
+    took = plan_rehearsal.promise(draft, step).seconds if step is not None else 0.0
+    profile, notes = long_steps.fitted(profile, took)
+    for note in (*(step["warnings"] if step is not None else ()), *notes):
+        tell(note)
     folder = claim_folder(name or short)
     run = folder.name
     keep_pin(folder, pin)

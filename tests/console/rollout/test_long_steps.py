@@ -14,8 +14,8 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import main
 from uvcc_console.haltd.service import ladder_times
 from uvcc_console.plan import owndata, plan_rehearsal
-from uvcc_console.plan.long_steps import fitted, group_timeout
-from uvcc_console.plan.profile import parse
+from uvcc_console.plan.long_steps import fitted, foretells_gpus, group_timeout
+from uvcc_console.plan.profile import available, load, parse
 from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import UvccError
 
@@ -60,6 +60,53 @@ def test_what_a_user_wrote_and_cannot_hold_is_told() -> None:
         " 99 s would do",
         "gates.halt_drill_s of 30 s may be too short for such steps; 129 would do",
     ]
+
+
+@pytest.mark.parametrize(
+    ("job", "fleet", "step_s", "patience", "drill"),
+    [
+        ({}, {"gpu": "H100_80GB"}, 0.0, 20.0, 50.0),
+        ({}, {"gpu": "H100_80GB"}, 4.9, 20.0, 50.0),
+        ({}, {"gpu": "H100_80GB"}, 49.4, 99.0, 129.0),
+        ({"device": "cuda"}, {}, 0.0, 20.0, 50.0),
+        ({"device": "cpu"}, {"gpu": "H100_80GB"}, 0.0, 10.0, 5.0),
+        ({}, {"gpu": "CPU_NODE"}, 0.0, 10.0, 5.0),
+    ],
+)
+def test_a_gpu_s_first_step_compiles_and_has_the_time(
+    job: dict[str, str], fleet: dict[str, str], step_s: float, patience: float, drill: float
+) -> None:
+    private = {"kind": "private", "model": "mlp-digits", "steps": 2} | job
+    wanted = asked(job=private, fleet={"provider": "prime"} | fleet, limits={"hourly": 9, "total": 9, "ttl": "1h"})
+    profile, notes = fitted(wanted, step_s)
+    assert (profile.halt.patience, profile.gates.halt_drill_s) == (patience, drill)
+    first = "the first step on a GPU may take 20 s, and a pod holds between two steps: it has 20 s to show it"
+    assert [note.startswith(first) for note in notes] == ([True] if drill == 50.0 else [False] * (drill > 50))
+
+
+def test_what_a_user_wrote_for_gpus_is_told_and_shipped_profiles_have_the_time() -> None:
+    job = {"kind": "private", "model": "mlp-digits", "steps": 2, "device": "cuda"}
+    _, notes = fitted(asked(job=job, gates={"halt_drill_s": 10}), 0.0)
+    assert notes[1:] == ["gates.halt_drill_s of 10 s may be too short for such steps; 50 would do"]
+    on_gpus = []
+    for name in (shipped.name for shipped in available()):
+        profile, notes = fitted(load(name)[1], 0.0)
+        if foretells_gpus(profile):
+            on_gpus.append(name)
+            assert profile.gates.halt_drill_s >= 50.0, name
+            assert not any("too short" in note for note in notes), name
+    assert {"prime-smoke-r2", "prime-full-r8", "prime-phase6-r8s4t2m32"} <= set(on_gpus)
+
+
+def test_a_plan_and_a_run_that_nobody_rehearses_have_the_time_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["job.device=cuda", "gates.halt_drill_s=10"]
+    note = "gates.halt_drill_s of 10 s may be too short for such steps; 50 would do"
+    assert main(["plan", "local-smoke-r2", "--no-rehearsal", *(w for s in asked for w in ("--set", s))]) == 0
+    assert note in capsys.readouterr().out
+    told: list[str] = []
+    s = common.load_snapshot(create_run("local-smoke-r2", asked, tell=told.append))
+    assert note in told
+    assert s.profile["halt"]["patience"] == 20.0
 
 
 def test_a_run_of_ones_own_model_is_given_the_times_and_its_plan_says_so(

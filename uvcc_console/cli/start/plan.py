@@ -61,7 +61,8 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
         over["hours_cap"] = over["full_s"] / 3600 * profile.limits.hourly
         if epochs:
             over |= {"epoch_s": over["full_s"] / epochs, "epoch_cap": over["hours_cap"] / epochs}
-        found["notes"] += [*step.pop("warnings"), *long_steps.fitted(profile, over["step_s"])[1]]
+        found["notes"] += step.pop("warnings")
+    found["notes"] += long_steps.fitted(profile, found["foretold"]["step_s"] if "foretold" in found else 0.0)[1]
     return found
 
 

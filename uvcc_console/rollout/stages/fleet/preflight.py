@@ -12,6 +12,7 @@ from typing import Any
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.fleet import agent_lines
+from uvcc_console.plan.long_steps import CPU_OFFER
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.fleet.findings import Problem, Requirements, find_problems, free_memory
@@ -25,7 +26,6 @@ from uvcc_engine.contract.text import counted
 
 PROBE_S = 180.0  # of a pod among many that share a machine
 IMPORT_LOOKS, IMPORT_LOOK_S = 90, 2.0  # torch from a cold disk takes minutes
-CPU_OFFER = "CPU"  # how the market names a machine without GPUs; it counts one all the same
 _CHEAPER = "pods without GPUs would do, and cost less: fleet.gpu CPU_NODE"
 _VERDICT = ("ok", "error", "hint")
 _GPU_PROCESSES = "nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader"
