@@ -2,7 +2,9 @@
 GPU.
 
 Run as a script: a line of JSON for each, with what its machine code takes (registers of a thread, bytes of its stack:
-spills) and its PTX does (asynchronous copies, tensor core products of a warp, of a warp group, of sm_100's own unit).
+spills) and its PTX does (asynchronous copies, those of the device's own unit, tensor core products of a warp, of a warp
+group, of sm_100's own unit). From sm_90 on, kernels that take descriptors are compiled with them, too, and those that
+mask edges alone in that form: ``tma``, ``edges``.
 As in a launch, pointers and strides are known to be multiples of 16: M7C's heads are 64 wide.
 """
 
@@ -28,6 +30,14 @@ BF16 = {"q", "k", "v", "kc", "vc", "ks", "vs", "kw", "vw", "o", "o_cmp", "o_win"
 WIDTHS = {"PER": 6, "DK": 64, "DV": 64, "DKP": 64, "DVP": 64, "ACC": tl.float32}
 GEOMETRY = {"STRIDE": 16, "SPAN": 32, "RATIO": 4, "PARTS": 2, "SIZE": 64, "N_SEL": 16, "N_PAD": 16, "HP": 16}
 TILES = {"BQ": 64, "BN": 64, "M": 64, "CHUNK": 16, "R": 64, "D": 64, "DP": 64, "PP": 16, "COUNTED": True}
+DESCRIBED = {
+    "band.forward": {"kc", "vc", "kw", "vw"},
+    "band.backward_q": {"kc", "vc", "kw", "vw"},
+    "band.backward_kv": {"q", "do"},
+    "selection.forward": {"k", "v"},
+    "selection.backward": {"k", "v"},
+}
+DESCRIPTOR = "tensordesc<bf16[1,1,64,64]>"
 CONSTANTS: dict[str, Any] = {**WIDTHS, **GEOMETRY, **TILES}
 KERNELS = {
     "band.forward": (band.forward, {}),
@@ -69,23 +79,36 @@ def usage_of(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "spills": int(found[2])}
 
 
+def compiled(name: str, capability: int, *, tma: bool, edges: bool) -> dict[str, Any]:
+    kernel, special = KERNELS[name]
+    given = {**CONSTANTS, "TMA": tma, "EDGES": edges}
+    constants = {a: given[a] for a in kernel.arg_names if a in given}
+    if tma:
+        special = special | dict.fromkeys(DESCRIBED[name], DESCRIPTOR)
+    signature = {a: "constexpr" if a in constants else special.get(a) or type_of(a) for a in kernel.arg_names}
+    source = ASTSource(kernel, signature, constants, attributes(kernel.arg_names, signature))
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+    ptx = made.asm["ptx"]
+    seen = {
+        "copies": len(re.findall(r"cp\.async\.c[ag]", ptx)),
+        "bulk": len(re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared", ptx)),
+        "mma": ptx.count("mma.sync"),
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "tcgen05": ptx.count("tcgen05.mma"),
+        "shared": made.metadata.shared,
+    }
+    told = {"kernel": name, "sm": capability, "tma": tma, "edges": edges, "bytes": len(made.asm["cubin"])}
+    return told | usage_of(made.asm["cubin"]) | seen
+
+
 def main() -> None:
     for capability in (80, 90, 100):
-        for name, (kernel, special) in KERNELS.items():
-            constants = {a: CONSTANTS[a] for a in kernel.arg_names if a in CONSTANTS}
-            signature = {a: "constexpr" if a in constants else special.get(a) or type_of(a) for a in kernel.arg_names}
-            source = ASTSource(kernel, signature, constants, attributes(kernel.arg_names, signature))
-            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
-            ptx = made.asm["ptx"]
-            seen = {
-                "copies": len(re.findall(r"cp\.async\.c[ag]", ptx)),
-                "mma": ptx.count("mma.sync"),
-                "wgmma": ptx.count("wgmma.mma_async"),
-                "tcgen05": ptx.count("tcgen05.mma"),
-                "shared": made.metadata.shared,
-            }
-            told = {"kernel": name, "sm": capability, "bytes": len(made.asm["cubin"])}
-            print(json.dumps(told | usage_of(made.asm["cubin"]) | seen))
+        for name in KERNELS:
+            print(json.dumps(compiled(name, capability, tma=False, edges=False)))
+            if "EDGES" in KERNELS[name][0].arg_names:
+                print(json.dumps(compiled(name, capability, tma=False, edges=True)))
+            if name in DESCRIBED and capability >= 90:
+                print(json.dumps(compiled(name, capability, tma=True, edges=False)))
 
 
 if __name__ == "__main__":

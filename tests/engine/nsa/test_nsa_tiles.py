@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_what_ships_was_a_candidate_of_the_measurement() -> None:
     for winners in found.values():
         assert set(winners) == set(tiles.KERNELS)
         for kernel, winner in winners.items():
-            assert winner in nsa_tiles.GRID[kernel]
+            assert replace(winner, tma=False, edges=False) in nsa_tiles.GRID[kernel]
             assert {winner.rows, winner.keys} <= {16, 32, 64, 128}
 
 
@@ -61,6 +62,46 @@ def test_winners_are_for_narrow_heads_of_16_bits_on_that_gpu(monkeypatch: pytest
     tiles.force("selection.slots", Tiles(rows=32))
     assert found((9, 0)) == Tiles(rows=32)
     tiles.winners_of.cache_clear()
+
+
+class Timed:
+    """Stands for the GPU of a tuning: a kernel's forms take the milliseconds that the test gives them."""
+
+    def __init__(self, milliseconds: dict[tuple[bool, bool], float]) -> None:
+        self._milliseconds = milliseconds
+        self.tried: set[tuple[bool, bool]] = set()
+
+    def milliseconds(self, backward: bool) -> float:
+        now = tiles.forced("band.forward")
+        assert now is not None
+        self.tried.add((now.tma, now.edges))
+        return self._milliseconds[now.tma, now.edges] + 0.01 * now.warps
+
+
+@pytest.mark.parametrize(
+    ("capability", "milliseconds", "won"),
+    [
+        ((9, 0), {(False, False): 2.0, (True, False): 1.0, (False, True): 3.0, (True, True): 1.5}, (True, False)),
+        ((9, 0), {(False, False): 1.0, (True, False): 2.0, (False, True): 3.0, (True, True): 2.0}, (False, False)),
+        ((8, 0), {(False, False): 2.0, (False, True): 1.0}, (False, True)),  # which has no such unit
+    ],
+)
+def test_descriptors_and_other_masks_are_taken_where_they_were_measured_to_be_faster(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    milliseconds: dict[tuple[bool, bool], float],
+    won: tuple[bool, bool],
+) -> None:
+    work = Timed(milliseconds)
+    monkeypatch.setattr(nsa_tiles, "_Work", lambda tokens, device: work)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = nsa_tiles.tune(["band.forward"], 64, torch.device("cuda"), lambda said: None)
+    winner = found[f"{capability[0]}.{capability[1]}"]["band.forward"]
+    assert (winner["tma"], winner["edges"]) == won
+    assert work.tried == set(milliseconds)
+    assert Tiles(**winner).warps == 4
+    assert not Tiles().tma
+    assert not Tiles().edges
 
 
 def test_tuning_needs_a_gpu_and_known_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

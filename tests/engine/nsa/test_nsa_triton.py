@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from uvcc_engine.nsa import blocks, decode, dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.fixed_decode import FixedDecoder
 from uvcc_engine.nsa.index import as_mask, pool, top_blocks
-from uvcc_engine.nsa.kernels import gather, launch, tiles
+from uvcc_engine.nsa.kernels import band, descriptors, gather, launch, tiles
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.nsa.visibility import Layout
 
@@ -55,6 +56,51 @@ def test_groups_rows_and_segments_fall_in_their_places(monkeypatch: pytest.Monke
     x = torch.randn(2, 44, 24, dtype=torch.float64, requires_grad=True)
     for ours, theirs in zip(results("triton", layer, x, None), results("masked", layer, x, None), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def in_form(*, tma: bool, edges: bool) -> None:
+    for kernel in tiles.KERNELS:
+        tiles.force(kernel, tiles.Tiles(rows=16, keys=16, tma=tma, edges=edges))
+
+
+def test_descriptors_and_masks_of_edges_alone_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients of packed documents, the last tiles cut short."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    copies: list[Any] = []
+    whole: list[bool] = []
+    load, all_seen = InterpreterBuilder.create_descriptor_load, band.all_seen
+
+    def copied(self: Any, *args: Any) -> Any:
+        copies.append(args)
+        return load(self, *args)
+
+    def judged(*args: Any) -> Any:
+        found = all_seen(*args)
+        whole.append(bool(found.handle.data))
+        return found
+
+    monkeypatch.setattr(InterpreterBuilder, "create_descriptor_load", copied)
+    monkeypatch.setattr(band, "all_seen", judged)
+    layer = small_layer(NSAConfig(l=4, d=2, l_sel=8, n_sel=3, w=40), dim=12, n_heads=1, n_kv_groups=1).float()
+    x = torch.randn(1, 71, 12, requires_grad=True)
+    found = []
+    for other in (False, True):
+        in_form(tma=other, edges=other)
+        copies.clear()
+        found.append(results("triton", layer, x, starts_of(60, 11)))
+        assert bool(copies) == other
+    assert {True, False} <= set(whole)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_tensors_that_the_copying_unit_cannot_take_are_read_by_pointers() -> None:
+    fits = torch.zeros(2, 40, 3, 8, dtype=torch.bfloat16)
+    assert descriptors.named(True, 32, fits)[1]
+    assert descriptors.named(False, 32, fits) == ([fits], False)
+    odd = torch.zeros(2, 40, 3, 12, dtype=torch.bfloat16)[..., 4:]  # heads of 24 bytes, one behind another
+    for other in (odd, fits[:1].expand(2, -1, -1, -1), fits.transpose(2, 3), fits[:, :0]):
+        assert descriptors.named(True, 32, fits, other) == ([fits, other], False)
 
 
 @pytest.mark.parametrize(("lengths", "edited"), [((60,), 47), ((34, 26), 34)])
@@ -113,8 +159,8 @@ WITHOUT_PRODUCTS = {"decode.merge", "selection.combine", "selection.sum_slots", 
 @pytest.mark.slow
 def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Path) -> None:
     """Down to machine code for sm_80, sm_90 and sm_100, which takes Triton and its assembler but no GPU; in a process
-    of its own. Loads of a loop are asynchronous, products are the tensor cores', and nothing spills but what stands
-    above."""
+    of its own. Loads of a loop are asynchronous, those by descriptors the copying unit's, products are the tensor
+    cores', and nothing spills but what stands above."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("nsa_compile.py")
     found = subprocess.run(
@@ -126,14 +172,15 @@ def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Pa
     )
     assert found.returncode == 0, found.stderr
     kernels = [json.loads(line) for line in found.stdout.splitlines()]
-    assert len(kernels) == 3 * 11
+    assert len(kernels) == 3 * (11 + 3) + 2 * 5  # three kernels that mask; five that take descriptors, on two kinds
     for k in kernels:
         name, sm = k["kernel"], k["sm"]
         assert k["spills"] <= SPILLED.get((name, sm), 0), k
         assert k["shared"] <= SHARED_OF_SM, k
         if name in WITHOUT_PRODUCTS:
             continue
-        assert k["copies"] > 0, k
+        assert (k["bulk"] > 0) == k["tma"], k
+        assert k["copies"] > 0 or k["tma"], k
         # a decoding group has 16 rows, a warp group's product 64
         unit = "mma" if name == "decode.split" else {80: "mma", 90: "wgmma", 100: "tcgen05"}[sm]
         assert [u for u in ("mma", "wgmma", "tcgen05") if k[u] > 0] == [unit], k

@@ -1,8 +1,9 @@
 """``bench nsa --tune``: which tiles, warps and load stages each kernel is fastest with on this GPU.
 
 One kernel's choice is changed at a time, at M7C's shape and in the type of its training. The grid is small: every
-candidate is compiled. Candidates that the GPU refuses (too much shared memory) drop out. What it prints is the content
-of ``uvcc_engine/nsa/kernels/measured_tiles.json`` for this compute capability.
+candidate is compiled. Then the winner is tried in its other forms: with tiles by descriptors, where GPU and Triton have
+them, and with masks of edges alone. Candidates that the GPU refuses (too much shared memory) drop out. It prints what
+``uvcc_engine/nsa/kernels/measured_tiles.json`` holds for this compute capability.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.config import ModelConfig
-from uvcc_engine.nsa.kernels import tiles
+from uvcc_engine.nsa.kernels import descriptors, tiles
 from uvcc_engine.nsa.kernels.tiles import Tiles
 from uvcc_engine.nsa.visibility import layout_of
 
@@ -47,6 +49,17 @@ GRID: Final[dict[str, tuple[Tiles, ...]]] = {
     "selection.slots": tuple(Tiles(rows, 64, warps, 3) for rows in (16, 32, 64) for warps in (2, 4, 8)),
 }
 
+DESCRIBED: Final = ("band.forward", "band.backward_q", "band.backward_kv", "selection.forward", "selection.backward")
+MASKED: Final = ("band.forward", "band.backward_q", "band.backward_kv")
+
+
+def forms(kernel: str, best: Tiles, *, descriptors: bool) -> tuple[Tiles, ...]:
+    """The other forms of a kernel's winner: with descriptors, with masks of edges alone, with both."""
+    tma = (False, True) if descriptors and kernel in DESCRIBED else (False,)
+    edges = (False, True) if kernel in MASKED else (False,)
+    every = (replace(best, tma=t, edges=e) for t in tma for e in edges)
+    return tuple(one for one in every if one != best)
+
 
 def chosen(asked: str) -> list[str]:
     """The kernels of a comma-separated list, or ``all``. Raises ConfigError for one that there is not."""
@@ -61,8 +74,13 @@ def tune(names: Sequence[str], tokens: int, device: torch.device, say: Callable[
     """Capability -> kernel -> winner, with the milliseconds of each winner and of the default said on the way."""
     work = _Work(tokens, device)
     found: dict[str, Any] = {}
+    major, minor = torch.cuda.get_device_capability(device)
+    copies = major >= descriptors.SINCE and descriptors.there_are()
     for kernel in names:
         timed = sorted(_timings(kernel, GRID[kernel], work), key=lambda one: one[0])
+        if timed:
+            timed += _timings(kernel, forms(kernel, timed[0][1], descriptors=copies), work)
+            timed.sort(key=lambda one: one[0])
         tiles.force(kernel, None)
         if not timed:
             continue
@@ -73,7 +91,6 @@ def tune(names: Sequence[str], tokens: int, device: torch.device, say: Callable[
         say(f"{kernel}: {best} {best_ms:.3f} ms, default {default:.3f} ms, of {len(timed)}")
     for kernel in GRID:
         tiles.force(kernel, None)
-    major, minor = torch.cuda.get_device_capability(device)
     return {f"{major}.{minor}": found}
 
 

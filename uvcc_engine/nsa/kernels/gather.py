@@ -14,6 +14,7 @@ from torch import Tensor
 
 from uvcc_engine.nsa.index import Inverse, invert
 from uvcc_engine.nsa.kernels import selection
+from uvcc_engine.nsa.kernels.descriptors import named
 from uvcc_engine.nsa.kernels.launch import Shape, pad, shape_of, steps, strided
 from uvcc_engine.nsa.kernels.tiles import SEGMENT, Tiles, tiles_for
 from uvcc_engine.nsa.visibility import Layout
@@ -75,14 +76,15 @@ class _Selected(torch.autograd.Function):
         lse = torch.empty(sh.b, sh.heads, sh.s, dtype=sh.acc, device=q.device)
         common = _constants(sh, layout, tiles)
         few = {name: common[name] for name in ("PER", "N_SEL", "DV", "DVP", "ACC")} | slots.launch
+        read, tma = named(tiles.tma, common["BN"], k, v)
         for seg in work:
             entries = seg.inverse.entry.shape[-1]
             part_o = torch.empty(sh.b, sh.groups, entries, sh.per, sh.dv, dtype=sh.acc, device=q.device)
             part_lse = torch.empty(part_o.shape[:-1], dtype=sh.acc, device=q.device)
             selection.forward[(seg.n_chunks, sh.b * sh.groups)](
-                q, k, v, sh.starts, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin, part_o, part_lse,
+                q, *read, sh.starts, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin, part_o, part_lse,
                 *steps(q, k, v), sh.starts_b, sh.s, layout.n_keys, seg.t0, sh.groups, layout.n_blocks, seg.n_chunks,
-                entries, sh.scale, **common, **tiles.launch,
+                entries, sh.scale, TMA=tma, **common, **tiles.launch,
             )  # fmt: skip
             selection.combine[_row_grid(seg, sh, slots)](
                 chosen[:, :, seg.t0 :], part_o, part_lse, o, lse, *chosen.stride()[:2], sh.s, seg.t0, seg.rows,
@@ -104,6 +106,7 @@ class _Selected(torch.autograd.Function):
         tiles, slots = tiles_for("selection.backward", q), tiles_for("selection.slots", q)
         common = _constants(sh, layout, ctx.tiles)  # whose work lists these are
         few = {name: common[name] for name in ("PER", "N_SEL", "DK", "DKP", "ACC")} | slots.launch
+        read, tma = named(tiles.tma, common["BN"], k, v)
         for seg in ctx.work:
             entries, size = seg.inverse.entry.shape[-1], layout.cfg.l_sel
             part_dq = torch.empty(sh.b, sh.groups, entries, sh.per, sh.dk, dtype=sh.acc, device=q.device)
@@ -112,9 +115,10 @@ class _Selected(torch.autograd.Function):
                 for d in (sh.dk, sh.dv)
             )
             selection.backward[(seg.n_chunks, sh.b * sh.groups)](
-                q, k, v, sh.starts, do, lse, delta, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin,
+                q, *read, sh.starts, do, lse, delta, seg.inverse.entry, seg.inverse.offset, seg.block, seg.begin,
                 part_dq, part_dk, part_dv, *steps(q, k, v), sh.starts_b, sh.s, layout.n_keys, seg.t0, sh.groups,
-                sh.heads, layout.n_blocks, seg.n_chunks, entries, sh.scale, sh.natural, **common, **tiles.launch,
+                sh.heads, layout.n_blocks, seg.n_chunks, entries, sh.scale, sh.natural, TMA=tma, **common,
+                **tiles.launch,
             )  # fmt: skip
             selection.sum_slots[_row_grid(seg, sh, slots)](
                 chosen[:, :, seg.t0 :], part_dq, dq, *chosen.stride()[:2], sh.s, seg.t0, seg.rows, sh.groups,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from uvcc_engine.nsa.kernels import band, topk
+from uvcc_engine.nsa.kernels.descriptors import named
 from uvcc_engine.nsa.kernels.tiles import tiles_for
 from uvcc_engine.nsa.visibility import Layout
 
@@ -95,10 +96,11 @@ class _Bands(torch.autograd.Function):
         lse = torch.empty(2, sh.b, sh.heads, sh.s, dtype=sh.acc, device=q.device)
         tile = tiles_for("band.forward", q)
         grid = (triton.cdiv(sh.s, tile.rows), sh.b * sh.heads)
+        read, tma = named(tile.tma, tile.keys, kc, vc, kw, vw)
         band.forward[grid](
-            q, kc, vc, kw, vw, sh.starts, o_cmp, o_win, lse, *steps(q, kc, vc, kw, vw), sh.starts_b,
+            q, *read, sh.starts, o_cmp, o_win, lse, *steps(q, kc, vc, kw, vw), sh.starts_b,
             sh.s, layout.first, sh.heads, kc.shape[1], cfg.w, sh.scale, FAR,
-            STRIDE=cfg.d, SPAN=cfg.l, BQ=tile.rows, BN=tile.keys, **sh.widths, **tile.launch,
+            STRIDE=cfg.d, SPAN=cfg.l, BQ=tile.rows, BN=tile.keys, TMA=tma, EDGES=tile.edges, **sh.widths, **tile.launch,
         )  # fmt: skip
         ctx.save_for_backward(q, kc, vc, kw, vw, o_cmp, o_win, lse)
         ctx.layout, ctx.shape = layout, sh
@@ -113,22 +115,25 @@ class _Bands(torch.autograd.Function):
         delta = torch.stack([_delta(do_cmp, o_cmp, sh), _delta(do_win, o_win, sh)])
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         tile = tiles_for("band.backward_q", q)
-        common = {"BQ": tile.rows, "BN": tile.keys, **sh.widths, **tile.launch}
+        read, tma = named(tile.tma, tile.keys, kc, vc, kw, vw)
+        common = {"BQ": tile.rows, "BN": tile.keys, "EDGES": tile.edges, **sh.widths, **tile.launch}
         band.backward_q[(triton.cdiv(sh.s, tile.rows), sh.b * sh.heads)](
-            q, kc, vc, kw, vw, sh.starts, do_cmp, do_win, lse, delta, dq, *steps(q, kc, vc, kw, vw), sh.starts_b,
+            q, *read, sh.starts, do_cmp, do_win, lse, delta, dq, *steps(q, kc, vc, kw, vw), sh.starts_b,
             sh.s, ctx.layout.first, sh.heads, kc.shape[1], cfg.w, sh.scale, sh.natural, FAR, STRIDE=cfg.d, SPAN=cfg.l,
-            **common,
+            TMA=tma, **common,
         )  # fmt: skip
         found: list[Tensor | None] = [dq]
         tile = tiles_for("band.backward_kv", q)
-        common = {"BQ": tile.rows, "BN": tile.keys, **sh.widths, **tile.launch}
+        common = {"BQ": tile.rows, "BN": tile.keys, "EDGES": tile.edges, **sh.widths, **tile.launch}
         sides = ((kc, vc, do_cmp, cfg.d, cfg.l, FAR), (kw, vw, do_win, 1, 1, cfg.w))
         for at, (k, v, do, stride, span, window) in enumerate(sides):
             n = k.shape[1]
             dk, dv = (torch.empty(sh.b, sh.heads, n, d, dtype=sh.acc, device=q.device) for d in (sh.dk, sh.dv))
+            (queries, grads), tma = named(tile.tma, tile.rows, q, do)
             band.backward_kv[(triton.cdiv(n, tile.keys), sh.b * sh.heads)](
-                q, k, v, sh.starts, do, lse[at], delta[at], dk, dv, *steps(q, k, v), sh.starts_b,
-                sh.s, ctx.layout.first, sh.heads, n, window, sh.scale, sh.natural, STRIDE=stride, SPAN=span, **common,
+                queries, k, v, sh.starts, grads, lse[at], delta[at], dk, dv, *steps(q, k, v), sh.starts_b,
+                sh.s, ctx.layout.first, sh.heads, n, window, sh.scale, sh.natural, STRIDE=stride, SPAN=span, TMA=tma,
+                **common,
             )  # fmt: skip
             found += [_over_heads(dk, sh).to(k.dtype), _over_heads(dv, sh).to(v.dtype)]
         return *found, None

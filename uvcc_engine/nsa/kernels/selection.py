@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from uvcc_engine.nsa.kernels.band import rows_of
+from uvcc_engine.nsa.kernels.band import of_head, tile_of
 
 
 @triton.jit
@@ -51,6 +51,7 @@ def forward(
     s, n_keys, t0, groups, n_blocks, n_chunks, n_entries, scale,
     PER: tl.constexpr, N_SEL: tl.constexpr, SIZE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, ACC: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one block's queries. part_o [B, G, entries, PER, DV], part_lse [B, G, entries, PER]."""
     row = tl.program_id(1).to(tl.int64)
@@ -61,8 +62,8 @@ def forward(
         end = tl.minimum(begin + CHUNK * (M // PER), tl.load(offset + row * (n_blocks + 1) + j + 1))
         n = j * SIZE + tl.arange(0, BN)
         there = (n < n_keys) & (tl.arange(0, BN) < SIZE)
-        keys = rows_of(k + b * k_b + g * k_g, k_s, n, there, DK, DKP)
-        values = rows_of(v + b * v_b + g * v_g, v_s, n, there, DV, DVP)
+        keys = tile_of(of_head(k, k_b, k_g, b, g, TMA), k_s, b, g, j * SIZE, there, DK, DKP, BN, TMA)
+        values = tile_of(of_head(v, v_b, v_g, b, g, TMA), v_s, b, g, j * SIZE, there, DV, DVP, BN, TMA)
         d = tl.arange(0, DVP)
         for at in range(begin, end, M // PER):
             place, t, h, live = _rows(entry + row * n_entries, at, end, PER, N_SEL, M)
@@ -120,6 +121,7 @@ def backward(
     s, n_keys, t0, groups, heads, n_blocks, n_chunks, n_entries, scale, natural,
     PER: tl.constexpr, N_SEL: tl.constexpr, SIZE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     DKP: tl.constexpr, DVP: tl.constexpr, M: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, ACC: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
     """As ``forward``: part_dq per (query, slot), part_dk and part_dv [B, G, chunks, SIZE, D] per chunk."""
     row = tl.program_id(1).to(tl.int64)
@@ -131,8 +133,8 @@ def backward(
         end = tl.minimum(begin + CHUNK * (M // PER), tl.load(offset + row * (n_blocks + 1) + j + 1))
         n = j * SIZE + tl.arange(0, BN)
         there = (n < n_keys) & (tl.arange(0, BN) < SIZE)
-        keys = rows_of(k + b * k_b + g * k_g, k_s, n, there, DK, DKP)
-        values = rows_of(v + b * v_b + g * v_g, v_s, n, there, DV, DVP)
+        keys = tile_of(of_head(k, k_b, k_g, b, g, TMA), k_s, b, g, j * SIZE, there, DK, DKP, BN, TMA)
+        values = tile_of(of_head(v, v_b, v_g, b, g, TMA), v_s, b, g, j * SIZE, there, DV, DVP, BN, TMA)
         grad_k, grad_v = tl.zeros([BN, DKP], ACC), tl.zeros([BN, DVP], ACC)
         d, e = tl.arange(0, DKP), tl.arange(0, DVP)
         for at in range(begin, end, M // PER):

@@ -34,12 +34,18 @@ KERNELS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """``rows``: queries of a tile, or (query, head) pairs of the selection's; ``keys`` of a tile, where it is free."""
+    """``rows``: queries of a tile, or (query, head) pairs of the selection's; ``keys`` of a tile, where it is free.
+
+    ``tma``: tiles are named by descriptors and copied by the device's own unit, from sm_90 on. ``edges``: only tiles
+    that some query sees in part are masked.
+    """
 
     rows: int = 64
     keys: int = 64
     warps: int = 4
     stages: int = 3
+    tma: bool = False
+    edges: bool = False
 
     @property
     def launch(self) -> dict[str, int]:
@@ -66,6 +72,11 @@ def force(kernel: str, tiles: Tiles | None) -> None:
         _forced.pop(kernel, None)
     else:
         _forced[kernel] = tiles
+
+
+def forced(kernel: str) -> Tiles | None:
+    """The tiles that a kernel was told to use."""
+    return _forced.get(kernel)
 
 
 def tiles_for(kernel: str, x: Tensor) -> Tiles:
