@@ -102,8 +102,17 @@ def _import_once() -> None:
     for name in SHARED:
         with contextlib.suppress(Exception):  # the fork tries again, and its agent is told what is missing
             importlib.import_module(name)
+    with contextlib.suppress(Exception):
+        _fill_tables()
     gc.collect()
     gc.freeze()
+
+
+def _fill_tables() -> None:
+    """What numba does before it loads the first loop: it imports its own array functions, and tables of their types."""
+    target = importlib.import_module("numba.core.registry").cpu_target
+    target.target_context.refresh()
+    target.typing_context.refresh()
 
 
 def _received(connection: socket.socket, files: list[int]) -> dict[str, Any]:
