@@ -46,6 +46,7 @@ SET: Final[dict[str, str]] = {
     "UVCC_STEPS": "how many steps this phase of a command has",
     "UVCC_WORKER_NICE": "how far a local pod's worker steps back behind the console",
     "UVCC_POD": "the home of a local pod, in every process of it",
+    "UVCC_BYTECODE": "the installed engine of a local pod's machine, of which its copy takes what Python has compiled",
     "UVCC_PRELOADED": "the socket of the process that imports torch for the local pods of one machine",
     "UVCC_ROOT": "the folder of a claim on a host of yours, in every process of it",
     "UVCC_IDENTITY_SEED": "the seed of a pod's identity where the run has a `--seed`; taken out of sight at once",

@@ -25,7 +25,7 @@ import asyncssh
 from uvcc_console.fleet import procs
 from uvcc_console.fleet.podhome import USER, clean_up, remove_files
 from uvcc_console.fleet.wheel import engine_package
-from uvcc_engine.contract.machine.compiled import LOOPS_ENV, shared_loops
+from uvcc_engine.contract.machine.compiled import BYTECODE_ENV, LOOPS_ENV, shared_loops
 from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 
 NICE = 4
@@ -37,12 +37,13 @@ _SESSIONS = 10  # OpenSSH's MaxSessions, so that a console that needs more fails
 def environment(home: Path) -> dict[str, str]:
     """What a session sees: nothing of the operator's environment; ``python3`` is the pod's image.
 
-    Tools of this pod alone lie in ``~/.local/bin``, as on other hosts. Its copy of the engine finds the loops that this
-    machine has compiled already, and its agent the process that has imported torch.
+    Tools of this pod alone lie in ``~/.local/bin``, as on other hosts. Its copy of the engine finds the loops and the
+    bytecode that this machine has compiled already, and its agent the process that has imported torch.
     """
     path = f"{home / '.local/bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     names = {"HOME": home, "USER": USER, "LOGNAME": USER, "SHELL": "/bin/sh", "PATH": path, "LANG": "C.UTF-8"}
-    own = {"TMPDIR": str(home / ".tmp"), procs.MARK: str(home), LOOPS_ENV: shared_loops(engine_package())}
+    compiled = {LOOPS_ENV: shared_loops(engine_package()), BYTECODE_ENV: str(engine_package())}
+    own = {"TMPDIR": str(home / ".tmp"), procs.MARK: str(home)} | compiled
     shared = {PRELOADED_ENV: os.environ[PRELOADED_ENV]} if os.environ.get(PRELOADED_ENV) else {}
     return {k: str(v) for k, v in names.items()} | own | shared
 

@@ -1,4 +1,4 @@
-"""Where an installation keeps the machine code of its compiled loops, and how its pods on this machine find it."""
+"""Where an installation keeps what it has compiled, and how its pods on this machine find it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 LOOPS_ENV: Final = "UVCC_LOOPS"
+BYTECODE_ENV: Final = "UVCC_BYTECODE"
+"""The installed ``uvcc_engine``: a pod's copy of the same sources begins with what Python has compiled of it."""
 
 
 def kept_in(package: Path) -> Path:
