@@ -29,6 +29,7 @@ pytest_plugins = ("skiplist", "rewritten", "stories_first", "preloaded")
 
 # Thousands of collected tests live until the end: the garbage collector need not look at them each time.
 gc.disable()
+GARBAGE = 50_000  # new objects until the collector looks for cycles
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +41,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    # what is frozen does not count as old, so that full collections were due again and again
+    gc.set_threshold(GARBAGE, 10, 10)
 
 
 @pytest.fixture(autouse=True)
