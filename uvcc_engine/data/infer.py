@@ -40,6 +40,7 @@ _NUMBER_AS_TEXT: Final = re.compile(r"[-+]?[$€£¥]?\s?[-+]?\d+([ .,'\u00a0]\d
 """A number as people write it and programs do not read it: with a comma, a unit or gaps between thousands."""
 _FAR: Final = 10.0  # deviations from the mean: a column with values beyond is clipped
 _CLIPPED: Final = f"values beyond {_FAR:g} deviations are clipped"
+_BY: Final = ", by which rows are split"
 _FEW_MISSING: Final = 0.1
 _FEW_ROWS: Final = 20  # below this, texts that all differ may still be categories
 
@@ -73,9 +74,11 @@ def infer(table: CsvTable, target: str | None = "", bins: int = 0, embed: int = 
         if bins:
             column, note = _in_bits(column, note, bins)
         columns.append(column)
+        if identifies and by:  # one column identifies rows, the first that does
+            note = note.replace(_BY, "")
+        by = by or (name if identifies else "")
         if note:
             notes[name] = note
-        by = by or (name if identifies else "")
     if all(column.kind == DROP for column in columns):
         beside = f" beside {target!r}" if target else ""
         raise ConfigError(f"{table.name} has no column to learn from{beside}", "see what its columns hold")
@@ -141,7 +144,7 @@ def _column(table: CsvTable, name: str, embed: int) -> tuple[SchemaColumn, str, 
     if len(numeric) == len(rows):
         numbers = np.array([table.number(row, name) for row in rows], dtype=np.float64)
         if unique and _IDENTIFIER.search(name) and np.array_equal(numbers, np.floor(numbers)):
-            return SchemaColumn(name, DROP), "another number in every row: an identifier, by which rows are split", True
+            return SchemaColumn(name, DROP), f"another number in every row: an identifier{_BY}", True
         if len(words) == 1:
             return (
                 SchemaColumn(name, ONE_HOT, "indicator", tuple(words)),
@@ -159,7 +162,7 @@ def _column(table: CsvTable, name: str, embed: int) -> tuple[SchemaColumn, str, 
         named = bool(_IDENTIFIER.search(name))
         return (
             SchemaColumn(name, DROP),
-            _joined("another text in every row" + (", by which rows are split" if named else ""), _doubt(words)),
+            _joined("another text in every row" + (_BY if named else ""), _doubt(words)),
             named,
         )
     missing = "indicator" if lacking else "error"

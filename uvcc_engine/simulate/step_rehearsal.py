@@ -22,6 +22,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
 from uvcc_engine.model.definition.base_model import made_up
+from uvcc_engine.model.definition.layer_list import model_to_json
 from uvcc_engine.model.layer_types.trees import trees_of
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.sealing.inputs import dataset_tensors
@@ -78,6 +79,7 @@ def rehearse(job: PrivateJob, steps: int = STEPS) -> StepRehearsal:
     """
     if job.task != "train":
         raise ConfigError(f"a job of the task {job.task} cannot be rehearsed", "only trainings can")
+    job = _with_trees_for(job, steps)
     model = made_up(fit_model(job), job.seed)
     data = _rows(job, model)
     times: list[float] = []
@@ -112,6 +114,16 @@ def _shortened(job: PrivateJob, steps: int, rows: int) -> PrivateJob:
     return _unvalidated(replace(job, steps=steps, val_every=0, test_rows=rows, checkpoint_every=1, loss_every=often))
 
 
+def _with_trees_for(job: PrivateJob, steps: int) -> PrivateJob:
+    """The job with trees for so many steps, where it grows some: each step of a rehearsal grows one that it has."""
+    model = fit_model(job)
+    trees = trees_of(model)
+    if trees is None or trees.count >= steps:
+        return job
+    roomy = replace(model, layers=(replace(trees, count=steps),))
+    return PrivateJob.from_json(job.to_json() | {"model": model_to_json(roomy)})
+
+
 def _rows(job: PrivateJob, model: ModelSpec) -> Dataset:
     """A batch, and rows to test with, from a normal distribution."""
     rng = np.random.default_rng(job.seed)
@@ -134,6 +146,7 @@ def waiting_parties(job: PrivateJob, link: str) -> AbstractContextManager[step_p
     """Three processes that will train on the same made-up rows. Raises ConfigError as :func:`rehearse` does."""
     if job.task != "train":
         raise ConfigError(f"a job of the task {job.task} cannot be rehearsed", "only trainings can")
+    job = _with_trees_for(job, STEPS + step_processes.MOST_STEPS)
     model = made_up(fit_model(job), job.seed)
     data = _rows(job, model)
     short = _shortened(job, STEPS, len(data.test_x))

@@ -62,10 +62,11 @@ def test_a_first_schema_says_of_every_column_what_it_is(tmp_path: Path) -> None:
 
 
 def test_what_other_programs_write_is_understood_or_doubted_aloud(tmp_path: Path) -> None:
-    header = ["", "price", "share", "sort", "stage", "ville", "y"]
+    header = ["", "key", "price", "share", "sort", "stage", "ville", "y"]
     rows = [
         [
             i,
+            f"k{i}",
             f"$1,{i % 7}00.50",
             f"{i % 5},5 %",
             ["Yes", "no", "yes"][i % 3],
@@ -80,6 +81,7 @@ def test_what_other_programs_write_is_understood_or_doubted_aloud(tmp_path: Path
     assert kinds["row"] == "drop"
     assert found.schema.by == "row"
     assert found.notes == {
+        "key": "another text in every row",  # rows are split by one column alone
         "row": "another number in every row: an identifier, by which rows are split",
         "price": "texts like '$1,000.50' look like numbers: write 1234.5 for them to be learned as such",
         "share": "texts like '0,5 %' look like numbers: write 1234.5 for them to be learned as such",

@@ -34,6 +34,15 @@ def test_three_processes_train_over_every_link(link: str, verify: str) -> None:
     assert said["all_cpu"] == pytest.approx(sum(found.party_cpu) + found.relay_cpu)
 
 
+def test_fewer_trees_than_steps_are_timed_are_rehearsed_all_the_same() -> None:
+    asked = {"momentum": 0.0, "min_rows": 2}
+    few = model_to_json(model_of_list([{"trees": {"count": 1, "depth": 1}}], 4, 2))
+    job = PrivateJob.from_json(JOB.to_json() | asked | {"model": few, "steps": 1})
+    assert step_rehearsal.rehearse(job).rounds > 0
+    with waiting_parties(job, "direct") as parties:
+        assert len(parties.measure(4).wall) == 4
+
+
 def test_a_party_that_fails_is_named_and_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(party: int, *rest: object) -> dict[str, list[float]]:
         if party == 1:
