@@ -15,6 +15,7 @@ from uvcc_console.fleet import agent_lines
 from uvcc_console.plan.long_steps import CPU_OFFER
 from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings, Profile
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
+from uvcc_console.rollout.stages.fleet import gpu_kernels
 from uvcc_console.rollout.stages.fleet.findings import Problem, Requirements, find_problems, free_memory
 from uvcc_console.rollout.stages.links import fabric
 from uvcc_console.rollout.stages.links.ports import python_of
@@ -74,6 +75,10 @@ async def preflight(ctx: Rollout) -> str:
     alone = ctx.federated is not None  # what needs another domain's pods shows when they meet
     if profile.job.kind == "private" and profile.link not in ("direct", "nats") and not findings and not alone:
         add({name: {"relay_rtt_ms": ms} for name, ms in (await relay_round_trips(ctx)).items()})
+    if on_gpus and private and not findings:
+        tried = await gpu_kernels.compiled(ctx, [name for name, probe in probes.items() if probe.get("gpus")])
+        findings += [Problem(n, str(f["error"]), str(f["hint"])) for n, f in tried.items() if not f["ok"]]
+        add({n: {k: v for k, v in f.items() if k not in _VERDICT} for n, f in tried.items()})
     if isinstance(profile.job, LmJobSettings) and not findings:
         fits = await lm.fits(ctx)
         findings += [Problem(n, str(f["error"]), str(f["hint"])) for n, f in fits.items() if not f["ok"]]

@@ -49,7 +49,7 @@ async def fits(ctx: Rollout) -> dict[str, dict[str, Any]]:
     asked = {"job": dict(phase.job), "ranks": phase.topology.replicas, "env": dict(ctx.plan.profile.env)}
 
     async def one(member: Member) -> dict[str, Any]:
-        command = _engine(ctx, member, "-m uvcc_engine.train.check")
+        command = engine_command(ctx, member, "-m uvcc_engine.train.check")
         return _answer(member, await member.ssh.sh(command, timeout=FIT_S, stdin=json.dumps(asked).encode()))
 
     return await each(ctx.of_phase(phase), one)
@@ -63,7 +63,7 @@ async def attention(ctx: Rollout, thoroughly: str) -> dict[str, dict[str, Any]]:
 
     async def one(member: Member) -> dict[str, Any]:
         full = " --full" if thoroughly == "full" else ""
-        command = _engine(ctx, member, f"-m uvcc_engine.nsa.selftest --json{full}")
+        command = engine_command(ctx, member, f"-m uvcc_engine.nsa.selftest --json{full}")
         done = await member.ssh.run(command, timeout=ATTENTION_S)
         if done.exit is None:
             what = f"pod {member.name} gave no word on its attention in {ATTENTION_S:g} s ({done.trouble})"
@@ -115,7 +115,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
 
 async def _verified(ctx: Rollout, phase: Phase, member: Member) -> dict[str, Any]:
     there = f'"$HOME"/.uvcc/runs/{shlex.quote(phase.engine_run)}'
-    command = _engine(ctx, member, f"-S - {there} {shlex.quote(phase.engine_run)}")
+    command = engine_command(ctx, member, f"-S - {there} {shlex.quote(phase.engine_run)}")
     found = told(member.name, _answer(member, await member.ssh.sh(command, timeout=VERIFY_S, stdin=_VERIFY.encode())))
     if found["step"] != phase.steps:
         why = f": {found['bad'][0]}" if found["bad"] else ""
@@ -146,7 +146,7 @@ def told(pod: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         raise VerificationError("checkpoint", what, "look at that pod by hand") from e
 
 
-def _engine(ctx: Rollout, member: Member, arguments: str) -> str:
+def engine_command(ctx: Rollout, member: Member, arguments: str) -> str:
     """A command line that runs the pod's Python with this run's engine."""
     if ctx.wheel is None:
         raise UnreadableError(f"the engine's wheel is missing in {ctx.run_dir}", "tear down and start a new run")
