@@ -1,7 +1,8 @@
 """``bench train``: optimizer steps of the language model against the same model with dense SDPA, in turn, in one run.
 
-On CUDA the M7C row at S = 2048 (bf16, GPT-2 vocabulary) is added; without a GPU it is left out. ``overhead_share`` is
-the part of a real trainer's time that logging, heartbeats and halt checks took.
+On CUDA the M7C row at S = 2048 (bf16, GPT-2 vocabulary) is added; without a GPU it is left out. Rows of 2,048 and 8,192
+tokens on a CPU (``m7c_byte_2048_vs_dense``, ``m7c_byte_8192_vs_dense``) take minutes and are measured where ``--rows``
+names them. ``overhead_share`` is the part of a real trainer's time that logging, heartbeats and halt checks took.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from uvcc_engine.train.text.sources import Synthetic
 from uvcc_engine.train.text.tokenizer import ByteTokenizer
 
 CPU_ROWS: Final = ("showcase_vs_dense", "m7c_byte_512_vs_dense", "overhead_share")
+LONG_ROWS: Final = {"m7c_byte_2048_vs_dense": 2048, "m7c_byte_8192_vs_dense": 8192}  # tokens; only where asked for
 GPU_ROWS: Final = ("m7c_2048_gpu",)
 
 
@@ -55,6 +57,9 @@ def cases(name: str) -> Versus:
     if name == "m7c_byte_512_vs_dense":
         cfg = shape("m7c_125m_2xa100_production", seq_len=512, batch_size=2, accumulate=1)
         return Versus(_on_cpu(cfg), 1)
+    if name in LONG_ROWS:  # two of the twelve layers: the ratio is nearly theirs, and a step ends within a minute
+        cfg = shape("m7c_125m_2xa100_production", seq_len=LONG_ROWS[name], batch_size=1, accumulate=1)
+        return Versus(_on_cpu(replace(cfg, model=replace(cfg.model, n_layers=2))), 1)
     return Versus(shape("m7c_125m_80g", seq_len=2048, batch_size=16, accumulate=1), 5)
 
 
@@ -146,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
     threads = [int(n) for n in args.threads.split(",") if n] or sorted({every, 1}, reverse=True)
     names = pick(
         args.rows,
-        (*CPU_ROWS, *GPU_ROWS),
+        (*CPU_ROWS, *(LONG_ROWS if args.rows else ()), *GPU_ROWS),
         GPU_ROWS,
         torch.cuda.is_available(),
         lambda text: print(text, file=sys.stderr),

@@ -8,17 +8,21 @@ earlier outputs do not depend on it.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from uvcc_engine.nsa import blocks
 from uvcc_engine.nsa.index import Inverse, invert, pool, top_blocks
+from uvcc_engine.nsa.masked import sdpa
+from uvcc_engine.nsa.part_of_keys import attend, slopes
 from uvcc_engine.nsa.visibility import Layout
 
 TILE: Final = 256  # queries at a time
+CHOSEN_TILE: Final = 256  # queries of a block at a time
+WINDOW_TILE: Final = 128  # queries at a time, whose windows overlap
 
 
 def _tiles(s: int) -> list[tuple[int, int]]:
@@ -59,19 +63,20 @@ class _Compressed(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor, *unused: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, o, lse = ctx.saved_tensors
         layout: Layout = ctx.layout
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        scale = q.shape[-1] ** -0.5
+        dq, dk, dv = torch.empty_like(q), *(torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
+        heads = q.shape[2]
         for a, b in _tiles(layout.s):
             n = max(1, layout.cfg.n_cmp(layout.first + b))
-            kn, vn = k[:, :, None, :n], v[:, :, None, :n]
-            qt, dot = q[..., a:b, :], do[..., a:b, :]
-            p = (_scores(qt, k[..., :n, :], _visible(layout, a, b, n)) - lse[..., a:b, None]).exp()
-            delta = (dot * o[..., a:b, :]).sum(-1, keepdim=True)
-            ds = p * (dot @ vn.transpose(-1, -2) - delta) * scale
-            dq[..., a:b, :] = ds.to(q.dtype) @ kn
-            dk[..., :n, :] += (ds.to(q.dtype).transpose(-1, -2) @ qt).sum(2)
-            dv[..., :n, :] += (p.to(v.dtype).transpose(-1, -2) @ dot).sum(2)
-        return dq, dk, dv, None
+            biases = [_bias(seen, q[..., :1, :]).repeat(heads, 1) for seen in _visible(layout, a, b, n)]
+            for row, group in itertools.product(*map(range, q.shape[:2])):
+                at, keys = (row, group, slice(None), slice(a, b)), (row, group, slice(n))
+                grad, x, y = (t[at].flatten(0, 1) for t in (do, q, o))
+                bias = biases[row % len(biases)]
+                on_q, on_k, on_v = slopes(grad, x, k[keys], v[keys], y, lse[at].flatten(), bias)
+                dq[at] = on_q.reshape(dq[at].shape)
+                dk[keys] += on_k
+                dv[keys] += on_v
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None
 
 
 def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
@@ -90,95 +95,166 @@ def compressed(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, layout: Layout) -> tuple
 
 
 class _Selected(torch.autograd.Function):
-    """q [B, G, S, h, dk], k/v [B, G, S, d], chosen int32 [B, G, S, n_sel] -> o [B, G, S, h, dv]."""
+    """q [B, G, S - skip, h, dk], k/v [B, G, n_keys, d], chosen int32 [B, G, S - skip, n_sel] -> o like q, of width dv.
+
+    The queries are those behind the layout's first ``skip``.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout, skip: int) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
         inverse = invert(chosen, layout.n_blocks)
         o = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=wide, device=q.device)
-        top = torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device)
-        total = torch.zeros_like(top)
-        for at, t, live, keys in _block_tiles(inverse, chosen.shape[-1], layout):
-            score = _block_scores(q[at][t], k[at][keys], t, keys, layout, at[0]).to(wide)
-            before = top[at][t]
-            new = torch.maximum(before, score.amax(-1))
-            p, shrink = (score - new[..., None]).exp(), (before - new).exp()
-            real, part = t[live], p.to(v.dtype) @ v[at][keys]
-            top[at][real] = new[live]
-            total[at][real] = (total[at][t] * shrink + p.sum(-1))[live]
-            o[at][real] = (o[at][t] * shrink[..., None] + part)[live]
-        o /= total[..., None]
-        ctx.save_for_backward(q, k, v, chosen, o, top + total.log())
-        ctx.layout, ctx.inverse = layout, inverse
-        return o.to(v.dtype)
+        lse = torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device)
+        for at, tiles in _block_tiles(inverse, chosen.shape[-1], layout, skip):
+            qs, ks, vs, os, zs = (x[at] for x in (q, k, v, o, lse))
+            for t, live, keys, part_only in tiles:
+                bias = _hidden(t + skip, keys, layout, at[0], q) if part_only else None
+                part, z = attend(_rows(qs, t), ks[keys], vs[keys], bias)
+                real, part, z = t[:live], part.view(*t.shape, *os.shape[1:])[:live], z.view(*t.shape, -1)[:live]
+                before = zs.index_select(0, real)
+                new = torch.logaddexp(before, z)
+                grown = os.index_select(0, real).mul_((before - new).exp_()[..., None])
+                os.index_copy_(0, real, grown.addcmul_(part, (z - new).exp_()[..., None]))
+                zs.index_copy_(0, real, new)
+        o = o.to(v.dtype)
+        ctx.save_for_backward(q, k, v, chosen, o, lse)
+        ctx.layout, ctx.inverse, ctx.skip = layout, inverse, skip
+        return o
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         q, k, v, chosen, o, lse = ctx.saved_tensors
         layout: Layout = ctx.layout
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        delta = (do * o).sum(-1)
-        scale = q.shape[-1] ** -0.5
-        for at, t, live, keys in _block_tiles(ctx.inverse, chosen.shape[-1], layout):
-            score = _block_scores(q[at][t], k[at][keys], t, keys, layout, at[0]).to(lse.dtype)
-            p = (score - lse[at][t][..., None]).exp().masked_fill(~live[:, None, None], 0.0)
-            ds = p * (do[at][t] @ v[at][keys].T - delta[at][t][..., None]) * scale
-            ds, p = ds.to(q.dtype), p.to(v.dtype)
-            dk[at][keys] += ds.flatten(0, 1).T @ q[at][t].flatten(0, 1)
-            dv[at][keys] += p.flatten(0, 1).T @ do[at][t].flatten(0, 1)
-            dq[at][t[live]] += (ds @ k[at][keys])[live]
-        return dq, dk, dv, None, None
+        dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))
+        for at, tiles in _block_tiles(ctx.inverse, chosen.shape[-1], layout, ctx.skip):
+            qs, ks, vs, os, zs, grads = (x[at] for x in (q, k, v, o, lse, do))
+            on_qs, on_ks, on_vs = (x[at] for x in (dq, dk, dv))
+            for t, live, keys, part_only in tiles:
+                bias = _hidden(t + ctx.skip, keys, layout, at[0], q) if part_only else None
+                grad, z = _rows(grads, t), zs.index_select(0, t).flatten()
+                grad[live * do.shape[-2] :] = 0  # of the padding, which so adds nothing to any key
+                on_q, on_k, on_v = slopes(grad, _rows(qs, t), ks[keys], vs[keys], _rows(os, t), z, bias)
+                real, more = t[:live], on_q.reshape(*t.shape, *qs.shape[1:])[:live]
+                on_qs.index_copy_(0, real, on_qs.index_select(0, real).add_(more))
+                on_ks[keys] += on_k
+                on_vs[keys] += on_v
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
-def _block_tiles(inverse: Inverse, n_sel: int, layout: Layout) -> Any:
-    """Yields ((row, group), queries [T], which of them are real [T], the block's slice of keys), T always TILE."""
-    size = layout.cfg.l_sel
-    slots = torch.arange(TILE, device=inverse.entry.device)
+def _rows(x: Tensor, t: Tensor) -> Tensor:
+    """Rows t of x [S, h, d], one head behind another: [len(t) * h, d]."""
+    return x.index_select(0, t).flatten(0, 1)
+
+
+def _block_tiles(inverse: Inverse, n_sel: int, layout: Layout, skip: int) -> Any:
+    """Yields (row, group) and its tiles, each block's one behind another: see ``_tiles_of``."""
     for row, by_group in enumerate(inverse.bounds()):
         for group, offset in enumerate(by_group):
-            entry = inverse.entry[row, group]
-            for j in range(layout.n_blocks):
-                for a in range(offset[j], offset[j + 1], TILE):
-                    place = slots + a
-                    live = place < offset[j + 1]
-                    t = entry[place.clamp(max=entry.shape[0] - 1)].to(torch.int64) // n_sel
-                    # padding takes the block's last query: its scores are finite, its results are dropped
-                    t = torch.where(live, t, t[0])
-                    yield (row, group), t, live, slice(j * size, min((j + 1) * size, layout.n_keys))
+            queries = inverse.entry[row, group].to(torch.int64) // n_sel
+            yield (row, group), _tiles_of(offset, queries, layout, skip, row)
 
 
-def _block_scores(q: Tensor, k: Tensor, t: Tensor, keys: slice, layout: Layout, row: int) -> Tensor:
-    """q [T, h, dk] of queries t against one block's keys [n, dk] -> [T, h, n], -inf outside doc_start..t."""
+def _tiles_of(offset: list[int], queries: Tensor, layout: Layout, skip: int, row: int) -> Any:
+    """Yields queries [CHOSEN_TILE] of a block, how many of them are real, the block's slice of keys, and whether some
+    query does not see all of them. Those of block j are ``queries[offset[j] : offset[j + 1]]``.
+    """
+    size, n = layout.cfg.l_sel, len(offset) - 1
+    cut = [(j, a) for j in range(n) for a in range(offset[j], offset[j + 1], CHOSEN_TILE)]
+    if not cut:
+        return
+    lives = [min(CHOSEN_TILE, offset[j + 1] - a) for j, a in cut]
+    begin, live = (torch.tensor(x, device=queries.device)[:, None] for x in ([a for _, a in cut], lives))
+    slots = torch.arange(CHOSEN_TILE, device=queries.device)
+    # padding takes the tile's first query: its scores are finite, its results are dropped
+    t = queries[torch.where(slots < live, begin + slots, begin)]
+    earliest = (t[:, 0] + layout.first + skip).tolist()
+    starts = layout.starts[row % layout.starts.shape[0]]
+    start = starts[t.gather(1, live - 1)[:, 0] + skip].tolist()
+    for i, tile in enumerate(t.unbind()):
+        keys = slice(cut[i][0] * size, min((cut[i][0] + 1) * size, layout.n_keys))
+        yield tile, lives[i], keys, earliest[i] < keys.stop - 1 or start[i] > keys.start
+
+
+def _hidden(places: Tensor, keys: slice, layout: Layout, row: int, q: Tensor) -> Tensor:
+    """-inf where the layout's queries ``places`` do not see one of the keys, for each of their heads."""
     place = torch.arange(keys.start, keys.stop, device=q.device)
-    first = layout.starts[row % layout.starts.shape[0]][t]
-    seen = (place <= layout.first + t[:, None]) & (place >= first[:, None])
-    score: Tensor = (q * float(q.shape[-1]) ** -0.5) @ k.T
-    return score.masked_fill(~seen[:, None], -torch.inf)
+    first = layout.starts[row % layout.starts.shape[0]].index_select(0, places)
+    return _bias((place <= (layout.first + places)[:, None]) & (place >= first[:, None]), q)
+
+
+def _bias(seen: Tensor, q: Tensor) -> Tensor:
+    """0 where seen [T, n], else -inf, for each of the h heads of q [..., h, d]: [T * h, n]."""
+    bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
+    return bias.repeat_interleave(q.shape[-2], 0)
 
 
 def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
-    """q [B, S, H, dk], k/v [B, S, G, d], chosen int32 [B, G, S, n_sel] -> [B, S, H, dv]."""
+    """q [B, S, H, dk], k/v [B, S, G, d], chosen int32 [B, G, S, n_sel] -> [B, S, H, dv].
+
+    Queries that have no more blocks than they may choose see all that causality allows.
+    """
     b, s, heads, dk = q.shape
-    groups = k.shape[2]
-    grouped = q.view(b, s, groups, heads // groups, dk).transpose(1, 2)
-    o: Tensor = _Selected.apply(grouped, k.transpose(1, 2), v.transpose(1, 2), chosen, layout)  # type: ignore[no-untyped-call]
-    return o.transpose(1, 2).reshape(b, s, heads, -1)
+    groups, cfg = k.shape[2], layout.cfg
+    early = min(s, max(0, cfg.n_sel * cfg.l_sel - layout.first))
+    out = []
+    if early:
+        n, mask = layout.first + early, None
+        if layout.packed or layout.first:
+            mask = blocks.causal_mask(layout.positions[:early], layout.starts[:, :early], n)[:, None]
+        out.append(sdpa(q[:, :early], k[:, :n], v[:, :n], mask))
+    if early < s:
+        grouped = q[:, early:].view(b, s - early, groups, heads // groups, dk).transpose(1, 2)
+        late = chosen[:, :, early:]
+        o: Tensor = _Selected.apply(grouped, k.transpose(1, 2), v.transpose(1, 2), late, layout, early)  # type: ignore[no-untyped-call]
+        out.append(o.transpose(1, 2).reshape(b, s - early, heads, -1))
+    return torch.cat(out, 1)
+
+
+class _Window(torch.autograd.Function):
+    """q [B, S, G, h, dk], k/v [B, n_keys, G, d] -> o [B, S, G, h, dv]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        o = q.new_empty(*q.shape[:-1], v.shape[-1])
+        lse = torch.empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        for at, keys, bias in _bands(q, layout):
+            part, z = attend(q[at].flatten(0, 1), k[keys], v[keys], bias)
+            o[at], lse[at] = part.view(o[at].shape), z.view(lse[at].shape)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.layout = layout
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, o, lse = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), *(torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
+        for at, keys, bias in _bands(q, ctx.layout):
+            grad, x, y = (a[at].flatten(0, 1) for a in (do, q, o))
+            on_q, on_k, on_v = slopes(grad, x, k[keys], v[keys], y, lse[at].flatten(), bias)
+            dq[at] = on_q.reshape(dq[at].shape)
+            dk[keys] += on_k
+            dv[keys] += on_v
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _bands(q: Tensor, layout: Layout) -> Any:
+    """Yields where a tile of one row's and group's queries [B, S, G, h, dk] is, where its keys are, and their bias."""
+    w = layout.cfg.w
+    for a in range(0, layout.s, WINDOW_TILE):
+        b = min(a + WINDOW_TILE, layout.s)
+        low, high = max(0, layout.first + a - w + 1), layout.first + b
+        q_pos, place = layout.positions[a:b, None], torch.arange(low, high, device=q.device)
+        near = (place <= q_pos) & (place > q_pos - w)
+        biases = [_bias(near & (place >= starts[a:b, None]), q) for starts in layout.starts]
+        for row in range(q.shape[0]):
+            for group in range(q.shape[2]):
+                yield (row, slice(a, b), group), (row, slice(low, high), group), biases[row % len(biases)]
 
 
 def window(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """The last w tokens, tile by tile. q [B, S, H, dk], k/v [B, S, G, d] -> [B, S, H, dv]."""
-    w, out = layout.cfg.w, []
-    for a, b in _tiles(layout.s):
-        low, high = max(0, layout.first + a - w + 1), layout.first + b
-        q_pos, place = layout.positions[a:b, None], torch.arange(low, high, device=q.device)
-        seen = ((place <= q_pos) & (place > q_pos - w))[None] & (place >= layout.starts[:, a:b, None])
-        part = F.scaled_dot_product_attention(
-            q[:, a:b].transpose(1, 2),
-            k[:, low:high].transpose(1, 2),
-            v[:, low:high].transpose(1, 2),
-            attn_mask=seen[:, None],
-            enable_gqa=True,
-        )
-        out.append(part.transpose(1, 2))
-    return torch.cat(out, 1)
+    groups = k.shape[2]
+    grouped = q.view(*q.shape[:2], groups, -1, q.shape[-1])
+    o: Tensor = _Window.apply(grouped, k, v, layout)  # type: ignore[no-untyped-call]
+    return o.flatten(2, 3)

@@ -12,7 +12,7 @@ import torch
 from nsa_kit import SMALL, edits_change_nothing_before, results, small_layer, starts_of
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx
+from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx, part_of_keys
 from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import as_mask, invert, pool, pool_weights, top_blocks
 from uvcc_engine.nsa.visibility import Layout
@@ -23,7 +23,8 @@ FLAT = NSAConfig(l=8, d=8, l_sel=8, n_sel=4, w=40)
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(chunked, "TILE", 32)
+    for name in ("TILE", "CHOSEN_TILE", "WINDOW_TILE"):
+        monkeypatch.setattr(chunked, name, 32)
     yield
     dispatch.force(None)
 
@@ -39,6 +40,24 @@ def test_outputs_and_gradients_are_those_of_the_masked_path(
     found = starts_of(*lengths)
     starts = None if found is None else found.expand(2, -1)
     for ours, theirs in zip(results(path, layer, x, starts), results("masked", layer, x, starts), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_plain_arithmetic_and_torchs_fused_operations_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has no such operations, parts of the keys are computed by products and sums."""
+    calls = []
+    plain = part_of_keys._scores
+    monkeypatch.setattr(part_of_keys, "_scores", lambda *args: (calls.append(1), plain(*args))[1])
+    layer = small_layer(SMALL)
+    x = torch.randn(2, 150, 24, dtype=torch.float64, requires_grad=True)
+    starts = starts_of(100, 9, 41)
+    assert starts is not None
+    fused = results("chunked", layer, x, starts.expand(2, -1))
+    assert not calls
+    monkeypatch.setattr(part_of_keys, "FUSED", frozenset())
+    found = results("chunked", layer, x, starts.expand(2, -1))
+    assert calls
+    for ours, theirs in zip(found, fused, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 

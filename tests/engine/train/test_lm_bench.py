@@ -61,6 +61,9 @@ def test_the_dense_twin_differs_in_attention_alone() -> None:
     assert (case.cfg.train.seq_len, case.cfg.train.batch_size, case.cfg.runtime.precision) == (128, 8, "fp32")
     m7c = train.cases("m7c_byte_512_vs_dense").cfg
     assert (m7c.model.n_layers, m7c.model.vocab, m7c.train.seq_len) == (12, 256, 512)
+    for name, tokens in train.LONG_ROWS.items():
+        long = train.cases(name).cfg
+        assert (long.model.n_layers, long.model.vocab, long.train.seq_len, long.train.batch_size) == (2, 256, tokens, 1)
     gpu = train.cases("m7c_2048_gpu").cfg
     assert (gpu.model.vocab, gpu.train.seq_len, gpu.runtime.precision) == (50257, 2048, "bf16")
 
