@@ -44,6 +44,7 @@ class PodShell:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cut_after = math.inf  # bytes, then the link is lost
+        self.changes = ""  # a byte of this file changes on its way, once
         self.sent = 0
 
     @property
@@ -73,6 +74,9 @@ class PodShell:
         except OSError as e:
             raise UvccError(str(e)) from e
         self.sent += len(data)
+        if self.changes and remote.endswith(self.changes):
+            self.changes = ""
+            return data[:-1] + bytes([data[-1] ^ 1])
         return data
 
     async def put(self, data: Path | bytes, remote: str, *, mode: int = 0o600, timeout: float = 0.0) -> None:
@@ -141,6 +145,34 @@ async def test_a_lost_link_costs_only_what_was_under_way(home: Home) -> None:
     assert home.pod.sent < whole - arrived + 2 * (1 << 16) + 2000
     await home.bring(made)
     assert checkpoint.steps_present(home.root) == [10]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"), [("rank0.safetensors", "was altered"), (checkpoint.MANIFEST, "is damaged")]
+)
+async def test_what_changes_on_the_way_is_not_home_and_comes_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, changed: str, words: str
+) -> None:
+    """Each checkpoint is read and checked when it arrives: nothing damaged stands under a checkpoint's name."""
+    monkeypatch.setattr(checkpoint_copies, "LOOK_S", 0.005)
+    monkeypatch.setattr(checkpoint_copies, "AGAIN_S", 0.005)
+    home.pod.changes = changed
+    made = home.pod.save(10, 7)
+    home.written(made)
+    keeping = asyncio.create_task(checkpoint_copies.keep_home(home.ctx))
+    try:
+        await home.world.bus.wait(lambda s: "p0r0" in s.home, 20)
+    finally:
+        keeping.cancel()
+    told = [e for _, e in iter_events(home.ctx.run_dir / "journal.sqlite")]
+    refused = [at for at, e in enumerate(told) if isinstance(e, ev.Alert) and e.name == "checkpoint_home"]
+    (arrived,) = (at for at, e in enumerate(told) if isinstance(e, ev.CheckpointHome))
+    assert refused == [arrived - 1]
+    alert = told[refused[0]]
+    assert isinstance(alert, ev.Alert)
+    assert "the checkpoint of step 10 is not home" in alert.text
+    assert words in alert.text
+    assert checkpoint.verify_step(home.root, 10, run=RUN).sha256 == made.sha256
 
 
 async def test_the_profile_bounds_the_bandwidth(home: Home) -> None:
