@@ -145,17 +145,19 @@ class LmTrainer:
             self.telemetry.finish(self._facts())
 
     def _data(self) -> Prefetcher:
-        return Prefetcher(self._packer(False, self._cursor), self._rows, self.cfg.data.queue)
+        pinned = self.group.device.type == "cuda"
+        return Prefetcher(self._packer(False, self._cursor), self._rows, self.cfg.data.queue, pinned=pinned)
 
     def _to_the_end(self, data: Prefetcher) -> LoopOutcome:
         loss, cursor = math.nan, (self._cursor or Cursor()).to_json()
         self.telemetry.restart()
         while self.steps_done < self.cfg.train.steps:
-            loss, batch = self._step(data)
+            total, batch = self._step(data)
             cursor = batch.cursor
             norm = self._norm()
-            applied, halt = self._decide(loss, norm)
-            self._finish_step(loss, norm, data, applied=applied)
+            loss, size = torch.stack([total, norm]).tolist()  # both at once: the step waits for its device here alone
+            applied, halt = self._decide(loss, size)
+            self._finish_step(loss, norm, size, data, applied=applied)
             if halt is not None and self._hold_or_halt(halt):
                 return self._leave("halted", cursor, loss)
             if self._due(self.cfg.train.save_every) or self.steps_done == self._again.checkpoint:
@@ -200,8 +202,11 @@ class LmTrainer:
         torch.set_rng_state(rng)
         self._on_alive(False)
 
-    def _step(self, data: Prefetcher) -> tuple[float, Batch]:
-        """Forward and backward of every micro-batch; gradients are left in place. Returns (mean loss, last batch)."""
+    def _step(self, data: Prefetcher) -> tuple[Tensor, Batch]:
+        """Forward and backward of every micro-batch; gradients are left in place.
+
+        Returns (mean loss, a scalar that is still on the device; last batch).
+        """
         t, nvtx = self.cfg.train, self.cfg.runtime.nvtx
         for group in self.optimizer.param_groups:
             group["lr"] = lr_at(t, self.steps_done)
@@ -218,11 +223,11 @@ class LmTrainer:
             window.tokens += batch.tokens[:, 1:].numel() * self.group.replicas
             with without_sync(self._wrapped, micro < t.accumulate - 1):
                 with marked("forward", nvtx):
-                    loss = self._loss(batch.tokens.to(self.group.device)) / t.accumulate
+                    loss = self._loss(batch.tokens.to(self.group.device, non_blocking=True)) / t.accumulate
                 with self.group.trace.of("backward"), marked("backward", nvtx):
                     loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        return float(total), batch
+        return total, batch
 
     def _loss(self, tokens: Tensor) -> Tensor:
         """Mean next-token cross-entropy; no prediction crosses into another document's first token's past."""
@@ -250,7 +255,7 @@ class LmTrainer:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return whole(gradient_norm.total_norm(gradients))
 
-    def _decide(self, loss: float, norm: Tensor) -> tuple[bool, HaltRequest | None]:
+    def _decide(self, loss: float, norm: float) -> tuple[bool, HaltRequest | None]:
         """One collective a step: is any rank's loss or gradient not a number, does anybody ask for a hold or halt?
         Returns whether the gradient is to be applied, and the request.
 
@@ -260,7 +265,7 @@ class LmTrainer:
         mine = self.writer.poll_halt()
         vote = 2 if self._stop_asked() else mine.vote if mine else 0
         self.telemetry.window.own_s += self._clock() - began
-        mine_is = [int(not math.isfinite(value)) for value in (loss, float(norm))]
+        mine_is = [int(not math.isfinite(value)) for value in (loss, norm)]
         broken, spoilt, decision = self.group.largest([*mine_is, vote])
         if broken:
             raise NotFiniteError(
@@ -279,7 +284,7 @@ class LmTrainer:
         ]
         return not spoilt, next((r for r in known if r.vote == decision), HaltRequest("halt"))
 
-    def _finish_step(self, loss: float, norm: Tensor, data: Prefetcher, *, applied: bool) -> None:
+    def _finish_step(self, loss: float, norm: Tensor, size: float, data: Prefetcher, *, applied: bool) -> None:
         if applied:
             with marked("optimizer", self.cfg.runtime.nvtx):
                 gradient_norm.clip(list(self.model.parameters()), self.cfg.train.grad_clip, norm)
@@ -292,7 +297,7 @@ class LmTrainer:
         began = self._clock()
         if due:
             lr = lr_at(self.cfg.train, self.steps_done - 1)
-            extra = self.telemetry.log(self.steps_done, mean, lr, float(norm), data.depth)
+            extra = self.telemetry.log(self.steps_done, mean, lr, size, data.depth)
             extra |= self._route
             self._again.row(self.steps_done, mean)
             self._on_row(self.steps_done, {"loss": mean, "lr": lr, "toks_per_s": self.telemetry.rate})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lm_kit import PATIENCE_S, SMALL, free_port, packer_of, run_here, small, start_ranks, wait_for_step
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
@@ -18,8 +20,8 @@ from uvcc_engine.train import effective
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.learning_rate import lr_at
 from uvcc_engine.train.lm_job import check_plan, resolve
-from uvcc_engine.train.loop import NotFiniteError
-from uvcc_engine.train.text.data import Cursor, Packer, doc_ids, held_out
+from uvcc_engine.train.loop import LmTrainer, NotFiniteError
+from uvcc_engine.train.text.data import Cursor, Packer, Prefetcher, doc_ids, held_out
 from uvcc_engine.train.text.sources import LocalText, PythonManual, Synthetic
 from uvcc_engine.train.text.tokenizer import ByteTokenizer
 from uvcc_engine.train.watchdog import Watchdog
@@ -59,6 +61,43 @@ def test_halt_and_resume_end_in_the_same_bits(tmp_path: Path) -> None:
         return [",".join(x.split(",")[:3]) for x in (tmp_path / run / "training.csv").read_text().splitlines()]
 
     assert losses("cut") == losses("whole")
+
+
+def test_a_step_waits_for_its_device_once(tmp_path: Path) -> None:
+    """A row of the tables may ask more of it; what is read in between leaves a GPU without work meanwhile."""
+    asked: list[str] = []
+    steps: list[int] = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func._schema.name.removeprefix("aten::")
+            if name in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"):
+                asked.append(name)
+            return func(*args, **(kwargs or {}))
+
+    tolist = torch.Tensor.tolist
+
+    def read(self: torch.Tensor) -> Any:
+        asked.append("tolist")
+        return tolist(self)
+
+    with pytest.MonkeyPatch.context() as patch, Watched():
+        patch.setattr(torch.Tensor, "tolist", read)
+        patch.setattr(LmTrainer, "_save", lambda self, cursor: (steps.append(self.steps_done), ("", ""))[1])
+        run_here(small(steps=7, log_every=100, accumulate=2), tmp_path)
+    assert steps == [7]
+    assert asked == ["tolist"] * 7
+
+
+def test_batches_wait_in_pinned_memory_where_a_gpu_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: (pinned.append(self), self.clone())[1])
+    for asked in (True, False):
+        data = Prefetcher(packer_of(small(), False, None), 2, 1, pinned=asked)
+        batch = data.get()
+        data.stop()
+        assert any(torch.equal(batch.tokens, p) and batch.tokens is not p for p in pinned) == asked
+        pinned.clear()
 
 
 def test_a_broken_checkpoint_falls_back_to_the_previous_one(tmp_path: Path) -> None:

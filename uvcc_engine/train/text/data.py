@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -182,10 +182,11 @@ def doc_ids(tokens: Tensor, eos: int) -> Tensor:
 class Prefetcher:
     """Reads batches ahead on a thread; ``get`` hands them over in order. A batch tells how long its reading took.
 
-    An error of the source is raised by ``get``.
+    An error of the source is raised by ``get``. ``pinned``: in memory from which a GPU copies while the host goes on.
     """
 
-    def __init__(self, packer: Packer, rows: int, depth: int) -> None:
+    def __init__(self, packer: Packer, rows: int, depth: int, *, pinned: bool = False) -> None:
+        self._pinned = pinned
         self._queue: queue.Queue[Batch | Exception] = queue.Queue(maxsize=max(1, depth))
         self._stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, args=(packer, rows), name="prefetch", daemon=True)
@@ -221,7 +222,8 @@ class Prefetcher:
         while not self._stopped.is_set():
             item: Batch | Exception
             try:
-                item = packer.batch(rows)
+                batch = packer.batch(rows)
+                item = replace(batch, tokens=batch.tokens.pin_memory()) if self._pinned else batch
             except Exception as e:  # noqa: BLE001 - handed to the consumer, which raises it
                 item = e
             while not self._stopped.is_set():
