@@ -18,3 +18,12 @@ def forker() -> Iterator[Forker]:
     made = WarmForker()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def quick_triton() -> Iterator[None]:
+    """Kernels in Triton's interpreter cost less, and give the same."""
+    from quick_triton import hastened  # only where it is installed, and asked to interpret
+
+    with hastened():
+        yield

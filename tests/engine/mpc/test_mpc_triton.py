@@ -18,6 +18,7 @@ from uvcc_engine.mpc.kernels.cuda import CudaKernels
 from uvcc_engine.mpc.kernels.layout import wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
+pytestmark = pytest.mark.usefixtures("quick_triton")
 PLAIN, CUDA = PlainKernels(), CudaKernels()
 
 

@@ -19,6 +19,7 @@ from uvcc_engine.nsa.kernels import tiles
 from uvcc_engine.nsa.shared_rows import SharedRows
 from uvcc_engine.nsa.visibility import Layout
 
+pytestmark = pytest.mark.usefixtures("quick_triton")
 NSA = NSAConfig(l=8, d=4, l_sel=8, n_sel=3, w=10)
 S, HEADS, GROUPS, DK, DV = 48, 4, 2, 8, 4
 

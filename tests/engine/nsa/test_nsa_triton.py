@@ -25,6 +25,7 @@ from uvcc_engine.nsa.kernels import band, descriptors, gather, launch, tiles
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.nsa.visibility import Layout
 
+pytestmark = pytest.mark.usefixtures("quick_triton")
 WIDE = NSAConfig(l=16, d=8, l_sel=16, n_sel=4, w=40)
 ONE_GROUP = {"dim": 12, "n_heads": 3, "n_kv_groups": 1, "d_k": 8, "d_v": 4}
 
