@@ -1,8 +1,8 @@
 """The times of a profile's halts and of its ranks' waits, fitted to how long a step is foretold to take. Pure.
 
 A worker looks at the control file between two steps. A model whose step takes a minute cannot show within ten seconds
-that it holds, so its drill would fail and its halts would be called unverified, though every pod obeys. On a GPU the first
-step is such a step: it compiles the kernels that were not compiled there before.
+that it holds, so its drill would fail and its halts would be called unverified, though every pod obeys. On a GPU the
+first step is such a step: it compiles the kernels that were not compiled there before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ APART: Final = 20
 START_S: Final = 30.0
 """For the start of the workers, which a drill of a short smoke includes."""
 FIRST_ON_GPU_S: Final = 20.0
-"""What the first step on a GPU takes: 12 to 15 s were seen on an H200, most of them for compiling, and 20 on a busy one."""
+"""What the first step on a GPU takes: 12 to 15 s were seen, most of them for compiling, and 20 on a busy one."""
 CPU_OFFER: Final = "CPU"
 """How the market names a machine without GPUs; it counts one all the same."""
 
