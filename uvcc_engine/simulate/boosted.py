@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.bins import MOST_BINS, bits_of, edges_of
 from uvcc_engine.data.sets import Floats
-from uvcc_engine.simulate.fitting import SimulatedFit, fit, plain_numbers
+from uvcc_engine.simulate.fitting import SimulatedFit, fit
+from uvcc_engine.simulate.given_rows import plain_numbers
 from uvcc_engine.simulate.parameters import Parameters
 
 

@@ -15,7 +15,7 @@ from uvcc_engine.model.learning.kmeans import Clusters, kmeans_protocol
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import share_of, split
-from uvcc_engine.simulate.fitting import plain_numbers
+from uvcc_engine.simulate.given_rows import plain_numbers
 from uvcc_engine.simulate.parameters import Parameters
 
 

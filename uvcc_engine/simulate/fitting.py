@@ -20,7 +20,7 @@ from uvcc_engine.contract.job.kmeans_job import PLAIN
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.data.coefficient_errors import standard_errors
-from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, one_hot, split
+from uvcc_engine.data.sets import Dataset, Floats, Ints, Labels, split
 from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.layer_list import (
     check_labels,
@@ -48,6 +48,7 @@ from uvcc_engine.sharding.validation import (
     fit_model,
     shapes_of,
 )
+from uvcc_engine.simulate.given_rows import flat_features, given_labels, given_rows, given_weights
 from uvcc_engine.simulate.metering import LayerCost, Metering
 from uvcc_engine.simulate.training_bar import Progress, teller
 
@@ -102,7 +103,7 @@ class SimulatedFit:
 
     def outputs(self, x: ArrayLike) -> Floats:
         """The model's outputs (rows, classes), in clear with the opened weights."""
-        rows = _features(x)
+        rows = flat_features(x)
         with torch.no_grad():
             found: Floats = forward(self.model, [torch.from_numpy(w) for w in self.weights], rows).numpy()
         return found
@@ -194,16 +195,16 @@ def fit(
     Raises ConfigError for what does not fit, before it computes.
     """
     letters = int(getattr(model, "vocabulary", 0))
-    features = _rows(x, letters)
-    count, labels = len(features), _labels(y, len(features))
+    features = given_rows(x, letters)
+    count, labels = len(features), given_labels(y, len(features))
     if labels.ndim not in (1, 2 if letters or y is None else 1) or len(labels) != count or not count:
         raise ConfigError(f"{features.shape} features and {labels.shape} labels do not fit", "one label per row")
     if isinstance(test, tuple):
         features, labels = (
-            np.concatenate([features, _rows(test[0], letters)]),
-            np.concatenate([labels, _labels(None if y is None else test[1], len(_rows(test[0], letters)))]),
+            np.concatenate([features, given_rows(test[0], letters)]),
+            np.concatenate([labels, given_labels(None if y is None else test[1], len(given_rows(test[0], letters)))]),
         )
-    own = _weights(row_weights, count)
+    own = given_weights(row_weights, count)
     job = job | ({} if own is None else {"row_weights": True})
     objective = str(job.get("objective", _PLAIN.objective))
     classes, numbers = ((), labels) if y is None else _targets(objective, labels, letters)
@@ -233,33 +234,6 @@ def fit(
 def _on(job: PrivateJob) -> str:
     """Where a fit computes: a notebook's GPU is taken only where ``device="cuda"`` asks for it."""
     return "cuda" if job.device == "cuda" else "cpu"
-
-
-def _rows(x: ArrayLike, letters: int) -> Floats:
-    """Rows of features: as they are, or one-hot of so many letters."""
-    if not letters:
-        found: Floats = _features(x).numpy()
-        return found
-    numbers = np.asarray(x)
-    if numbers.dtype.kind not in "iu" or numbers.ndim != 2 or numbers.min() < 0 or numbers.max() >= letters:
-        raise ConfigError(
-            f"letters of shape {numbers.shape}, {numbers.dtype}", f"give (rows, positions) below {letters}"
-        )
-    return one_hot(numbers.astype(np.int64), letters)
-
-
-def _labels(y: ArrayLike | None, rows: int) -> np.ndarray[Any, Any]:
-    """Labels as they were given; none (rows, 0) where there are none."""
-    return np.zeros((rows, 0)) if y is None else np.asarray(y)
-
-
-def _weights(given: ArrayLike | None, rows: int) -> Floats | None:
-    if given is None:
-        return None
-    found = plain_numbers(given, "row_weights")
-    if found.shape != (rows,):
-        raise ConfigError(f"row_weights of shape {found.shape} for {rows} rows", "give one number per row")
-    return found
 
 
 def _targets(objective: str, labels: np.ndarray[Any, Any], letters: int) -> tuple[tuple[Any, ...], Labels]:
@@ -387,25 +361,6 @@ def _by_step(taken: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[int, int
         rounds = taken[0][done][0] - taken[0][done - 1][0]
         found.append((rounds, sum(of_party[done][1] - of_party[done - 1][1] for of_party in taken)))
     return tuple(found)
-
-
-def plain_numbers(x: ArrayLike, what: str = "features") -> Floats:
-    """Numbers of any shape as float64. Raises ConfigError for text, lines of unequal length and complex numbers."""
-    try:
-        given = np.asarray(x)
-        if given.dtype.kind == "c":
-            raise ConfigError(f"{what} are complex numbers", "give their real and imaginary parts as columns")
-        return np.array(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        what = f"{what} are no table of numbers: {str(error)[:80]}"
-        raise ConfigError(what, "give categories as one-hot columns, and each row as many numbers") from error
-
-
-def _features(x: ArrayLike) -> torch.Tensor:
-    found = plain_numbers(x)
-    if found.ndim < 2 or not len(found):
-        raise ConfigError(f"features of shape {found.shape}", "give one row of numbers per line: (rows, features)")
-    return torch.from_numpy(found.reshape(len(found), -1))
 
 
 def _model(model: Any, shape: tuple[int, ...], classes: int, positions: int = 1) -> ModelSpec:
