@@ -172,6 +172,9 @@ def program(
             p, notes[p], s.prg, sid, s.attempt, prg=job.random_generator, few_rounds=job.rounds == "few"
         )
     trainers = [trainer_of(rt, job, model, inputs[rt.party]) for rt in local.runtimes]
+    for rt in local.runtimes:
+        if rt.ledger is not None:
+            rt.ledger.defers = True  # as workers do
     for epoch in range(job.steps + 1):
         last = epoch == job.steps or (trainers[0].validations.ended if steps is None else epoch == steps)
 
@@ -180,8 +183,10 @@ def program(
             rt.begin_epoch(epoch)
             if last:
                 trainers[rt.party].evaluate()
-            else:
-                trainers[rt.party].step(epoch)
+                return
+            owed = trainers[rt.party].step(epoch).owed
+            if owed is not None:
+                owed.take_as_held()
 
         local.run_three(body)
         yield [n.records for n in notes]

@@ -200,14 +200,16 @@ def _epochs(
 
     main = runtime()
     trainer = ParallelTrainer(main, runtime, job, fit_model(job), inputs, groups, lambda name, fields: None)
+    if main.ledger is not None:
+        main.ledger.defers = True  # as workers do
     for epoch in range(job.steps + 1):
         plane.begin(epoch)
         main.begin_epoch(epoch)
         last = epoch == job.steps or trainer.validations.ended
         if last:
             trainer.evaluate()
-        else:
-            trainer.step(epoch)
+        elif (owed := trainer.step(epoch).owed) is not None:
+            owed.take_as_held()
         yield plane.records
         if last:
             return

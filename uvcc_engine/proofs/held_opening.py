@@ -36,6 +36,8 @@ class HeldOpening:
 
     def __init__(self, rt: Runtime, values: Sequence[Share]) -> None:
         self._rt, self._values = rt, values
+        self.got: Sequence[Tensor] = ()
+        """What came of what :meth:`add_to` asked for."""
         self._count = sum(value.n for value in values)
         draws = rt.draws()
         to_next, to_prev = (draws.ring(c, self._count + 2 * _NONCE) for c in (rt.party, rt.next))
@@ -58,13 +60,13 @@ class HeldOpening:
                 message.send(peer, kinds.OPEN, part if release else torch.zeros_like(part))
                 message.want(peer, kinds.OPEN, dtype, len(part))
 
-    def opened(self, got: Sequence[Tensor]) -> list[Tensor]:
-        """The values, int64 in their shapes, from what :meth:`add_to` asked for, once nobody has refused.
+    def opened(self) -> list[Tensor]:
+        """The values, int64 in their shapes, from what the others released, once nobody has refused.
 
         ProtocolError naming the pair if the two holders of what this party lacks disagree.
         """
         rt = self._rt
-        mask, of_masked, masked, of_mask = got
+        mask, of_masked, masked, of_mask = self.got
         if not torch.equal(half_digest(masked), of_masked) or not torch.equal(half_digest(mask), of_mask):
             raise ProtocolError(
                 f"parties {rt.prev} and {rt.next} disagree on a share opened to party {rt.party}: one of them altered"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -24,24 +23,23 @@ _CURE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictsTold:
-    """``said``: what everybody found ``[PARTIES + 1]``, by party; ``halves``: what came of a held opening."""
-
-    said: Mapping[int, Tensor]
-    halves: list[Tensor]
+def flags_of(verdicts: Sequence[int], agree: bool) -> Tensor:
+    """What a party says: ``[PARTIES + 1]``, of each prover, and whether what it opened under masks is what its peers
+    say that they opened."""
+    return torch.tensor([*verdicts, HELD if agree else FAILED], dtype=torch.uint8)
 
 
 def tell_verdicts_protocol(
-    rt: Runtime, verdicts: list[int], agree: bool, opening: HeldOpening | None = None
-) -> MpcProtocol[VerdictsTold]:
+    rt: Runtime, verdicts: list[int], agree: bool, opening: HeldOpening | None = None, *, release: bool | None = None
+) -> MpcProtocol[dict[int, Tensor]]:
     """Everybody tells both others what it found, and releases its halves of an ``opening`` if all of it held: 1 round.
+    What everybody found ``[PARTIES + 1]``, by party.
 
     ``verdicts``: of the three provers, ``NOT_MINE`` where this party does not judge. ``agree``: whether what it opened
-    under masks is what its peers say that they opened.
+    under masks is what its peers say that they opened. ``release``: whether the halves are, where more decides.
     """
-    mine = torch.tensor([*verdicts, HELD if agree else FAILED], dtype=torch.uint8)
-    release = found_true(rt, verdicts, agree)
+    mine = flags_of(verdicts, agree)
+    release = found_true(rt, verdicts, agree) if release is None else release
     message = Round(proved=True, opening=opening is not None and release)
     for peer in (rt.next, rt.prev):
         message.send(peer, kinds.PROOF, mine)
@@ -49,7 +47,9 @@ def tell_verdicts_protocol(
     if opening is not None:
         opening.add_to(message, release=release)
     got: list[Tensor] = yield message
-    return VerdictsTold({rt.party: mine, rt.next: got[0], rt.prev: got[1]}, got[2:])
+    if opening is not None:
+        opening.got = got[2:]
+    return {rt.party: mine, rt.next: got[0], rt.prev: got[1]}
 
 
 def found_true(rt: Runtime, verdicts: list[int], agree: bool) -> bool:
@@ -57,9 +57,10 @@ def found_true(rt: Runtime, verdicts: list[int], agree: bool) -> bool:
     return agree and verdicts[rt.prev] == HELD
 
 
-def failure_of(rt: Runtime, found: Mapping[int, Tensor], agree: bool) -> ProofFailedError | None:
-    """The first fault that somebody found, as this party must see it. ``found``: ``[PARTIES + 1]`` of each."""
-    where = f"step {rt.epoch}"
+def failure_of(rt: Runtime, epoch: int, found: Mapping[int, Tensor], agree: bool) -> ProofFailedError | None:
+    """The first fault of ``epoch`` that somebody found, as this party must see it. ``found``: ``[PARTIES + 1]`` of
+    each."""
+    where = f"step {epoch}"
     for q in range(PARTIES):
         refuted = [p for p in found if p == (q + 1) % PARTIES and int(found[p][q]) != HELD]
         if refuted and q != rt.party and rt.party in refuted:

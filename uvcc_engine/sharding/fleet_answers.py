@@ -9,7 +9,7 @@ Where products are proved, what is opened waits for the proofs of all workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -18,11 +18,10 @@ from torch import Tensor
 from uvcc_engine.contract.job.private_job import METRICS, PrivateJob
 from uvcc_engine.model import losses
 from uvcc_engine.model.learning.answer_metrics import measure_protocol
-from uvcc_engine.model.learning.measured import Measured, opened_protocol
+from uvcc_engine.model.learning.measured import Measured, numbers
 from uvcc_engine.model.learning.validating import validations_protocol
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.model.parts import gather_rows
-from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.products.arithmetic import public
@@ -32,25 +31,23 @@ from uvcc_engine.sharding.partition import bounds
 from uvcc_engine.sharding.stage_passes import Pass, StagePart, forward_protocol
 
 _EVAL_ROWS: Final = 256
+Open = Callable[[Sequence[Share]], list[Tensor]]
+"""Opens numbers once all workers have proved what they computed, where that is proved. All call it; one has numbers."""
 AtEnd = Callable[[Pass, Share, Tensor], MpcProtocol[Share]]
 """What the last stage does with its inputs for some rows: what it gives is kept."""
 Measure = Callable[[Runtime, PrivateJob, ModelSpec, Share, Share], MpcProtocol[list[Measured]]]
 
 
-def evaluate(fleet: FleetPart, prove: Callable[[], None]) -> dict[str, float]:
-    """Open the metrics that the job lists, over all test rows, by name. All workers call it together.
-
-    ``prove``: see :func:`count_correct`.
-    """
+def evaluate(fleet: FleetPart, open_all: Open) -> dict[str, float]:
+    """Open the metrics that the job lists, over all test rows, by name. All workers call it together."""
     listed = set(METRICS) & set(fleet.job.reveal)
     if not listed:
         return {}
     if listed == {"accuracy"} and fleet.model.classes > 1:
         rows = int(fleet.tensors["test_x"].shape[0])
-        return {"accuracy": count_correct(fleet, prove) / (rows * fleet.model.positions)}
+        return {"accuracy": count_correct(fleet, open_all) / (rows * fleet.model.positions)}
     measured = _measured(fleet, "test", 0, measure_protocol)
-    prove()
-    return opened(fleet, measured)
+    return told_numbers(fleet, measured, open_all([one.share for one in measured]))
 
 
 def measure_validation(fleet: FleetPart) -> list[Measured]:
@@ -62,10 +59,10 @@ def measure_validation(fleet: FleetPart) -> list[Measured]:
     return _measured(fleet, "val", fleet.groups.place.topology.microbatches, validations_protocol)
 
 
-def opened(fleet: FleetPart, measured: list[Measured]) -> dict[str, float]:
-    """Open what was measured; everybody in the party is told. All workers call it together."""
-    rt = fleet.runtimes.main
-    return fleet.told_all(rt.run(opened_protocol(rt, measured)) if fleet.opener else None)
+def told_numbers(fleet: FleetPart, measured: list[Measured], rings: Sequence[Tensor]) -> dict[str, float]:
+    """What was measured and opened as these, in the shapes of the shares, told to everybody in the party. All workers
+    call it together."""
+    return fleet.told_all(numbers(measured, rings) if fleet.opener else None)
 
 
 def _measured(fleet: FleetPart, part: str, first: int, measure: Measure) -> list[Measured]:
@@ -76,11 +73,8 @@ def _measured(fleet: FleetPart, part: str, first: int, measure: Measure) -> list
     return rt.run(measure(rt, fleet.job, fleet.model, outputs, targets))
 
 
-def count_correct(fleet: FleetPart, prove: Callable[[], None]) -> int:
-    """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum.
-
-    ``prove`` is called at every worker before anything is opened, once all that it depends on is computed.
-    """
+def count_correct(fleet: FleetPart, open_all: Open) -> int:
+    """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""
     main = fleet.runtimes.main
 
     def hits_protocol(on: Pass, x: Share, rows: Tensor) -> MpcProtocol[Share]:
@@ -90,9 +84,8 @@ def count_correct(fleet: FleetPart, prove: Callable[[], None]) -> int:
 
     hits = [public(main, torch.zeros(1), f=fleet.job.frac_bits), *_through(fleet, "test", 0, hits_protocol)]
     total = fleet.summed(hits) if fleet.pipe.last else None
-    prove()
-    found = main.run(open_ring_protocol(main, total)) if fleet.opener and total is not None else None
-    return int(fleet.told(None if found is None else int(found.item()) >> fleet.job.frac_bits))
+    found = open_all([total] if fleet.opener and total is not None else [])
+    return int(fleet.told(int(found[0].item()) >> fleet.job.frac_bits if found else None))
 
 
 def _outputs(fleet: FleetPart, part: str, first: int) -> Share | None:

@@ -11,51 +11,92 @@ What a worker says here is heard by its own party only, and is no evidence: the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
+from torch import Tensor
 
 from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
+from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.roles import known
+from uvcc_engine.mpc.foundation.runtime import par
+from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.proofs.step_proof import ProvedStep, prove
+from uvcc_engine.proofs.settling import OwedVerdict, StepFinding
+from uvcc_engine.proofs.step_proof import ProvedStep, find_on_host, settle_on_host
 from uvcc_engine.sharding.microbatches import StreamRuntimes
 
 WORD_BYTES: Final = 1536
 _MOST_LETTERS: Final = 440, 220  # of what and hint, whose escapes take twice as much at most
+T = TypeVar("T")
 _HELD: Final = b""
+_REFUSED: Final = b"\1"  # no failure yet: what a sister's place found is told to the other parties next
 
 
-def prove_together(runtimes: StreamRuntimes, groups: PartyGroups) -> ProvedStep:
-    """Prove all that this worker's streams filed, and wait until every worker of the party has proved its own.
+def prove_together(
+    runtimes: StreamRuntimes, groups: PartyGroups, values: Sequence[Share] = ()
+) -> tuple[ProvedStep, list[Tensor]]:
+    """Prove all that this worker's streams filed, and wait until every worker of the party has proved its own; open
+    ``values`` of any shapes in the round of the verdicts. Only the worker that opens has any.
 
-    Raises ProofFailedError where a proof does not hold, at whatever place, and ProtocolError where a peer broke a rule
-    in one; then nothing of the step may be opened by anybody.
+    This party releases its halves if every one of its workers judged that all held, and puts the others' halves
+    together once every one has heard its verdicts. Raises ProofFailedError where a proof does not hold, at whatever
+    place, and ProtocolError where a peer broke a rule in one; then nothing of the step may be opened by anybody.
     """
+    main, ledger = runtimes.main, known(runtimes.main.ledger)
+    (proved, finding), jointly = _found(runtimes, groups)
+    if finding is None:
+        agree(groups, lambda: None)
+        ledger.all_proved()
+        return proved, main.run(par(*(open_ring_protocol(main, one) for one in values)))
+    opening = agree(groups, lambda: settle_on_host(main, finding, values, jointly=jointly))
+    ledger.all_proved()
+    return proved, [] if opening is None else opening.opened()
+
+
+def prove_silently_together(runtimes: StreamRuntimes, groups: PartyGroups) -> tuple[ProvedStep, OwedVerdict | None]:
+    """The same in a step that opens nothing: each worker owes the two others at its place its verdict, where whoever
+    drives the steps has that told later. Raises as :func:`prove_together`."""
+    if not known(runtimes.main.ledger).defers:
+        return prove_together(runtimes, groups)[0], None
+    (proved, finding), _ = _found(runtimes, groups)
+    return proved, OwedVerdict(runtimes.main, finding or StepFinding.of_nothing(runtimes.main))
+
+
+def _found(runtimes: StreamRuntimes, groups: PartyGroups) -> tuple[tuple[ProvedStep, StepFinding | None], bool]:
+    """What this worker finds of its place's proofs, and whether every worker of the party finds that all held."""
     main = runtimes.main
+    known(main.ledger).hear()
     runtimes.collect_claims()
-    found = agree(groups, lambda: prove(main))
-    known(main.ledger).all_proved()
-    return found
+
+    def held(found: tuple[ProvedStep, StepFinding | None]) -> bool:
+        return found[1] is None or found[1].held(main)
+
+    return _told(groups, lambda: find_on_host(main), held)
 
 
-def agree(groups: PartyGroups, prove: Callable[[], ProvedStep]) -> ProvedStep:
-    """What ``prove`` gives, once it has given something at every worker of this party. Raises as it does, there or at
+def agree(groups: PartyGroups, work: Callable[[], T]) -> T:
+    """What ``work`` gives, once it has given something at every worker of this party. Raises as it does, there or at
     a sister.
     """
+    return _told(groups, work, lambda found: True)[0]
+
+
+def _told(groups: PartyGroups, work: Callable[[], T], good: Callable[[T], bool]) -> tuple[T, bool]:
+    """The same, and whether what came out is good at every one."""
     failed: ProtocolError | None = None
-    proved: ProvedStep | None = None
+    found: list[T] = []
     try:
-        proved = prove()
+        found.append(work())
     except ProtocolError as error:
         failed = error
-    word = _HELD if failed is None else encoded(str(groups.place.coord), failed)
+    word = (_HELD if good(found[0]) else _REFUSED) if failed is None else encoded(str(groups.place.coord), failed)
     try:
         heard = _greatest(groups, word)
-        if heard != _HELD:
+        if heard > _REFUSED:
             with suppress(PeerLostError):
                 _greatest(groups, word)  # a worker that leaves before all have heard it would cut the others short
     except PeerLostError:
@@ -63,9 +104,9 @@ def agree(groups: PartyGroups, prove: Callable[[], ProvedStep]) -> ProvedStep:
             raise
     if failed is not None:
         raise failed
-    if heard != _HELD:
+    if heard > _REFUSED:
         raise _decoded(heard)
-    return known(proved)
+    return found[0], heard == _HELD
 
 
 def _greatest(groups: PartyGroups, word: bytes) -> bytes:

@@ -35,7 +35,7 @@ from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.model.parts import Following, leaves
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
-from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.parallel.group import OnEvent
 from uvcc_engine.parallel.groups import PartyGroups
@@ -47,7 +47,7 @@ from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding import fleet_answers
 from uvcc_engine.sharding.fleet_part import FleetPart
-from uvcc_engine.sharding.fleet_proof import prove_together
+from uvcc_engine.sharding.fleet_proof import prove_silently_together, prove_together
 from uvcc_engine.sharding.gradients import Gradients, SettledGradients
 from uvcc_engine.sharding.loss_ends import Reached, Targets, descend_protocol, reached_protocol
 from uvcc_engine.sharding.microbatches import MainRuntime, StreamRuntimes, in_flight, stream_of
@@ -172,18 +172,33 @@ class ParallelTrainer:
 
     def _told(self, step: int, total: Share | None, opened: Tensor | None, *, reveal: bool) -> StepResult:
         """What the step tells: where it is proved, all of it is first, the validation after it included."""
-        main = self._runtimes.main
         validates = self._job.validates(step)
         measured = fleet_answers.measure_validation(self._fleet) if validates else []
-        proved: ProvedStep | None = None
-        if self._settled is not None:
-            proved = prove_together(self._runtimes, self._groups)
-            opened = main.run(self._opening_protocol(total if self._fleet.opener else None))
+        if self._settled is not None and not reveal and not validates:
+            silent, owed = prove_silently_together(self._runtimes, self._groups)
+            return StepResult(None, silent, owed=owed)
+        proved, rings = self._proved_and_opened(measured, total if opened is None else None)
         loss = None
         if reveal:
+            opened = rings[-1] if rings and opened is None else opened
             mine = None if opened is None or total is None else float(opened.item()) / 2.0**total.f
             loss = self._fleet.told(mine) / (self._whole_job.batch * self._model.positions)
-        return StepResult(loss, proved, self._validated(step + 1, measured) if validates else {})
+        found = fleet_answers.told_numbers(self._fleet, measured, rings[: len(measured)]) if validates else {}
+        return StepResult(loss, proved, self._validated(step + 1, found))
+
+    def _proved_and_opened(
+        self, measured: list[Measured], total: Share | None = None
+    ) -> tuple[ProvedStep | None, list[Tensor]]:
+        """Open what was measured, and a loss that is not opened yet after it, at the worker that opens; where the run
+        proves what it computes, once all workers have."""
+        shares = [one.share for one in measured] + ([] if total is None or not self._fleet.opener else [total])
+        return self._opened(shares)
+
+    def _opened(self, shares: Sequence[Share]) -> tuple[ProvedStep | None, list[Tensor]]:
+        if self._job.proves:
+            return prove_together(self._runtimes, self._groups, shares)
+        main = self._runtimes.main
+        return None, main.run(par(*(open_ring_protocol(main, one) for one in shares))) if shares else []
 
     def _my_batch(self, step: int) -> Tensor:
         size = self._groups.place.topology
@@ -311,9 +326,8 @@ class ParallelTrainer:
 
     # -- what is opened of rows held out -----------------------------------------------------------------------------
 
-    def _validated(self, done: int, measured: list[Measured]) -> dict[str, float]:
-        """Open the numbers of validation after ``done`` steps, and note by them which weights are the best."""
-        found = fleet_answers.opened(self._fleet, measured)
+    def _validated(self, done: int, found: dict[str, float]) -> dict[str, float]:
+        """Note by the numbers of validation after ``done`` steps which weights are the best."""
         if WATCHED in found and self.validations.add(done, found[WATCHED]) and self._job.keep_best:
             self._best[:] = self._copied()
         return found
@@ -326,16 +340,17 @@ class ParallelTrainer:
         """See ``Learner``. The weights are those of the least validation loss from now on, where the job keeps them."""
         if self._job.keep_best:
             self._set_weights(self._best)
-        return fleet_answers.evaluate(self._fleet, self._prove_metrics)
+        return fleet_answers.evaluate(self._fleet, self._open_metrics)
 
     def count_correct(self) -> int:
         """Open how many test rows are classified correctly: each replica counts its slice, one opens the sum."""
-        return fleet_answers.count_correct(self._fleet, self._prove_metrics)
+        return fleet_answers.count_correct(self._fleet, self._open_metrics)
 
-    def _prove_metrics(self) -> None:
-        """Where products are proved: before anything of the answers is opened, by all workers together."""
-        if self._job.proves:
-            self.proved_metrics = prove_together(self._runtimes, self._groups)
+    def _open_metrics(self, shares: Sequence[Share]) -> list[Tensor]:
+        """Where products are proved: by all workers together."""
+        proved, rings = self._opened(shares)
+        self.proved_metrics = self.proved_metrics if proved is None else proved
+        return rings
 
     @property
     def test_rows(self) -> int:

@@ -42,6 +42,7 @@ from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
+from uvcc_engine.proofs.settling import OwedVerdict
 from uvcc_engine.relay import config as relay_config
 from uvcc_engine.relay import server
 from uvcc_engine.sealing.inputs import PartyInputs
@@ -305,6 +306,8 @@ def trained(
     few = job.rounds == "few"
     rt = Runtime(party, plane, rehearsal_keys(7)[party], sid, 0, prg=job.random_generator, few_rounds=few)
     trainer = trainer_of(rt, job, model, inputs)
+    if rt.ledger is not None:
+        rt.ledger.defers = True
     gc.collect()
     gc.freeze()  # as a worker's process does
     found: dict[str, list[float]] = {"ends": [], "cpu": []}
@@ -333,17 +336,22 @@ def _step(
     proved = result.proved
     verdict = None if proved is None else Verdict(proved.claims, proved.digest, proved.coins, proved.drawn)
     root = evidence.finish(step, revealed, verdict)
-    _agree(plane, evidence)
+    _agree(plane, evidence, result.owed)
     writer.event("epoch_root", **root.event(evidence.coord))
     if result.loss is not None:
         writer.metrics(step + 1, result.loss, 0.0, 0.0, 1.0 / (time.monotonic() - began))
     writer.heartbeat(step + 1, "train", sent_bytes=plane.sent_bytes)
 
 
-def _agree(plane: LivePlane, evidence: WorkerEvidence) -> None:
-    """Both peers' roots of the step, as a worker hears them with the votes of the next."""
+def _agree(plane: LivePlane, evidence: WorkerEvidence, owed: OwedVerdict | None) -> None:
+    """Both peers' roots of the step, and their verdicts where they are owed, as a worker hears them with the votes of
+    the next."""
     peers = [p for p in range(PARTIES) if p != plane.party]
+    said = b"" if owed is None else owed.said
     for peer in peers:
-        plane.send_control(peer, evidence.agreement(peer))
-    for peer in peers:
-        evidence.check(peer, plane.recv_control(peer, _SETTLES_S))
+        plane.send_control(peer, said + evidence.agreement(peer))
+    told = {peer: plane.recv_control(peer, _SETTLES_S) for peer in peers}
+    if owed is not None:
+        owed.hear({peer: note[: len(said)] for peer, note in told.items()})
+    for peer, note in told.items():
+        evidence.check(peer, note[len(said) :])

@@ -45,6 +45,10 @@ class PeerStoppedError(PeerLostError):
     """Another party ended its run and said why; ``exit_code`` as for a lost peer."""
 
 
+class PeerSilentError(PeerLostError):
+    """A peer whose link is up said nothing for as long as it was waited for."""
+
+
 class StepConsensus:
     """The control conversation of one party with the other two.
 
@@ -75,15 +79,16 @@ class StepConsensus:
                 message = replace(message, note=notes.get(peer, b""))
             self._plane.send_control(peer, peer_messages.encode(self._run, message))
 
-    def hear(self, due: M) -> dict[int, M]:
+    def hear(self, due: M, within_s: float | None = None) -> dict[int, M]:
         """The next message of each peer, which must be of the topic and about the step (turn, attempt) of ``due``.
 
-        Raises ProtocolError if it is not, PeerStoppedError if the peer says that it stopped, PeerLostError.
+        Raises ProtocolError if it is not, PeerStoppedError if the peer says that it stopped, PeerSilentError if none
+        comes ``within_s``, PeerLostError.
         """
-        return {peer: self._hear_from(peer, due) for peer in self.peers}
+        return {peer: self._hear_from(peer, due, self._wait_s if within_s is None else within_s) for peer in self.peers}
 
-    def _hear_from(self, peer: int, due: M) -> M:
-        message = self._receive(peer, self._wait_s)
+    def _hear_from(self, peer: int, due: M, within_s: float) -> M:
+        message = self._receive(peer, within_s)
         if not isinstance(message, type(due)) or (message.topic, message.place) != (due.topic, due.place):
             raise ProtocolError(
                 f"P{peer} is at {peer_messages.where(message)} where {peer_messages.where(due)} was due",
@@ -113,7 +118,7 @@ class StepConsensus:
                 left -= part
                 if left <= 0:
                     what = f"P{peer} said nothing for {timeout:g} s"
-                    raise PeerLostError(what, "look at its pod", party=peer) from None
+                    raise PeerSilentError(what, "look at its pod", party=peer) from None
                 self._check()
 
     def tell_stopped(self, error: BaseException) -> None:
@@ -146,11 +151,14 @@ class StepConsensus:
     def close_step(self, step: int, mine: Vote) -> tuple[Vote, dict[int, bytes]]:
         """Read both votes of this step; returns the largest and the notes that came with them."""
         heard = self.hear(StepVote(step))
+        return self.decide(mine, heard), {p: m.note for p, m in heard.items()}
+
+    def decide(self, mine: Vote, heard: Mapping[int, StepVote]) -> Vote:
+        """The largest of the votes of a step, which the whole fleet follows."""
         for peer, message in heard.items():
             if message.stated:
                 self.keep_statement(peer, message.vote.saved, message.stated)
-        decision = self.among_ranks(_largest([mine, *(m.vote for m in heard.values())]))
-        return decision, {p: m.note for p, m in heard.items()}
+        return self.among_ranks(_largest([mine, *(m.vote for m in heard.values())]))
 
     def keep_statement(self, peer: int, saved: int, stated: str) -> None:
         self.statements[peer, saved] = stated

@@ -24,7 +24,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import public, scale_int
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_silently
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding.validation import PREDICTION, QUERY
@@ -64,7 +64,8 @@ class Predictor:
         self._answers = public(rt, torch.zeros(rows, model.classes), f=job.frac_bits)
 
     def step(self, step: int) -> StepResult:
-        """Answer batch ``step`` (from 0), and prove it where the job says so; only then is it among the answers.
+        """Answer batch ``step`` (from 0), and prove it where the job says so; only then is it among the answers, which
+        leave after all verdicts.
 
         Opens nothing. 2 rounds a product, 5 with its ReLU, 6 the maximum of 10.
         """
@@ -72,10 +73,10 @@ class Predictor:
         rows = slice(step * size, (step + 1) * size)
         batch = self._queries.index(rows)
         found = self._rt.run(answers_protocol(self._rt, self._job, self._model, self._layers, batch))
-        proved = None if self._rt.ledger is None else prove(self._rt)
+        proved, owed = prove_silently(self._rt)
         place = slice(rows.start * self._model.positions, rows.start * self._model.positions + found.shape[0])
         self._answers = self._with(place, found)
-        return StepResult(None, proved)
+        return StepResult(None, proved, owed=owed)
 
     def _with(self, place: slice, found: Share) -> Share:
         first, second = self._answers.first.clone(), self._answers.second.clone()

@@ -204,7 +204,7 @@ def _connected(
         if isinstance(error, _StoppedAtStart):
             last_words = ""  # the others are asked to halt themselves
             return RunOutcome("halted", 0)
-        return RunOutcome("failed", session.step if session else 0, error=reason)
+        return RunOutcome("failed", session.reached if session else 0, error=reason)
     except BaseException as error:
         table.tell_stopped(error)
         raise

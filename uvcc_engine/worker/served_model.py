@@ -22,7 +22,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.products.arithmetic import add_public, public
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_silently
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.queries import OpenedQuery
@@ -62,7 +62,7 @@ class ServedModel:
         x = cat(parts) if parts else public(self._rt, torch.zeros(1, self._model.features), f=f)
         answering = answers_protocol(self._rt, self._job, self._model, self._layers, x.to(self._rt.device))
         found = self._rt.run(answering)
-        proved = None if self._rt.ledger is None else prove(self._rt)
+        proved, owed = prove_silently(self._rt)
         whole = found.reshape(x.shape[0], -1)
         first, second = whole.first.cpu().numpy(), whole.second.cpu().numpy()
         self.answers, at = [], 0
@@ -70,7 +70,7 @@ class ServedModel:
             self.answers.append((query, first[at : at + query.rows], second[at : at + query.rows]))
             at += query.rows
         self._count = add_public(self._rt, self._count, float(at))
-        return StepResult(None, proved)
+        return StepResult(None, proved, owed=owed)
 
     def evaluate(self) -> dict[str, float]:
         """No metric, since queries have no labels."""

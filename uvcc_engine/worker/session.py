@@ -21,12 +21,13 @@ from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, Attache
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.learning.trainers import trainer_of
-from uvcc_engine.model.learning.training import PrivateTrainer
+from uvcc_engine.model.learning.training import PrivateTrainer, StepResult
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Plane
+from uvcc_engine.plane.live import Waits
+from uvcc_engine.proofs.settling import OwedVerdict
 from uvcc_engine.sealing.release import box_name, seal_weights
 from uvcc_engine.sharding.sharded_training import Learner, ParallelTrainer, stream_of
-from uvcc_engine.transcript.exchange.agreement import ForkError
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.exchange.own_history import check_history
 from uvcc_engine.transcript.formats import kinds
@@ -44,6 +45,7 @@ from uvcc_engine.worker.inference import Predictor
 from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds, verdict_of
 from uvcc_engine.worker.ranks import Ranks
+from uvcc_engine.worker.root_agreement import RootAgreement
 from uvcc_engine.worker.served_model import ServedModel
 from uvcc_engine.worker.step_costs import StepCosts
 from uvcc_engine.worker.validation_notes import ended_early, remember_validations, validations_so_far
@@ -97,12 +99,15 @@ class WorkerSession:
 
         self._rt = runtime()
         self._trainer = self._learner(runtime)
+        if self._rt.ledger is not None:
+            self._rt.ledger.defers = True
+        limit_s = Waits().proof_s if spec.link.proof_s is None else spec.link.proof_s
+        self._agreement = RootAgreement(self._rt, table, ranks.groups, lambda: self._proof, limit_s, self._open_epoch)
         self._evidence: WorkerEvidence | None = None
         self._mark: HighWaterMark | None = None
         self._loss: float | None = None
         self._halting = Vote()
         self._taken_at = -1  # the step of the last checkpoint that this session took
-        self._agreed = True  # whether the last finished epoch was agreed with both peers
         self.step = 0
         self.running = False  # whether the parties have met
 
@@ -175,7 +180,14 @@ class WorkerSession:
     def note_failure(self, error: UvccError) -> None:
         """After a proof that did not hold: leave word that this attempt is over, and whom this party suspects."""
         if self._mark is not None:
-            end_attempt(self._mark, self._spec, self._admitted, self._table, self._rt.epoch, error)
+            owed = self._agreement.owed
+            epoch = self._rt.epoch if owed is None else owed.epoch
+            end_attempt(self._mark, self._spec, self._admitted, self._table, epoch, error)
+
+    @property
+    def reached(self) -> int:
+        """The step that it is in; as long as one before it may still be refused, that one."""
+        return self.step if self._agreement.owed is None else self._admitted.job.first_step + self._agreement.owed.epoch
 
     def close(self) -> None:
         """Release the transcript files and end the checkpoints' thread. Harmless twice."""
@@ -268,46 +280,35 @@ class WorkerSession:
     def _vote(self) -> Vote:
         return Vote(HALT, _TERMINATED) if self._terminated() else Vote.of(self._writer.poll_halt())
 
-    def _begin(self, epoch: int) -> Vote:
+    def _open_epoch(self, epoch: int) -> None:
         self._rt.begin_epoch(epoch)
         self._proof.begin(epoch)
         assert self._mark is not None
         self._mark.begin(epoch)
+
+    def _begin(self, epoch: int) -> Vote:
+        self._open_epoch(epoch)
         mine, stated = self._checkpoints.ballot(self._vote())
-        notes = {} if self._agreed else {p: self._proof.agreement(p) for p in self._table.peers}
-        self._table.open_step(epoch, mine, notes, stated)
+        self._agreement.open_step(epoch, mine, stated)
         return mine
 
     def _settle_votes(self, epoch: int, mine: Vote) -> Vote:
         """Read the peers' votes of an epoch, and with them their roots of the epoch before."""
-        decision, notes = self._table.close_step(epoch, mine)
-        if not self._agreed:
-            self._check(notes)
+        decision = self._agreement.close_step(epoch, mine)
         self._checkpoints.commit(self._table, decision.saved)
         return decision
 
-    def _check(self, notes: Mapping[int, bytes]) -> None:
-        forks: list[ForkError] = []
-        for peer, note in notes.items():
-            try:
-                self._proof.check(peer, note)
-            except ForkError as fork:
-                forks.append(fork)
-        if forks:
-            raise self._located(forks[0])
-        self._agreed = True
-
-    def _located(self, fork: ForkError) -> ForkError:
-        """Exchange the leaves of a forked epoch with the peer, to name the first message that differs."""
-        peer = fork.party
-        theirs = self._table.swap(peer, AttachedNote(Topic.DISPUTE, fork.epoch, self._proof.dispute(peer)))
-        if theirs is None:
-            return fork
-        return ForkError(f"{fork.what}: {self._proof.locate(peer, theirs)}", party=peer, epoch=fork.epoch)
-
-    def _finished(self, root: EpochRoot) -> None:
-        self._agreed = False
+    def _finished(self, root: EpochRoot, owed: OwedVerdict | None = None) -> None:
+        self._agreement.finished(owed)
         self._writer.event("epoch_root", **root.event(self._admitted.coord))
+
+    def _finish_step(self, epoch: int, result: StepResult, revealed: Mapping[str, float]) -> None:
+        """Sign the epoch, unless what was found of its proofs is bad; that is told with the next vote."""
+        if result.owed is not None and not result.owed.held:
+            self._proof.leave_unsigned(epoch)
+            self._agreement.finished(result.owed)
+            return
+        self._finished(self._proof.finish(epoch, revealed, verdict_of(result.proved)), result.owed)
 
     def _train_step(self, step: int) -> Vote:
         job, began = self._admitted.job, time.monotonic()
@@ -320,7 +321,7 @@ class WorkerSession:
         decision = self._settle_votes(epoch, mine)
         revealed = {} if result.loss is None else {"loss": result.loss}
         revealed |= result.validated
-        self._finished(self._proof.finish(epoch, revealed, verdict_of(result.proved)))
+        self._finish_step(epoch, result, revealed)
         rate = self._rows() / (time.monotonic() - began)
         if result.loss is not None:
             self._loss = result.loss
@@ -337,6 +338,8 @@ class WorkerSession:
 
     def _hold(self, decision: Vote) -> Vote:
         nonce = decision.nonce
+        if self._agreement.owed is not None:
+            self._settle_roots()
         self._checkpoints.settle(self._table)  # who holds may be ended: what was begun is on disk everywhere first
         self._writer.event("held", nonce=nonce, step=self.step)
 
@@ -367,11 +370,7 @@ class WorkerSession:
         self._mark.settle()
 
     def _settle_roots(self) -> None:
-        """Agree on the last finished epoch now rather than in the next step: a checkpoint must not outrun agreement."""
-        if self._agreed:
-            return
-        mine = {p: self._proof.agreement(p) for p in self._table.peers}
-        self._check(self._table.exchange(AttachedNote(Topic.ROOT, self.step), mine))
+        self._agreement.settle(self.step)
 
     def _scheduled_checkpoint(self) -> None:
         """Take the checkpoint that the job's schedule asks for, and note it in the transcript.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.peer_protocol.peer_messages import Topic
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.transcript.exchange.agreement import RootExchange
 from uvcc_engine.transcript.formats import kinds
@@ -115,6 +117,18 @@ def withholds_its_verdict(spec: WorkerSpec) -> None:
         honest(self, dst, tag, payload)
 
     LivePlane.send = send  # type: ignore[method-assign]
+
+
+def withholds_the_vote_that_its_verdict_goes_with(spec: WorkerSpec) -> None:
+    """Of a step that opens nothing: it computes the next one with the others, and does not say what it found."""
+    honest = LivePlane.send_control
+
+    def send_control(self: LivePlane, dst: int, body: bytes) -> None:
+        said = json.loads(body)
+        if (said["topic"], said.get("step")) != (Topic.VOTE, EPOCH + 1):
+            honest(self, dst, body)
+
+    LivePlane.send_control = send_control  # type: ignore[method-assign]
 
 
 def proves_nothing(spec: WorkerSpec) -> None:

@@ -1,9 +1,10 @@
 """The battery of lies at one of several workers, with proofs of everything. By hand, like ``battery``.
 
 ``python tests/engine/proofs/replica_battery.py --cases 100 --seed 1`` trains two steps on two replicas, stages or
-tensor ranks for each case. One worker of one party lies once in a step: it stands by an altered message, or one message
-is altered on its way to one peer. Nobody may open anything of that step, and every pair that an honest worker names
-must have the liar in it. A lie without effect, in bits that mean nothing, leaves every share of every worker as in the
+tensor ranks for each case, and a silent one between them, whose verdicts are heard in the last. One worker of one party
+lies once in a step: it stands by an altered message, or one message is altered on its way to one peer. From then on no
+two honest parties may release what opens something, no honest worker may learn it, and every pair that one names must
+have the liar in it. A lie without effect, in bits that mean nothing, leaves every share of every worker as in the
 honest run: such a case is void.
 """
 
@@ -26,7 +27,7 @@ from uvcc_engine.transcript.formats import kinds
 
 SIZES = (Topology(2), Topology(1, 2), Topology(1, 1, 2))
 ERRORS = ("one", "top", "random", "bit", "swapped", "all")
-JOB = job_of(verify="proofs", reveal=("loss",))
+JOB = job_of(verify="proofs", reveal=("loss",), steps=3, loss_every=2)
 STREAM = 1000
 """How far apart the numbers of two streams' messages are (``replica_kit``)."""
 _OF_THE_PROOF = (kinds.PROOF, kinds.COIN)
@@ -44,7 +45,7 @@ def one_lie(size: Topology, rng: random.Random) -> tuple[Outcome, int, int, str]
             alter(data, how, rng)
 
     if rng.random() < 0.5:
-        return train(JOB, size, stands_by=stands_by, liar=liar), liar.party, epoch, "".join(did)
+        return train(JOB, size, stands_by=stands_by, liar=liar, defers=True), liar.party, epoch, "".join(did)
     seen = Counter[int]()
 
     def tamper(c: Coord, dst: int, tag: Tag, body: bytes) -> bytes:
@@ -56,7 +57,7 @@ def one_lie(size: Topology, rng: random.Random) -> tuple[Outcome, int, int, str]
         did.append(f"tells one peer {how}")
         return altered(body, how, rng)
 
-    return train(JOB, size, tamper=tamper), liar.party, epoch, "".join(did)
+    return train(JOB, size, tamper=tamper, defers=True), liar.party, epoch, "".join(did)
 
 
 def verdict(found: Outcome, honest: Outcome, liar: int, epoch: int) -> str:
@@ -68,7 +69,9 @@ def verdict(found: Outcome, honest: Outcome, liar: int, epoch: int) -> str:
             for name, t in w.state.items()
         )
         return "void" if same else "undetected"
-    if found.opened_in(epoch):
+    released = {c.party for c, at in found.opened if at >= epoch} - {liar}
+    silent = not JOB.reveals_loss(epoch)
+    if len(released) == 2 or any(len(w.losses) > epoch + silent for c, w in found.workers.items() if c.party != liar):
         return "opened"
     for c, error in found.errors.items():
         if c.party != liar and isinstance(error, ProofFailedError) and liar not in error.pair:
@@ -83,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    honest = {size: train(JOB, size) for size in SIZES}
+    honest = {size: train(JOB, size, defers=True) for size in SIZES}
     counts = Counter[str]()
     tried = 0
     while sum(counts.values()) < args.cases:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from uvcc_engine.mpc.foundation.local import LocalPlane, Wire, rehearsal_keys
 from uvcc_engine.mpc.foundation.runtime import ProtocolTask, Runtime
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.proofs.settling import OwedVerdict
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
+from uvcc_engine.sharding import fleet_proof
 from uvcc_engine.sharding.sharded_training import ParallelTrainer
 
 Opened = tuple[Coord, int]
@@ -192,13 +195,16 @@ def train(
     liar: Coord | None = None,
     prepare: Callable[[Coord, ParallelTrainer, MemoryGroups], None] = lambda c, trainer, groups: None,
     data: Dataset | None = None,
+    defers: bool = False,
 ) -> Outcome:
     """A training with all its openings. ``tamper`` may change any message on its way; ``stands_by(epoch, number,
-    tensor)`` what worker ``liar`` sends, and goes on with."""
+    tensor)`` what worker ``liar`` sends, and goes on with. ``defers``: verdicts of steps that open nothing are heard in
+    the next step, as workers do."""
     inputs, opened = shares_of(job, data or rows_of(job)), list[Opened]()
     places = sorted({(c.replica, c.stage, c.tensor) for c in size.coords()})
     wires = {place: Wire(tamper=_of_place(place, tamper)) for place in places}
     tables: dict[tuple[str, tuple[int, ...]], _Table] = {}
+    votes = {place: _Table(3) for place in places} if defers else {}
     members = {c: MemoryGroups(RankAddress(c, size), tables) for c in size.coords()}
     found = {c: Course() for c in size.coords()}
 
@@ -206,7 +212,8 @@ def train(
         place = (c.replica, c.stage, c.tensor)
         wire, groups, course = wires[place], members[c], found[c]
         try:
-            _train(job, c, wire, groups, inputs[c.party], course, opened, stands_by if c == liar else None, prepare)
+            lie = stands_by if c == liar else None
+            _train(job, c, wire, groups, inputs[c.party], course, opened, lie, prepare, votes.get(place))
         except UvccError as why:
             course.error = why
         except BaseException as why:  # noqa: BLE001 - raised in the caller's thread below
@@ -215,6 +222,8 @@ def train(
             for peer in {0, 1, 2} - {c.party}:
                 wire.main[c.party, peer].put(None)
             groups.leave()
+            if defers:
+                votes[place].leave()
 
     threads = [threading.Thread(target=body, args=(c,), name=str(c), daemon=True) for c in size.coords()]
     for thread in threads:
@@ -231,6 +240,16 @@ def _of_place(place: tuple[int, int, int], tamper: Tamper | None) -> Any:
     if tamper is None:
         return None
     return lambda src, dst, tag, body: tamper(Coord(place[0], src, place[1], place[2]), dst, tag, body)
+
+
+def _hear(groups: MemoryGroups, votes: _Table, party: int, owed: OwedVerdict) -> None:
+    """What the session does with the votes of the next step."""
+
+    def work() -> None:
+        told = votes.swap(party, owed.said)
+        owed.hear({p: said for p, said in enumerate(told) if p != party})
+
+    fleet_proof.agree(groups, work)  # type: ignore[arg-type]
 
 
 class NotingRuntime(LyingRuntime):
@@ -255,6 +274,7 @@ def _train(
     opened: list[Opened],
     lie: Callable[[int, int, Tensor], None] | None,
     prepare: Callable[[Coord, ParallelTrainer, MemoryGroups], None],
+    votes: _Table | None,
 ) -> None:
     plane, keys = LocalPlane(wire, c.party), rehearsal_keys(10 + c.replica)[c.party]  # every pod has its own keys
     sid = hashlib.sha256(f"{c.replica} {c.stage} {c.tensor}".encode()).digest()
@@ -270,6 +290,9 @@ def _train(
     main = runtime()
     trainer = ParallelTrainer(main, runtime, job, find_model(job.model), inputs, groups, lambda n, f: None)  # type: ignore[arg-type]
     prepare(c, trainer, groups)
+    ledger = main.ledger
+    if votes is not None and ledger is not None:
+        ledger.defers = True
     for step in range(job.steps):
         main.begin_epoch(step)
         result = trainer.step(step)
@@ -280,6 +303,8 @@ def _train(
             course.coins.append(result.proved.coins)
             course.drawn.append(result.proved.drawn)
         course.state = trainer.state()
+        if votes is not None and ledger is not None and result.owed is not None:
+            ledger.unheard = partial(_hear, groups, votes, c.party, result.owed)
     main.begin_epoch(job.steps)
     course.metrics = trainer.evaluate()
     course.claims.append(trainer.proved_metrics.claims)

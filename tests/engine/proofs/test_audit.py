@@ -21,7 +21,7 @@ from uvcc_engine.mpc.foundation import local
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.prg import OWN, PairKeys
-from uvcc_engine.proofs import step_proof, verdicts
+from uvcc_engine.proofs import settling, verdicts
 from uvcc_engine.proofs.audit_draws import audited, drawn
 from uvcc_engine.proofs.challenges import SEED_WORDS
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -112,9 +112,9 @@ def test_the_battery_finds_that_lies_in_audited_steps_are_caught_and_counts_the_
     assert found["cases"] == 24
     assert sum(found["covert"].values()) + len(found["void"]) == 24
     assert {"stood by; audited: caught", "stood by; not audited: not caught"} <= found["covert"].keys()
-    monkeypatch.setattr(step_proof, "found_true", lambda *args: True)
+    monkeypatch.setattr(settling, "found_true", lambda *args: True)
     monkeypatch.setattr(verdicts, "failure_of", lambda *args: None)
-    monkeypatch.setattr(step_proof, "failure_of", lambda *args: None)
+    monkeypatch.setattr(settling, "failure_of", lambda *args: None)
     monkeypatch.setattr(verdicts, "found_true", lambda *args: True)
     assert battery.main(words) == 1, "parties that take no notice of a proof"
 

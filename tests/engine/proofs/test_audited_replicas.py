@@ -53,6 +53,7 @@ def test_a_lie_at_one_replica_ends_all_where_it_is_audited_and_nobody_where_it_i
         if due:
             assert all(error is not None for error in honest)
             assert any(isinstance(error, ProofFailedError) and party in error.pair for error in honest)
-            assert not found.opened_in(epoch)
+            released = {c.party for c, _ in found.opened_in(epoch)}
+            assert (party + 1) % 3 not in released, "who judges the liar released a half"
         else:
             assert honest == [None] * len(honest)

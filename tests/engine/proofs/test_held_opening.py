@@ -16,7 +16,7 @@ from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import reconstruct, share_of, split
 from uvcc_engine.mpc.products import arithmetic
-from uvcc_engine.proofs import step_proof, verdicts
+from uvcc_engine.proofs import settling, verdicts
 from uvcc_engine.proofs.bit_statement import schedule_of_words
 from uvcc_engine.proofs.folding import Sizes, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
@@ -194,7 +194,7 @@ def test_a_verifier_that_spoils_an_honest_proof_gets_no_component_either() -> No
 
 def test_halves_that_are_released_anyway_would_open_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the tests above can fail."""
-    for module in (verdicts, step_proof):
+    for module in (verdicts, settling):
         monkeypatch.setattr(module, "found_true", lambda *args: True)
 
     def lie(sent: int, data: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.mpc.products.summed import summed_products_protocol
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.proofs import held_opening, step_proof, verdicts
+from uvcc_engine.proofs import held_opening, settling, step_proof, verdicts
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.step_proof import prove_and_open_protocol
 from uvcc_engine.transcript.formats import kinds
@@ -211,7 +211,7 @@ def test_halves_that_are_released_though_something_did_not_hold_are_found_out(
 ) -> None:
     """So the test above can fail for what is opened beside the verdicts: here whoever refuses releases its half, which
     with the other one is the component that the liar lacks."""
-    for module in (verdicts, step_proof):
+    for module in (verdicts, settling):
         monkeypatch.setattr(module, "found_true", lambda *args: True)
     told = _told(party, _bare, lies=True, patch=monkeypatch)
     assert told == [], "each half is uniform by itself"

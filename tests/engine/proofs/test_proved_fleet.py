@@ -15,6 +15,7 @@ from replica_kit import job_of, rows_of
 from uvcc_engine.bench.launch import fleet as fleets
 from uvcc_engine.bench.launch.fleet import Fleet, Forker
 from uvcc_engine.contract.errors import VerificationError
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import kinds
@@ -38,10 +39,10 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
     made.close()
 
 
-def _fleet(folder: Path, forker: Forker) -> Fleet:
+def _fleet(folder: Path, forker: Forker, job: PrivateJob = JOB) -> Fleet:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleets, "dataset_for", rows_of)
-        return Fleet(folder, forker, JOB, TWO)
+        return Fleet(folder, forker, job, TWO)
 
 
 def _run(fleet: Fleet, lie: str = "", **changes: Any) -> dict[Coord, int]:
@@ -147,6 +148,27 @@ def test_a_lie_at_one_replica_ends_both_in_all_parties_and_the_attempt_everywher
     assert set(_run(fleet, resume=True, attempt=1).values()) == {0}, fleet.logs()
     assert {_losses(fleet, c) for c in fleet.coords if fleet.lead(c)} == {JOB.steps}
     assert fleet.verified(tmp_path / "out").claims > 0
+
+
+@pytest.mark.parametrize("checkpoint_every", [4, 3])
+def test_a_lie_in_a_silent_step_at_one_replica_ends_both_before_the_next_opening_and_checkpoint(
+    checkpoint_every: int, forker: Forker, tmp_path: Path
+) -> None:
+    """Steps 1 and 2 open nothing, and the liar lies in step 2; a checkpoint is due right behind it, or not."""
+    job = replace(JOB, steps=4, loss_every=3, reveal=("loss",), checkpoint_every=checkpoint_every)
+    fleet = _fleet(tmp_path / "fleet", forker, job)
+    assert set(_run(fleet, "stands_by_an_altered_product").values()) == {3}, fleet.logs()
+    for c in fleet.coords:
+        assert _losses(fleet, c) == 1, "a loss was told after the lie"
+        (failed,) = fleet.events(c, "proof_failed")
+        assert failed["step"] == 2
+        told = str(fleet.exit(c)["error"])
+        assert (f"r{LIAR.replica}s0t0" in told) == (c.replica != LIAR.replica), "a sister says at which place"
+        if c.party != LIAR.party:
+            assert f"P{LIAR.party}" in failed["pair"]
+        assert not list((fleet.dir(c) / "checkpoints").glob("step-*"))
+    judge = Coord(LIAR.replica, (LIAR.party + 1) % 3, 0, 0)
+    assert max(_roots(fleet, judge)) == 1, "who judges the liar signed the step"
 
 
 @pytest.mark.slow  # two launches of six workers

@@ -18,7 +18,7 @@ from uvcc_engine.mpc.foundation.local import LocalPlane
 from uvcc_engine.mpc.foundation.rounds import Round, exchanged
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Tag
-from uvcc_engine.proofs import second_round, step_proof
+from uvcc_engine.proofs import second_round, settling
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.second_round import SecondRoundFinding
 from uvcc_engine.transcript.formats import kinds
@@ -94,14 +94,14 @@ def test_a_message_of_the_step_that_its_two_ends_describe_differently_leaves_the
 
 def test_a_verifier_that_refuses_an_honest_proof_is_named_by_both_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its verdict is not that of the numbers which it publishes, as the first verifier sees; the prover knows it."""
-    honest = step_proof.tell_verdicts_protocol
+    honest = settling.tell_verdicts_protocol
     for judge in range(3):
 
-        def refusing(rt: Runtime, verdicts: list[int], *more: Any, judge: int = judge) -> Any:
+        def refusing(rt: Runtime, verdicts: list[int], *more: Any, judge: int = judge, release: bool = True) -> Any:
             said = [2 * bool(one) for one in verdicts] if rt.party == judge else verdicts
             return honest(rt, said, *more)
 
-        monkeypatch.setattr(step_proof, "tell_verdicts_protocol", refusing)
+        monkeypatch.setattr(settling, "tell_verdicts_protocol", refusing)
         found = _findings(_run("sign"), judge)
         assert {one.named for one in found.values()} == {judge}
         assert {one.open_to for one in found.values()} == {(judge,)}
@@ -160,7 +160,7 @@ def _captured(monkeypatch: pytest.MonkeyPatch, **how: Any) -> Captured:
         return (yield from honest(rt, dispute))
 
     with monkeypatch.context() as patch:
-        patch.setattr(step_proof, "second_round_protocol", capture)
+        patch.setattr(settling, "second_round_protocol", capture)
         _run("sign", **how)
     return found
 
@@ -213,9 +213,9 @@ TIMES = 4  # in a suite; thousands by hand
 def test_no_answer_in_a_second_round_makes_an_honest_party_name_an_honest_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round alone, again and again: after a lie that the liar stands by, one on its way, and none at all."""
     at = random.Random(11)
-    honest = step_proof.tell_verdicts_protocol
+    honest = settling.tell_verdicts_protocol
 
-    def refused(rt: Runtime, verdicts: list[int], *more: Any) -> Any:
+    def refused(rt: Runtime, verdicts: list[int], *more: Any, release: bool) -> Any:
         return honest(rt, [2 * bool(v) for v in verdicts] if rt.party == 0 else verdicts, *more)
 
     cases: list[tuple[int, Captured]] = []
@@ -224,7 +224,7 @@ def test_no_answer_in_a_second_round_makes_an_honest_party_name_an_honest_one(mo
         messages = _honest("sign").step + [m for m in _honest("sign").proof if m[4] > 32]
         chosen = at.choice([m for m in messages if m[0] == liar])
         cases.append((liar, _captured(monkeypatch, lie=_only(chosen, "one"))))
-    monkeypatch.setattr(step_proof, "tell_verdicts_protocol", refused)
+    monkeypatch.setattr(settling, "tell_verdicts_protocol", refused)
     cases.append((0, _captured(monkeypatch)))
     for liar, captured in cases:
         assert len(captured) == 3
@@ -267,7 +267,7 @@ def test_nothing_runs_and_nothing_is_sent_where_no_proof_failed(monkeypatch: pyt
     def never(*args: object) -> object:
         raise AssertionError("a second round without a failure")
 
-    monkeypatch.setattr("uvcc_engine.proofs.step_proof.second_round_protocol", never)
+    monkeypatch.setattr("uvcc_engine.proofs.settling.second_round_protocol", never)
     assert _honest("relu").errors == [None] * 3
     assert _run("sign").second == []
 

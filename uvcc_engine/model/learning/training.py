@@ -32,7 +32,8 @@ from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import mul_protocol, public, sub
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_and_open
+from uvcc_engine.proofs.settling import OwedVerdict
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_and_open, prove_silently
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 
@@ -44,11 +45,13 @@ class StepResult:
     """What one step reveals: the mean loss of its batch before the update, or None if it is not opened.
 
     ``proved``: what was proved of it before, where products are. ``validated``: the numbers of validation after it.
+    ``owed``: where it opened nothing and the ledger defers, the verdict that is to be told, and the others' heard.
     """
 
     loss: float | None
     proved: ProvedStep | None = None
     validated: Mapping[str, float] = field(default_factory=dict)
+    owed: OwedVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class PrivateTrainer:
         self._optimizer.step = step
         loss = rt.run(self._step_protocol(rows, reveal=job.reveals_loss(step)))
         measured = rt.run(self._validation_protocol()) if job.validates(step) else []
+        if loss is None and not measured:
+            proved, owed = prove_silently(rt)
+            return StepResult(None, proved, owed=owed)
         proved, rings = self._proved_and_opened([one.share for one in measured], loss)
         told = None
         if loss is not None:

@@ -145,6 +145,12 @@ class ClaimLedger:
         self.audit_one_in = audit_one_in
         self.audits: tuple[int, ...] = ()
         """Whose proofs are due in an audit that has begun and is not over."""
+        self.defers = False
+        """Whether whoever drives the steps has the verdicts of one that opens nothing heard later (``unheard``)."""
+        self.owes = False
+        """Whether the verdicts of a step before were not heard yet."""
+        self.unheard: Callable[[], None] | None = None
+        """Has them heard: what :meth:`hear` calls."""
         self._waits = sisters
         self._products: list[ProductNotes] = []
         self._claims: list[BilinearClaim] = []
@@ -210,6 +216,13 @@ class ClaimLedger:
         self._products += products
         self._claims += claims
         self._waits |= self.sisters
+
+    def hear(self) -> None:
+        """Have the verdicts of the step before heard, where they were not: before the first message of this one is
+        taken in, and before its proof. Raises what ends the step before."""
+        if self.unheard is not None:
+            unheard, self.unheard = self.unheard, None
+            unheard()
 
     def hold_openings(self) -> None:
         """Another ledger of this worker gets claims: nothing is opened before :meth:`all_proved`."""

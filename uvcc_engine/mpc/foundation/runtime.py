@@ -249,6 +249,8 @@ class Runtime:
     def _take(self, inbox: RoundInbox, peer: int) -> Tensor:
         parts = inbox.next_message()
         if parts is not None:
+            if self.ledger is not None and not self.ledger.sisters:
+                self.ledger.hear()
             tag = Tag(self._epoch, self.stream, self._received[peer], message_kind([kind for _, kind, _, _ in parts]))
             self._received[peer] += 1
             inbox.fill(self.plane.recv(peer, tag), parts, peer, tag)

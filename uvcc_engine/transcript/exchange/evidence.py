@@ -228,6 +228,16 @@ class WorkerEvidence:
         self.last_root, self._open_epoch = root, -1
         return root
 
+    def leave_unsigned(self, epoch: int) -> None:
+        """Finalise the epoch and sign nothing about it: a proof of it does not hold, and the attempt ends with that.
+
+        Raises as :meth:`finish`.
+        """
+        if epoch != self._open_epoch:
+            raise ConfigError(f"cannot leave epoch {epoch}: epoch {self._open_epoch} is open")
+        self.recorder.finalize_epoch()
+        self._open_epoch = -1
+
     def _other_than_before(self, epoch: int) -> UnreadableError:
         return UnreadableError(
             f"{self.folder}: epoch {epoch}, repeated, is not the one that this worker signed before",

@@ -67,7 +67,8 @@ _VERDICT_FIELDS: Final = ("claims", "coins", "digest")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A worker's word that the proof of an epoch held: of how many claims, which (as far as they are public), under
+    """A worker's word that the proof of an epoch held, or, where it revealed nothing, what this worker judges of it, so
+    that the three together say that it did: of how many claims, which (as far as they are public), under
     which coins of the verifiers. ``drawn``: where steps are audited, what each party's coins drew."""
 
     claims: int
