@@ -67,13 +67,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class ServedModelOf:
-    """A ticket, read and checked."""
+    """A ticket, read and checked. ``outputs`` of a row: the model's classes at each of its ``positions``."""
 
     ticket: Ticket
     policy: Policy
     job: PrivateJob
     served: ServedJob
     outputs: int
+    positions: int = 1
 
 
 def read_ticket(path: Path, client: Identity, policy_hash: str = "") -> ServedModelOf:
@@ -99,10 +100,8 @@ def read_ticket(path: Path, client: Identity, policy_hash: str = "") -> ServedMo
             "ask with the key that job.clients names, or for the ticket of yours",
         )
     model = find_model(job.model)
-    if model.positions != 1:
-        raise ConfigError(f"{model.name} answers texts", "ask a model of rows")
     served = ServedJob(policy.sid_job.hex(), job.clients, model.features, job.batch, job.frac_bits)
-    return ServedModelOf(ticket, policy, job, served, model.classes)
+    return ServedModelOf(ticket, policy, job, served, model.classes * model.positions, model.positions)
 
 
 @dataclass(slots=True)
@@ -216,7 +215,7 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
     model = read_ticket(args.ticket, client, args.policy)
     schema = load_schema(args.schema) if args.schema is not None else None
     ids: Sequence[str] | None = None
-    if schema is not None:
+    if schema is not None and schema.text is None:
         table = read_table(args.data)
         x = transform(table, schema)
         ids = table.columns.get(schema.by) if schema.by else None
@@ -252,20 +251,24 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def answers_csv(answers: Floats, model: ServedModelOf, schema: Schema | None, ids: Sequence[str] | None) -> str:
-    """One line for each row: its number or id, and its class by name or number, or the predicted number."""
+    """One line for each row: its number or id, and its class by name or number, or the predicted number; of a text
+    what it answers at each place."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     named = schema.by if schema is not None and ids else "row"
-    lines.writerow([named, schema.target if schema is not None else "answer"])
-    if answers.shape[1] > 1 or model.job.objective == "binary":
-        classes = answers.argmax(1) if answers.shape[1] > 1 else np.rint(answers[:, 0]).astype(np.int64)
+    places = model.positions
+    what = "answer" if schema is None or places > 1 else schema.target or "cluster"  # k-means has no target
+    lines.writerow([named, *([what] if places == 1 else [f"{what} {at}" for at in range(1, places + 1)])])
+    each = answers.reshape(len(answers), places, -1)
+    if each.shape[2] > 1 or model.job.objective == "binary":
+        classes = each.argmax(2) if each.shape[2] > 1 else np.rint(each[:, :, 0]).astype(np.int64)
         values = schema.values if schema is not None else ()
-        said = [values[c] if c < len(values) else str(c) for c in classes.tolist()]
+        said = [[values[c] if c < len(values) else str(c) for c in row] for row in classes.tolist()]
     else:
         numbers = numbers_of(schema, answers) if schema is not None else answers[:, 0]
-        said = [f"{number:.9g}" for number in numbers]
-    for row, value in enumerate(said):
-        lines.writerow([ids[row] if ids else row + 1, value])
+        said = [[f"{number:.9g}"] for number in numbers]
+    for row, cells in enumerate(said):
+        lines.writerow([ids[row] if ids else row + 1, *cells])
     return out.getvalue()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.data.schema import UNLABELLED, Schema, SchemaColumn
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.learning.plaintext import train_plaintext
 from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
+from uvcc_engine.owner import asking
 from uvcc_engine.owner.audit import audit
 from uvcc_engine.owner.client import write_shared
 from uvcc_engine.sealing.inputs import encode_fixed, share_dataset, share_tensors
@@ -145,6 +148,12 @@ def test_a_served_k_means_answers_a_client_beside_nonsense_of_another(centroids:
 
     answers = sum(LocalPlanes(2).run_three(body)) / 2.0**16
     assert answers.argmax(1).tolist() == nearest(centroids, asked)
+
+
+def test_a_client_finds_its_clusters_in_a_column_of_that_name() -> None:
+    schema = Schema("", (), (SchemaColumn("a", "standardise"),), by="id", kind=UNLABELLED)
+    model: Any = SimpleNamespace(positions=1, job=SimpleNamespace(objective="inertia"))
+    assert asking.answers_csv(np.eye(3)[[1, 2]], model, schema, ["x", "y"]) == "id,cluster\nx,1\ny,2\n"
 
 
 def test_real_workers_are_audited_by_each_other_and_then_by_the_owner(zygote: Zygote, tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from test_served_model import ALICE, Client
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.run_files.control import HALT
-from uvcc_engine.data.sets import Floats
+from uvcc_engine.data.sets import Dataset, Floats, one_hot
 from uvcc_engine.model.definition.base_model import Adapters, adapted, merged
+from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.model.definition.specs import mlp
 from uvcc_engine.model.learning.plaintext import forward
 from uvcc_engine.owner.audit import audit
@@ -71,6 +73,28 @@ def test_what_was_tuned_is_served_around_its_public_base_through_a_halt(
         assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     assert len({fleet.result(p)["result_hash"] for p in range(3)}) == 1
     assert sum(b["rows"] for b in fleet.events(0, "batch_answered")) == len(QUERIES)
+
+
+def test_a_served_text_model_answers_at_every_place(tmp_path: Path, zygote: Zygote) -> None:
+    numbers = np.random.default_rng(2).integers(0, 4, (20, 3))
+    letters, after = one_hot(numbers, 4), (numbers + 1) % 4
+    model = model_of_list([{"embedding": {"vocabulary": 4, "width": 6}}, "linear"], 12, 4, 3)
+    tune = {"model": model_to_json(model), "steps": 6, "batch": 8, "test_rows": 5, "lr": 1.0, "reveal": ["loss"]}
+    fit = simulate.train(PrivateJob.from_json(tune), Dataset(letters[5:], after[5:], letters[:5], after[:5], 4))
+    given = {"task": "serve", "reveal": ["answers"], "clients": [ALICE.public.x25519], "idle": 2.0, "steps": 4}
+    job = PrivateJob.from_json({"model": model_to_json(model), "batch": 8} | given)
+    named = {f"weight.{i}": encode_fixed(f"weight.{i}", w, 16) for i, w in enumerate(fit.weights)}
+    made = share_tensors(named, 16, PUBLIC, OWNER, seed=1, purpose=Purpose.of(job, [OWNER.public.x25519]))
+    with relay_links(tmp_path, clients=1) as links:
+        fleet = Fleet(tmp_path / "fleet", zygote, job, links, made)
+        fleet.launch()
+        client = Client(fleet, 0, ALICE, letters[:5], tmp_path)
+        client.join(90)
+        assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
+    told = [line.split(",") for line in client.out.read_text().splitlines()]
+    assert told[0] == ["row", "answer 1", "answer 2", "answer 3"]
+    clear = fit.outputs(letters[:5]).reshape(5, 3, 4)
+    assert [[int(cell) for cell in line[1:]] for line in told[1:]] == clear.argmax(2).tolist()
 
 
 def test_the_owner_replays_a_training_around_a_base(tmp_path: Path, zygote: Zygote) -> None:
