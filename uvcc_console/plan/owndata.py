@@ -69,7 +69,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
         held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
         changes |= _of_tokenizer(job, found["tokenizer"])
         changes |= held | _of_target(job, found["objective"], tell) | _of_weight(job, found["weight"], tell)
-    changes |= _of_trees(job, found["model"], tell) | _of_kmeans(job, found, tell)
+    changes |= _of_trees(job, found, tell) | _of_kmeans(job, found, tell)
     if job.epochs:
         rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows - job.val_rows)
         batch = changes.get("batch", job.batch) * profile.topology.replicas
@@ -159,11 +159,12 @@ def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], No
     return changes
 
 
-def _of_trees(job: PrivateJobSettings, model: Any, tell: Callable[[str], None]) -> dict[str, Any]:
-    """What trees ask of a job that says nothing else: no momentum, and one rate for all."""
-    if _layers(model) != ["trees"]:
+def _of_trees(job: PrivateJobSettings, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """What trees ask of a job that says nothing else: no momentum, one rate for all, and to be grown from all rows."""
+    if _layers(found["model"]) != ["trees"]:
         return {}
-    return _where_unsaid(job, {"momentum": 0.0, "schedule": "constant"}, "trees ask", tell)
+    rows = {"batch": min(found["rows"]["train"], kmeans_job.MOST_ROWS)} if "rows" in found else {}
+    return _where_unsaid(job, {"momentum": 0.0, "schedule": "constant"} | rows, "trees ask", tell)
 
 
 def _of_kmeans(job: PrivateJobSettings, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:

@@ -227,6 +227,17 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
     job = job_of(create_run(str(plain), asked, tell=told.append))
     assert (job["objective"], job["momentum"], job["schedule"], job["steps"]) == ("binary", 0, "constant", 5)
     assert "trees ask for momentum 0.0, schedule constant" in told
+    job = job_of(create_run(str(plain), [one for one in asked if "batch" not in one], tell=told.append))
+    named = [
+        "--model",
+        '[{"trees": 5}]',
+        "--data",
+        str(table),
+        "--schema",
+        str(table.with_name("patients.schema.yaml")),
+    ]
+    assert job["batch"] == json.loads(owndata.owners_program(["plan", *named]))["rows"]["train"]
+    assert f"trees ask for momentum 0.0, schedule constant, batch {job['batch']}" in told
     schema = table.with_name("patients.schema.yaml")
     schema.write_text(schema.read_text().replace("{kind: bins, bins: 4}", "minmax", 1))
     with pytest.raises(UvccError, match=r"feature 'a' holds .*, and trees ask bits"):
@@ -235,7 +246,7 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
         infer_schema(table, force=True, bins=1)
     schema.unlink()
     demo = settings_for(str(table), model=trees.partition("=")[2])
-    assert {"job.momentum=0", "job.schedule=constant", "job.lr=0.3"} <= set(demo)
+    assert {"job.momentum=0", "job.schedule=constant", "job.lr=0.3", f"job.batch={job['batch']}"} <= set(demo)
     assert "kind: bins, bins: 16" in schema.read_text()
     schema.unlink()
     assert "job.momentum=0" not in settings_for(str(table), model="streets.py:Model")

@@ -118,5 +118,5 @@ def settings_for(data: str, schema: str = "", target: str = "", model: str = "")
         *named,
         f"job.model={_OF_TEXT if file.suffix.lower() == '.txt' else _LAYERS}",
         *((*_FOR_KMEANS, f"job.batch={_training_rows(file, known, model)}") if clusters else _FOR_TABLES),
-        *(_FOR_TREES if trees else ()),
+        *((*_FOR_TREES, f"job.batch={_training_rows(file, known, model)}") if trees else ()),
     ]

@@ -12,4 +12,4 @@ PLAIN: Final[dict[str, str | float]] = {
 }
 """With all training rows as the batch, a step is one of Lloyd's."""
 MOST_ROWS: Final = 1 << 17
-"""Up to so many rows are all taken in every step, where the job says nothing of its batch."""
+"""Up to so many rows are all taken in every step, of k-means and of trees, where the job says nothing of its batch."""
