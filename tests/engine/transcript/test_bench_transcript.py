@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from uvcc_engine.bench.scenarios import transcript_share
 from uvcc_engine.bench.transcript import main
 
 
@@ -21,7 +22,16 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
         "transcript.demo_step",
         *(
             f"transcript.step.demo_direct.{part}"
-            for part in ("slowdown", "slowdown_cpu", "recording", "recording_cpu", "beside", "agreeing", "leaves")
+            for part in (
+                "slowdown",
+                "slowdown_cpu",
+                "recording",
+                "recording_cpu",
+                "beside",
+                "hashing",
+                "agreeing",
+                "leaves",
+            )
         ),
         "transcript.epoch.memory",
         "transcript.verify",
@@ -32,5 +42,20 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_name["transcript.verify"]["unit"] == "leaves/s"
     assert by_name["transcript.verify.memory"]["value"] < 100e6
     assert 0.0 < by_name["transcript.step.demo_direct.recording_cpu"]["value"] < 1.0
+    assert 0.0 < by_name["transcript.step.demo_direct.hashing"]["value"] < 1.0
     assert by_name["transcript.step.demo_direct.leaves"]["value"] > 30
     assert by_name["transcript.epoch.memory"]["value"] < 150e6
+
+
+def test_the_hash_s_floor_counts_every_message_at_both_of_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate of 1 MB/s, and three parties that record so many bytes of a step that takes two seconds of theirs."""
+    monkeypatch.setattr(transcript_share, "sha256_rate", lambda: 1e6)
+    off, on = {"wall": 1.0, "cpu": 2 / 3}, {"wall": 1.0, "cpu": 1.0, "recording": 0.1, "beside": 0.1, "agreeing": 0.1}
+    took = [[[off, on | {"leaves": 4, "hashed": hashed}]] * 3 for hashed in (300_000, 100_000, 200_000)]
+    monkeypatch.setattr(transcript_share, "run_parties", lambda *job: took)
+    rows = {row.name: row for row in transcript_share.share_rows("demo", 3)}
+    assert rows["transcript.step.demo.hashing"].value == pytest.approx(0.3)
+
+
+def test_the_rate_of_sha256_is_a_processor_s() -> None:
+    assert 1e7 < transcript_share.sha256_rate() < 1e11

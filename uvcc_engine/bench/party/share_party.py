@@ -40,7 +40,8 @@ from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
 class StepSeconds:
     """Seconds of one step: on the clock, of this process's processor time, and of that in the transcript's parts.
 
-    ``beside`` is the hashing thread's processor time: of what waits to be read and of what was sent.
+    ``beside`` is the hashing thread's processor time: of what waits to be read and of what was sent. ``hashed``: bytes
+    of the messages that were recorded.
     """
 
     wall: float = 0.0
@@ -49,6 +50,7 @@ class StepSeconds:
     agreeing: float = 0.0
     beside: float = 0.0
     leaves: int = 0
+    hashed: int = 0
 
 
 class Switch:
@@ -67,6 +69,7 @@ class Switch:
             self.evidence.recorder.record(direction, peer, (self.epoch, tag.stream, tag.op, tag.kind), payload)
             self.took.recording += time.thread_time() - begun
             self.took.leaves += 1
+            self.took.hashed += memoryview(payload).nbytes
 
     def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``."""

@@ -10,7 +10,10 @@ rounds and fewer bytes that ``job.rounds: auto`` chooses on local pods, else the
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 import statistics
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -60,7 +63,8 @@ def share_rows(name: str, rounds: int) -> list[Row]:
     does not depend on who else wants the processors (``slowdown_cpu``); and, as shares of the step, the processor time
     of recording, hashing and finalising in the thread that trains (``recording``), of hashing beside it (``beside``),
     and of signing and checking (``agreeing``); ``recording_cpu`` is the first as a share of the step's processor
-    time."""
+    time. ``hashing`` is the least that the format costs: SHA-256 of every message, once at each end, at this machine's
+    rate, as a share of the processor time of the step without the transcript."""
     rounds_of = [list(r) for r in zip(*run_parties(*JOBS[name], rounds), strict=True)]
     off = [max(party[0]["wall"] for party in r) for r in rounds_of]
     on = [max(party[1]["wall"] for party in r) for r in rounds_of]
@@ -77,9 +81,27 @@ def share_rows(name: str, rounds: int) -> list[Row]:
         row(f"{at}.recording", "share", "step", share("recording", "wall"), BAR),
         row(f"{at}.recording_cpu", "share", "processor time", share("recording", "cpu")),
         row(f"{at}.beside", "share", "step", share("beside", "wall")),
+        row(f"{at}.hashing", "share", "processor time", _hashing(rounds_of, cpu_off)),
         row(f"{at}.agreeing", "share", "step", share("agreeing", "wall"), BAR),
         row(f"{at}.leaves", "rate", "leaves/step", [float(r[0][1]["leaves"]) for r in rounds_of]),
     ]
+
+
+def _hashing(rounds_of: list[list[MeasuredRound]], cpu_off: list[float]) -> list[float]:
+    """By round: the processor time of SHA-256 alone over that of the step without the transcript."""
+    each_s = 1 / sha256_rate()
+    hashed = [sum(party[1]["hashed"] for party in r) for r in rounds_of]
+    return [size * each_s / cpu for size, cpu in zip(hashed, cpu_off, strict=True)]
+
+
+def sha256_rate() -> float:
+    """Bytes of messages of 64 KiB that SHA-256 takes in a second of processor time; the best of a few tries."""
+    message, best = bytes(1 << 16), math.inf
+    for _ in range(200):
+        begun = time.process_time()
+        hashlib.sha256(message).digest()
+        best = min(best, time.process_time() - begun)
+    return len(message) / best
 
 
 def _slowdown(name: str, on: list[float], off: list[float]) -> Row:
