@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 Rates = Mapping[str, tuple[float, ...]]
 SIZES: Final = (128, 256, 512)  # the sides of the cubes that are measured
 _RUNS: Final = (7, 5, 4)
+_SOURCES: Final = ("gemm_rates", "gemm_paths", "gemm_loops", "floats", "limbs")
 _HOPELESS: Final = 4  # times slower at the smallest size: not measured at the larger ones
 
 
@@ -98,9 +99,7 @@ def path() -> Path:
         numba = version("numba")
     except PackageNotFoundError:
         pass
-    sources = [
-        Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("gemm_paths", "gemm_loops", "floats", "limbs")
-    ]
+    sources = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES]
     said = [processor_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, str(SIZES)]
     digest = hashlib.sha256(b"\0".join([*(s.encode() for s in said), *sources])).hexdigest()
     return folder() / f"gemm-{digest[:16]}.json"
