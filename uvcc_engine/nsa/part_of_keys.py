@@ -22,7 +22,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     """
     scale = float(q.shape[-1]) ** -0.5
     if q.device.type not in FUSED:
-        score = _scores(q, k, bias, scale)
+        score = scores(q, k, bias, scale)
         lse = score.logsumexp(-1)
         return (score - lse[:, None]).exp().to(v.dtype) @ v, lse
     wide = max(k.shape[-1], v.shape[-1])
@@ -38,7 +38,7 @@ def slopes(
     """What these keys add to the gradients of q, k and v: do and o [R, dv] and lse [R] are those over all keys."""
     scale = float(q.shape[-1]) ** -0.5
     if q.device.type not in FUSED:
-        p = (_scores(q, k, bias, scale) - lse[:, None]).exp()
+        p = (scores(q, k, bias, scale) - lse[:, None]).exp()
         ds = (p * (do @ v.T - (do * o).sum(-1, keepdim=True)) * scale).to(q.dtype)
         return ds @ k, ds.T @ q, p.to(do.dtype).T @ do
     wide = max(k.shape[-1], v.shape[-1])
@@ -48,7 +48,8 @@ def slopes(
     return dq[0, 0, :, : q.shape[-1]], dk[0, 0, :, : k.shape[-1]], dv[0, 0, :, : v.shape[-1]]
 
 
-def _scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """q [R, dk] against k [n, dk], scaled, with the bias: [R, n] in at least 32 bits."""
     score = ((q * scale) @ k.T).to(torch.promote_types(q.dtype, torch.float32))
     return score if bias is None else score + bias
 
