@@ -14,6 +14,7 @@ from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.masked import sdpa
+from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.nsa.rope import first_positions, rope_tables, rotate
 from uvcc_engine.nsa.shared_rows import SharedLayout, SharedRows
 from uvcc_engine.nsa.visibility import Layout, layout_of
@@ -195,7 +196,7 @@ def route_of(cfg: ModelConfig, s: int, device: torch.device) -> dict[str, str]:
 
 def parameter_count(cfg: ModelConfig) -> int:
     """Number of parameters, counted on the meta device: costs no memory."""
-    with torch.device("meta"):
+    with shapes_alone():
         return sum(p.numel() for p in LanguageModel(cfg).parameters())
 
 

@@ -16,6 +16,7 @@ import torch
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
+from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train import exported, fp8_products, memory_plan
 from uvcc_engine.train.config import LMConfig
@@ -39,7 +40,7 @@ def check(job: Mapping[str, Any], ranks: int, environ: Mapping[str, str]) -> dic
     if device.type == "cuda":
         check_gpus(ranks)
     if cfg.train.init:
-        with torch.device("meta"):
+        with shapes_alone():
             model = LanguageModel(cfg.model)
         exported.start_from(model, Path(cfg.train.init).expanduser())
     room = memory_plan.check(cfg, ranks, device)

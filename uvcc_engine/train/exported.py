@@ -26,6 +26,7 @@ from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
+from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train.text.tokenizer import Tokenizer, make_tokenizer
 
@@ -234,7 +235,7 @@ def read_weights(folder: Path) -> tuple[ExportedConfig, dict[str, Tensor]]:
     from safetensors.torch import load_file
 
     said, path = read_config(folder), folder / WEIGHTS
-    with torch.device("meta"):
+    with shapes_alone():
         wanted = {n: p.shape for n, p in LanguageModel(said.model).named_parameters()}
     try:
         if _sha256(path) != said.sha256:
@@ -253,7 +254,7 @@ def read_weights(folder: Path) -> tuple[ExportedConfig, dict[str, Tensor]]:
 def load(folder: Path) -> Exported:
     """The model of an exported folder, ready to generate. Raises as ``read_weights`` does."""
     said, weights = read_weights(folder)
-    with torch.device("meta"):
+    with shapes_alone():
         model = LanguageModel(said.model)
     model.load_state_dict(weights, assign=True)
     own = folder / _FILE_OF.get(said.tokenizer, MERGES)

@@ -13,6 +13,7 @@ import torch
 
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel
+from uvcc_engine.nsa.outlines import shapes_alone
 
 FORWARD_AND_BACKWARD: Final = 3
 # dense bf16 with fp32 accumulation, in operations a second; vendors' data sheets, without sparsity
@@ -49,7 +50,7 @@ def keys_seen(cfg: ModelConfig, length: int) -> float:
 
 def operations_a_token(cfg: ModelConfig, length: int) -> float:
     """Operations of one token's forward and backward pass, in rows of ``length`` tokens that hold one document each."""
-    with torch.device("meta"):
+    with shapes_alone():
         model = LanguageModel(cfg)
     products = 0.0
     for name, module in model.named_modules():

@@ -29,11 +29,13 @@ from uvcc_engine.train.worker import cli
 CONFIG = {**SMALL, "train": {**SMALL["train"], "save_every": 4}}
 
 
-def engine(*args: str) -> str:
-    """The engine's command line in a clean process; what it printed."""
-    command = [sys.executable, "-m", "uvcc_engine.cli", *args]
+def engine(*args: str, without: str = "") -> str:
+    """The engine's command line in a clean process, which must not import ``without``; what it printed."""
+    command = [sys.executable, *(["-X", "importtime"] if without else []), "-m", "uvcc_engine.cli", *args]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    assert not without or ("torch" in imported and without not in imported)
     return done.stdout
 
 
@@ -69,7 +71,7 @@ def test_what_is_exported_is_the_checkpoint_and_generates_in_a_clean_process(
     for name, p in model.model.named_parameters():
         assert torch.equal(p, saved[f"model.{name}"])
     args = ("generate", str(tmp_path / "model"), "--prompt", "ba", "--tokens", "12", "--seed", "5")
-    text = engine(*args)
+    text = engine(*args, without="torch._dynamo")  # which takes as long to import as the rest of torch
     assert text.startswith("ba")
     assert gen.main(list(args[1:])) == 0
     assert capsys.readouterr().out == text

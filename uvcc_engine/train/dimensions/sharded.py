@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.torch_floor import version_of
 from uvcc_engine.nsa.model import LanguageModel
+from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.train.dimensions.tensor_ranks import split_blocks
 
 OLDEST_TOGETHER: Final = (2, 7)
@@ -90,7 +91,7 @@ def assembled(model: LanguageModel) -> LanguageModel:
     if not is_sharded(model):
         return model
     weights = {name: whole(p.detach()) for name, p in model.named_parameters()}
-    with torch.device("meta"):
+    with shapes_alone():
         made = LanguageModel(model.cfg)
     made.load_state_dict(weights, assign=True)
     return made

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, OneBranchAttention
+from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.nsa.visibility import Layout
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class _OwnHeads:
         cfg, count = whole.cfg, ranks.size()
         self._whole, self._ranks = whole, ranks
         mine = replace(cfg, n_heads=cfg.n_heads // count, n_kv_groups=cfg.n_kv_groups // count)
-        with torch.device("meta"):
+        with shapes_alone():
             self._mine = type(whole)(mine)
         at = ranks.get_local_rank()
         heads, groups = _places(at, mine.n_heads), _places(at, mine.n_kv_groups)
