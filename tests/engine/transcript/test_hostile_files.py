@@ -8,12 +8,11 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from verify_processes import Ended, Verifiers
 
 from uvcc_engine.bench.work.rehearsal import Rehearsal, rehearse
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
@@ -31,34 +30,19 @@ from uvcc_engine.transcript.terms.policy import Policy
 # processor time that ends what grows without bound: a slow machine that other work presses took 5 s for a gigabyte
 SECONDS, MIB = 40.0, 200.0
 GIB = 1024**3
-# the child reports its own peak: what its parent held when it forked is not its doing
-CHILD = """
-import sys, time
-from uvcc_engine.transcript.proof.cli import main
-begun = time.process_time()
-rc = main(sys.argv[1:])
-used = time.process_time() - begun
-peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(f"\\nMEASURED {used} {int(peak) / 1024}")
-sys.exit(rc)
-"""
+_lent: list[Verifiers] = []
 
 
-@dataclass(frozen=True)
-class Ended:
-    rc: int
-    err: str
-    seconds: float
-    mib: float
+@pytest.fixture(scope="module", autouse=True)
+def _processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    _lent.append(Verifiers(tmp_path_factory.mktemp("said")))
+    yield
+    _lent.pop().close()
 
 
 def run_verify(*args: object) -> Ended:
-    """``verify`` as a process of its own. Time is the processor's, so that a busy machine fails no test."""
-    words = [sys.executable, "-c", CHILD, *map(str, args)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert "MEASURED" in done.stdout, done.stderr[-3000:]
-    used, peak = done.stdout.split("MEASURED ")[1].split()
-    return Ended(done.returncode, done.stderr, float(used), float(peak))
+    """``verify`` as a process of its own."""
+    return _lent[0].run(args)
 
 
 def refused(*args: object) -> Ended:
