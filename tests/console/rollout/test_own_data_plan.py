@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,20 +51,30 @@ def rehearsals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table, and the schema that is inferred of it, once for all tests."""
     rng = np.random.default_rng(1)
-    path = tmp_path / "patients.csv"
+    path = tmp_path_factory.mktemp("described") / "patients.csv"
     with path.open("w", newline="") as file:
         rows = ([f"{a:.6f}", f"{b:.6f}", "sick" if a > b else "well"] for a, b in rng.normal(size=(50, 2)))
         csv.writer(file).writerows([["a", "b", "diagnosis"], *rows])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UVCC_HOME", str(path.parent / "home"))
+        assert main(["data", "infer", str(path)]) == 0
     return path
 
 
 @pytest.fixture
-def settings(table: Path) -> list[str]:
-    assert main(["data", "infer", str(table)]) == 0
-    return [f"job.data={table}", f"job.schema={table.with_name('patients.schema.yaml')}", LAYERS]
+def table(described: Path, tmp_path: Path) -> Path:
+    return shutil.copy(described, tmp_path / described.name)
+
+
+@pytest.fixture
+def settings(described: Path, table: Path) -> list[str]:
+    schema = table.with_name("patients.schema.yaml")
+    shutil.copy(described.with_name(schema.name), schema)
+    return [f"job.data={table}", f"job.schema={schema}", LAYERS]
 
 
 def job_of(run_dir: Path) -> dict[str, Any]:
