@@ -257,11 +257,31 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
         infer_schema(table, force=True, bins=1)
     schema.unlink()
     demo = settings_for(str(table), model=trees.partition("=")[2])
-    assert {"job.momentum=0", "job.schedule=constant", "job.lr=0.3", f"job.batch={job['batch']}"} <= set(demo)
+    ours = {"job.steps=5", "job.momentum=0", "job.schedule=constant", "job.lr=0.3", f"job.batch={job['batch']}"}
+    assert ours <= set(demo)
     assert "kind: bins, bins: 16" in schema.read_text()
     schema.unlink()
     assert "job.momentum=0" not in settings_for(str(table), model="streets.py:Model")
     assert "kind: bins" not in schema.read_text()
+
+
+def test_a_demo_on_trees_by_their_name_and_on_a_target_that_the_schema_names_already(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs: list[list[str]] = []
+    monkeypatch.setattr(launching, "launch", lambda _, given, **options: pairs.append(given) or 0)
+    asked = ["demo", "--headless", "--data", str(table), "--model", "trees"]
+    assert main([*asked, "--target", "diagnosis"]) == 0
+    assert main([*asked, "--target", "diagnosis"]) == 0, "the schema that the first one wrote says the same"
+    job = job_of(create_run("demo", pairs[1]))
+    assert (job["model"]["layers"][0]["type"], job["steps"], job["momentum"]) == ("trees", 20, 0)
+    assert main([*asked, "--target", "a"]) == 2
+    said = capsys.readouterr().err
+    assert "says that the target is diagnosis, not a" in said
+    assert "uvcc data infer --force --target COLUMN FILE" in said
+    assert main([*asked[:-1], "gradient-boosting"]) == 0
+    with pytest.raises(UvccError, match=r"'gradient-boosting' .*mlp-digits, .*; or a list of layers, or file.py:Model"):
+        create_run("demo", pairs[2])
 
 
 def test_k_means_is_planned_without_a_target_and_asks_for_steps_of_all_rows(
@@ -347,7 +367,7 @@ def test_a_demo_on_a_table_needs_no_profile(
     assert main(["demo", "--headless", "--data", str(table), "--model", "[linear]"]) == 0
     assert sets[1][-1] == "job.model=[linear]"
     assert main(["demo", "--headless", "--data", str(table), "--target", "a"]) == 2
-    assert "says what the target is" in capsys.readouterr().err
+    assert "says that the target is diagnosis, not a" in capsys.readouterr().err
 
 
 def test_an_owner_opens_nothing_that_is_not_verified(settings: list[str]) -> None:

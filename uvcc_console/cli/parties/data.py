@@ -14,6 +14,7 @@ from uvcc_console.plan.owndata import owners_program
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.parsing import yaml_text
+from uvcc_engine.contract.text import clean
 
 # what suits a table of a few hundred rows: the profile's own values are for the digits
 _FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
@@ -88,12 +89,34 @@ def _asks(word: str, model: str) -> bool:
     return isinstance(layers, list) and any(one == word or (isinstance(one, dict) and word in one) for one in layers)
 
 
+def _trees_in(model: str) -> int:
+    """How many trees a list of layers asks for: one grows in a step. The demo's 20 where it does not say."""
+    asked = next((one["trees"] for one in yaml_text.load(model) if isinstance(one, dict) and "trees" in one), None)
+    count = asked.get("count") if isinstance(asked, dict) else asked
+    return count if isinstance(count, int) and count > 0 else 20
+
+
 def _training_rows(data: Path, schema: Path, model: str) -> int:
     """How many rows of the table are trained on. Raises UvccError where it, or the model, does not fit the schema."""
     asked = json.dumps(yaml_text.load(model))
     found = json.loads(owners_program(["plan", "--model", asked, "--data", str(data), "--schema", str(schema)]))
     rows: int = found["rows"]["train"]
     return rows
+
+
+def _same_target(schema: Path, target: str) -> None:
+    """Raises ConfigError where the schema that is there already learns another column than was asked for."""
+    try:
+        said = yaml_text.load(schema.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # whoever reads the table tells what is wrong with it
+    learns = said.get("target") if isinstance(said, dict) else None
+    column = learns.get("column") if isinstance(learns, dict) else learns
+    if target and column != target:
+        raise ConfigError(
+            f"{schema} says that the target is {clean(str(column))}, not {target}",
+            "leave --target out, or write it anew: uvcc data infer --force --target COLUMN FILE",
+        )
 
 
 def settings_for(data: str, schema: str = "", target: str = "", model: str = "") -> list[str]:
@@ -107,9 +130,8 @@ def settings_for(data: str, schema: str = "", target: str = "", model: str = "")
     known = Path(schema).expanduser().resolve() if schema else owner_files.schema_beside(file)
     if target and clusters:
         raise ConfigError("k-means learns no target", "leave --target out")
-    if target and known.exists():
-        raise ConfigError(f"{known} says what the target is", "leave --target out, or edit the schema")
     if known.exists():
+        _same_target(known, target)
         common.say(f"schema: {known}")
     else:
         common.say(summary(infer_schema(file, None if clusters else target, known, bins=_BINS if trees else 0)))
@@ -118,5 +140,9 @@ def settings_for(data: str, schema: str = "", target: str = "", model: str = "")
         *named,
         f"job.model={_OF_TEXT if file.suffix.lower() == '.txt' else _LAYERS}",
         *((*_FOR_KMEANS, f"job.batch={_training_rows(file, known, model)}") if clusters else _FOR_TABLES),
-        *((*_FOR_TREES, f"job.batch={_training_rows(file, known, model)}") if trees else ()),
+        *(
+            (*_FOR_TREES, f"job.steps={_trees_in(model)}", f"job.batch={_training_rows(file, known, model)}")
+            if trees
+            else ()
+        ),
     ]

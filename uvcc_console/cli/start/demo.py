@@ -9,7 +9,7 @@ from uvcc_console.cli import common
 
 LM_PROFILE: Final = "local-lm-smoke"
 LM_HALTED_AT: Final = 50  # of its 120 steps, with a checkpoint every 40: a few are done twice
-_THREE_CLUSTERS: Final = "[{kmeans: 3}]"
+_CALLED: Final = {"kmeans": "[{kmeans: 3}]", "trees": "[{trees: 20}]"}
 _NOT_OF_LM: Final = ("replicas", "link", "profile", "data", "target", "schema", "model")
 
 
@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--target", default="", metavar="COLUMN", help="of FILE: the column to learn")
     parser.add_argument("--schema", default="", metavar="FILE", help="what the columns are; else read from the data")
     parser.add_argument(
-        "--model", metavar="MODEL", help="a name, or layers like '[{linear: 16}, relu, linear]'; kmeans"
+        "--model", metavar="MODEL", help="a name, or layers like '[{linear: 16}, relu, linear]'; trees, kmeans"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the summary")
     parser.add_set()
@@ -53,8 +53,8 @@ def run(argv: list[str]) -> int:
     if args.seed is not None and args.seed < 0:
         parser.error("--seed wants a number that is not negative")
     settings = list(args.set)
-    if args.model == "kmeans":
-        args.model = _THREE_CLUSTERS
+    if args.data:
+        args.model = _CALLED.get(args.model, args.model)
     if args.data:
         from uvcc_console.cli.parties.data import settings_for
 

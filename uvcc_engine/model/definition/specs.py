@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.parsing.suggest import did_you_mean
+from uvcc_engine.contract.parsing.suggest import CLOSE, did_you_mean
 from uvcc_engine.model.definition.layer_list import model_of_text
 from uvcc_engine.model.layer_spec import LayerSpec
 from uvcc_engine.model.layer_types.attention import Attention
@@ -142,7 +142,8 @@ def find_model(name: str) -> ModelSpec:
         return MODELS[name]
     if name.startswith("{"):
         return model_of_text(name)
-    raise ConfigError(f"job.model: unknown model {name!r}", did_you_mean(name, MODELS))
+    others = f"{', '.join(MODELS)}; or a list of layers, or file.py:Model"
+    raise ConfigError(f"job.model: unknown model {name!r}", did_you_mean(name, MODELS, others, CLOSE))
 
 
 def register_model(model: ModelSpec) -> ModelSpec:
