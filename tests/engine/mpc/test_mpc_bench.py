@@ -270,7 +270,7 @@ def test_an_unknown_row_is_refused() -> None:
         bench.main(["--rows", "matmul_7"])
 
 
-def test_a_proved_row_stands_beside_the_passive_one() -> None:
+def test_a_proved_row_stands_beside_the_passive_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proofs.rows_of(["drelu_1e6", "mlp_step", "matmul_256"]) == [
         "mlp_step",
         "mlp_step_verified",
@@ -283,12 +283,14 @@ def test_a_proved_row_stands_beside_the_passive_one() -> None:
     assert proofs.PASSIVE.keys() == proofs.BARS.keys()
     plain = {"seconds": [0.5, 1.0], "bytes": 3000, "rounds": 2, "products": 1, "cpu": [], "peak": 100}
     proved = plain | {"seconds": [2.0, 4.0], "bytes": 3300, "rounds": 14, "peak": 250}
-    proved |= {"proof": [1.0, 2.0], "proof_rounds": 12}
+    proved |= {"proof": [1.0, 2.0], "proof_rounds": 12, "floor": 0.2}
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     rows = proofs.table([{"matmul_256": plain, "matmul_256_verified": proved}] * 3)
     assert [(r.metric, r.ratio, r.met) for r in rows] == [
         ("seconds", 4.0, True),
         ("bytes_per_party", pytest.approx(1.1), False),
         ("proof_seconds", 0.5, None),
+        ("proof_floor", pytest.approx(3 * 0.2 / 2 / 1.5), None),
         ("rounds", 7.0, None),
         ("proof_rounds", None, False),
         ("peak_memory", 2.5, True),

@@ -3,11 +3,13 @@
 Every message of ``mlp_step_verified`` and ``relu_1e6_verified`` is proved, as under ``verify: proofs``; products and
 truncations alone in ``mlp_step_products_verified``; a matrix product has nothing else. ``mlp_step_covert`` is proved by
 chance, as under ``verify: covert``: each of its runs is the mean of so many steps. A proved step computes by
-protocols of its own, so it is timed in two parts: the protocol, and the proof with the opening of one number.
+protocols of its own, so it is timed in two parts: the protocol, and the proof with the opening of one number. The
+floor of the second is what the three parties multiply in it, at this machine's rates, over its processors.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import sys
@@ -18,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from uvcc_engine.bench.work import mpc_links as links
+from uvcc_engine.bench.work.proof_floor import Multiplications, counting, machine_rates
 from uvcc_engine.contract.job.proof_mode import AUDIT_ONE_IN
 from uvcc_engine.contract.machine.benchrows import Row, held, row
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
@@ -65,6 +68,21 @@ def steps_of(name: str) -> int:
     return STEPS if name in _AUDITED else 1
 
 
+def floor_s(rt: Runtime) -> float:
+    """Prove what was filed, if anything is to be, and open one number: the processor seconds that this party's
+    multiplications in it take at least (``proof_floor``)."""
+    if rt.ledger is None or not rt.on_processors:
+        prove(rt)
+        return 0.0
+    kept, count = rt.kernels, Multiplications()
+    rt.kernels = counting(kept, count)
+    try:
+        prove(rt)
+    finally:
+        rt.kernels = kept
+    return machine_rates(kept).seconds(count)
+
+
 def prove(rt: Runtime) -> tuple[float, int]:
     """Prove what was filed, if anything is to be, and open one number: seconds, and rounds but for that of the opening,
     in which the verdicts are told beside it."""
@@ -105,6 +123,8 @@ def table(measured: list[dict[str, Any]]) -> list[Row]:
         out.append(held(row(name, "bytes_per_party", "B", [sent], before), most_bytes * before))
         proof = [max(run) for run in zip(*(p["proof"] for p in mine), strict=True)]
         out.append(row(name, "proof_seconds", "s", proof, statistics.median(seconds)))
+        floor = sum(p["floor"] for p in mine) / min(os.cpu_count() or 1, len(mine))
+        out.append(row(name, "proof_floor", "s", [floor], statistics.median(proof)))
         out.append(row(name, "rounds", "rounds", [float(mine[0]["rounds"])], float(plain[0]["rounds"])))
         out.append(held(row(name, "proof_rounds", "rounds", [float(mine[0]["proof_rounds"])]), most_rounds))
         peak, peak_before = (float(max(p["peak"] for p in parts)) for parts in (mine, plain))
