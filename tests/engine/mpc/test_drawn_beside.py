@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -91,16 +92,16 @@ def test_the_second_stream_draws_the_bits_of_the_cpu(monkeypatch: pytest.MonkeyP
     """By the GPU's kernel, in the interpreter; whatever is not drawn ahead here is drawn by the CPU."""
     kernels = pytest.importorskip("uvcc_engine.mpc.kernels.triton_ops", exc_type=ImportError)
     fake, on = FakeCuda(), list[str]()
-    honest = ChaChaStream._generate
+    honest = ChaChaStream.generate
 
-    def generate(self: ChaChaStream, place: bytes, piece: int, out: Tensor, room: Tensor | None) -> None:
+    def generate(self: ChaChaStream, place: tuple[int, int, int], piece: int, out: Tensor, room: Tensor | None) -> None:
         on.append(fake.current_stream(CPU).name)
         if on[-1] == "main":
             honest(self, place, piece, out, room)
         else:
-            kernels.chacha20(self._key, piece.to_bytes(2, "big") + place, 0, out)
+            kernels.chacha20(self._key, piece.to_bytes(2, "big") + struct.pack(">IHI", *place), 0, out)
 
-    monkeypatch.setattr(ChaChaStream, "_generate", generate)
+    monkeypatch.setattr(ChaChaStream, "generate", generate)
     program: Program = ((0, LONG), (OWN, LONG + 3), (0, 5))
     plain, beside = alone(None), alone(DrawBeside(CPU, cuda=fake))
     for epoch in (0, 1, 4, 5):

@@ -267,9 +267,9 @@ def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_a_process_of_many_threads_measures_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    honest = gemm_rates._rates
+    honest = gemm_rates.rates_at
     monkeypatch.setattr(gemm_rates, "SIZES", (16, 20, 24))
-    monkeypatch.setattr(gemm_rates, "_rates", lambda *a: seen.append(torch.get_num_threads()) or honest(*a))
+    monkeypatch.setattr(gemm_rates, "rates_at", lambda *a: seen.append(torch.get_num_threads()) or honest(*a))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

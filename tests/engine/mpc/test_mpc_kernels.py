@@ -382,19 +382,20 @@ def test_a_unit_that_adds_pairs_in_16_bits_is_not_used(monkeypatch: pytest.Monke
     small = torch.randint(-40, 40, (8, 64), dtype=torch.int8)
     assert torch.equal(paired(small, small.t()), small.int() @ small.t().int())
     monkeypatch.setattr(torch, "_int_mm", paired)
-    assert not limbs._extremes_are_exact(torch.device("cpu"), 127, 127)
-    assert limbs._extremes_are_exact(torch.device("cpu"), -128, 127)
+    assert not limbs.extremes_are_exact(torch.device("cpu"), 127, 127)
+    assert limbs.extremes_are_exact(torch.device("cpu"), -128, 127)
 
 
 def test_units_that_are_there_and_not_exact_are_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    for name in limbs.UNITS:
+        monkeypatch.setattr(torch.cpu, name, lambda: True, raising=False)
     monkeypatch.setattr(limbs, "wraps_and_is_exact", lambda device: False)
     with caplog.at_level(logging.INFO):
         assert not limbs.has_fast_bytes(torch.device("cpu"))
     assert "not exact" in caplog.text
-    for name in limbs._UNITS:
+    for name in limbs.UNITS:
         monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
     monkeypatch.setattr(limbs, "wraps_and_is_exact", lambda device: pytest.fail("tried without a unit"))
     assert not limbs.has_fast_bytes(torch.device("cpu"))

@@ -1,10 +1,10 @@
 """Random numbers of the next epoch, drawn by a GPU on a stream of its own beside this epoch's computation.
 
 What a program draws depends on no data, and an epoch's program is nearly always that of the epoch before: so each draw
-of an epoch foretells the draw at the same place of the next one, whose kernel is launched at once on a second stream. A
-program that comes to it lets its own stream wait for that kernel, never the host. Any other draw is made where it is
-needed. The bits are the same either way (ChaCha20, as on a processor), every draw takes its place in its stream, which
-gives no place twice, and numbers that nobody has taken yet fill at most a bounded memory.
+of an epoch says which the draw at the same place of the next one will be, whose kernel is launched at once on a second
+stream. A program that comes to it lets its own stream wait for that kernel, never the host. Any other draw is made
+where it is needed. The bits are the same either way (ChaCha20, as on a processor), every draw takes its place in its
+stream, which gives no place twice, and numbers that nobody has taken yet fill at most a bounded memory.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class Forecaster(Protocol):
         """Wait until all that is foretold and has room is drawn; whether that came to be."""
 
     def close(self) -> None:
-        """Foretell nothing any more."""
+        """Draw nothing ahead any more."""
 
 
 class Draws:

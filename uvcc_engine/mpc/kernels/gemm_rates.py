@@ -72,15 +72,16 @@ def _measured() -> Rates:
     names = [name for name in gemm_paths.PATHS if name not in gemm_paths.LOOP_KINDS or LOOPS.get() is not None]
     if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
         names.remove("bytes")
-    found = [_rates(names, SIZES[0], _RUNS[0])]
+    found = [rates_at(names, SIZES[0], _RUNS[0])]
     hopeful = max(found[0].values()) / _HOPELESS
     # 8-bit units come into their own with the larger ones only
     kept = [name for name in names if found[0][name] >= hopeful or name == "bytes"]
-    found += [_rates(kept, side, runs) for side, runs in zip(SIZES[1:], _RUNS[1:], strict=True)]
+    found += [rates_at(kept, side, runs) for side, runs in zip(SIZES[1:], _RUNS[1:], strict=True)]
     return {name: tuple(rates.get(name, found[0][name]) for rates in found) for name in names}
 
 
-def _rates(names: Sequence[str], side: int, runs: int) -> dict[str, float]:
+def rates_at(names: Sequence[str], side: int, runs: int) -> dict[str, float]:
+    """Multiplications per second of each path for cubes of this side; the best of so many runs."""
     x, y = (torch.arange(side * side).view(side, side) * factor for factor in (0x5851F42D4C957F2D, -0x61C8864680B583EB))
     best = dict.fromkeys(names, math.inf)
     for k in range(runs + 1):  # the first one warms up

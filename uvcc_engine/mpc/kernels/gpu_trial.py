@@ -24,10 +24,10 @@ from uvcc_engine.mpc.kernels.plain import PlainKernels
 LENGTHS = (1024, 1037)
 SHIFTS = (16, 26, 40)  # a wire form each
 _WHOLE = 512  # the side of a product that 8-bit units take
-Try = tuple[str, Callable[[Kernels, torch.device], list[Tensor]]]
+KernelTrial = tuple[str, Callable[[Kernels, torch.device], list[Tensor]]]
 
 
-def trials(whole: int = _WHOLE) -> Iterator[Try]:
+def trials(whole: int = _WHOLE) -> Iterator[KernelTrial]:
     """What is tried: a name, and what gives its results by some kernels on their device."""
     for n in LENGTHS:
         a, b, c, d = (_random(n, seed) for seed in range(4))

@@ -22,7 +22,7 @@ _BIAS = -0x7F7F7F7F7F7F7F80  # 0x8080808080808080 as a signed number
 MAX_INNER = 1 << 15  # (3 + 1) * 2^15 * 2^14 = 2^31: the sum of two such blocks would no longer be exact
 EXACT_INNER = 1 << 13  # 8 * 2^13 * 2^14 = 2^30: no sum of 32 bits overflows, so units that saturate will do
 DIGITS = 8
-_UNITS = ("_is_amx_tile_supported", "_is_vnni_supported", "_is_avx512_vnni_supported")  # of torch's versions
+UNITS = ("_is_amx_tile_supported", "_is_vnni_supported", "_is_avx512_vnni_supported")  # of torch's versions
 RightFactor = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -64,14 +64,15 @@ def wraps_and_is_exact(device: torch.device) -> bool:
         ones = torch.full((32, k), 127, dtype=torch.int8, device=device)
         high = torch._int_mm(ones, ones.t().contiguous())
         exact = all(_small_is_exact(device, by_column=by_column) for by_column in (False, True))
-        exact = exact and all(_extremes_are_exact(device, u, v) for u in (-128, 127) for v in (-128, 127))
+        exact = exact and all(extremes_are_exact(device, u, v) for u in (-128, 127) for v in (-128, 127))
     except (RuntimeError, NotImplementedError):
         return False
     wrapped = (127 * 127 * k + (1 << 31)) % (1 << 32) - (1 << 31)
     return exact and bool((high == wrapped).all())
 
 
-def _extremes_are_exact(device: torch.device, u: int, v: int) -> bool:
+def extremes_are_exact(device: torch.device, u: int, v: int) -> bool:
+    """Whether products of nothing but ``u`` by nothing but ``v`` are exact, right factors by row and by column."""
     k = 1 << 10
     left, right = (torch.full((32, k), x, dtype=torch.int8, device=device) for x in (u, v))
     found = [torch._int_mm(left, right.t()), torch._int_mm(left, right.t().contiguous())]
@@ -118,7 +119,7 @@ def has_fast_bytes(device: torch.device) -> bool:
     """Whether 8-bit products may be fast enough to be worth 36 of them, and are exact: what has the units for it."""
     if device.type == "cuda":
         return is_exact(device)
-    checks: list[Any] = [getattr(torch.cpu, name, None) for name in _UNITS]
+    checks: list[Any] = [getattr(torch.cpu, name, None) for name in UNITS]
     if not any(check is not None and bool(check()) for check in checks):
         return False
     exact = wraps_and_is_exact(device)
