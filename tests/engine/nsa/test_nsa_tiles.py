@@ -93,7 +93,7 @@ def test_descriptors_and_other_masks_are_taken_where_they_were_measured_to_be_fa
     won: tuple[bool, bool],
 ) -> None:
     work = Timed(milliseconds)
-    monkeypatch.setattr(nsa_tiles, "Work", lambda tokens, device: work)
+    monkeypatch.setattr(nsa_tiles, "TimedBranches", lambda tokens, device: work)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     found = nsa_tiles.tune(["band.forward"], 64, torch.device("cuda"), lambda said: None)
     winner = found[f"{capability[0]}.{capability[1]}"]["band.forward"]

@@ -72,7 +72,7 @@ def chosen(asked: str) -> list[str]:
 
 def tune(names: Sequence[str], tokens: int, device: torch.device, say: Callable[[str], None]) -> dict[str, Any]:
     """Capability -> kernel -> winner, with the milliseconds of each winner and of the default said on the way."""
-    work = Work(tokens, device)
+    work = TimedBranches(tokens, device)
     found: dict[str, Any] = {}
     major, minor = torch.cuda.get_device_capability(device)
     copies = major >= descriptors.SINCE and descriptors.there_are()
@@ -94,7 +94,7 @@ def tune(names: Sequence[str], tokens: int, device: torch.device, say: Callable[
     return {f"{major}.{minor}": found}
 
 
-def _timings(kernel: str, candidates: tuple[Tiles, ...], work: Work) -> Iterator[tuple[float, Tiles]]:
+def _timings(kernel: str, candidates: tuple[Tiles, ...], work: TimedBranches) -> Iterator[tuple[float, Tiles]]:
     for one in candidates:
         tiles.force(kernel, one)
         try:
@@ -103,7 +103,7 @@ def _timings(kernel: str, candidates: tuple[Tiles, ...], work: Work) -> Iterator
             continue
 
 
-class Work:
+class TimedBranches:
     """All three branches at M7C's shape, forward or backward."""
 
     def __init__(self, tokens: int, device: torch.device) -> None:
