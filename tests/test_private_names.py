@@ -58,6 +58,9 @@ LISTED: Final[dict[str, frozenset[str]]] = {
     "engine/parallel/test_unix_group.py": frozenset({"_lines"}),
     "engine/relay/test_relay_bounds.py": frozenset({"_expiry", "_waiting"}),
     "engine/transcript/test_merkle.py": frozenset({"_stack"}),
+    # Triton's: what its interpreter replaces for a kernel, and the function of an exclusive or
+    "engine/quick_triton.py": frozenset({"_LangPatchScope", "_xor_combine"}),
+    "engine/nsa/test_quick_triton.py": frozenset({"_patch_lang", "_xor_combine"}),
     # a connection that breaks in the middle, a host that answers nothing, another's key
     "console/fleet/injections_pod.py": frozenset({"_login", "_readiness"}),
     "console/fleet/test_fleet_agent_client.py": frozenset({"_greet", "_keeper", "_read"}),

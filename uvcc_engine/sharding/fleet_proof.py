@@ -75,18 +75,18 @@ def _found(runtimes: StreamRuntimes, groups: PartyGroups) -> tuple[tuple[ProvedS
     def held(found: tuple[ProvedStep, StepFinding | None]) -> bool:
         return found[1] is None or found[1].held(main)
 
-    return _told(groups, lambda: find_on_host(main), held)
+    return judged_together(groups, lambda: find_on_host(main), held)
 
 
 def agree(groups: PartyGroups, work: Callable[[], T]) -> T:
     """What ``work`` gives, once it has given something at every worker of this party. Raises as it does, there or at
     a sister.
     """
-    return _told(groups, work, lambda found: True)[0]
+    return judged_together(groups, work, lambda found: True)[0]
 
 
-def _told(groups: PartyGroups, work: Callable[[], T], good: Callable[[T], bool]) -> tuple[T, bool]:
-    """The same, and whether what came out is good at every one."""
+def judged_together(groups: PartyGroups, work: Callable[[], T], good: Callable[[T], bool]) -> tuple[T, bool]:
+    """As :func:`agree`, and whether what came out is ``good`` at every one."""
     failed: ProtocolError | None = None
     found: list[T] = []
     try:

@@ -86,6 +86,8 @@ async def test_zygotes_of_two_pods_come_from_one_import_and_go_with_their_pods(
     links = [PodLink(pod.name, pod.address, ssh_keys.operator_key(run_dir), timeouts=PATIENT) for pod in pods]
     agents = [psutil.Process(await _agent(x)) for x in links]
     await _until(lambda: len(server.children()) == 2, "two zygotes")
+    mapped = Path(f"/proc/{server.pid}/maps").read_text()
+    assert "/scipy/linalg/" in mapped, "numba's tables are filled, for which it imports this, before a loop is loaded"
     for pod, agent in zip(pods, agents, strict=True):
         zygote = await _zygote_of(server, pod)
         assert zygote.environ() == agent.environ()

@@ -377,7 +377,7 @@ def test_a_worker_that_waits_for_its_own_proof_only_would_open_too_early(monkeyp
         found = work()
         return found, good(found)
 
-    monkeypatch.setattr(fleet_proof, "_told", alone)
+    monkeypatch.setattr(fleet_proof, "judged_together", alone)
     liar = Coord(1, 1, 0, 0)
     lied = _lie_in_a_product(liar, 0, "top", monkeypatch)
     found = train(job_of(verify="products", **LINEAR), TWO)
