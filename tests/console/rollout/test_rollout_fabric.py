@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.stages.fleet import preflight
+from uvcc_console.rollout.stages.fleet import gpu_kernels, preflight
 from uvcc_console.rollout.stages.fleet.findings import Problem
 from uvcc_console.rollout.stages.links import fabric, relay
 from uvcc_console.rollout.stages.links.fabric import Fabric
@@ -193,6 +193,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     pair = {"rtt_ms": 3.0, "out_mib_s": 40.0, "in_mib_s": 30.0}
     group = {"size": 2, "ms": 1.0, "mib_s": 700.0, "backend": "nccl"}
     pods = [f"p{p}r{r}" for p in range(3) for r in range(2)]
+
+    async def compiled(ctx: Rollout, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        return {name: {"ok": True, "kernels_s": 12.5} for name in names}
+
+    monkeypatch.setattr(gpu_kernels, "compiled", compiled)
     monkeypatch.setattr(preflight, "relay_round_trips", look("relay", dict.fromkeys(pods, 1.5)))
     monkeypatch.setattr(fabric, "ports", look("ports", Fabric({n: {"ports_open": "3/3"} for n in pods}, ())))
     measured = {n: {"pair_p1": pair, "all_reduce_dp": group} for n in pods}

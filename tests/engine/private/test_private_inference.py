@@ -258,8 +258,7 @@ def test_a_job_that_its_model_or_fleet_cannot_run_is_refused() -> None:
     assert fit_model(PrivateJob(optimizer="adam"), workers=4).name == "mlp-digits"  # each worker keeps its moments
     assert fit_model(PrivateJob(model="lenet"), workers=2, tensor=2).name == "lenet"
     assert fit_model(PrivateJob(model="cnn-digits-norm"), workers=2, replicas=2).name == "cnn-digits-norm"
-    with pytest.raises(ConfigError, match="BatchNorm"):
-        fit_model(PrivateJob(model="cnn-digits-norm"), workers=2, tensor=2)
+    assert fit_model(PrivateJob(model="cnn-digits-norm"), workers=2, tensor=2).name == "cnn-digits-norm"
     with pytest.raises(ConfigError, match=r"32 microbatches gives 2 tensor ranks 1 lines.*") as refused:
         fit_model(PrivateJob(batch=32), workers=64, tensor=2, microbatches=32)
     assert "at least 64 rows" in refused.value.hint
