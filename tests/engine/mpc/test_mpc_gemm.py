@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -191,6 +192,7 @@ def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(gemm.VARIABLE, raising=False)
     monkeypatch.setattr(gemm_rates, "folder", lambda: tmp_path)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     gemm.ranked.cache_clear()
     yield
     gemm.ranked.cache_clear()
@@ -263,6 +265,18 @@ def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert [p.name for p in tmp_path.iterdir()] == [gemm_rates.path().name]
     monkeypatch.setattr(gemm_rates, "measure", lambda: pytest.fail("measured twice"))
     assert gemm_rates.known(loops=True) == first == gemm_rates.known(loops=False)
+
+
+def test_what_was_measured_on_a_busy_machine_counts_until_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[float] = []
+    load = {"now": 9.0}
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load["now"], 0.0, 0.0))
+    monkeypatch.setattr(gemm_rates, "measure", lambda: measured.append(load["now"]) or {"torch": (1.0, 2.0, 3.0)})
+    for now, expected in ((9.0, [9.0]), (9.0, [9.0]), (0.5, [9.0, 0.5]), (0.5, [9.0, 0.5]), (9.0, [9.0, 0.5])):
+        load["now"] = now
+        assert gemm_rates.known(loops=True)["torch"] == (1.0, 2.0, 3.0)
+        assert measured == expected
 
 
 def test_a_process_of_many_threads_measures_on_one(monkeypatch: pytest.MonkeyPatch) -> None:

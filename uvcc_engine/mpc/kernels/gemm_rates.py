@@ -1,7 +1,8 @@
 """How fast this machine multiplies matrices modulo 2^64 by each path: measured once, kept beside the compiled loops.
 
 A file belongs to the processor and to the versions of what computes; for another one it is measured anew. One that
-cannot be read is measured anew too, one that cannot be written is done without.
+cannot be read is measured anew too, one that cannot be written is done without. What was measured while the machine had
+more to do than it has processors counts until it has less: whoever shares the caches favours another path.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ Rates = Mapping[str, tuple[float, ...]]
 SIZES: Final = (128, 256, 512)  # the sides of the cubes that are measured
 _RUNS: Final = (7, 5, 4)
 _SOURCES: Final = ("gemm_rates", "gemm_paths", "gemm_loops", "floats", "limbs")
+_BUSY: Final = "busy"
 _HOPELESS: Final = 4  # times slower at the smallest size: not measured at the larger ones
 
 
@@ -43,10 +45,24 @@ def known(loops: bool) -> Rates:
     work."""
     at = path()
     found = read(at)
-    if found is None and loops:
+    if loops and (found is None or (measured_busy(at) and not is_busy())):
+        busy = is_busy()
         found = measure()
-        write(at, found)
+        write(at, found, busy=busy)
     return found if found is not None else guessed()
+
+
+def is_busy() -> bool:
+    """Whether the machine has more to do than it has processors."""
+    return os.getloadavg()[0] > (os.cpu_count() or 1)
+
+
+def measured_busy(at: Path) -> bool:
+    """Whether a file that was read says that the machine was busy when it was made."""
+    try:
+        return json.loads(at.read_text()).get(_BUSY) is True
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def guessed() -> Rates:
@@ -132,13 +148,13 @@ def read(at: Path) -> Rates | None:
     return rates if sane and "torch" in rates else None
 
 
-def write(at: Path, rates: Rates) -> None:
+def write(at: Path, rates: Rates, *, busy: bool) -> None:
     """Keep the rates for other processes, if that can be."""
     try:
         at.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=at.parent, prefix=at.stem)
         with os.fdopen(handle, "w") as f:
-            json.dump(rates, f)
+            json.dump({**rates, _BUSY: True} if busy else rates, f)
         os.replace(name, at)
     except OSError as why:
         log.info("the rates of matrix products cannot be kept: %s", why)
