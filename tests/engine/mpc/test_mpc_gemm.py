@@ -6,7 +6,10 @@ import importlib.util
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,11 +191,14 @@ def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str
 # -- which path --------------------------------------------------------------------------------------------------------
 
 
+SEEN = gemm_rates.OthersWatch.others  # before the tests' own
+
+
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(gemm.VARIABLE, raising=False)
     monkeypatch.setattr(gemm_rates, "folder", lambda: tmp_path)
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(gemm_rates.OthersWatch, "others", lambda self: 0.0)
     gemm.ranked.cache_clear()
     yield
     gemm.ranked.cache_clear()
@@ -262,21 +268,61 @@ def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(gemm_rates, "SIZES", (16, 20, 24))
     first = gemm_rates.known(loops=True)
     assert set(first) >= {"wide", "halves", "floats", "torch"}
-    assert [p.name for p in tmp_path.iterdir()] == [gemm_rates.path().name]
+    assert {p.name for p in tmp_path.iterdir()} == {gemm_rates.path().name, gemm_rates.path().with_suffix(".lock").name}
     monkeypatch.setattr(gemm_rates, "measure", lambda: pytest.fail("measured twice"))
     assert gemm_rates.known(loops=True) == first == gemm_rates.known(loops=False)
 
 
-def test_what_was_measured_on_a_busy_machine_counts_until_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_while_others_computed_is_measured_anew_a_minute_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others, made = {"use": 0.8}, {"torch": (1.0, 2.0, 3.0)}
     measured: list[float] = []
-    load = {"now": 9.0}
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load["now"], 0.0, 0.0))
-    monkeypatch.setattr(gemm_rates, "measure", lambda: measured.append(load["now"]) or {"torch": (1.0, 2.0, 3.0)})
-    for now, expected in ((9.0, [9.0]), (9.0, [9.0]), (0.5, [9.0, 0.5]), (0.5, [9.0, 0.5]), (9.0, [9.0, 0.5])):
-        load["now"] = now
-        assert gemm_rates.known(loops=True)["torch"] == (1.0, 2.0, 3.0)
+    monkeypatch.setattr(gemm_rates.OthersWatch, "others", lambda self: others["use"])
+    monkeypatch.setattr(gemm_rates, "measure", lambda: measured.append(others["use"]) or made)
+    for use, later, expected in ((0.8, 0, [0.8]), (0.1, 30, [0.8]), (0.1, 90, [0.8, 0.1]), (0.8, 900, [0.8, 0.1])):
+        others["use"] = use
+        if gemm_rates.path().exists():
+            os.utime(gemm_rates.path(), (time.time() - later,) * 2)
+        assert gemm_rates.known(loops=True) == made
         assert measured == expected
+        assert gemm_rates.known(loops=False) == made
+
+
+def test_others_are_seen_at_work() -> None:
+    watch = gemm_rates.OthersWatch()
+    busy = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        before = time.process_time()
+        while SEEN(watch) <= 0.1:  # a test's patience is its limit of time
+            time.sleep(0.01)
+        assert time.process_time() - before < 10
+    finally:
+        busy.kill()
+        busy.communicate()
+
+
+def test_of_processes_that_begin_together_one_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    begun = threading.Barrier(3)
+
+    def measure() -> dict[str, tuple[float, ...]]:
+        measured.append(1)
+        return {"torch": (1.0, 2.0, 3.0)}
+
+    def one() -> None:
+        begun.wait()
+        assert gemm_rates.known(loops=True)["torch"] == (1.0, 2.0, 3.0)
+
+    monkeypatch.setattr(gemm_rates, "measure", measure)
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert measured == [1]
 
 
 def test_a_process_of_many_threads_measures_on_one(monkeypatch: pytest.MonkeyPatch) -> None:

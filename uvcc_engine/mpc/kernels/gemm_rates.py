@@ -1,12 +1,14 @@
 """How fast this machine multiplies matrices modulo 2^64 by each path: measured once, kept beside the compiled loops.
 
 A file belongs to the processor and to the versions of what computes; for another one it is measured anew. One that
-cannot be read is measured anew too, one that cannot be written is done without. What was measured while the machine had
-more to do than it has processors counts until it has less: whoever shares the caches favours another path.
+cannot be read is measured anew too, one that cannot be written is done without. Who shares the caches favours another
+path: of processes that begin together one measures, and what was measured while others computed is measured anew by one
+that begins a minute later.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -15,7 +17,8 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +34,9 @@ Rates = Mapping[str, tuple[float, ...]]
 SIZES: Final = (128, 256, 512)  # the sides of the cubes that are measured
 _RUNS: Final = (7, 5, 4)
 _SOURCES: Final = ("gemm_rates", "gemm_paths", "gemm_loops", "floats", "limbs")
-_BUSY: Final = "busy"
+AGAIN_S: Final = 60.0  # a file that was made while others computed is left alone so long
+_QUIET: Final = 0.25  # so much of a processor may others use meanwhile
+_DISTURBED: Final = "disturbed"
 _HOPELESS: Final = 4  # times slower at the smallest size: not measured at the larger ones
 
 
@@ -45,24 +50,58 @@ def known(loops: bool) -> Rates:
     work."""
     at = path()
     found = read(at)
-    if loops and (found is None or (measured_busy(at) and not is_busy())):
-        busy = is_busy()
-        found = measure()
-        write(at, found, busy=busy)
+    if loops and (found is None or _is_doubtful(at)):
+        with _alone(at):
+            found = read(at)
+            if found is None or _is_doubtful(at):
+                watch = OthersWatch()
+                found = measure()
+                write(at, found, disturbed=watch.others() > _QUIET)
     return found if found is not None else guessed()
 
 
-def is_busy() -> bool:
-    """Whether the machine has more to do than it has processors."""
-    return os.getloadavg()[0] > (os.cpu_count() or 1)
+class OthersWatch:
+    """How much of a processor everybody else has used since this was made; 0 where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._wall, self._mine, self._all = time.monotonic(), time.process_time(), _used_s()
+
+    def others(self) -> float:
+        """Processor seconds of others for each second."""
+        wall = time.monotonic() - self._wall
+        used = _used_s() - self._all - (time.process_time() - self._mine)
+        return max(0.0, used) / max(wall, 1e-9)
 
 
-def measured_busy(at: Path) -> bool:
-    """Whether a file that was read says that the machine was busy when it was made."""
+def _used_s() -> float:
+    """Processor seconds that this machine has spent on anything, and that its host gave to another."""
     try:
-        return json.loads(at.read_text()).get(_BUSY) is True
+        with Path("/proc/stat").open() as f:
+            user, nice, system, _, _, irq, softirq, steal = map(int, f.readline().split()[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_doubtful(at: Path) -> bool:
+    """Whether a file that could be read was made while others computed, and not just now."""
+    try:
+        return json.loads(at.read_text()).get(_DISTURBED) is True and time.time() - at.stat().st_mtime > AGAIN_S
     except (OSError, ValueError, AttributeError):
         return False
+
+
+@contextmanager
+def _alone(at: Path) -> Iterator[None]:
+    """Within the block no other process of this machine measures; where nothing can be locked, one might."""
+    with ExitStack() as held:
+        try:
+            at.parent.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(at.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as why:
+            log.info("several processes may measure matrix products at once: %s", why)
+        yield
 
 
 def guessed() -> Rates:
@@ -148,13 +187,13 @@ def read(at: Path) -> Rates | None:
     return rates if sane and "torch" in rates else None
 
 
-def write(at: Path, rates: Rates, *, busy: bool) -> None:
+def write(at: Path, rates: Rates, *, disturbed: bool) -> None:
     """Keep the rates for other processes, if that can be."""
     try:
         at.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=at.parent, prefix=at.stem)
         with os.fdopen(handle, "w") as f:
-            json.dump({**rates, _BUSY: True} if busy else rates, f)
+            json.dump({**rates, _DISTURBED: True} if disturbed else rates, f)
         os.replace(name, at)
     except OSError as why:
         log.info("the rates of matrix products cannot be kept: %s", why)
