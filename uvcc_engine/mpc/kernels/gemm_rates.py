@@ -114,7 +114,7 @@ def guessed() -> Rates:
 def measure() -> Rates:
     """Measure every path that this machine has: a fraction of a second. In processor time, which says the same on a
     machine that does other work at the same time, and in turn, so that what disturbs meets all alike. On one thread, as
-    workers compute, and since threads that wait for each other would count as work."""
+    workers compute, and of its time alone: threads that wait for each other count as work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -141,10 +141,10 @@ def rates_at(names: Sequence[str], side: int, runs: int) -> dict[str, float]:
     best = dict.fromkeys(names, math.inf)
     for k in range(runs + 1):  # the first one warms up
         for name in names:
-            begun = time.process_time()
+            begun = time.thread_time()
             gemm_paths.prepared(name, [y])([x])
             if k:
-                best[name] = min(best[name], time.process_time() - begun)
+                best[name] = min(best[name], time.thread_time() - begun)
     return {name: float(side**3 / max(seconds, 1e-9)) for name, seconds in best.items()}
 
 
