@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import logging
@@ -302,6 +303,14 @@ def test_others_are_seen_at_work() -> None:
     finally:
         busy.kill()
         busy.communicate()
+
+
+def test_who_was_stopped_while_it_measured_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_rates, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(gemm_rates, "measure", lambda: {"torch": (1.0, 2.0, 3.0)})
+    with gemm_rates.path().with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert gemm_rates.known(loops=True)["torch"] == (1.0, 2.0, 3.0)
 
 
 def test_of_processes_that_begin_together_one_measures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import torch
 
@@ -34,6 +34,7 @@ Rates = Mapping[str, tuple[float, ...]]
 SIZES: Final = (128, 256, 512)  # the sides of the cubes that are measured
 _RUNS: Final = (7, 5, 4)
 _SOURCES: Final = ("gemm_rates", "gemm_paths", "gemm_loops", "floats", "limbs")
+PATIENCE_S: Final = 5.0  # so long another one's measuring is waited for
 AGAIN_S: Final = 60.0  # a file that was made while others computed is left alone so long
 _QUIET: Final = 0.25  # so much of a processor may others use meanwhile
 _DISTURBED: Final = "disturbed"
@@ -91,6 +92,18 @@ def _is_doubtful(at: Path) -> bool:
         return False
 
 
+def _wait_for(lock: TextIO) -> None:
+    """Until it is ours, or whoever has it takes far longer than measuring does: it may have been stopped there."""
+    patience = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > patience:
+                raise
+        time.sleep(0.02)
+
+
 @contextmanager
 def _alone(at: Path) -> Iterator[None]:
     """Within the block no other process of this machine measures; where nothing can be locked, one might."""
@@ -98,7 +111,7 @@ def _alone(at: Path) -> Iterator[None]:
         try:
             at.parent.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context(at.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(lock)
         except OSError as why:
             log.info("several processes may measure matrix products at once: %s", why)
         yield
