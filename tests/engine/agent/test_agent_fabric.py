@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import traceback
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from uvcc_engine.agent import fabric
 from uvcc_engine.agent.processes.child import ENTRIES
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
@@ -21,19 +21,11 @@ from uvcc_engine.transcript.signing.identity import Identity
 SIZE = Topology(2)
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in held]
-    for s in held:
-        s.close()
-    return ports
-
-
 def specs(folder: Path, **job: Any) -> dict[Coord, tuple[WorkerSpec, dict[str, str]]]:
     """One spec per worker and its environment: two replicas of three parties, links direct."""
     coords = list(SIZE.coords())
-    ports = dict(zip(coords, free_ports(len(coords)), strict=True))
-    masters = free_ports(PARTIES)
+    links = dict(zip(coords, ports(len(coords)), strict=True))
+    masters = ports(PARTIES)
     who = {c: Identity.create(folder / f"identity-{c}") for c in coords}
     found = {}
     for c in coords:
@@ -55,8 +47,8 @@ def specs(folder: Path, **job: Any) -> dict[Coord, tuple[WorkerSpec, dict[str, s
             identity_dir=str(folder / f"identity-{c}"),
             link=LinkSpec(
                 kind="direct",
-                listen=f"127.0.0.1:{ports[c]}",
-                peers={str(p.party): f"127.0.0.1:{ports[p]}" for p in peers if p != c},
+                listen=f"127.0.0.1:{links[c]}",
+                peers={str(p.party): f"127.0.0.1:{links[p]}" for p in peers if p != c},
             ),
         )
         env = {"RANK": str(c.replica), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}

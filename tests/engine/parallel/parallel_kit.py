@@ -9,6 +9,7 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.distributed  # imported before the fork, so that the ranks need not
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.mpc.kernels.preload import load_for_children
@@ -30,11 +32,6 @@ from uvcc_engine.transcript.signing.identity import Identity
 
 JOB = b"J" * 32
 Body = Callable[[PartyGroups, list[tuple[str, dict[str, Any]]]], Any]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def pod(replica: int, party: int = 0) -> Identity:
@@ -71,7 +68,7 @@ def run_ranks(
     why. ``late``: the last rank starts when those that give up have ended, and the first one knows it.
     """
     torch.set_num_threads(1)
-    port, pipes, ended = free_port(), [], set()
+    (port,), pipes, ended = ports(1), [], set()
     coords = sorted((c for c in topology.coords() if c.party == 0), key=topology.local_rank)
     for coord in coords:
         if late and coord == coords[-1]:
@@ -162,7 +159,8 @@ class SocketPlane:
             threading.Thread(target=self._read, args=(peer, end), daemon=True).start()
 
     def _read(self, peer: int, end: socket.socket) -> None:
-        with end.makefile("rb") as stream:
+        # a worker that ends with something unread resets the connection: nothing comes any more all the same
+        with suppress(OSError, struct.error), end.makefile("rb") as stream:
             while head := stream.read(_HEAD.size):
                 *tag, size = _HEAD.unpack(head)
                 body = stream.read(size)
@@ -220,12 +218,12 @@ def run_fleet(topology: Topology, work: Work, device: str = "cpu") -> dict[Coord
     """
     torch.set_num_threads(1)
     load_for_children()
-    ports, ends, pids = [free_port() for _ in range(3)], _connect(topology), []
+    masters, ends, pids = ports(3), _connect(topology), []
     for coord in topology.coords():
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:
             os.environ["NCCL_HOSTID"] = str(coord)
-            _rank(coord, topology, ports[coord.party], _worker(work, coord, ends), writer, 30.0, True, device=device)
+            _rank(coord, topology, masters[coord.party], _worker(work, coord, ends), writer, 30.0, True, device=device)
         os.close(writer)
         pids.append((coord, pid, reader))
     for others in ends.values():
