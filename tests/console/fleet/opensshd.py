@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.fleet.pins import fingerprint, plain
+from uvcc_engine.bench.launch.fleet import ports
 
 SSHD = os.environ.get("UVCC_TEST_SSHD") or shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 _SFTP = next((p for p in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server") if os.path.exists(p)), "")
@@ -54,9 +54,7 @@ class Sshd:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.more, self.home = folder, list(more), home
         self.user = getpass.getuser()
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = int(s.getsockname()[1])
+        (self.port,) = ports(1)
         self.authorized = (home / ".ssh/authorized_keys") if home is not None else folder / "authorized"
         self.authorized.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.authorized.write_bytes(client.export_public_key())

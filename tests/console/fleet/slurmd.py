@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from uvcc_engine.bench.launch.fleet import ports
+
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 
@@ -18,12 +20,6 @@ def why_not() -> str:
     """Why no cluster can be run here; empty where one can."""
     missing = [tool for tool in TOOLS if shutil.which(tool, path=_PATH) is None]
     return f"no {missing[0]} on this machine" if missing else "" if os.getuid() == 0 else "slurmd wants root"
-
-
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Cluster:
@@ -48,8 +44,8 @@ class Cluster:
         lines = {
             "ClusterName": "uvcc",
             "SlurmctldHost": "localhost(127.0.0.1)",
-            "SlurmctldPort": _port(),
-            "SlurmdPort": _port(),
+            "SlurmctldPort": ports(1)[0],
+            "SlurmdPort": ports(1)[0],
             "AuthInfo": f"socket={at}/munge",
             "SlurmUser": "root",
             "StateSaveLocation": at / "state",

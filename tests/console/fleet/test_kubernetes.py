@@ -7,7 +7,6 @@ import getpass
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -31,6 +30,7 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.fleet.vendors import kube_tunnel, kubeconfig, kubernetes
 from uvcc_console.fleet.vendors.kubernetes import KubernetesFleet
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 
@@ -112,9 +112,7 @@ async def test_the_start_of_a_pod_lets_the_run_s_key_in_and_nobody_else(
     server: KubeServer, run_dir: Path, tmp_path: Path
 ) -> None:
     """The container's own script, with a real sshd; the test gives it a port of its own."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        server.ssh = s.getsockname()[1]
+    (server.ssh,) = ports(1)
     key = operator_key(run_dir, "")
     env = {
         **os.environ,

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from demorun import PATIENT
 
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError
 
@@ -104,8 +104,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
 
 def _uninterrupted(folder: Path) -> list[subprocess.Popen[bytes]]:
     """The same job as two bare ranks, without a console and without a stop."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    (port,) = ports(1)
     keys = ["data.source=python_docs", "data.val_percent=5", "runtime.device=cpu"]
     keys += [f"train.{k}" for k in ("lr=3.0e-3", "warmup=3", "log_every=1", "save_every=40", f"steps={STEPS}")]
     command = [sys.executable, "-c", TRAIN, "train_showcase", "--out", str(folder), "--run", "whole"]
