@@ -4,7 +4,7 @@ The ways are those of ``kernels.gemm_paths``.
 
 ``bytes``: 8-bit units (``kernels.limbs``); ``wide`` and ``halves``: compiled loops (``kernels.gemm_loops``);
 ``floats``: double precision (``kernels.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be
-taken wherever it can be; otherwise what was measured once on this machine decides (``kernels.gemm_rates``).
+taken wherever it can be; otherwise what was measured on this machine decides (``kernels.gemm_rates``).
 """
 
 from __future__ import annotations
