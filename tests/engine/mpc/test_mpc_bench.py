@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import struct
 import sys
 import time
@@ -17,10 +18,11 @@ from uvcc_engine.bench import mpc as bench
 from uvcc_engine.bench.party import mpc_party as party_side
 from uvcc_engine.bench.peers import mpc_peers as peers
 from uvcc_engine.bench.timing import machine_rates as machine
+from uvcc_engine.bench.work import gpt_step, mpc_split
 from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
-from uvcc_engine.bench.work import mpc_split
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.model.definition.specs import find_model, initial_weights
 from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
 from uvcc_engine.mpc.foundation.local import LocalPlanes, rehearsal_keys
 from uvcc_engine.mpc.foundation.opening import open_many
@@ -29,6 +31,7 @@ from uvcc_engine.mpc.foundation.share import reconstruct
 from uvcc_engine.mpc.products import truncation
 from uvcc_engine.mpc.products.arithmetic import matmul_protocol
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.simulate.gpt_forecast import GptSize
 
 
 @pytest.mark.parametrize(("few", "rounds", "error"), [(True, 20, 2e-5), (False, 30, 2e-4)])
@@ -78,6 +81,40 @@ def test_the_step_s_bytes_are_those_that_the_manual_explains(
     found = planes.run_three(body)
     assert {one[0] for one in found} == {rounds}
     assert round(sum(one[1] for one in found) / 3) == sent
+
+
+def test_the_benchmarked_gpt_learns_its_letters() -> None:
+    """Every run is a step of one training: three of them lower the loss that the parties open."""
+    few = GptSize(vocabulary=5, positions=4, width=8, heads=2, blocks=1, batch=4)
+
+    def body(rt: Runtime) -> list[float]:
+        step, losses = gpt_step.stepping(rt.party, few), []
+        for epoch in range(3):
+            rt.begin_epoch(epoch)
+            losses.append(step(rt).loss)
+        return losses
+
+    found = LocalPlanes().run_three(body)
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == pytest.approx(math.log(few.vocabulary), abs=0.7)
+    assert found[0][2] < found[0][0]
+
+
+def test_a_gpt_row_is_measured_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped tiny GPT, with rounds and bytes within the bars of its row."""
+    monkeypatch.setattr(party_side, "barrier", lambda rt: None)
+    planes = LocalPlanes()
+
+    def body(rt: Runtime) -> dict[str, Any]:
+        rt.few_rounds = False
+        return party_side.measure(rt, party_side.works(rt.party)["gpt_tiny_step"](), 1)
+
+    found = planes.run_three(body)
+    _, most_bytes, most_rounds = bench.GPU_BARS["gpt_tiny_step"]
+    assert found[0]["rounds"] == found[1]["rounds"] <= most_rounds < found[0]["rounds"] * 1.05
+    assert sum(one["bytes"] for one in found) / 3 <= most_bytes
+    assert found[0]["products"] == party_side.LOCAL_PRODUCTS * gpt_step.TINY.macs
+    assert gpt_step.TINY.weights == sum(w.size for w in initial_weights(find_model("gpt-tiny"), 7, 14))
 
 
 def test_every_row_has_its_work() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from uvcc_engine.bench.work import gpt_step
 from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.contract.job.link_spec import LinkSpec
@@ -37,6 +38,7 @@ from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_protocol, mul_protocol, scale_int, sub
 from uvcc_engine.plane.api import Buffer, Plane, Tag
 from uvcc_engine.plane.connect import open_plane
+from uvcc_engine.simulate.gpt_forecast import GptSize
 from uvcc_engine.transcript.signing.identity import Identity
 
 SID = hashlib.sha256(b"bench mpc").digest()
@@ -226,6 +228,9 @@ def works(party: int, device: torch.device = CPU) -> dict[str, Callable[[], Work
         backward = 2 * forward - BATCH * LAYERS[0] * LAYERS[1]  # nobody asks for the gradient of the inputs
         return Work(lambda rt: rt.run(step(rt)), LOCAL_PRODUCTS * (forward + backward))
 
+    def learning(size: GptSize) -> Work:
+        return Work(gpt_step.stepping(party, size), LOCAL_PRODUCTS * size.macs)
+
     return {
         "matmul_256": lambda: matmul(256),
         "matmul_512": lambda: matmul(512),
@@ -237,6 +242,8 @@ def works(party: int, device: torch.device = CPU) -> dict[str, Callable[[], Work
         "relu_1e7": lambda: elements(relu_only_protocol, 10_000_000),
         "relu_1e6_k32": lambda: elements(lambda rt, x: relu_only_protocol(rt, x, width=32)),
         "mlp_step": mlp,
+        "gpt_tiny_step": lambda: learning(gpt_step.TINY),
+        "gpt_step": lambda: learning(gpt_step.SMALL),
     }
 
 
