@@ -1,14 +1,14 @@
 """The battery of lies: every message of every protocol altered in every way, with its proof and without. By hand.
 
 ``python tests/engine/proofs/battery.py --shard 0/2 --out FILE`` runs every second case, in an order that a seed fixes,
-and writes what came of them as it goes on. A case is a lie of one party, either one that it stands by (it computes on
-with the altered numbers) or one told to a single peer: an error in one lane, a message in place of another, an earlier
-message again. With the proof an honest party must end with an error before anything is opened, and every pair that an
-honest one names must have the liar in it. Without the proof nobody must notice the same lie, or the case shows
-nothing. With ``--covert N`` a party is audited in one step of N: where the liar was drawn the lie must be caught, and
-what became of the others is counted. Numbers modulo 2^s travel in wider words, whose upper bits mean nothing: where
-only such bits were altered, every other message of the run is bit for bit what it would have been, and the case counts
-as void.
+and writes what came of them as it goes on; ``--merge FILES`` adds up what shards wrote. A case is a lie of one party,
+either one that it stands by (it computes on with the altered numbers) or one told to a single peer: an error in one
+lane, a message in place of another, an earlier message again. With the proof an honest party must end with an error
+before anything is opened, and every pair that an honest one names must have the liar in it. Without the proof nobody
+must notice the same lie, or the case shows nothing. With ``--covert N`` a party is audited in one step of N: where the
+liar was drawn the lie must be caught, and what became of the others is counted. Numbers modulo 2^s travel in wider
+words, whose upper bits mean nothing: where only such bits were altered, every other message of the run is bit for bit
+what it would have been, and the case counts as void.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -268,10 +268,12 @@ def _right(name: str, dealer: int, seed: int) -> list[Any]:
     return _run(name, dealer, seed, prove=False).opened
 
 
-def _report(found: Found, planned: int) -> dict[str, Any]:
+def _report(found: Found, planned: int, seed: int, shard: str) -> dict[str, Any]:
     lists = ("undetected", "misnamed", "noticed", "void")
     listed = {key: [asdict(case) for case in getattr(found, key)] for key in lists}
     return {
+        "seed": seed,
+        "shard": shard,
         "planned": planned,
         "cases": sum(found.cases.values()),
         "caught": found.caught,
@@ -285,8 +287,30 @@ def _report(found: Found, planned: int) -> dict[str, Any]:
     }
 
 
+COUNTS = ("planned", "cases", "caught", "by_proof", "unnoticed_without_proof", "of_them_wrong")
+
+
+def merged(reports: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What several shards found, by the names of their files: sums, every lie that went wrong, how far each came."""
+    every = list(reports.values())
+    found: dict[str, Any] = {key: sum(one[key] for one in every) for key in COUNTS}
+    found |= {key: sum(len(one[key]) for one in every) for key in ("void", "noticed")}
+    for key in ("second_round", "covert", "by_kind"):
+        found[key] = dict(sorted(sum((Counter(one[key]) for one in every), Counter[str]()).items()))
+    found |= {key: [case for one in every for case in one[key]] for key in ("undetected", "misnamed")}
+    told = {n: (f"seed {one['seed']}, {one['shard']}: " if "shard" in one else "") for n, one in reports.items()}
+    return found | {"shards": {n: f"{told[n]}{one['cases']} of {one['planned']}" for n, one in reports.items()}}
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    """Whole or not at all: a shard may be ended at any time."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps(report, indent=1))
+    beside.replace(path)
+
+
 def main(words: list[str]) -> int:
-    """Run a shard; 1 if a lie went undetected or an honest pair was named."""
+    """Run a shard, or merge what several wrote; 1 if a lie went undetected or an honest pair was named."""
     parser = argparse.ArgumentParser(description="tell every lie of the battery")
     parser.add_argument("--shard", default="0/1", help="K/N: the cases whose place modulo N is K")
     parser.add_argument("--seed", type=int, default=0)
@@ -294,8 +318,13 @@ def main(words: list[str]) -> int:
     parser.add_argument("--most", type=int, default=0, help="end after so many cases")
     parser.add_argument("--second", action="store_true", help="only what the second round finds, twice for each case")
     parser.add_argument("--covert", type=int, default=0, metavar="N", help="only what audits of one step in N find")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="only add up what shards wrote")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(words)
+    if asked.merge:
+        whole = merged({path.name: json.loads(path.read_text()) for path in asked.merge})
+        _write(asked.out, whole)
+        return 1 if whole["undetected"] or whole["misnamed"] else 0
     torch.set_num_threads(1)
     shard, shards = (int(part) for part in asked.shard.split("/"))
     mine = every_case(asked.seed, asked.only)[shard::shards]
@@ -305,8 +334,8 @@ def main(words: list[str]) -> int:
     for number, case in enumerate(mine[: asked.most or None], 1):
         tells(case, found)
         if number % 25 == 0 or number == len(mine):
-            asked.out.write_text(json.dumps(_report(found, len(mine)), indent=1))
-    asked.out.write_text(json.dumps(_report(found, len(mine)), indent=1))
+            _write(asked.out, _report(found, len(mine), asked.seed, asked.shard))
+    _write(asked.out, _report(found, len(mine), asked.seed, asked.shard))
     return 1 if found.undetected or found.misnamed else 0
 
 

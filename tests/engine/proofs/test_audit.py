@@ -299,3 +299,21 @@ def test_another_attempt_draws_anew() -> None:
 
     assert first_draws(0) == first_draws(0)
     assert not set(first_draws(0)) & set(first_draws(1))
+
+
+def test_what_shards_of_the_battery_found_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lies = [battery.Case("elementwise", 0, 1, how, 3, number=0) for how in ("one", "top", "all")]
+    monkeypatch.setattr(battery, "every_case", lambda seed, names: lies)
+    files = [tmp_path / f"{shard}.json" for shard in range(2)]
+    for shard, file in enumerate(files):
+        assert battery.main(["--shard", f"{shard}/2", "--out", str(file)]) == 0
+    merge = ["--merge", *map(str, files), "--out", str(tmp_path / "whole.json")]
+    assert battery.main(merge) == 0
+    whole = json.loads((tmp_path / "whole.json").read_text())
+    assert whole["by_kind"] == {"elementwise stood by": 3}
+    assert [whole[key] for key in ("planned", "cases", "caught", "by_proof")] == [3] * 4
+    assert whole["unnoticed_without_proof"] == 3
+    assert whole["shards"] == {"0.json": "seed 0, 0/2: 2 of 2", "1.json": "seed 0, 1/2: 1 of 1"}
+    files[1].write_text(json.dumps(json.loads(files[1].read_text()) | {"undetected": [{"name": "elementwise"}]}))
+    assert battery.main(merge) == 1
+    assert json.loads((tmp_path / "whole.json").read_text())["undetected"] == [{"name": "elementwise"}]
