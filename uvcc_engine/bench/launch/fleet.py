@@ -32,6 +32,7 @@ from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 from uvcc_engine.contract.run_files.waiting import Waiting
+from uvcc_engine.data.sets import Dataset
 from uvcc_engine.owner.client import dataset_for
 from uvcc_engine.sealing.inputs import share_dataset
 from uvcc_engine.sealing.purpose import Purpose
@@ -155,11 +156,13 @@ class Fleet:
         elsewhere: Mapping[int, Forker] | None = None,
         meets: str = "127.0.0.1",
         env: Mapping[str, str] | None = None,
+        data: Dataset | None = None,
     ) -> None:
         """``keys``: the identity of a party's pod of a replica; ``goes_on``: where the job starts, by the parties.
 
         ``elsewhere``: who starts the workers of a replica, if not ``forker``; ``meets``: the address of the first
-        replica's machine, where the parties' ranks meet; ``env``: added to that of the workers.
+        replica's machine, where the parties' ranks meet; ``env``: added to that of the workers; ``data``: what it
+        trains on, else the packaged rows that fit its model.
         """
         self.folder, self.job, self.size, self._forker = folder, job, size, forker
         self._elsewhere, self._meets, self.env = dict(elsewhere or {}), meets, dict(env or {})
@@ -167,8 +170,9 @@ class Fleet:
         pods = [[keys(p, r) for p in range(3)] for r in range(size.replicas)]
         public = [tuple(i.public for i in row) for row in pods]
         purpose = Purpose.of(job, [OWNER.public.x25519])
+        rows = dataset_for(job) if data is None else data
         made = share_dataset(
-            dataset_for(job), job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:], purpose=purpose, job=job
+            rows, job.frac_bits, public[0], OWNER, seed=1, replicas=public[1:], purpose=purpose, job=job
         )
         parties = [
             PolicyParty(p, pods[0][p].public, "local", "here", tuple(row[p].public for row in pods[1:]))

@@ -139,16 +139,16 @@ def _mpspdz(rows: Sequence[str], runs: int) -> tuple[Seconds, str]:
             )
             if compiled.returncode:
                 return found, f"{name} could not be compiled: {compiled.stderr.strip()[-200:]}"
-            seconds = _mpspdz_run(home, "-".join(["uvcc_bench", *args]))
+            seconds = mpspdz_seconds(home, "-".join(["uvcc_bench", *args]))
             if seconds is None:
                 return found, f"{name} failed or told no time"
             found[name] = [seconds / runs]
     return found, f"no program for {', '.join(lacking)}" if lacking else ""
 
 
-def _mpspdz_run(home: Path, program: str) -> float | None:
+def mpspdz_seconds(home: Path, program: str) -> float | None:
     """Seconds of timer 1 as party 0 tells them."""
-    words = ["./replicated-ring-party.x", "-h", "localhost", "-pn", str(ports(1)[0]), "-u"]
+    words = ["./replicated-ring-party.x", "-h", "localhost", "-pn", str(ports(1)[0])]  # sealed links, as ours are
     parties = [
         subprocess.Popen(
             [*words, "-p", str(p), program], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
