@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,23 @@ RUN = ROOT / ".ci" / "run"
 IN_CI = ROOT / "tests" / "slow_in_ci.txt"
 BY_HAND = ROOT / "tests" / "slow_by_hand.txt"
 PORTABLE = ROOT / "tests" / "portability" / "tests.txt"
+# what stays in the default set from its beginning to its end, whatever else is left to CI
+MAIN_JOBS = {
+    "a demo of real pods, watched, halted, resumed, verified": (
+        "tests/console/test_tmux_demo.py::test_watch_halt_resume_and_end_verified"
+    ),
+    "a language model's rollout, halted, killed, resumed": (
+        "tests/console/rollout/test_rollout_lm.py"
+        "::test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run"
+    ),
+    "a private training of three processes, halted, resumed": (
+        "tests/engine/private/test_private_worker.py"
+        "::test_halt_stops_all_at_one_step_and_resume_ends_in_the_same_result"
+    ),
+    "a package, verified with its own verifier": (
+        "tests/console/report/test_archive.py::test_a_stranger_verifies_it_with_its_own_verifier"
+    ),
+}
 # what an extra brings that CI does not install, and why
 LEFT_OUT = {"skypilot": "hundreds of megabytes of clouds' SDKs; the tests use a stand-in with its signatures"}
 
@@ -36,6 +55,57 @@ def test_every_slow_test_is_run_in_ci_or_named_as_left_to_a_hand() -> None:
 def test_every_file_left_to_a_hand_has_a_reason() -> None:
     lines = [line for line in BY_HAND.read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"tests/\S+\.py: \S.{10,}", line) for line in lines)
+
+
+def marks(node: ast.AST) -> Iterator[tuple[str, list[ast.expr]]]:
+    """(name, arguments) of every mark that is named below a node."""
+    called = {id(call.func): call.args for call in ast.walk(node) if isinstance(call, ast.Call)}
+    for found in ast.walk(node):
+        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Attribute) and found.value.attr == "mark":
+            yield found.attr, called.get(id(found), [])
+
+
+def by_default(path: Path) -> set[str]:
+    """The tests of a file that the default set has, or some cases of."""
+    body = ast.parse(path.read_text()).body
+    whole = [node for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    if any(name in ("slow", "ci") for node in whole for name, _ in marks(node)):
+        return set()
+
+    def left_out(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        named = (mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list)
+        return any(isinstance(mark, ast.Attribute) and mark.attr in ("slow", "ci") for mark in named)
+
+    tests = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {node.name for node in tests if node.name.startswith("test_") and not left_out(node)}
+
+
+def test_what_is_left_to_ci_names_a_file_of_the_default_set_that_runs_the_same_code() -> None:
+    found = 0
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name, args in marks(ast.parse(path.read_text())) if "mark.ci" in path.read_text() else ():
+            if name == "ci":
+                (cheaper,) = map(ast.unparse, args)
+                other = path if cheaper == "__file__" else ROOT / ast.literal_eval(cheaper)
+                assert by_default(other), f"{path.relative_to(ROOT)}: no test of {cheaper} is in the default set"
+                found += 1
+    assert found
+
+
+def test_ci_runs_what_the_default_set_leaves_to_it() -> None:
+    alone = "tests/engine/transcript/test_mutations.py"
+    lines = [line.partition(" #")[0] for line in RUN.read_text().splitlines()]
+    assert ".venv/bin/pytest" in lines
+    assert f".venv/bin/pytest -m ci --ignore {alone}" in lines
+    assert f".venv/bin/pytest -n 0 -m ci {alone}" in lines
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    assert "-m 'not slow and not ci'" in options
+
+
+@pytest.mark.parametrize("job", MAIN_JOBS)
+def test_the_default_set_has_each_main_job_from_its_beginning_to_its_end(job: str) -> None:
+    file, _, name = MAIN_JOBS[job].partition("::")
+    assert name in by_default(ROOT / file)
 
 
 @pytest.mark.parametrize("listed", [IN_CI, PORTABLE], ids=["slow", "portable"])

@@ -46,6 +46,13 @@ def blocks(page: Path) -> list[Block]:
     return [Block(*found) for found in BLOCK.findall(page.read_text(encoding="utf-8"))]
 
 
+STORIES: Final = {
+    "auditor": pytest.mark.ci("tests/console/report/test_archive.py"),
+    "notebook": pytest.mark.ci("tests/engine/private/test_simulate.py"),
+    "own-layer": pytest.mark.ci("tests/engine/parallel/test_layer_from_outside.py"),
+    "watch-any-trainer": pytest.mark.ci("tests/console/follow/test_adopted.py"),
+}
+"""Pages whose commands take many seconds: packages, trainings, whole runs."""
 PAGES: Final = [p for p in sorted(DOCS.rglob("*.md")) if any(b.mark.startswith("run") for b in blocks(p))]
 
 
@@ -131,7 +138,7 @@ def _play(page: Path, folder: Path, programs: Path, *, slow: bool) -> int:
 
 @pytest.mark.parametrize(
     "page",
-    [p for p in PAGES if any(b.mark == "run" for b in blocks(p))],
+    [pytest.param(p, marks=STORIES.get(p.stem, ())) for p in PAGES if any(b.mark == "run" for b in blocks(p))],
     ids=lambda p: p.relative_to(DOCS).as_posix(),
 )
 def test_what_a_page_shows_happens(page: Path, tmp_path: Path) -> None:

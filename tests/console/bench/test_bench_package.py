@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from uvcc_console.bench import packing
 
 
+@pytest.mark.ci("tests/console/report/test_archive.py")
 def test_a_run_is_made_packed_and_verified_by_both() -> None:
     rows = {r.name: r for r in packing.bench(1, workers=6)}
     assert rows["package_workers"].value == 6

@@ -25,6 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.mark.ci("tests/engine/private/test_step_rehearsal.py")
 def test_a_private_job_is_rehearsed_and_its_network_foretold(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ["job.epochs=2", "job.batch=100", "limits.hourly=6", "limits.total=9"]
     flags = [part for one in sets for part in ("--set", one)]

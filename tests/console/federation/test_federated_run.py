@@ -31,7 +31,7 @@ from uvcc_console.federation import domain_key
 from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.runs import processes
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ci("tests/console/federation/test_peers.py"), pytest.mark.timeout(600)]
 OWNER_TOKEN = "token-of-an-owner-0123456789"
 OPENED = ("--set", "job.reveal=[loss, accuracy, weights]")
 JOB = ("--set", "job.steps=5", "--set", "smoke.steps=0", "--set", "link=direct", "--set", "job.test_rows=200")

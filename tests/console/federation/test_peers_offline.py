@@ -75,6 +75,7 @@ def line(tmp_path: Path, relay: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield Line(Table(tmp_path, relay, monkeypatch, 6.0, 3.0), taps, clock)
 
 
+@pytest.mark.ci("tests/console/federation/test_peers.py")
 def test_a_domain_that_is_offline_for_a_minute_goes_on_where_it_was(line: Line) -> None:
     async def story() -> None:
         async with line.met() as peers:
@@ -92,6 +93,7 @@ def test_a_domain_that_is_offline_for_a_minute_goes_on_where_it_was(line: Line) 
     asyncio.run(story())
 
 
+@pytest.mark.ci("tests/console/federation/test_peers.py")
 def test_a_domain_that_stays_away_is_named_by_both_and_ends_by_itself(line: Line) -> None:
     async def story() -> None:
         async with line.met() as peers:

@@ -36,12 +36,18 @@ def own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _pairs() -> list[Any]:
     """Every scenario with every vendor, but for what cannot happen there.
 
-    The market is played through by tests of its own as well: its part of the suite is run by hand.
+    The market is played through by tests of its own as well: its part of the suite is run by hand. Of the others each
+    scenario has two, by turns, and the rest in CI.
     """
-    pairs = [(name, vendor) for name in ALL for vendor in Vendors if (name, vendor) not in NEVER]
-    pairs += [(name, vendor) for name in VOLUMES for vendor in WITH_VOLUMES if (name, vendor) not in NEVER]
-    by_hand = [pytest.mark.slow]
-    return [pytest.param(n, v, marks=by_hand if v == "prime" and n in ALL else []) for n, v in pairs]
+    found = []
+    for number, name in enumerate((*ALL, *VOLUMES)):
+        vendors = [v for v in (Vendors if name in ALL else WITH_VOLUMES) if (name, v) not in NEVER]
+        others = [v for v in vendors if v != "prime" or name in VOLUMES]
+        turn = {others[(2 * number + k) % len(others)] for k in range(2)}
+        for vendor in vendors:
+            rest = [] if vendor in turn else [pytest.mark.ci(__file__)]
+            found.append(pytest.param(name, vendor, marks=rest if vendor in others else [pytest.mark.slow]))
+    return found
 
 
 @pytest.mark.parametrize(("name", "vendor"), _pairs())

@@ -190,6 +190,7 @@ async def test_an_agent_that_cannot_start_is_told_with_its_words(link: PodLink, 
         await bootstrap(link, wheel, preload="none")
 
 
+@pytest.mark.ci(__file__)
 async def test_missing_packages_go_into_a_venv_over_the_image(link: PodLink, wheel: Wheel, tmp_path: Path) -> None:
     """pip is real; it may look nowhere but among the wheels that were sent, and not where the image's pip.conf says."""
     sample = tmp_path / "uvcc_sample"
@@ -217,6 +218,7 @@ async def test_missing_packages_go_into_a_venv_over_the_image(link: PodLink, whe
     assert "fleet.wheels" in refused.value.hint
 
 
+@pytest.mark.ci(__file__)
 async def test_many_pods_at_once_and_the_first_failure_names_its_pod(run_dir: Path, wheel: Wheel) -> None:
     provider = LocalProvider(run_dir, ttl_s=120.0)
     requests = [PodRequest(f"boot-many-{os.getpid()}-{p}", p, 1) for p in range(3)]
@@ -235,6 +237,7 @@ async def test_many_pods_at_once_and_the_first_failure_names_its_pod(run_dir: Pa
         await asyncio.gather(*(provider.delete(p) for p in pods))
 
 
+@pytest.mark.ci(__file__)
 async def test_an_image_with_too_old_a_torch_gets_another_over_it(
     link: PodLink, wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

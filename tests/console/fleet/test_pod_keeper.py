@@ -72,6 +72,7 @@ async def work(link: PodLink, *scripts: str) -> list[int]:
     return [int(w["pid"]) for w in ack["workers"]]
 
 
+@pytest.mark.ci(__file__)
 async def test_at_the_end_of_its_time_the_pod_ends_what_the_run_started(link: PodLink, wheel: Wheel, host: Pod) -> None:
     """The operator is gone, the agent is killed, a worker is stopped and another one ignores what it is told."""
     done: Bootstrapped = await bootstrap(link, wheel, preload="none", life_s=600.0)

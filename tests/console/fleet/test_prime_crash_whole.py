@@ -42,7 +42,9 @@ def _foreign_untouched(host: PrimeHost, foreign: str) -> None:
 @pytest.mark.parametrize(
     ("death", "heir", "status"),
     [
-        (Death("bootstrap", 0.5), SWEEP, "running"),
+        pytest.param(
+            Death("bootstrap", 0.5), SWEEP, "running", marks=pytest.mark.ci("tests/console/fleet/test_prime_crash.py")
+        ),
         pytest.param(Death("drill", 0.3), RESUME, "ok", marks=pytest.mark.slow),
     ],
     ids=[SWEEP, RESUME],

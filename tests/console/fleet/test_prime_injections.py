@@ -43,7 +43,13 @@ async def settle(w: World, where: str, name: str, did: str, expected: str) -> No
     assert not [p for p in touched if p.removeprefix("/pods/") in foreign]
 
 
-@pytest.mark.parametrize(("name", "act", "expected"), [*API, *LIFE], ids=[n for n, _, _ in (*API, *LIFE)])
+@pytest.mark.parametrize(
+    ("name", "act", "expected"),
+    [
+        pytest.param(*row, id=row[0], marks=pytest.mark.ci(__file__) if n % 2 else ())
+        for n, row in enumerate((*API, *LIFE))
+    ],
+)
 async def test_the_market(run_dir: Path, name: str, act: MarketAct, expected: str) -> None:
     async with new_world(run_dir) as w:
         w.fake.cap = HOURLY_CAP

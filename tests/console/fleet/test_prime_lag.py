@@ -16,6 +16,11 @@ from otherworld import RUN, first_site, life, other_site
 
 LIVES = int(os.environ.get("UVCC_MARKET_LIVES", "10"))  # on each of the two markets
 PARTS = 5
+EACH = [
+    0,
+    1,
+    *(pytest.param(n, marks=pytest.mark.ci(__file__)) for n in range(2, PARTS)),
+]
 TTL_S = 1800.0
 
 
@@ -41,7 +46,7 @@ def _quirks(rng: random.Random) -> Quirks:
     )
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", EACH)
 async def test_no_life_on_the_other_market_loses_a_pod_in_use_or_leaves_one_behind(tmp_path: Path, part: int) -> None:
     for n in range(part, LIVES, PARTS):
         quirks = _quirks(random.Random(7000 + n))
@@ -53,7 +58,7 @@ async def test_no_life_on_the_other_market_loses_a_pod_in_use_or_leaves_one_behi
             assert market.creates <= 9, (n, quirks)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", EACH)
 async def test_no_life_on_the_first_market_loses_a_pod_in_use_or_leaves_one_behind(tmp_path: Path, part: int) -> None:
     for n in range(part, LIVES, PARTS):
         rng = random.Random(9000 + n)

@@ -101,7 +101,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=pytest.mark.ci(__file__) if n % 3 else ()) for n, case in enumerate(CASES)],
+)
 async def test_a_fleet_comes_up_and_goes_whatever_the_market_is_like(run_dir: Path, case: Case) -> None:
     async with other_site(run_dir, case.quirks) as (site, market):
         case.before(market)

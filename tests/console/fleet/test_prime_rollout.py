@@ -25,7 +25,10 @@ PATIENCE_S = 400.0
     [
         pytest.param({}, 2, id="unchanged", marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(
-            {"topology.replicas": 1, "smoke.replicas": 1, "job.test_rows": 200, "job.device": "cpu"}, 1, id="smaller"
+            {"topology.replicas": 1, "smoke.replicas": 1, "job.test_rows": 200, "job.device": "cpu"},
+            1,
+            id="smaller",
+            marks=pytest.mark.ci("tests/console/fleet/test_prime_hosts.py"),
         ),
     ],
 )

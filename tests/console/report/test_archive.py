@@ -133,6 +133,7 @@ class Compared(Mutations):
         return code, err
 
 
+@pytest.mark.ci("tests/console/report/test_package_mutations.py")
 def test_the_two_verifiers_agree_on_falsified_packages(packed: tuple[Package, Path], tmp_path: Path) -> None:
     shutil.copytree(packed[0].run_dir.parent.parent, tmp_path / "home")
     run_dir = tmp_path / "home" / "runs" / packed[0].run_dir.name

@@ -28,7 +28,7 @@ from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import SENT, Leaf
 from uvcc_engine.transcript.proof.bundle import find_folders, read_bundle
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ci("tests/console/report/test_artifacts.py"), pytest.mark.timeout(600)]
 BOTH = ("clean", "faulty")
 PHASES = ("smoke", "full")
 

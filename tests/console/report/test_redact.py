@@ -185,6 +185,7 @@ def test_no_line_makes_it_slow(what: str) -> None:
     assert longer < 10  # a megabyte
 
 
+@pytest.mark.ci(__file__)
 def test_a_large_log_takes_bounded_memory_and_linear_time(tmp_path: Path) -> None:
     import tracemalloc
 

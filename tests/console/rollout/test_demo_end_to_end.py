@@ -25,7 +25,7 @@ SMALL = ("--set", "job.test_rows=200")
 # long enough that a run is still in its full phase when it is told to stop, however slow the commands are
 STEPS = "80"  # so that some are left after a halt, when a worker and then a conductor are killed
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ci("tests/console/test_tmux_demo.py"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from uvcc_engine.transcript.terms.policy import Policy
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "own-table.md"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.ci("tests/engine/private/test_own_data_predictions.py"), pytest.mark.timeout(600)]
 
 
 def commands() -> list[list[str]]:

@@ -84,7 +84,15 @@ def clean_screen(d: OrderingApp) -> str:
     return shown
 
 
-@pytest.mark.parametrize("state", ["full", "halted", "failed", "fork", "finished", "hanging"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "full",
+        "finished",
+        "hanging",
+        *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in ("halted", "failed", "fork")),
+    ],
+)
 async def test_every_page_draws_it_and_obeys_none_of_it(state: str, tmp_path: Path) -> None:
     story = Poisoned(replicas=2, steps=41)
     story = getattr(story.full(40), "hanging")() if state == "hanging" else getattr(story, state)()  # noqa: B009

@@ -120,6 +120,7 @@ print(jit.__file__, sum(jit.pack.stats.cache_hits.values()), sum(jit.pack.stats.
 """
 
 
+@pytest.mark.ci(__file__)
 @needs_numba
 def test_copies_of_the_package_on_one_machine_compile_once(tmp_path: Path) -> None:
     """As local pods: each has its own copy. One whose source differs shares nothing."""

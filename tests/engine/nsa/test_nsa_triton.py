@@ -40,7 +40,14 @@ def _small_tiles() -> Iterator[None]:
         tiles.force(kernel, None)
 
 
-@pytest.mark.parametrize(("nsa", "lengths"), [(SMALL, (75,)), (WIDE, (70,)), (SMALL, (50, 3, 26))])
+@pytest.mark.parametrize(
+    ("nsa", "lengths"),
+    [
+        pytest.param(SMALL, (75,), marks=pytest.mark.ci(__file__)),
+        pytest.param(WIDE, (70,), marks=pytest.mark.ci(__file__)),
+        (SMALL, (50, 3, 26)),
+    ],
+)
 def test_outputs_and_gradients_are_those_of_the_oracle(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:
     layer = small_layer(nsa, **ONE_GROUP)
     x = torch.randn(1, sum(lengths), 12, dtype=torch.float64, requires_grad=True)
@@ -49,6 +56,7 @@ def test_outputs_and_gradients_are_those_of_the_oracle(nsa: NSAConfig, lengths: 
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.ci(__file__)
 def test_groups_rows_and_segments_fall_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows, two groups of three heads, segments of 32 queries, one tile to a chunk: against the masked path."""
     monkeypatch.setattr(gather, "SEGMENT", 32)
@@ -104,7 +112,10 @@ def test_tensors_that_the_copying_unit_cannot_take_are_read_by_pointers() -> Non
         assert descriptors.named(True, 32, fits, other) == ([fits, other], False)
 
 
-@pytest.mark.parametrize(("lengths", "edited"), [((60,), 47), ((34, 26), 34)])
+@pytest.mark.parametrize(
+    ("lengths", "edited"),
+    [pytest.param((60,), 47, marks=pytest.mark.ci(__file__)), ((34, 26), 34)],
+)
 def test_editing_a_token_changes_nothing_before_it(lengths: tuple[int, ...], edited: int) -> None:
     dispatch.force("triton")
     layer = small_layer(SMALL, **ONE_GROUP).float()
@@ -132,7 +143,8 @@ def test_the_streaming_choice_is_the_sorted_one_ties_included() -> None:
     assert torch.equal(as_mask(found, layout.n_blocks), blocks.select_blocks(cfg, p, layout.positions, layout.starts))
 
 
-def test_the_split_kernel_decodes_what_prefill_computes() -> None:
+@pytest.mark.parametrize("prompt", [50, pytest.param(4, marks=pytest.mark.ci(__file__))])
+def test_the_split_kernel_decodes_what_prefill_computes(prompt: int) -> None:
     torch.manual_seed(1)
     nsa = NSAConfig(l=8, d=4, l_sel=8, n_sel=4, w=10)
     cfg = ModelConfig(vocab=32, dim=24, n_layers=1, n_heads=6, n_kv_groups=2, d_k=8, d_v=4, nsa=nsa)
@@ -140,16 +152,14 @@ def test_the_split_kernel_decodes_what_prefill_computes() -> None:
     tokens = torch.randint(0, 32, (2, 62))
     with torch.no_grad():
         whole = model(tokens)
+    dispatch.force(None)
+    logits, state = decode.prefill(model, tokens[:, :prompt])
+    torch.testing.assert_close(logits, whole[:, prompt - 1], rtol=1e-9, atol=1e-9)
     dispatch.force("triton")
-    for prompt in (4, 50):
-        dispatch.force(None)
-        logits, state = decode.prefill(model, tokens[:, :prompt])
-        torch.testing.assert_close(logits, whole[:, prompt - 1], rtol=1e-9, atol=1e-9)
-        dispatch.force("triton")
-        fixed = FixedDecoder(model, state, 5)  # whose kernels take the number of keys from the device
-        for t in range(prompt, prompt + 5):
-            torch.testing.assert_close(decode.step(model, state, tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)
-            torch.testing.assert_close(fixed.step(tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)
+    fixed = FixedDecoder(model, state, 5)  # whose kernels take the number of keys from the device
+    for t in range(prompt, prompt + 5):
+        torch.testing.assert_close(decode.step(model, state, tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(fixed.step(tokens[:, t]), whole[:, t], rtol=1e-9, atol=1e-9)
 
 
 SPILLED = {("band.backward_q", 80): 48, ("selection.backward", 80): 80}  # bytes of a thread; none anywhere else

@@ -60,6 +60,7 @@ def keep_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Communicator, "sum_slices", sliced)
 
 
+@pytest.mark.ci("tests/engine/private/test_other_device.py")
 def test_ranks_keep_to_the_device_of_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its copies are marked: an operation on tensors of both places, or a host that reads the device, fails."""
     plain = trained()

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from uvcc_engine.bench.launch.fleet import Fleet, Forker, pod_identity, until
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
@@ -55,6 +57,7 @@ def test_a_hold_and_a_halt_on_one_pod_stop_everybody_at_one_step(forker: Forker,
     same_end(fleet, whole)
 
 
+@pytest.mark.ci("tests/engine/private/test_private_worker.py")
 def test_a_killed_worker_ends_all_and_a_resume_comes_to_the_same_end(
     forker: Forker, whole: Fleet, tmp_path: Path
 ) -> None:

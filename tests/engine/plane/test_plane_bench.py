@@ -38,6 +38,7 @@ def measure(capsys: pytest.CaptureFixture[str], *parts: str) -> dict[tuple[str, 
     return {(r["name"], r["metric"]): r for r in found}
 
 
+@pytest.mark.ci("tests/engine/plane/test_plane_live.py")
 def test_the_direct_rows_are_held_against_the_echo(capsys: pytest.CaptureFixture[str]) -> None:
     rows = measure(capsys, "direct")
     ours = {at: r for at, r in rows.items() if not at[0].startswith("machine_")}
@@ -63,6 +64,7 @@ def test_the_relay_rows_have_the_agreed_names(capsys: pytest.CaptureFixture[str]
     }
 
 
+@pytest.mark.ci("tests/engine/plane/test_plane_live.py")
 def test_a_short_soak_loses_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--faults", "--workers", "6", "--messages", "1500", "--kills", "1", "--json", "--seed", "3"]
     assert plane.main(command) == 0

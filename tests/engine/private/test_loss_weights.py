@@ -87,6 +87,7 @@ def _letters(spec: Any, x: Any, y: Any, *, test: float, steps: int, **given: Any
     return train(PrivateJob.from_json(told), data)
 
 
+@pytest.mark.ci("tests/engine/proofs/test_proved_learning.py")
 def test_every_product_of_a_weighted_step_can_be_proved() -> None:
     given: dict[str, Any] = {"steps": 1, "batch": 12, "test": 0.2, "reveal": ["loss"], "verify": "products"}
     made = simulate.fit(["linear"], ROWS[:30], RARE[:30], class_weights=[1, 2], row_weights=OWN[:30], **given)

@@ -187,6 +187,7 @@ def test_who_withholds_the_proof_that_it_was_drawn_for_is_named_with_that(zygote
     raise AssertionError("in ten runs nobody was told so")
 
 
+@pytest.mark.ci("tests/engine/proofs/test_audit.py")
 def test_a_run_goes_on_with_the_audits_that_it_would_have_had(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
     """What was begun is repeated word for word, its draws included: to leave brings no new one."""
     fleet = _fleet(tmp_path, zygote, JOB)

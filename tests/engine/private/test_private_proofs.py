@@ -110,6 +110,7 @@ def test_a_proved_run_ends_verified_by_both_verifiers(bundle: Path, capsys: pyte
     assert "not proved: comparisons" in capsys.readouterr().out
 
 
+@pytest.mark.ci(__file__)
 def test_a_run_with_every_message_proved_ends_verified_by_both_verifiers(
     zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_run_with_every_message_proved_ends_verified_by_both_verifiers(
     assert (replayed.parties, replayed.epochs) == ((), job.steps + 1)
 
 
+@pytest.mark.ci(__file__)
 def test_an_inference_with_every_message_proved_ends_verified_by_both_verifiers(zygote: Zygote, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     job = replace(JOB, verify="proofs", task="infer", steps=2, reveal=("predictions",))

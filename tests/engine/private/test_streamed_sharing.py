@@ -427,6 +427,7 @@ def test_the_owners_program_refuses_what_does_not_name_it(tmp_path: Path, capsys
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.ci(__file__)
 def test_a_long_file_is_shared_in_bounded_memory() -> None:
     short, long = ({(r.name, r.metric): r.value for r in bench.measure(mib, 1)} for mib in (1, 12))
     for name in ("owner_share", "owner_share_npz"):

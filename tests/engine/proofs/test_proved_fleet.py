@@ -73,6 +73,7 @@ def bundle(whole: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / NAME
 
 
+@pytest.mark.ci("tests/engine/proofs/test_proved_replicas.py")
 def test_a_proved_run_of_two_replicas_is_verified_with_the_verdicts_of_both(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -223,6 +223,7 @@ def test_a_small_ring_misses_lies_as_rarely_as_computed() -> None:
     assert 0 < passed <= bound * tries
 
 
+@pytest.mark.ci("tests/engine/proofs/test_soundness.py")
 def test_a_small_field_misses_lies_about_bits_as_rarely_as_computed() -> None:
     """The same for bits, in the field of 64 elements: the dealer's bits of ``u``, of which one is false."""
     tries = 30

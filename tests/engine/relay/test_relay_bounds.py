@@ -126,6 +126,7 @@ def send(place: Place, n: int) -> int:
 # -- without a token ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci(__file__)
 @pytest.mark.timeout(400)  # the flood takes what processors there are
 def test_a_flood_of_strangers_keeps_nobody_with_a_token_out(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     fronts = [":".join(map(str, place.at(front))) for front in ("http", "stream")]

@@ -43,7 +43,7 @@ def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str
 @pytest.mark.parametrize(
     ("world", "accumulate"),
     [
-        (1, "2"),
+        pytest.param(1, "2", marks=pytest.mark.ci(__file__)),
         (2, "2"),
         pytest.param(1, "1,4", marks=pytest.mark.slow),
         pytest.param(2, "1,4", marks=pytest.mark.slow),
@@ -119,6 +119,7 @@ def test_a_resume_is_exact_with_muon(tmp_path: Path) -> None:
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
+@pytest.mark.ci(__file__)
 def test_a_checkpoint_of_parts_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
     """Two ranks that compute each block together, then one with everything, then two with parts: files are whole."""
     for ranks, shard, tensor, steps in ((2, True, 2, 3), (1, False, 1, 6), (2, True, 1, 9)):

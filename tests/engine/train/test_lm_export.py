@@ -56,6 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.ci("tests/engine/train/test_lm_transformers.py")
 def test_what_is_exported_is_the_checkpoint_and_generates_in_a_clean_process(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -215,6 +215,7 @@ def test_watchdog_uses_the_runs_own_pace(tmp_path: Path) -> None:
     assert "test_watchdog" in (tmp_path / "stackdump_rank0_0.txt").read_text()
 
 
+@pytest.mark.ci("tests/console/rollout/test_rollout_lm.py")
 @pytest.mark.timeout(600)
 def test_two_gloo_ranks_lose_one_by_name_then_resume_on_one(tmp_path: Path) -> None:
     both = start_ranks(tmp_path, free_port())

@@ -39,7 +39,10 @@ def test_parts_at_each_rank_train_what_whole_copies_train(tmp_path: Path) -> Non
     assert not torch.equal(whole["model.embed.weight"], LanguageModel(small().model).embed.weight)
 
 
-@pytest.mark.parametrize("attention", ["nsa", pytest.param("dense", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "attention",
+    [pytest.param("nsa", marks=pytest.mark.ci(__file__)), pytest.param("dense", marks=pytest.mark.slow)],
+)
 def test_ranks_that_compute_each_block_together_train_what_one_does(tmp_path: Path, attention: str) -> None:
     """Two ranks read the same rows as one alone; only the order of sums differs. Metrics are of all heads."""
     told: list[list[float]] = []
@@ -206,6 +209,7 @@ def test_a_training_by_hand_tells_its_rows() -> None:
     ]
 
 
+@pytest.mark.ci(__file__)
 def test_a_sharded_training_writes_its_sample_and_says_how_gradients_are_sent(tmp_path: Path) -> None:
     ddp = ("--set", "ddp.shard=true", "--set", "train.steps=4", "--set", "train.sample_tokens=8")
     ranks = start_ranks(tmp_path, free_port(), *ddp, more={"NSA_DDP_COMPRESS": "bf16"})

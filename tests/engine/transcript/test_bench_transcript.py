@@ -10,6 +10,7 @@ from uvcc_engine.bench.scenarios import transcript_share
 from uvcc_engine.bench.transcript import main
 
 
+@pytest.mark.ci("tests/engine/transcript/test_write_ahead_log.py")
 def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--runs", "1", "--leaves", "2000", "--rounds", "2", "--jobs", "demo_direct", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

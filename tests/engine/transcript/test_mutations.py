@@ -34,6 +34,7 @@ from uvcc_engine.transcript.proof.verifier import verify
 from uvcc_engine.transcript.signed.statements import ResultStatement, RootStatement, sign_result, sign_root
 from uvcc_engine.transcript.signing.identity import Identity
 
+pytestmark = pytest.mark.ci("tests/engine/transcript/test_one_key.py")
 RANDOM_BUNDLE, RANDOM_TRANSCRIPT = 500, 300
 
 

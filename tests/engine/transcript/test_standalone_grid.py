@@ -42,6 +42,7 @@ def test_all_roots_of_24_workers_are_recomputed(grid: Path) -> None:
         assert word in done.stdout, done.stdout
 
 
+@pytest.mark.ci("tests/engine/transcript/test_one_key.py")
 def test_a_leaf_of_any_worker_in_any_epoch_counts(grid: Path) -> None:
     rng = random.Random(24)
     leaves = sorted(grid.rglob("leaves.bin"))
