@@ -307,6 +307,7 @@ async def test_a_teardown_waits_for_nobody_who_is_frozen_in_a_commit(run: Run) -
     assert run.snapshot.status == "torn_down"
 
 
+@pytest.mark.ci(__file__)
 async def test_a_teardown_does_not_need_a_disk_that_takes_a_byte(run: Run) -> None:
     """The command and the conductor that it starts may write nothing at all; the pods end all the same, with proof."""
 

@@ -43,6 +43,7 @@ class Operator:
         self.home = home
         self.env = {**os.environ, "UVCC_HOME": str(home / "data"), "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
         self.started: list[subprocess.Popen[str]] = []
+        self._seen = Snapshot()
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -66,7 +67,8 @@ class Operator:
         except (StopIteration, UnreadableError):  # not made yet
             return Snapshot()
         try:
-            return read_all(journal)
+            self._seen = read_all(journal, self._seen)  # twenty looks a second would each fold all of it
+            return self._seen
         except UnreadableError:  # it is just being created
             return Snapshot()
         finally:

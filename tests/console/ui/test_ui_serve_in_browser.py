@@ -22,7 +22,10 @@ from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.procs import identify
 
 pytest.importorskip("textual_serve")
-pytestmark = pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not())
+pytestmark = [
+    pytest.mark.ci("tests/console/ui/test_ui_serve.py"),
+    pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not()),
+]
 F9, ENTER, ESCAPE = ("F9", 120, ""), ("Enter", 13, "\r"), ("Escape", 27, "")
 PATIENCE_S = 90.0
 

@@ -88,6 +88,7 @@ def epoch_of(rt: Runtime, epoch: int, program: Program = STEP) -> list[Tensor]:
     return [(first if k < 2 else second).ring(component, count) for k, (component, count) in enumerate(program)]
 
 
+@pytest.mark.ci(__file__)
 def test_the_second_stream_draws_the_bits_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the GPU's kernel, in the interpreter; whatever is not drawn ahead here is drawn by the CPU."""
     kernels = pytest.importorskip("uvcc_engine.mpc.kernels.triton_ops", exc_type=ImportError)

@@ -33,6 +33,7 @@ from uvcc_engine.transcript.proof import standalone_verify
 from uvcc_engine.transcript.proof.verifier import verify as verify_folder
 from uvcc_engine.transcript.signed import proof_findings
 
+pytestmark = pytest.mark.ci("tests/engine/proofs/test_owed_verdicts.py")
 NET = sorted_json(model_to_json(model_of_list([{"linear": 2}, "relu", "linear"], 3, 2)))
 JOB = PrivateJob(
     model=NET,

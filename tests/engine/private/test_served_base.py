@@ -52,7 +52,9 @@ def clearly(fit: simulate.SimulatedFit, x: Floats) -> list[int]:
     return outputs.argmax(1).tolist()
 
 
-@pytest.mark.parametrize("verify", ["off", "proofs", "covert"])
+@pytest.mark.parametrize(
+    "verify", ["proofs", *(pytest.param(mode, marks=pytest.mark.ci(__file__)) for mode in ("off", "covert"))]
+)
 def test_what_was_tuned_is_served_around_its_public_base_through_a_halt(
     verify: str, tmp_path: Path, zygote: Zygote
 ) -> None:
