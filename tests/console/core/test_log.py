@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,7 +138,9 @@ def test_a_line_that_is_still_being_written_is_read_once_it_is_whole(run_dir: Pa
     assert reader.new(unfinished=True) == []  # half an object is none
 
 
-def test_the_verb_merges_filters_and_keeps_what_has_no_date(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_merges_filters_and_keeps_what_has_no_date(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def line(at: float, level: str, message: str, **more: str) -> str:
         return json.dumps({"ts": T + at, "level": level, "process": "x", "message": message, **more}) + "\n"
 
@@ -153,7 +156,8 @@ def test_the_verb_merges_filters_and_keeps_what_has_no_date(run_dir: Path, capsy
     assert said[1] == {
         "ts": T + 2, "level": "warning", "process": "haltd", "message": "two", "pod": "p0r0", "nonce": "ab",
     }  # fmt: skip
-    os.utime(run_dir, (T, T))  # a run that was just made waits for its conductor to start
+    os.utime(run_dir, (T, T))  # a run that was just made waits for its conductor to start, and no other does
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nobody writes any more, and yet it waits"))
     assert main(["logs", "made-1", "--pod", "p0r0", "--follow"]) == 0
     text = capsys.readouterr().out
     assert [t.split()[-2:] for t in text.splitlines()] == [

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from uvcc_console.cli import common
 from uvcc_console.core.log import LEVELS
 from uvcc_console.runs import logfile
-from uvcc_console.runs.processes import HALTD, conducted, running
+from uvcc_console.runs.processes import HALTD, going, running
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
@@ -44,13 +44,15 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     worse = LEVELS[LEVELS.index(args.level) :]
-    _check(args.pod, common.read_snapshot(run_dir)[0].pods if args.pod else ())
+    known = common.read_snapshot(run_dir)[0]
+    made = known.created if known.seq else run_dir.stat().st_mtime  # to read a journal changes the folder's time
+    _check(args.pod, known.pods)
     reader = logfile.LogReader(run_dir)
     try:
         while True:
             # asked before reading: a line written between the two is found
-            over = not args.follow or not (conducted(run_dir) or running(run_dir, HALTD))
-            for entry in reader.new(unfinished=over):
+            live = args.follow and (going(run_dir, made, time.time()) or running(run_dir, HALTD))
+            for entry in reader.new(unfinished=not live):
                 if entry.level not in worse or (args.pod and not _is(entry.context.get("pod", ""), args.pod)):
                     continue
                 if args.json:
@@ -58,7 +60,7 @@ def run(argv: list[str]) -> int:
                 else:
                     common.show(entry.text())
             sys.stdout.flush()
-            if over:
+            if not live:
                 return 0
             time.sleep(POLL_S)
     finally:
