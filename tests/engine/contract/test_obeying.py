@@ -189,6 +189,7 @@ print("never")
 """
 
 
+@pytest.mark.ci(__file__)
 def test_under_torchrun_all_ranks_halt_together(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TORCHRUN)

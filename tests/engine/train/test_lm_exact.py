@@ -106,7 +106,9 @@ def test_a_resume_is_exact_where_each_rank_holds_a_part(tmp_path: Path, world: i
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "world", [pytest.param(2, marks=pytest.mark.ci(__file__)), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_a_resume_is_exact_where_two_ranks_compute_each_block(tmp_path: Path, world: int) -> None:
     ddp, model = {"shard": True, "tensor": 2}, {"n_kv_groups": 2}
     found = exact(tmp_path / "run", world, "2", compress=["off"], ddp=ddp, model=model)
