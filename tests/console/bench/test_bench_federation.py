@@ -30,6 +30,7 @@ def test_only_whole_steps_count_and_neighbours_are_held_against_each_other() -> 
     assert paired(turns[2:], steps[:4], wall) == ([], [])
 
 
+@pytest.mark.ci(__file__)
 def test_the_exchange_goes_on_in_turns_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 2.1
 

@@ -8,6 +8,7 @@ from uvcc_console.bench import ssh_links
 from uvcc_engine.contract.errors import UvccError
 
 
+@pytest.mark.ci(__file__)
 def test_every_connection_is_opened_and_kept() -> None:
     seconds, memory = ssh_links.bench(1, pods=2, links=4)
     assert (seconds.name, seconds.metric, memory.metric) == ("ssh_500", "seconds", "bytes")

@@ -76,6 +76,7 @@ def test_three_consoles_fit_where_there_is_room(stage: people.Scene) -> None:
     _shown(stage, lambda s: "Esc" in s[0] and s[0] != shown[0])
 
 
+@pytest.mark.ci(__file__)
 def test_where_a_console_does_not_fit_its_progress_is_told_in_lines(stage: people.Scene) -> None:
     panes.layout(stage, 80, 24)
     assert set(_sizes(stage)) == set(WHO)

@@ -85,6 +85,7 @@ def _share(owner: Gathering, mb: int) -> Shared:
     return Shared(sends / 1024, seals / 1024, cpu, time.monotonic() - begun, length)
 
 
+@pytest.mark.ci("tests/console/federation/test_data_owner.py")
 def test_memory_does_not_grow_with_the_file(owner: Gathering) -> None:
     short, long = _share(owner, SHORT_MB), _share(owner, LONG_MB)
     print(f"{long}: {long.mb / long.took:.1f} MB/s, {long.mb / long.cpu:.1f} MB per processor second")

@@ -120,6 +120,7 @@ async def test_acknowledgements_pass_even_if_nobody_reads_the_stream(client_of, 
     assert client.dropped > 0
 
 
+@pytest.mark.ci(__file__)
 async def test_a_reader_that_is_slow_loses_nothing_and_acknowledgements_pass(client_of, agent_fake: AgentFake) -> None:
     """What it cannot take stays in the pod's files and is asked for again from where it stopped."""
     total, name = 3 * backlog.MOST, "r.full/events.jsonl"

@@ -170,6 +170,7 @@ async def test_a_half_unpacked_site_is_replaced(link: PodLink, wheel: Wheel) -> 
     assert (await bootstrap(link, wheel, preload="none")).code_hash == wheel.sha256
 
 
+@pytest.mark.ci(__file__)
 async def test_other_code_takes_over_from_an_idle_agent(link: PodLink, wheel: Wheel, tmp_path: Path) -> None:
     first = await bootstrap(link, wheel, preload="none")
     sources = tmp_path / "uvcc_engine"

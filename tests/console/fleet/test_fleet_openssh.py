@@ -46,6 +46,7 @@ async def test_commands_streams_and_files(link: PodLink, tmp_path: Path) -> None
     assert await link.read(str(target)) == noise
 
 
+@pytest.mark.ci(__file__)
 async def test_thirty_commands_at_once_stay_below_its_session_limit(link: PodLink) -> None:
     found = await asyncio.gather(*(link.run(f"sleep 0.05; echo {n}") for n in range(30)))
     assert [f.text for f in found] == [str(n) for n in range(30)]

@@ -238,7 +238,13 @@ async def test_the_time_to_live_holds_though_the_conductor_is_frozen_in_a_commit
     assert not s.leaks
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="frozen", marks=pytest.mark.ci(__file__)),
+    ],
+)
 async def test_a_sidecar_that_is_lost_is_replaced_and_that_is_told(run: Run, number: signal.Signals) -> None:
     run.conduct()
     bus = Bus(run.journal)

@@ -314,6 +314,7 @@ async def _uvcc(*words: str) -> tuple[int, str, str]:
     return int(process.returncode or 0), out.decode(), err.decode()
 
 
+@pytest.mark.ci(__file__)
 async def test_a_frozen_writer_of_the_journal_delays_no_halt(run: Run) -> None:
     await run.launch()
     async with sidecar_of(run):
@@ -335,6 +336,7 @@ async def test_a_frozen_writer_of_the_journal_delays_no_halt(run: Run) -> None:
     assert run.snapshot.status == "halted"
 
 
+@pytest.mark.ci(__file__)
 async def test_a_disk_that_takes_no_byte_more_delays_no_halt(run: Run) -> None:
     await run.launch()
     size = max(p.stat().st_size for p in run.dir.glob("journal.sqlite*"))
@@ -377,7 +379,7 @@ async def test_what_is_no_request_is_hung_up_on(run: Run) -> None:
     assert not await asyncio.to_thread(order_socket.ask, run.dir, ev.HaltRequested(nonce="m", mode="halt", by="test"))
 
 
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.ci(__file__)), "meanwhile"])
 async def test_a_frozen_sidecar_delays_no_halt(run: Run, when: str) -> None:
     """Stopped, it still holds its door open: whoever knocks is not kept waiting."""
     await run.launch()
@@ -408,6 +410,7 @@ def spawn_record() -> dict[str, int]:
     return {"pid": me.pid, "starttime": me.starttime}
 
 
+@pytest.mark.ci(__file__)
 async def test_another_machine_under_a_pods_name_gets_a_channel_at_once(run: Run, fleet: Fleet) -> None:
     """A pod may be gone and replaced between two looks at the journal: the state says "agent" before and after."""
     channels, told = Channels(run.dir, "test", SideTasks(None, run.journal.append)), list[tuple[str, bool]]()

@@ -132,6 +132,7 @@ def test_every_figure_is_written_thrice(drawn: tuple[Figures, Path]) -> None:
     assert rows(folder / "fig7_dp_ready.csv")[0] == ["stage", "tensor", "ready", "expected"]
 
 
+@pytest.mark.ci(__file__)
 def test_drawing_again_gives_the_same_files(parallel_run: Path, drawn: tuple[Figures, Path], tmp_path: Path) -> None:
     write_figures(parallel_run, tmp_path)
     for path in drawn[1].iterdir():

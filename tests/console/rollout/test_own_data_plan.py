@@ -223,6 +223,7 @@ def test_the_objective_follows_the_schemas_target(tmp_path: Path) -> None:
     assert profile.job.objective == "huber"
 
 
+@pytest.mark.ci(__file__)
 def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
     table: Path, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +266,7 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
     assert "kind: bins" not in schema.read_text()
 
 
+@pytest.mark.ci(__file__)
 def test_a_demo_on_trees_by_their_name_and_on_a_target_that_the_schema_names_already(
     table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,6 +385,7 @@ def test_a_model_is_told_in_a_few_words() -> None:
     assert owndata.model_words({"layers": [{"type": "dense"}, {"type": "relu"}]}) == "dense relu"
 
 
+@pytest.mark.ci(__file__)
 def test_an_owner_is_told_how_many_rows_each_cluster_has(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

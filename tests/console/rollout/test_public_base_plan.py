@@ -152,6 +152,7 @@ def test_a_profile_names_the_graph_that_an_owner_opened(tmp_path: Path, monkeypa
         _job(path)
 
 
+@pytest.mark.ci(__file__)
 def test_a_module_beside_the_profile_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self) -> None:\n        super().__init__(5, 3)\n"

@@ -181,6 +181,7 @@ def test_f9_while_the_wizard_starts_a_run_holds_that_run(tmp_path: Path) -> None
         assert asked(journal, "hold").by.endswith("tui")
 
 
+@pytest.mark.ci(__file__)
 def test_letters_typed_while_the_wizard_starts_a_run_arrive_there_in_order(tmp_path: Path) -> None:
     moments = tmp_path / "moments"
     with wizard(moments) as (terminal, _):
@@ -191,6 +192,7 @@ def test_letters_typed_while_the_wizard_starts_a_run_arrive_there_in_order(tmp_p
         terminal.wait_for(b"wxyzz", PATIENCE_S)
 
 
+@pytest.mark.ci(__file__)
 def test_where_the_start_is_refused_the_wizard_acts_on_what_was_typed_meanwhile(tmp_path: Path) -> None:
     moments = tmp_path / "moments"
     moments.mkdir()

@@ -57,6 +57,7 @@ def view_of(story: Story, after: float = 1.0, **options: object) -> View:
 # ---- behind is said
 
 
+@pytest.mark.ci(__file__)
 async def test_a_fresh_attach_to_a_long_run_is_catching_up_and_never_shows_death(folder: Path) -> None:
     story = Story(replicas=8).full(200, seconds=1.0)
     async with desk(story, folder, budget_s=0.0, after=300.0) as d:

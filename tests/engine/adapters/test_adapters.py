@@ -63,6 +63,7 @@ class Line(torch.nn.Module):
         return {"loss": torch.nn.functional.mse_loss(found, labels), "logits": found}
 
 
+@pytest.mark.ci(__file__)
 def test_lightning_trains_halts_and_goes_on(tmp_path: Path) -> None:
     import lightning.pytorch as lightning
 

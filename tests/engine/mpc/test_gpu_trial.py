@@ -32,6 +32,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return dict(json.loads(capsys.readouterr().out))
 
 
+@pytest.mark.ci(__file__)
 def test_every_kernel_that_a_step_launches_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """On lengths of both kinds; and none of them is wrong."""
     from triton.runtime.interpreter import InterpretedFunction

@@ -77,6 +77,7 @@ def test_products_over_leading_axes() -> None:
     assert torch.equal(CUDA.right_factor([y], 0)([x]), x @ y)
 
 
+@pytest.mark.ci(__file__)
 def test_key_stream_equals_the_library_s() -> None:
     key, nonce = bytes(range(32)), bytes(range(100, 112))
     for block, nbytes in ((0, 64), (5, 1000), (2**32 - 300, 64 * 300), (7, 9000)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from uvcc_engine.bench.work import mpc_proofs, proof_floor
@@ -36,6 +37,7 @@ def test_each_product_counts_by_its_way_and_stays_what_it_is() -> None:
     assert (count.numbers, count.words) == (60, 127 * 100 + 3 * 16 * 32), "what multiplies nothing counts nothing"
 
 
+@pytest.mark.ci(__file__)
 def test_a_proof_s_floor_is_its_multiplications_at_the_machine_s_rates() -> None:
     assert MachineRates(2.0, 4.0).seconds(Multiplications(words=6, numbers=8)) == 5.0
     planes = LocalPlanes(4)

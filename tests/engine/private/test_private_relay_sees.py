@@ -98,6 +98,7 @@ def post(url: str, asked: dict[str, Any]) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.ci(__file__)
 def test_the_relay_sees_names_sizes_and_times_only(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     key = Ed25519PrivateKey.generate()

@@ -77,6 +77,7 @@ def test_what_was_tuned_is_served_around_its_public_base_through_a_halt(
     assert sum(b["rows"] for b in fleet.events(0, "batch_answered")) == len(QUERIES)
 
 
+@pytest.mark.ci(__file__)
 def test_a_served_text_model_answers_at_every_place(tmp_path: Path, zygote: Zygote) -> None:
     numbers = np.random.default_rng(2).integers(0, 4, (20, 3))
     letters, after = one_hot(numbers, 4), (numbers + 1) % 4

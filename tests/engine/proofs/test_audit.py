@@ -86,6 +86,7 @@ def test_a_lie_in_an_audited_step_is_always_caught_and_in_another_one_never(name
     assert wrong >= 2, "what is opened in a step that is not audited may be wrong"
 
 
+@pytest.mark.ci(__file__)
 def test_lies_are_caught_at_about_the_rate() -> None:
     """A sample of the battery's lies, one in three audited: with this many, 5 deviations are a quarter of them."""
     name, one_in, at = "chosen", 3, random.Random(7)
@@ -269,6 +270,7 @@ def _fit(**more: Any) -> simulate.SimulatedFit:
     return simulate.fit([{"linear": 4}, "relu", "linear"], *_data(), **({"steps": 4, "batch": 8, "seed": 3} | more))
 
 
+@pytest.mark.ci(__file__)
 def test_a_training_with_audits_learns_the_same_and_audits_the_same_steps_again() -> None:
     plain, one, two = _fit(), _fit(verify="covert", audit_one_in=2), _fit(verify="covert", audit_one_in=2)
     assert one.audited == two.audited

@@ -97,6 +97,7 @@ def test_a_proved_run_of_two_replicas_is_verified_with_the_verdicts_of_both(
     assert certificate.claims > at_first, "the other replica's claims are not counted"
 
 
+@pytest.mark.ci("tests/engine/proofs/test_proved_replicas.py")
 @pytest.mark.parametrize(
     ("alter", "words"),
     [
@@ -151,6 +152,7 @@ def test_a_lie_at_one_replica_ends_both_in_all_parties_and_the_attempt_everywher
     assert fleet.verified(tmp_path / "out").claims > 0
 
 
+@pytest.mark.ci("tests/engine/proofs/test_proved_replicas.py")
 @pytest.mark.parametrize("checkpoint_every", [4, 3])
 def test_a_lie_in_a_silent_step_at_one_replica_ends_both_before_the_next_opening_and_checkpoint(
     checkpoint_every: int, forker: Forker, tmp_path: Path

@@ -130,7 +130,7 @@ class _Meeting(torch.nn.Module):
 IMAGE = [{"image": [1, 4, 4]}, {"conv": {"channels": 2, "padding": 1}}, "batch-norm", "relu", {"avg-pool": 2}]
 
 
-@pytest.mark.parametrize("verify", ["proofs", "products"])
+@pytest.mark.parametrize("verify", [pytest.param("proofs", marks=pytest.mark.ci(__file__)), "products"])
 def test_branches_batches_and_dropout_are_proved(verify: str) -> None:
     _both(_Meeting(), X, CLASSES, verify)
     images = np.random.default_rng(4).normal(size=(12, 1, 4, 4))

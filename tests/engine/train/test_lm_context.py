@@ -61,6 +61,7 @@ def test_a_shared_row_trains_as_a_whole_one(tmp_path: Path, plain: int, world: i
         )
 
 
+@pytest.mark.ci(__file__)
 def test_a_kill_changes_nothing(tmp_path: Path) -> None:
     more: dict[str, Any] = {"compress": ["off"], "ddp": {"context": 2}}
     codes = started(tmp_path / "run", 2, "2", killed=[1, 3], **more)

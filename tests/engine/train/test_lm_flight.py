@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lm_kit
+import pytest
 
 from uvcc_console.core.flight import diagnose, newest
 from uvcc_engine.contract.run_files import flight
@@ -70,6 +71,7 @@ def _answers(directory: Path, ranks: list[subprocess.Popen[bytes]]) -> dict[str,
     raise AssertionError(f"no two answers with rank 0 in its barrier; last: {found}")
 
 
+@pytest.mark.ci("tests/engine/train/test_lm_train.py")
 def test_the_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     ranks = _ranks(tmp_path, lm_kit.free_port())
     try:

@@ -170,6 +170,7 @@ def test_running_out_of_memory_is_named_after() -> None:
     assert worker.name_failure(RuntimeError("sizes differ"), alone).what == "the step failed: sizes differ"
 
 
+@pytest.mark.ci(__file__)
 def test_the_estimate_is_what_the_step_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same count over real tensors; short rows and rows that take the path for long ones."""
     shape = ModelConfig(
