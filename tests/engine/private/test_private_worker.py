@@ -53,7 +53,7 @@ def links_to_kill(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[li
     yield from _links(request.param, tmp_path)
 
 
-@pytest.fixture(params=["direct", "relay"])
+@pytest.fixture(params=["direct", pytest.param("relay", marks=pytest.mark.ci(__file__))])
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[dict[str, Any]]]:
     yield from _links(request.param, tmp_path)
 

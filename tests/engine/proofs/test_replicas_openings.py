@@ -48,7 +48,11 @@ class _Seen:
         return tag.kind, body
 
 
-@pytest.mark.parametrize("size", [TWO, Topology(1, 2), Topology(1, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [TWO, *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in (Topology(1, 2), Topology(1, 1, 2)))],
+    ids=str,
+)
 def test_a_party_of_several_workers_opens_in_the_round_of_its_verdicts(size: Topology) -> None:
     seen = _Seen()
     found = seen.train(size)
@@ -84,7 +88,15 @@ def test_a_fault_at_one_place_keeps_its_judge_s_party_from_releasing_at_another(
                 assert party in one.error.pair
 
 
-@pytest.mark.parametrize("size", [TWO, Topology(1, 2, 1, 2), Topology(1, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(TWO, marks=pytest.mark.ci(__file__)),
+        Topology(1, 2, 1, 2),
+        pytest.param(Topology(1, 1, 2), marks=pytest.mark.ci(__file__)),
+    ],
+    ids=str,
+)
 def test_a_step_that_opens_nothing_has_no_round_for_its_verdicts_and_learns_the_same(size: Topology) -> None:
     job = {"loss_every": 2, "steps": 3, "batch": 4}
     seen = _Seen()
