@@ -104,7 +104,7 @@ def _job(path: Path) -> dict[str, Any]:
     return dict(make_plan(new_run_id(name), name, settle(profile, lambda _: None)[0]).phases["full"].job)
 
 
-@pytest.mark.parametrize("task", ["infer", "serve"])
+@pytest.mark.parametrize("task", ["infer", pytest.param("serve", marks=pytest.mark.ci(__file__))])
 @pytest.mark.parametrize(("adapters", "classes"), [({"rank": 2}, 3), ({"rank": 2, "head": "new"}, 4)])
 def test_a_tuned_model_is_asked_with_the_base_and_adapters_of_its_training(
     tmp_path: Path, task: str, adapters: dict[str, Any], classes: int

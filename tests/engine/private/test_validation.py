@@ -336,6 +336,7 @@ def test_a_run_cut_shorter_than_its_rule_says_is_no_whole_run(run: Fleet, tmp_pa
     assert code == 1
 
 
+@pytest.mark.ci(__file__)
 def test_a_halted_run_remembers_what_was_validated_and_ends_at_the_same_step(
     run: Fleet, zygote: Zygote, tmp_path: Path
 ) -> None:
