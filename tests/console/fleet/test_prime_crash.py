@@ -176,7 +176,7 @@ def _life(run_dir: Path, *, die_at: int, obey_last: bool, visible_after: float) 
     return os.waitpid(pid, 0)[1], world
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.ci(__file__)) for n in range(1, PARTS))])
 def test_killed_at_any_moment_nothing_is_left_billing(part: int) -> None:
     found_some, deaths = 0, 0
     mine = list(enumerate(_moments()))[part::PARTS]

@@ -286,6 +286,7 @@ def test_a_demo_on_trees_by_their_name_and_on_a_target_that_the_schema_names_alr
         create_run("demo", pairs[2])
 
 
+@pytest.mark.ci(__file__)
 def test_k_means_is_planned_without_a_target_and_asks_for_steps_of_all_rows(
     table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,9 +88,8 @@ def clean_screen(d: OrderingApp) -> str:
     "state",
     [
         "full",
-        "finished",
         "hanging",
-        *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in ("halted", "failed", "fork")),
+        *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in ("halted", "failed", "fork", "finished")),
     ],
 )
 async def test_every_page_draws_it_and_obeys_none_of_it(state: str, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def trained(folder: Path, world: int, **ddp: object) -> tuple[list[list[float]],
 @pytest.mark.parametrize(
     ("plain", "world", "ddp"),
     [
-        (1, 2, {"context": 2}),
+        pytest.param(1, 2, {"context": 2}, marks=pytest.mark.ci("tests/engine/nsa/test_nsa_context.py")),
         pytest.param(1, 4, {"context": 4, "shard": True}, marks=pytest.mark.slow),
         pytest.param(2, 4, {"context": 2}, marks=pytest.mark.slow),
     ],
