@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.sealing.components import Ring
-from uvcc_engine.sharding.partition import Placed, join_weight, place_layers, slice_of, stage_bounds, weights_of
+from uvcc_engine.sharding.partition import Placed, join_weight, place_layers, slice_of, stage_layers, weights_of
 
 Tensors = Mapping[str, Ring]
 
@@ -47,7 +47,7 @@ def cut_state(model: ModelSpec, size: Topology, stage: int, tensor: int, whole: 
     if size.stages * size.tensor == 1:
         return dict(whole)
     layers, _ = place_layers(model, size.tensor)
-    mine = {one.weight: one for one in weights_of([layers[at] for at in stage_bounds(model, size.stages)[stage]])}
+    mine = {one.weight: one for one in weights_of(stage_layers(model, layers, size.stages)[stage])}
     return {
         name: _slice(mine[_number(name)], size.tensor, tensor, value)
         for name, value in whole.items()

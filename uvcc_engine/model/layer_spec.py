@@ -35,6 +35,12 @@ class LayerSpec:
         return False
 
     @property
+    def parted(self) -> bool:
+        """Whether its layers may lie in several stages where it is a model's first: what it does behind them is done in
+        the last one's, which borrows the first one's weight."""
+        return False
+
+    @property
     def grown(self) -> bool:
         """Whether its weight grows from the slopes of the loss, and is not moved by gradients: it stands alone then."""
         return False

@@ -140,6 +140,18 @@ class Following(Protocol):
         """Move them by the sum over all replicas."""
 
 
+@runtime_checkable
+class Borrowing(Protocol):
+    """A part that computes with a weight which lies in an earlier stage, at the same tensor rank."""
+
+    def borrow(self, weight: Share) -> None:
+        """Use this until the next one comes: the peer's slice of the weight. All tensor ranks call it together."""
+
+    def repay(self) -> list[Tensor]:
+        """What the microbatches since then add to that slice's gradient, as ``Pass.gradient`` or ``Settling.take`` take
+        it there: one additive term, or both components of a share. Forgets it."""
+
+
 def weight_gradient_protocol(on: Pass, part: StagePart, left: Share, right: Share) -> MpcProtocol[None]:
     """Hand over ``left @ right`` as the gradient of the part's only weight: no round, 2 where gradients are settled.
 

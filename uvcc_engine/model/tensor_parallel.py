@@ -39,7 +39,8 @@ class Placed:
     """A layer of the model with its weight's number (-1: none), how that is split ("": no weight), the layout it is
     fed, and the one that it leaves.
 
-    ``heads`` where queries, keys and values are split by them; ``inner``: the layers of a block.
+    ``heads`` where queries, keys and values are split by them; ``inner``: the layers of a block. ``borrows``: where it
+    is what a block does behind its layers, which lie elsewhere, the number of the weight that it borrows (-1: none).
     """
 
     spec: LayerSpec
@@ -49,6 +50,7 @@ class Placed:
     after: str
     heads: int = 0
     inner: tuple[Placed, ...] = ()
+    borrows: int = -1
 
 
 @dataclass(frozen=True, slots=True)

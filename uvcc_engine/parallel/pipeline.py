@@ -1,4 +1,5 @@
-"""What moves between neighbouring stages of one replica, inside the party: activations forth, gradients back.
+"""What moves between stages of one replica, inside the party: activations forth and gradients back, to neighbours; and
+a weight that two stages compute with, lent before a step's first activation and repaid behind its last gradient.
 
 Each direction has its own communicator, hence its own stream on a GPU, and a receive is posted for its microbatch when
 that microbatch is due: a backward receive never stands in front of a forward send (``schedule.find_deadlock``). Sends
@@ -21,12 +22,15 @@ from uvcc_engine.parallel.group import Communicator
 
 FORWARD, BACKWARD, UPDATE = "F", "B", "U"
 _MOST_AXES: Final = 4
+_HANDED: Final = 1 << 24  # behind the tags of all microbatches
+_HANDED_ON: Final = 2  # behind what of a pass is noted as received (0) and sent (1)
 Record = Callable[[str, int, int, Tensor], None]
 
 
 @dataclass
 class Pipe:
-    """One stage's ends of the pipe. ``record(direction, microbatch, sent, tensor)`` notes what passes, if given."""
+    """One stage's ends of the pipe. ``record(direction, microbatch, which, tensor)`` notes what passes, if given;
+    ``which``: received (0) or sent (1), and 2 more for what is handed to a stage that need be no neighbour."""
 
     forth: Communicator
     back: Communicator
@@ -56,12 +60,29 @@ class Pipe:
 
     def _pass(self, direction: str, microbatch: int, x: Tensor) -> None:
         group, to = self._end(direction, sending=True)
+        self._put(group, to, 2 * microbatch, x)
+        if self.record is not None:
+            self.record(direction, microbatch, 1, x)
+
+    def _put(self, group: Communicator, to: int, tag: int, x: Tensor) -> None:
         x = x.contiguous()
         shape = torch.tensor([x.dim(), *x.shape] + [0] * (_MOST_AXES - x.dim()), device=x.device)
         for k, part in enumerate((shape, x)):
-            self._sends.append(group.send(part, to, 2 * microbatch + k))
+            self._sends.append(group.send(part, to, tag + k))
+
+    def hand(self, direction: str, to: int, first: int, x: Tensor) -> None:
+        """Send ``x`` (int64) to a stage that need be no neighbour: forth while no activation is under way, back once
+        every gradient was sent. ``first``: the microbatch with which the passes begin."""
+        self._put(self._group(direction), to, _HANDED, x)
         if self.record is not None:
-            self.record(direction, microbatch, 1, x)
+            self.record(direction, first, _HANDED_ON + 1, x)
+
+    def take(self, direction: str, source: int, first: int, device: torch.device) -> Tensor:
+        """The inverse of :meth:`hand`. Raises as :meth:`fetch`."""
+        x = self._get(self._group(direction), source, _HANDED, device)
+        if self.record is not None:
+            self.record(direction, first, _HANDED_ON, x)
+        return x
 
     def receive(self, direction: str, microbatch: int, device: torch.device) -> Tensor:
         """What the stage before (F) or the next one (B) sends for this microbatch."""
@@ -79,12 +100,15 @@ class Pipe:
         Raises ProtocolError where the neighbour announces another tensor than is due.
         """
         group, source = self._end(direction, sending=False)
+        return self._get(group, source, 2 * microbatch, device)
+
+    def _get(self, group: Communicator, source: int, tag: int, device: torch.device) -> Tensor:
         shape = torch.zeros(1 + _MOST_AXES, dtype=torch.int64, device=device)
-        axes, *sides = group.receive(shape, source, 2 * microbatch).tolist()
+        axes, *sides = group.receive(shape, source, tag).tolist()
         if not 1 <= axes <= _MOST_AXES or any(side < 0 for side in sides):
             raise ProtocolError(f"stage {source} announced a tensor of {axes} axes", "all ranks must run the same code")
         x = torch.empty(sides[:axes], dtype=torch.int64, device=device)
-        group.receive(x, source, 2 * microbatch + 1)
+        group.receive(x, source, tag + 1)
         return x
 
     def finish(self, first: int = 0) -> None:
@@ -97,8 +121,11 @@ class Pipe:
 
     def _end(self, direction: str, *, sending: bool) -> tuple[Communicator, int]:
         up = (direction == FORWARD) == sending
-        group = self.forth if direction == FORWARD else self.back
+        group = self._group(direction)
         return group, group.index + (1 if up else -1)
+
+    def _group(self, direction: str) -> Communicator:
+        return self.forth if direction == FORWARD else self.back
 
 
 class PipelineReceiver:

@@ -117,6 +117,7 @@ def _through(fleet: FleetPart, part: str, first: int, at_end: AtEnd) -> list[Sha
     found: list[Share] = []
     count = -(-len(mine) // _EVAL_ROWS)
     pipe.finish(first)
+    fleet.lend(first)
     for m in range(count):  # lots of one size, up to one: a tensor rank without a row could not take part
         some, at = mine[bounds(len(mine), count, m)], first + m
         rt = fleet.runtimes.of(FORWARD, at)

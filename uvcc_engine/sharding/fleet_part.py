@@ -12,10 +12,11 @@ from torch import Tensor
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.model.batch_place import BatchPlace
 from uvcc_engine.model.definition.specs import ModelSpec
+from uvcc_engine.model.parts import Borrowing
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.parallel.groups import PartyGroups
-from uvcc_engine.parallel.pipeline import Pipe
+from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, Pipe
 from uvcc_engine.sharding.microbatches import StreamRuntimes
 from uvcc_engine.sharding.stage import Stage
 from uvcc_engine.sharding.stage_passes import Pass, Settling, StagePart, my_rows
@@ -63,6 +64,31 @@ class FleetPart:
     def send(self, direction: str, m: int, x: Share) -> None:
         """The inverse of :meth:`receive`."""
         self.pipe.send(direction, m, torch.stack([x.first, x.second]))
+
+    def lend(self, first: int) -> None:
+        """Where a later stage computes with a weight of the first, lend it, for passes from microbatch ``first`` on."""
+        loan = self.stage.loan
+        if loan is None:
+            return
+        if loan.lends:
+            weight = loan.part.weights[0]
+            self.pipe.hand(FORWARD, loan.other, first, torch.stack([weight.first, weight.second]))
+            return
+        assert isinstance(loan.part, Borrowing)
+        both = self.pipe.take(FORWARD, loan.other, first, self.runtimes.main.device)
+        loan.part.borrow(Share(both[0], both[1], self.job.frac_bits))
+
+    def repaid(self) -> tuple[StagePart, Tensor] | None:
+        """What the use of a lent weight adds to its gradient over a step's microbatches, ``[1 or 2, rows, columns]``,
+        at the stage of the part that lent it; None at all others. All microbatches are back."""
+        loan = self.stage.loan
+        if loan is None:
+            return None
+        if loan.lends:
+            return loan.part, self.pipe.take(BACKWARD, loan.other, 0, self.runtimes.main.device)
+        assert isinstance(loan.part, Borrowing)
+        self.pipe.hand(BACKWARD, loan.other, 0, torch.stack(loan.part.repay()))
+        return None
 
     def summed(self, shares: Sequence[Share]) -> Share:
         """The sum of shares of one element over this list, the tensor ranks and the replicas of the last stage."""

@@ -46,10 +46,10 @@ class Gradients:
         self._most = bucket
         self.begin(1)
 
-    def begin(self, microbatches: int) -> None:
-        """A new step, in which every weight gets ``microbatches`` terms."""
+    def begin(self, microbatches: int, lent: StagePart | None = None) -> None:
+        """A new step, in which every weight gets ``microbatches`` terms, and that of the part ``lent`` one more."""
         self._terms: list[Tensor | None] = [None] * len(self._slots)
-        self._due = [microbatches] * len(self._slots)
+        self._due = [microbatches + (part is lent) for part, _ in self._slots]
         self._ready: list[tuple[int, Tensor]] = []
         self._buckets: list[_Bucket] = []
         self._left = len(self._slots)
@@ -145,10 +145,10 @@ class SettledGradients:
         self._f = f
         self._components = [Gradients(slots, groups) for _ in range(2)]
 
-    def begin(self, microbatches: int) -> None:
+    def begin(self, microbatches: int, lent: StagePart | None = None) -> None:
         """See ``Gradients.begin``."""
         for one in self._components:
-            one.begin(microbatches)
+            one.begin(microbatches, lent)
 
     def take(self, part: StagePart, weight: int, gradient: Share) -> None:
         """See ``Gradients.take``. The gradient stays as it is: claims may be about its memory."""

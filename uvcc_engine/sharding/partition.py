@@ -40,6 +40,7 @@ __all__ = [
     "place_layers",
     "slice_of",
     "stage_bounds",
+    "stage_layers",
     "weights_of",
 ]
 
@@ -133,27 +134,53 @@ def stage_bounds(model: ModelSpec, stages: int) -> list[range]:
     """Layer numbers of each stage: contiguous, every stage with a weight, the costliest stage as cheap as can be.
 
     The last stage has the loss, too, which takes as many rounds as several layers. A layer without a weight stays with
-    the one before it. Raises ConfigError if there are fewer weights than stages.
+    the one before it. Of a first layer that is ``parted`` the layers count, and behind them what it does itself. Raises
+    ConfigError if there are fewer weights than stages.
     """
-    starts = [i for i, spec in enumerate(model.layers) if weighted_specs([spec])]
+    work = _work(model)
+    starts = [i for i, (weighted, _) in enumerate(work) if weighted]
     if len(starts) < stages:
         raise ConfigError(
             f"{model.name} has {len(starts)} weighted layers or blocks for {stages} stages",
             "use fewer stages or a deeper model",
         )
     starts[0] = 0
-    ends = [*starts[1:], len(model.layers)]
-    costs = [_cost(model.layers[a:b]) for a, b in zip(starts, ends, strict=True)]
+    ends = [*starts[1:], len(work)]
+    costs = [sum(cost for _, cost in work[a:b]) for a, b in zip(starts, ends, strict=True)]
     costs[-1] += _LOSS_ROUNDS * _ROUND
     counts = _partition(costs, stages)
     units = [0, *accumulate(counts)]
     return [range(starts[units[s]], ends[units[s + 1] - 1]) for s in range(stages)]
 
 
-def _cost(layers: Sequence[LayerSpec]) -> int:
-    """Work of some layers on one row, forward and backward, in products; every round of messages counts as many."""
-    kinds = [(spec, type_of(spec)) for spec in layers]
-    return sum(kind.products(spec) + _ROUND * kind.rounds + _cost(spec.inner) for spec, kind in kinds)
+def stage_layers(model: ModelSpec, placed: Sequence[Placed], stages: int) -> list[list[Placed]]:
+    """The layers of each stage, of those that :func:`place_layers` gave. Raises ConfigError as :func:`stage_bounds`."""
+    first, *others = placed
+    if not first.spec.parted:
+        return [list(placed[mine.start : mine.stop]) for mine in stage_bounds(model, stages)]
+    end = replace(first, inner=(), borrows=weights_of(first.inner)[0].weight)
+    units = [*first.inner, end, *others]
+    found = [units[mine.start : mine.stop] for mine in stage_bounds(model, stages)]
+    if end in found[0]:  # nothing is borrowed within a stage
+        found[0] = [first, *found[0][len(first.inner) + 1 :]]
+    return found
+
+
+def _work(model: ModelSpec) -> list[tuple[bool, int]]:
+    """Of everything that may lie in a stage of its own: whether it has a weight, and what it costs."""
+    first, *others = model.layers
+    parts = [first, *others] if not first.parted else [*first.inner, None, *others]
+    return [(False, _own_cost(first)) if one is None else (bool(weighted_specs([one])), _cost(one)) for one in parts]
+
+
+def _cost(spec: LayerSpec) -> int:
+    """Work of a layer on one row, forward and backward, in products; every round of messages counts as many."""
+    return _own_cost(spec) + sum(map(_cost, spec.inner))
+
+
+def _own_cost(spec: LayerSpec) -> int:
+    kind = type_of(spec)
+    return kind.products(spec) + _ROUND * kind.rounds
 
 
 def _partition(costs: Sequence[int], parts: int) -> list[int]:

@@ -152,13 +152,16 @@ class ParallelTrainer:
         size, place = self._groups.place.topology, self._groups.place
         reveal, self._step = self._job.reveals_loss(step), step
         rows = self._my_batch(step)
-        self._gradients.begin(size.microbatches)
+        lent = self._lent
+        self._gradients.begin(size.microbatches, lent)
         if self._settled is not None:
-            self._settled.begin(size.microbatches)
+            self._settled.begin(size.microbatches, lent)
             self._settling = Settling(self._optimizer.factor(step), self._settled.take)
         self._losses = []
         gantt = Gantt()
+        self._fleet.lend(0)
         self._overlap.run(self._passages(rows, reveal, gantt))
+        self._take_back()
         self._pipe.finish()
         began = time.time()
         total, opened = self._update(step, reveal)
@@ -287,6 +290,24 @@ class ParallelTrainer:
         else:
             grad = yield from backward_protocol(on, self._stage.parts, incoming, wanted=not self._pipe.first)
         return None if self._pipe.first else grad
+
+    @property
+    def _lent(self) -> StagePart | None:
+        """The part of this stage whose weight another one computes with, too."""
+        loan = self._stage.loan
+        return loan.part if loan is not None and loan.lends else None
+
+    def _take_back(self) -> None:
+        """Add what another stage's use of a weight gives to the weight's gradient."""
+        repaid = self._fleet.repaid()
+        if repaid is None:
+            return
+        part, terms = repaid
+        with torch.inference_mode():  # as the passes before it, whose sums it goes on with
+            if self._settled is None:
+                self._gradients.take(part, 0, terms[0])
+            else:
+                self._settled.take(part, 0, Share(terms[0], terms[1], self._job.frac_bits))
 
     # -- the update --------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from uvcc_engine.model.definition.specs import find_model, initial_weights
 from uvcc_engine.model.definition.torch_module import ExportedModule, model_of_module
 from uvcc_engine.model.layer_types.batch_norm import BatchNorm
 from uvcc_engine.model.learning.plaintext import forward, train_plaintext
+from uvcc_engine.sharding.partition import place_layers, stage_layers
+from uvcc_engine.sharding.partition import weights_of as weighted_places
 from uvcc_engine.sharding.validation import fit_model
 
 torch.set_num_threads(1)
@@ -31,8 +33,6 @@ UNIT = 2.0**-16
 TOPOLOGIES = [Topology(2, 1, 1, 2), Topology(1, 2, 1, 1), Topology(1, 1, 2, 1)]
 REFUSED = {("vit", 2), ("rotary", 2), ("written", 2), ("sequence", 2), ("tied", 2)}
 """Architectures and numbers of tensor ranks that a plan refuses."""
-ONE_BLOCK = {("tied", 2): "has 1 weighted layers or blocks for 2 stages"}
-"""Architectures and numbers of stages that a plan refuses, and how."""
 
 
 def exported(name: str) -> tuple[torch.nn.Module, ExportedModule]:
@@ -109,9 +109,8 @@ def test_three_parties_train_it_as_its_plaintext_twin(name: str) -> None:
 def test_every_topology_trains_it_or_refuses_it_by_name(name: str, size: Topology) -> None:
     job = job_of(name)
     parts = {"replicas": size.replicas, "stages": size.stages, "tensor": size.tensor, "microbatches": size.microbatches}
-    if (name, size.tensor) in REFUSED or (name, size.stages) in ONE_BLOCK:
-        said = r"cannot be split over workers: (Rearrange|Residual)"
-        with pytest.raises(ConfigError, match=ONE_BLOCK.get((name, size.stages), said)):
+    if (name, size.tensor) in REFUSED:
+        with pytest.raises(ConfigError, match=r"cannot be split over workers: (Rearrange|Residual)"):
             fit_model(job, workers=2, **parts)
         return
     data, _ = data_of(name)
@@ -234,6 +233,69 @@ def test_tensor_ranks_share_the_table_that_is_used_twice(size: Topology, verify:
     starts = initial_weights(model, job.seed, job.frac_bits)
     assert np.abs(clear.weights[0] - starts[0]).max() > 256 * UNIT
     assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "verify"),
+    [
+        (Topology(1, 3, 1, 1), "off"),  # the middle stage has nothing to do with the table
+        (Topology(2, 2, 1, 2), "off"),
+        (Topology(1, 2, 2, 2), "off"),
+        (Topology(1, 3, 1, 2), "products"),
+        (Topology(1, 2, 2, 1), "proofs"),
+    ],
+    ids=str,
+)
+def test_stages_share_the_table_that_is_used_twice(size: Topology, verify: str) -> None:
+    letters = 5
+    mix, think = ["layer-norm", {"attention": 2}], ["layer-norm", {"linear": 8}, "relu", {"linear": 6}]
+    layers = [{"embedding": {"vocabulary": letters, "width": 6}}, {"residual": mix}, {"residual": think}, "layer-norm"]
+    model = model_of_list([{"tied": layers}], 4 * letters, letters, 4)
+    keys = {"model": model_to_json(model), "verify": verify, "momentum": 0.9, "val_rows": 8, "val_every": 1}
+    told = {"reveal": ["loss", "accuracy", "val_loss", "perplexity"], "keep_best": True, "checkpoint_every": 1}
+    job = PrivateJob.from_json(job_of("tied").to_json() | keys | told)
+    rng = np.random.default_rng(4)
+    x, y = one_hot(rng.integers(0, letters, (56, 4)), letters), rng.integers(0, letters, (56, 4))
+    data = Dataset(x[16:], y[16:], x[:8], y[:8], letters, x[8:16], y[8:16])
+    parts = {"stages": size.stages, "tensor": size.tensor, "microbatches": size.microbatches}
+    fit_model(job, workers=2, replicas=size.replicas, **parts)
+    found, clear = train(job, size, data=data), train_plaintext(replace(job, batch=job.batch * size.replicas), data)
+    check_replicas(found)
+    assert [n for s in range(size.stages) for n in found[Coord(0, 0, s, 0)]["state"]].count("weight.0.lo") == 1
+    for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
+    first = found[Coord(0, 0, 0, 0)]
+    assert np.allclose(first["losses"], clear.losses, atol=4e-3)
+    assert first["metrics"]["perplexity"] == pytest.approx(clear.metrics["perplexity"], rel=1e-2)
+    for step, numbers in clear.validated.items():
+        assert first["validated"][step]["val_loss"] == pytest.approx(numbers["val_loss"], abs=4e-3)
+
+
+def test_a_table_may_be_borrowed_by_a_stage_between_others_or_not_at_all() -> None:
+    layers = [{"embedding": {"vocabulary": 5, "width": 6}}, {"residual": [{"linear": 6}, "relu"]}]
+    tied = {"tied": layers}
+    model = model_of_list([tied, {"linear": 8}, "relu", {"linear": 5}], 20, 5, 4)
+    placed, cut = place_layers(model, 1)[0], {}
+    for stages in range(1, 5):
+        cut[stages] = stage_layers(model, placed, stages)
+        held = [one.weight for layers in cut[stages] for one in weighted_places(layers)]
+        assert held == [0, 1, 2, 3]
+        ends = [(s, one.borrows) for s, own in enumerate(cut[stages]) for one in own if one.spec == model.layers[0]]
+        assert len(ends) == 1
+        assert ends[0] == ((0, -1) if ends[0][0] == 0 else (ends[0][0], 0))
+    assert cut[1][0] == placed
+    assert [one.borrows for one in cut[4][1]] == [-1, 0]
+    job = PrivateJob.from_json(job_of("tied").to_json() | {"model": model_to_json(model)})
+    size = Topology(1, 4, 1, 2)
+    rng = np.random.default_rng(4)
+    x, y = one_hot(rng.integers(0, 5, (24, 4)), 5), rng.integers(0, 5, (24, 4))
+    data = Dataset(x[8:], y[8:], x[:8], y[:8], 5)
+    found, clear = train(job, size, data=data), train_plaintext(job, data)
+    for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
+        assert np.abs(ours - theirs).max() < 256 * UNIT
+    few = PrivateJob.from_json(job.to_json() | {"model": model_to_json(model_of_list([tied], 20, 5, 4))})
+    with pytest.raises(ConfigError, match="has 2 weighted layers or blocks for 3 stages"):
+        fit_model(few, workers=3, stages=3)
 
 
 def test_what_does_not_divide_among_tensor_ranks_is_refused_by_name() -> None:

@@ -2,6 +2,9 @@
 
 Both uses' gradients add in one product: the table's is ``[letters, grad]^T [arrived, states]``, where ``arrived`` is
 what comes back to the vectors, ``states`` what goes into the last product and ``grad`` what comes back from the logits.
+
+Where its layers lie in several stages the first of them owns the table. The stage of the last product borrows it for a
+step's passes, and hands back what its use adds to the gradient: there is one weight, and it is moved in one place.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from uvcc_engine.model.layers import backward_protocol, forward_protocol, next_p
 from uvcc_engine.model.parts import (
     Pass,
     Plain,
+    Settling,
     StagePart,
     backward_parts_protocol,
     forward_parts_protocol,
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from uvcc_engine.model.secret_layer import Layer, Then, Update
     from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
     from uvcc_engine.mpc.foundation.share import Share
+    from uvcc_engine.parallel.group import Communicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class Tied(LayerSpec):
     @property
     def inner(self) -> tuple[LayerSpec, ...]:
         return (self.table, *self.layers)
+
+    @property
+    def parted(self) -> bool:
+        return True
 
 
 class TiedLayer(LayerBlock):
@@ -123,25 +132,72 @@ class TiedPart(Plain):
 
             def both(part: StagePart, weight: int, term: Tensor) -> None:
                 if part is table:  # the terms of one dealer's products add up before anything is truncated
-                    term += self._mine(on, ops.product(on.rt, grad.T, states, dealer))
+                    term += _mine(on, self._rows, ops.product(on.rt, grad.T, states, dealer))
                 on.gradient(part, weight, term)
 
             return replace(on, gradient=both)
         settling = on.settling
-        found = yield from ops.matmul_protocol(on.rt, grad.T, states, scale=settling.rate, dealer=dealer)
-        more = found.map(lambda term: self._mine(on, term.clone()))  # the claim of the product is about its memory
+        more = yield from _settled_protocol(on, settling, self._rows, grad, states, dealer)
 
         def settled(part: StagePart, weight: int, gradient: Share) -> None:
             settling.take(part, weight, ops.add(gradient, more) if part is table else gradient)
 
         return replace(on, settling=replace(settling, take=settled))
 
-    def _mine(self, on: Pass, letters: Tensor) -> Tensor:
-        """What all ranks' lines add to this rank's rows of the table, 0 for places, of what these add to the letters'
-        (vocabulary, width)."""
-        whole = letters.new_zeros(self._rows, letters.shape[1])
-        whole[: self._letters] = on.tp.sum_(letters)
-        return my_rows(on.tp, whole)
+
+class BorrowedTable(Plain):
+    """The last product alone, in a stage behind the table's: with rows that this rank's peer there lends. Rows in and
+    out. The rounds are those of one product, each way."""
+
+    def __init__(self, spec: Tied, tp: Communicator, dealer: int) -> None:
+        super().__init__()
+        self._letters, self._rows, self._tp, self._dealer = spec.table.vocabulary, spec.table.rows, tp, dealer
+        self._table: Share | None = None
+        self._owed: list[Tensor] | None = None
+
+    def borrow(self, weight: Share) -> None:
+        """See ``Borrowing``."""
+        self._table = gather_rows(self._tp, weight, self._rows).index(slice(0, self._letters))
+
+    def repay(self) -> list[Tensor]:
+        """See ``Borrowing``."""
+        assert self._owed is not None, "no microbatch came back"
+        owed, self._owed = self._owed, None
+        return owed
+
+    def forward_protocol(self, on: Pass, x: Share) -> MpcProtocol[Share]:
+        assert self._table is not None
+        on.keep(self, x)
+        return (yield from ops.matmul_protocol(on.rt, x, self._table.T, dealer=self._dealer))
+
+    def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
+        assert self._table is not None
+        states: Share = on.take(self)
+        if on.settling is None:
+            self._owe([_mine(on, self._rows, ops.product(on.rt, grad.T, states, self._dealer))])
+        else:
+            more = yield from _settled_protocol(on, on.settling, self._rows, grad, states, self._dealer)
+            self._owe([more.first, more.second])
+        return (yield from ops.matmul_protocol(on.rt, grad, self._table, dealer=self._dealer))
+
+    def _owe(self, term: list[Tensor]) -> None:
+        self._owed = term if self._owed is None else [a + b for a, b in zip(self._owed, term, strict=True)]
+
+
+def _settled_protocol(
+    on: Pass, settling: Settling, rows: int, grad: Share, states: Share, dealer: int
+) -> MpcProtocol[Share]:
+    """What the second use adds to this rank's rows of the table's gradient, a claim of its own: 2 rounds."""
+    found = yield from ops.matmul_protocol(on.rt, grad.T, states, scale=settling.rate, dealer=dealer)
+    return found.map(lambda term: _mine(on, rows, term.clone()))  # the claim of the product is about its memory
+
+
+def _mine(on: Pass, rows: int, letters: Tensor) -> Tensor:
+    """What all ranks' lines add to this rank's rows of the table, 0 for places, of what these add to the letters'
+    (vocabulary, width); ``rows``: of the whole table."""
+    whole = letters.new_zeros(rows, letters.shape[1])
+    whole[: len(letters)] = on.tp.sum_(letters)
+    return my_rows(on.tp, whole)
 
 
 def _output_shape(spec: Tied, shape: WeightShape) -> WeightShape:
@@ -173,7 +229,7 @@ def _place(spec: Tied, at: PlaceContext) -> Placed:
 
 
 def _part(spec: Tied, at: PartContext) -> StagePart:
-    return TiedPart(spec, at.inner)
+    return TiedPart(spec, at.inner) if at.placed.borrows < 0 else BorrowedTable(spec, at.tp, at.dealer)
 
 
 register(
