@@ -36,11 +36,13 @@ def fitted_file(run_dir: Path) -> Path:
     return run_dir / "owner" / owner_files.PREPROCESSING
 
 
-def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapping[str, str] | None]:
+def settle(
+    profile: Profile, tell: Callable[[str], None], *, elsewhere: bool = False
+) -> tuple[Profile, Mapping[str, str] | None]:
     """The profile with what follows from the data filled in, and what its files are held to from now on.
 
-    ``tell`` is given what the model does otherwise than the torch module that it was taken from, and what follows from
-    the target's kind.
+    ``elsewhere``: data owners share their rows from their own machines. ``tell`` is given what the model does otherwise
+    than the torch module that it was taken from, and what follows from the target's kind.
 
     Raises UvccError with the owner's program's own words: the row, the column, the layer, and what to do.
     """
@@ -60,7 +62,7 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
     for flag, path in (("--data", job.data), ("--schema", job.data_schema), ("--labels", job.labels)):
         command += [flag, str(Path(path).expanduser())] if path else []
     command += ["--columns", str(sum(job.join.columns)), "--outputs", str(job.join.outputs)] if job.join else []
-    command += _of_base(job)
+    command += [*_of_base(job), *(["--elsewhere"] if elsewhere else [])]
     found = json.loads(owners_program(command))
     for note in found.get("notes", []):
         tell(f"{job.base or job.model}: {note}")
@@ -71,6 +73,8 @@ def settle(profile: Profile, tell: Callable[[str], None]) -> tuple[Profile, Mapp
         changes |= held | _of_target(job, found["objective"], tell) | _of_weight(job, found["weight"], tell)
     changes |= _of_trees(job, found, tell) | _of_kmeans(job, found, tell)
     if job.epochs:
+        if not found.keys() & {"rows", "total"}:
+            raise ConfigError("job.epochs, and no data whose rows could be counted", "give job.steps")
         rows = found["rows"]["train"] if "rows" in found else max(1, found["total"] - job.test_rows - job.val_rows)
         batch = changes.get("batch", job.batch) * profile.topology.replicas
         changes["steps"] = -(-job.epochs * rows // batch)

@@ -195,7 +195,7 @@ def create_run(
     from uvcc_console.plan.schema import CommandJobSettings
 
     short, profile = load(profile_name, settings)
-    profile, pin = settle(profile, tell)
+    profile, pin = settle(profile, tell, elsewhere=part is not None)
     job = profile.job
     code = code_tree.survey(job) if isinstance(job, CommandJobSettings) and job.code else None
     for left in code.left_out if code is not None else ():

@@ -31,6 +31,17 @@ def around_base(args: argparse.Namespace, size: tuple[int, int, int]) -> dict[st
     return _beside_base(model, base)
 
 
+def alone(args: argparse.Namespace) -> dict[str, Any]:
+    """The model around a public base whose owners share their rows later, from their own machines: of the base's own
+    features, classes and positions."""
+    base = _held_base(args)
+    if Adapters.from_json(json.loads(args.adapters)).head == NEW:
+        raise ConfigError(
+            "a new head, and no data that say its classes", "head: train goes on with the classes of the base"
+        )
+    return _beside_base(_adapted(base, args, 0), base)
+
+
 def answers(args: argparse.Namespace) -> dict[str, Any]:
     """The model that answers queries around a public base: the one that was trained with the same ``--adapters``. A new
     head has as many classes as the last of what was trained has columns."""

@@ -43,7 +43,7 @@ from uvcc_engine.model.definition.layer_list import (
 )
 from uvcc_engine.model.definition.specs import ModelSpec, find_model
 from uvcc_engine.model.layer_types.trees import trees_of
-from uvcc_engine.owner.base_plan import answers, around_base
+from uvcc_engine.owner.base_plan import alone, answers, around_base
 from uvcc_engine.sealing.inputs import check_range
 
 WEIGHTS, MODEL, FITTED = owner_files.WEIGHTS, owner_files.MODEL, owner_files.PREPROCESSING
@@ -139,6 +139,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     """What a profile leaves to the data: the model with all its shapes, and the number of test rows."""
     asked = _asked(args.model)
     args.schema = owner_files.named_schema(args.data, args.schema)
+    if args.elsewhere and args.base is not None and args.data is None and not args.columns:
+        return alone(args)
     found: dict[str, Any] = {}
     positions, names = 1, list[str]()
     schema: Schema | None = None
@@ -348,6 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fits.add_argument("--schema", type=Path)
     fits.add_argument("--columns", type=int, default=0, help="so many features, of owners whose files are not read")
     fits.add_argument("--outputs", type=int, default=2, help="with --columns: classes, or 1")
+    fits.add_argument("--elsewhere", action="store_true", help="owners share from their own machines: no file is read")
     around = verbs.add_parser("answers", help="the model that answers queries around a public base")
     around.add_argument("--base", type=Path, required=True, help="the public base of the training")
     around.add_argument("--base-sha256", default="", help="the hash that the base must have")

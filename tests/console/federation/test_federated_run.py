@@ -48,6 +48,12 @@ class Domains:
     job: tuple[str, ...] = JOB
     wait_s: str = "120"
     to_owner: tuple[str, ...] = ()
+    profile: str = "demo"
+    """A shipped one, or a file that lies in each home."""
+
+    def profile_of(self, n: int) -> str:
+        own = self.users[n].home / self.profile
+        return str(own) if own.exists() else self.profile
 
     def meets(self, n: int) -> list[str]:
         return ["--relay", self.url, "--token-file", str(self.users[n].home / "token")]
@@ -64,7 +70,7 @@ class Domains:
             rules |= {"reveal_to_owner": list(self.to_owner)} if self.to_owner else {}
             (user.home / "config" / "domain" / "policy.yaml").write_text(json.dumps(rules))
         named = [part for key in self.keys for part in ("--domain", str(key))]
-        done = self.users[0].run("propose", "demo", *named, *owners, "--json", *self.job, *self.meets(0))
+        done = self.users[0].run("propose", self.profile_of(0), *named, *owners, "--json", *self.job, *self.meets(0))
         assert done.returncode == 0, done.stderr
         self.proposal = str(json.loads(done.stdout)["proposal"])
         for n, user in enumerate(self.users):
@@ -73,7 +79,7 @@ class Domains:
 
     def start(self, n: int, *args: str) -> subprocess.Popen[str]:
         of = ("--proposal", self.proposal, "--domain", "--headless", "--json", "--wait", self.wait_s)
-        return self.users[n].start("rollout", "demo", *of, *args, *self.meets(n), *self.job)
+        return self.users[n].start("rollout", self.profile_of(n), *of, *args, *self.meets(n), *self.job)
 
     def run_of(self, n: int) -> Path:
         """The newest run of a domain."""

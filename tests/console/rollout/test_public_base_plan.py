@@ -99,6 +99,21 @@ def test_the_head_may_be_new_for_the_datas_own_classes(tmp_path: Path) -> None:
         _job(path)
 
 
+def test_without_data_a_base_says_the_shapes_only_where_owners_share_from_elsewhere(tmp_path: Path) -> None:
+    _, profile = load(str(written(tmp_path, adapters={"rank": 2}, data="")))
+    with pytest.raises(UvccError, match="the data has 64 features, 10 classes"):
+        settle(profile, lambda _: None)
+    found = settle(profile, lambda _: None, elsewhere=True)[0].job
+    _, named = load(str(written(tmp_path, adapters={"rank": 2})))
+    assert found.model == settle(named, lambda _: None)[0].job.model  # type: ignore[union-attr]
+    _, fresh = load(str(written(tmp_path, adapters={"rank": 2, "head": "new"}, data="")))
+    with pytest.raises(UvccError, match="a new head, and no data that say its classes"):
+        settle(fresh, lambda _: None, elsewhere=True)
+    _, epochs = load(str(written(tmp_path, adapters={"rank": 2}, data="", epochs=2)))
+    with pytest.raises(ConfigError, match="no data whose rows could be counted"):
+        settle(epochs, lambda _: None, elsewhere=True)
+
+
 def _job(path: Path) -> dict[str, Any]:
     name, profile = load(str(path))
     return dict(make_plan(new_run_id(name), name, settle(profile, lambda _: None)[0]).phases["full"].job)
