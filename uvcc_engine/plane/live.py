@@ -24,6 +24,7 @@ from uvcc_engine.plane.links.faults import FaultyLink
 from uvcc_engine.plane.links.link import Link
 
 _LONGEST_WAIT: Final = 1.0
+_STOPPED_S: Final = 5.0  # so much longer than it was to wait: this process did not run
 _NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up"})
 
 
@@ -292,7 +293,8 @@ class LivePlane:
                 found = get()
                 if found is not None:
                     return found
-                now = self._clock()
+                looked, now = now, self._clock()
+                start += _stopped_for(now - looked)
                 self._judge(endpoint, tag, start, now)
                 self._judge_others(endpoint.peer)
                 if now >= deadline:
@@ -439,3 +441,10 @@ class LivePlane:
         if due or now - self._last_exchange > 0.25 or any(e.queued_bytes for e in self._endpoints.values()):
             self._drive(0.0, None)
         return self._waits.look_s
+
+
+def _stopped_for(seconds: float) -> float:
+    """How long this process was stopped, or had no processor, between two looks that lie so far apart. What came
+    meanwhile lies there still unread, and no peer kept it back."""
+    lost = seconds - _LONGEST_WAIT
+    return lost if lost > _STOPPED_S else 0.0
