@@ -17,6 +17,7 @@ import torch
 from uvcc_engine.bench import mpc as bench
 from uvcc_engine.bench.party import mpc_party as party_side
 from uvcc_engine.bench.peers import mpc_peers as peers
+from uvcc_engine.bench.peers import mpspdz
 from uvcc_engine.bench.timing import machine_rates as machine
 from uvcc_engine.bench.work import gpt_step, mpc_split
 from uvcc_engine.bench.work import mpc_links as links
@@ -247,7 +248,7 @@ def test_the_rates_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_absent_peers_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(monkeypatch, "mul_1e6")
     monkeypatch.delenv(peers.SPU_PYTHON, raising=False)
-    monkeypatch.setenv(peers.MPSPDZ, "/nowhere/at/all")
+    monkeypatch.setenv(mpspdz.MPSPDZ, "/nowhere/at/all")
     assert bench.main(["--rows", "mul_1e6", "--against", "spu,mpspdz"]) == 0
     said = capsys.readouterr().err
     assert "spu: absent" in said
@@ -295,11 +296,24 @@ def test_mp_spdz_is_compiled_run_and_timed(
         tmp_path / "replicated-ring-party.x",
         party + "print('Time = 9 seconds\\nTime1 = 10.5 seconds (3 MB, 9 rounds)')",
     )
-    monkeypatch.setenv(peers.MPSPDZ, str(tmp_path))
+    monkeypatch.setenv(mpspdz.MPSPDZ, str(tmp_path))
     assert bench.main(["--rows", "matmul_512", "--json", "--against", "mpspdz"]) == 0
     rows = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
     assert rows["matmul_512_mpspdz"]["value"] == pytest.approx(2.1)
     assert rows["matmul_512_to_mpspdz"]["met"] is False
+
+
+def test_mp_spdz_trains_the_step_with_its_own_layers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prepare(monkeypatch, "mlp_step")
+    script(tmp_path / "compile.py", "import sys\nassert sys.argv[4] == 'secureml', sys.argv\n")
+    script(tmp_path / "replicated-ring-party.x", "print('Time1 = 4 seconds (3 MB, 9 rounds)')")
+    monkeypatch.setenv(mpspdz.MPSPDZ, str(tmp_path))
+    assert bench.main(["--rows", "mlp_step", "--json", "--against", "mpspdz"]) == 0
+    rows = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
+    assert rows["mlp_step_mpspdz"]["value"] == pytest.approx(0.4)
+    assert rows["mlp_step_to_mpspdz"]["bar"] == 0.35
 
 
 def test_an_unknown_row_is_refused() -> None:

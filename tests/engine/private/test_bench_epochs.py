@@ -12,12 +12,13 @@ import pytest
 
 from uvcc_engine.bench import epochs
 from uvcc_engine.bench.peers import mpspdz_training
-from uvcc_engine.bench.peers.mpc_peers import MPSPDZ
+from uvcc_engine.bench.peers.mpspdz import MPSPDZ
 from uvcc_engine.bench.scenarios.epoch_cost import Trained
 from uvcc_engine.bench.work.handwriting import PIXELS, digits
 from uvcc_engine.contract.errors import ConfigError
 
 
+@pytest.mark.ci(__file__)
 def test_a_case_is_trained_without_proofs_and_with_them() -> None:
     case = replace(epochs.CASES["logistic"], steps=7, val_every=3, proved_steps=4, batch=32)
     found = {(r.name, r.metric): r for r in epochs.case_rows("logistic", case, None)}

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from uvcc_engine.bench.launch.fleet import ports
+from uvcc_engine.bench.peers import mpspdz, mpspdz_training
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row
 
-SPU_PYTHON, MPSPDZ = "UVCC_SPU_PYTHON", "UVCC_MPSPDZ"
+SPU_PYTHON: Final = "UVCC_SPU_PYTHON"
 Seconds = Mapping[str, list[float]]
 _LIMIT_S: Final = 900
 # most of a peer's time that ours may take; 1 where nothing more is asked
@@ -123,48 +121,23 @@ def _(i):
 
 
 def _mpspdz(rows: Sequence[str], runs: int) -> tuple[Seconds, str]:
-    home = Path(os.environ.get(MPSPDZ, "") or "/nowhere")
-    party = home / "replicated-ring-party.x"
-    if not party.exists():
-        return {}, f"absent: {MPSPDZ} names no folder with a built replicated-ring-party.x"
+    home, absent = mpspdz.home()
+    if home is None:
+        return {}, absent
     found: dict[str, list[float]] = {}
-    lacking = [name for name in rows if name not in _PROGRAMS]
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "uvcc_bench.mpc"
-        source.write_text(_PROGRAM)
-        for name in (name for name in rows if name in _PROGRAMS):
-            args = [*_PROGRAMS[name].split(), str(runs), "trunc_pr", "split3"]
-            compiled = subprocess.run(
-                [sys.executable, "compile.py", "-R", "64", str(source), *args], cwd=home, capture_output=True, text=True
-            )
-            if compiled.returncode:
-                return found, f"{name} could not be compiled: {compiled.stderr.strip()[-200:]}"
-            seconds = mpspdz_seconds(home, "-".join(["uvcc_bench", *args]))
-            if seconds is None:
-                return found, f"{name} failed or told no time"
-            found[name] = [seconds / runs]
+    for name in (name for name in rows if name in _PROGRAMS):
+        args = [*_PROGRAMS[name].split(), str(runs), "trunc_pr", "split3"]
+        seconds, why = mpspdz.seconds(home, "uvcc_bench", _PROGRAM, args)
+        if why:
+            return found, f"{name} {why}"
+        found[name] = [seconds / runs]
+    if "mlp_step" in rows:
+        seconds, why = mpspdz_training.step_seconds("secureml", 128)
+        if why:
+            return found, f"mlp_step: {why}"
+        found["mlp_step"] = [seconds]
+    lacking = [name for name in rows if name not in _PROGRAMS and name != "mlp_step"]
     return found, f"no program for {', '.join(lacking)}" if lacking else ""
-
-
-def mpspdz_seconds(home: Path, program: str) -> float | None:
-    """Seconds of timer 1 as party 0 tells them."""
-    words = ["./replicated-ring-party.x", "-h", "localhost", "-pn", str(ports(1)[0])]  # sealed links, as ours are
-    parties = [
-        subprocess.Popen(
-            [*words, "-p", str(p), program], cwd=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for p in range(PARTIES)
-    ]
-    try:
-        said = [party.communicate(timeout=_LIMIT_S)[0] for party in parties]
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        for party in parties:
-            party.kill()
-            party.wait()
-    told = re.search(r"^Time1 = ([0-9.e+-]+) seconds", said[0], re.MULTILINE)
-    return float(told[1]) if told else None
 
 
 PEERS: Final = {peer.name: peer for peer in (Peer("spu", _spu), Peer("mpspdz", _mpspdz))}

@@ -7,14 +7,9 @@ clock says how long.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Final
 
-from uvcc_engine.bench.peers.mpc_peers import MPSPDZ, mpspdz_seconds
+from uvcc_engine.bench.peers import mpspdz
 
 STEPS: Final = {"logistic": 20, "secureml": 10, "lenet": 2}
 _PROGRAM: Final = """
@@ -67,20 +62,11 @@ def _(step):
 
 def step_seconds(name: str, batch: int) -> tuple[float, str]:
     """Seconds of a step of the case ``name``; 0 and why, where it cannot be had."""
-    home = Path(os.environ.get(MPSPDZ, "") or "/nowhere")
-    if not (home / "replicated-ring-party.x").exists():
-        return 0.0, f"absent: {MPSPDZ} names no folder with a built replicated-ring-party.x"
+    home, absent = mpspdz.home()
+    if home is None:
+        return 0.0, absent
     if name not in STEPS:
         return 0.0, "no program for it"
-    steps = STEPS[name]
-    args = [name, str(steps), str(batch), "trunc_pr", "split3"]
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "uvcc_training.mpc"
-        source.write_text(_PROGRAM)
-        compiled = subprocess.run(
-            [sys.executable, "compile.py", "-R", "64", str(source), *args], cwd=home, capture_output=True, text=True
-        )
-    if compiled.returncode:
-        return 0.0, f"could not be compiled: {compiled.stderr.strip()[-200:]}"
-    seconds = mpspdz_seconds(home, "-".join(["uvcc_training", *args]))
-    return (0.0, "it failed, or told no time") if seconds is None else (seconds / steps, "")
+    args = [name, str(STEPS[name]), str(batch), "trunc_pr", "split3"]
+    seconds, why = mpspdz.seconds(home, "uvcc_training", _PROGRAM, args)
+    return seconds / STEPS[name], why
