@@ -40,6 +40,17 @@ def product(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
     return rt.kernels.right_factor(partners(role, y), x.shape[0])(terms(role, x))
 
 
+def summed_term(rt: Runtime, x: Share, y: Share, axis: int, dealer: int) -> Tensor:
+    """This party's additive term of ``sum(x * y)`` along an axis, of two shares of one shape, as :func:`product` gives
+    that of a matrix product. Local."""
+    role = roles(rt, dealer)
+    pairs = zip(terms(role, x), partners(role, y), strict=True)
+    first, *others = [(a * b).sum(axis) for a, b in pairs]
+    for other in others:
+        first += other
+    return first
+
+
 def public_product_protocol(
     rt: Runtime,
     x: Share,

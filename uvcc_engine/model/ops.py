@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from uvcc_engine.model.additive import public_product_protocol as public_product_protocol
     from uvcc_engine.model.additive import public_scaling_protocol as public_scaling_protocol
     from uvcc_engine.model.additive import settle_protocol as settle_protocol
+    from uvcc_engine.model.additive import summed_term as summed_term
     from uvcc_engine.model.functions import to_exp_scale_protocol as to_exp_scale_protocol
     from uvcc_engine.model.losses import powers_protocol as powers_protocol
     from uvcc_engine.model.losses import product_powers_protocol as product_powers_protocol
@@ -60,7 +61,7 @@ _ARITHMETIC: Final = (
     "DEALER add add_public matmul_protocol mul_protocol mul_public_protocol partners product_with_protocol public"
 )
 _NAMES: Final = {
-    "model.additive": "product public_product_protocol public_scaling_protocol settle_protocol",
+    "model.additive": "product public_product_protocol public_scaling_protocol settle_protocol summed_term",
     "model.functions": "to_exp_scale_protocol",
     "model.losses": "powers_protocol product_powers_protocol",
     "mpc.functions.activations": "gelu_protocol sigmoid_protocol",

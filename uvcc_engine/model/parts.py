@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from uvcc_engine.model import ops
 from uvcc_engine.model.layer_spec import LayerSpec, WeightedSpec
@@ -87,11 +87,20 @@ class Local(Plain):
         return (yield from layer.input_gradient_protocol(on.rt, grad)) if wanted else grad
 
 
+@runtime_checkable
+class AdditiveGradient(Protocol):
+    """A layer that can leave its weight's gradient as an additive term, so that a sum over microbatches, ranks and
+    replicas is truncated once, however it was divided."""
+
+    def gradient_term(self, rt: Runtime, grad: Share, dealer: int) -> Tensor:
+        """This party's term of the weight's gradient, in its shape, at twice the fractional bits. Local."""
+
+
 class WholeWeight(Plain):
     """A secret layer whose weight every rank holds whole, and which works line by line. Rows in, rows out.
 
-    The rounds of the layer; its weight gradient is truncated once per microbatch, beside the way down. The layer is not
-    told training from evaluation.
+    The rounds of the layer. Unless the layer leaves its weight gradient additive (``AdditiveGradient``), that is
+    truncated once per microbatch, beside the way down. The layer is not told training from evaluation.
     """
 
     shared: bool = True
@@ -107,21 +116,21 @@ class WholeWeight(Plain):
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         mine: Layer = on.take(self)
-        rate = 1.0 if on.settling is None else on.settling.rate
-        if not wanted:
-            self._hand_over(on, (yield from mine.weight_gradient_protocol(on.rt, grad, rate)))
-            return grad
-        below, found = yield from ops.par(
-            mine.input_gradient_protocol(on.rt, grad), mine.weight_gradient_protocol(on.rt, grad, rate)
-        )
-        self._hand_over(on, found)
-        return below
+        work = [self._gradient_protocol(on, mine, grad)]
+        work += [mine.input_gradient_protocol(on.rt, grad)] if wanted else []
+        _, *below = yield from ops.par(*work)
+        return below[0] if wanted else grad
 
-    def _hand_over(self, on: Pass, gradient: Share) -> None:
+    def _gradient_protocol(self, on: Pass, mine: Layer, grad: Share) -> MpcProtocol[Any]:
+        """Hand over the gradient of the weight."""
         if on.settling is not None:
-            on.settling.take(self, 0, gradient)
+            found = yield from mine.weight_gradient_protocol(on.rt, grad, on.settling.rate)
+            on.settling.take(self, 0, found)
+        elif isinstance(mine, AdditiveGradient):
+            on.gradient(self, 0, mine.gradient_term(on.rt, grad, self.dealers[0]))
         else:
-            on.gradient(self, 0, gradient.first << self.weights[0].f)
+            found = yield from mine.weight_gradient_protocol(on.rt, grad, 1.0)
+            on.gradient(self, 0, found.first << self.weights[0].f)
 
 
 @runtime_checkable
@@ -178,6 +187,26 @@ def summed_product_protocol(on: Pass, x: Share, y: Share, dealer: int) -> MpcPro
     mine = yield from ops.matmul_protocol(on.rt, x, y, dealer=dealer)
     both = on.tp.sum_(ops.torch.stack([mine.first, mine.second]))
     return ops.Share(my_rows(on.tp, both[0]), my_rows(on.tp, both[1]), mine.f)
+
+
+def summed_over_ranks_protocol(rt: Runtime, tp: Communicator, x: Share, y: Share, scale: float) -> MpcProtocol[Share]:
+    """``sum(x * y) * scale`` along the last axis, ``[n, 1]``, over all tensor ranks' numbers: 2 rounds. The same at
+    all ranks.
+
+    ``x`` and ``y``: [n, this rank's numbers]. Additive terms are summed, and each rank truncates a slice of the sums.
+    Where products are proved each rank's is truncated by itself, and shares are summed, as in
+    ``summed_product_protocol``.
+    """
+    torch, n = ops.torch, x.shape[0]
+    if tp.size == 1 or rt.ledger is not None:
+        mine = yield from ops.summed_products_protocol(rt, x, y, -1, scale=scale, keepdim=True)
+        both = tp.sum_(torch.stack([mine.first, mine.second]))
+        return ops.Share(both[0], both[1], mine.f)
+    term = ops.summed_term(rt, x, y, -1, ops.DEALER)
+    slices = torch.cat([term, term.new_zeros(-n % tp.size)])
+    settled = yield from ops.settle_protocol(rt, tp.sum_slices(slices)(), y.f, x.f, ops.DEALER, scale)
+    both = torch.cat(tp.gather(torch.stack([settled.first, settled.second])), 1)[:, :n, None]
+    return ops.Share(both[0], both[1], x.f)
 
 
 def leaves(parts: Sequence[StagePart]) -> Iterator[StagePart]:

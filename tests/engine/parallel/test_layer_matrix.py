@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixed_twin import ZeroStream
 from training_kit import check_replicas, shares, train, weights
 
 from uvcc_engine import simulate
@@ -26,6 +27,7 @@ from uvcc_engine.model.layer_types.trees import trees_of
 from uvcc_engine.model.learning.plaintext import train_plaintext
 from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.model.registry import layer_types
+from uvcc_engine.mpc.foundation import prg
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.sharding.partition import place_layers
@@ -111,7 +113,10 @@ FLEETS = [Topology(2, 1, 1, 2), Topology(1, 2, 1, 1), Topology(1, 1, 2, 1)]
 @pytest.mark.slow
 @pytest.mark.parametrize("size", FLEETS, ids=str)
 @pytest.mark.parametrize("word", [*WORDS, "split"])
-def test_several_workers_train_it_where_the_table_says_so(word: str, size: Topology) -> None:
+def test_several_workers_train_it_to_the_last_bit_as_one_where_the_table_says_so(
+    word: str, size: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(prg.STREAMS, "zeros", ZeroStream)
     model = table.split_models()[1] if word == "split" else table.model_of(word)
     if word == "split":
         model = find_model("split") if _named("split") else register_model(model)
@@ -122,9 +127,13 @@ def test_several_workers_train_it_where_the_table_says_so(word: str, size: Topol
         return
     place_layers(model, size.tensor)
     job, data = job_of(model), data_of(model)
-    found = train(job, size, data=data)
+    found = train(job, size, data=data, prg="zeros")
     check_replicas(found)
     whole = PrivateJob.from_json(job.to_json() | {"batch": job.batch * size.replicas})
+    parts = size.replicas * size.microbatches if word == "batch-norm" else 1
+    alone = Topology(1, 1, 1, parts)
+    one = weights(whole, train(whole, alone, data=data, prg="zeros"), alone)
+    assert all(np.array_equal(a, b) for a, b in zip(weights(job, found, size), one, strict=True))
     clear = train_plaintext(whole, data, replicas=size.replicas, microbatches=size.microbatches)
     close(weights(job, found, size), clear.weights)
 

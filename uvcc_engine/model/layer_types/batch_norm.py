@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import im2col, ops
 from uvcc_engine.model.layer_types.normalization import EPSILON, HIGHEST
-from uvcc_engine.model.parts import Pass, StagePart, WholeWeight, gather_rows, my_rows
+from uvcc_engine.model.parts import (
+    Pass,
+    StagePart,
+    WholeWeight,
+    gather_rows,
+    my_rows,
+    summed_over_ranks_protocol,
+)
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -59,9 +66,9 @@ class BatchNormLayer(Layer):
     and bias, so that a checkpoint and the owner get the statistics with the weights.
 
     In ``training`` it uses the batch's own statistics and lets the running ones follow when the weight is updated, by
-    ``drift``: their distance from those of these rows, times ``1 - KEEP`` and the part of the batch that the rows are.
-    Where its rows are a tensor rank's of ``rows`` in all, ``ranks`` add up what is summed over them. Forward 31 rounds
-    (27 in evaluation), backward 8.
+    ``drift``: their distance from those of these rows, times ``1 - KEEP`` and ``share``, the part of the batch that the
+    rows are. Where its rows are a tensor rank's, ``over`` sums over all ranks'. Forward 31 rounds (27 in evaluation),
+    backward 8.
     """
 
     def __init__(self, spec: BatchNorm, weight: Share) -> None:
@@ -72,19 +79,12 @@ class BatchNormLayer(Layer):
         self._statistics: Share | None = None
         self.share = 1.0
         self.drift: Share | None = None
-        self.ranks: Communicator | None = None
-        self.rows = 0
+        self.over: RankSums | None = None
 
-    def _whole(self, part: Share) -> Share:
-        """Sums over these rows as sums over all of them."""
-        if self.ranks is None:
-            return part
-        both = self.ranks.sum_(ops.torch.stack([part.first, part.second]))
-        return ops.Share(both[0], both[1], part.f)
-
-    def _count(self, cut: Share) -> int:
-        """How many numbers of a channel there are in all of the rows."""
-        return cut.shape[-1] if self.ranks is None else self.rows * self._spec.values_a_channel
+    @property
+    def values_a_channel(self) -> int:
+        """Of a row."""
+        return self._spec.values_a_channel
 
     def _channels(self, x: Share) -> Share:
         values, channels = self._spec.values_a_channel, self._own_channels
@@ -115,11 +115,16 @@ class BatchNormLayer(Layer):
         return self._rows(ops.add(scaled, bias))
 
     def _measure_protocol(self, rt: Runtime, cut: Share) -> MpcProtocol[tuple[Share, Share]]:
-        n = self._count(cut)
-        mean = yield from ops.mul_public_protocol(rt, self._whole(cut.sum(-1, keepdim=True)), 1.0 / n)
+        n, total = cut.shape[-1], cut.sum(-1, keepdim=True)
+        if self.over is not None:
+            n, total = self.over.count, self.over.whole(total)
+        mean = yield from ops.mul_public_protocol(rt, total, 1.0 / n)
         centred = ops.sub(cut, mean)
-        squares = yield from ops.summed_products_protocol(rt, centred, centred, -1, scale=1.0 / n, keepdim=True)
-        variance = self._whole(squares)
+        if self.over is None:
+            squares = ops.summed_products_protocol(rt, centred, centred, -1, scale=1.0 / n, keepdim=True)
+        else:
+            squares = self.over.products_protocol(rt, centred, centred, 1.0 / n)
+        variance = yield from squares
         self._statistics = ops.cat([mean.T, variance.T])
         return mean, variance
 
@@ -128,33 +133,64 @@ class BatchNormLayer(Layer):
         assert self._normal is not None
         assert self._inverse is not None
         gained = yield from ops.mul_protocol(rt, self._channels(grad), self.weight.index(0).reshape(-1, 1))
-        count, whole = self._count(gained), self._whole
-        below = ops.normalize_gradient_protocol(rt, gained, self._normal, self._inverse, count=count, whole=whole)
+        below = ops.normalize_gradient_protocol(rt, gained, self._normal, self._inverse, over=self.over)
         return self._rows((yield from below))
 
     def weight_gradient_protocol(self, rt: Runtime, grad: Share, scale: float) -> MpcProtocol[Share]:
         """The gradient of gain and bias; says what moves the running statistics, and moves this layer's."""
-        assert self.weight is not None
         assert self._normal is not None
-        assert self._statistics is not None
         cut = self._channels(grad)
-        running = self.weight.index(slice(1, 3))
-        gain, bias, drift = yield from ops.par(
+        work: list[MpcProtocol[Any]] = [
             ops.summed_products_protocol(rt, cut, self._normal, -1, scale=scale),
             ops.mul_public_protocol(rt, cut.sum(-1), scale),
-            ops.mul_public_protocol(rt, ops.sub(self._statistics, running), self.share * (1.0 - KEEP)),
-        )
-        self.drift = drift
-        self.weight = ops.cat([self.weight.index(slice(0, 1)), ops.add(running, drift), self.weight.index(slice(3, 4))])
+            self.drift_protocol(rt),
+        ]
+        gain, bias, _ = yield from ops.par(*work)
         still = ops.public(rt, ops.torch.zeros(2, gain.shape[0]), f=gain.f)
         return ops.cat([gain.reshape(1, -1), still, bias.reshape(1, -1)])
+
+    def drift_protocol(self, rt: Runtime) -> MpcProtocol[None]:
+        """Say what moves the running statistics, and move this layer's. 2 rounds."""
+        assert self.weight is not None
+        assert self._statistics is not None
+        running = self.weight.index(slice(1, 3))
+        away = ops.sub(self._statistics, running)
+        drift = yield from ops.mul_public_protocol(rt, away, self.share * (1.0 - KEEP))
+        self.drift = drift
+        self.weight = ops.cat([self.weight.index(slice(0, 1)), ops.add(running, drift), self.weight.index(slice(3, 4))])
+
+    def gradient_term(self, rt: Runtime, grad: Share, dealer: int) -> Tensor:
+        """See ``parts.AdditiveGradient``."""
+        assert self._normal is not None
+        cut = self._channels(grad)
+        gain, bias = ops.summed_term(rt, cut, self._normal, -1, dealer), cut.first.sum(-1) << cut.f
+        still = ops.torch.zeros_like(gain)
+        return ops.torch.stack([gain, still, still, bias])
+
+
+@dataclass(frozen=True, slots=True)
+class RankSums:
+    """Sums over the rows of all tensor ``ranks``, ``count`` numbers of a channel in all: see ``normalize.Summing``."""
+
+    ranks: Communicator
+    count: int
+
+    def whole(self, part: Share) -> Share:
+        """Sums over these rows as sums over all of them."""
+        both = self.ranks.sum_(ops.torch.stack([part.first, part.second]))
+        return ops.Share(both[0], both[1], part.f)
+
+    def products_protocol(self, rt: Runtime, x: Share, y: Share, scale: float) -> MpcProtocol[Share]:
+        """``sum(x * y) * scale`` over all rows, the axis kept."""
+        return (yield from summed_over_ranks_protocol(rt, self.ranks, x, y, scale))
 
 
 class BatchNormPart(WholeWeight):
     """The same in a stage, on a microbatch of a replica: each is brought to mean 0 and variance 1 by itself, and the
     running statistics follow the mean over all of a step's, so that every replica goes on with the same. Behind a
     product that is split by columns a tensor rank has its channels alone, statistics and all. Elsewhere every rank has
-    all channels and its own rows of the microbatch (``shared``): what is summed over rows is summed over the ranks."""
+    all channels and its own rows of the microbatch (``shared``): what is summed over rows is summed over the ranks, and
+    the first of them says how the statistics move."""
 
     def __init__(self, build: Callable[[Share], Layer], at: PartContext) -> None:
         super().__init__(build, at.weight, at.dealer)
@@ -168,15 +204,17 @@ class BatchNormPart(WholeWeight):
         mine.training = on.batch is not None
         mine.share = 1.0 if on.batch is None else on.batch.share
         if self.shared:
-            mine.ranks, mine.rows = on.tp, on.rows
-            mine.share *= x.shape[0] / on.rows
+            mine.over = RankSums(on.tp, on.rows * mine.values_a_channel)
+            mine.share *= float(on.tp.index == 0)
         on.keep(self, mine)
         return (yield from mine.forward_protocol(on.rt, x))
 
     def backward_protocol(self, on: Pass, grad: Share, wanted: bool) -> MpcProtocol[Share]:
         mine: BatchNormLayer = on.take(self)
         on.keep(self, mine)
-        below = yield from super().backward_protocol(on, grad, wanted)
+        work: list[MpcProtocol[Any]] = [super().backward_protocol(on, grad, wanted)]
+        work += [mine.drift_protocol(on.rt)] if on.settling is None else []  # else it comes with the gradient
+        below, *_ = yield from ops.par(*work)
         assert mine.drift is not None
         self._drift = mine.drift if self._drift is None else ops.add(self._drift, mine.drift)
         return gather_rows(on.tp, below, on.rows) if self._cuts and wanted else below

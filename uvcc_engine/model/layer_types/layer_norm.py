@@ -94,7 +94,8 @@ class NormPart(Plain):
         normal, inverse = on.take(self)
         if on.settling is None:
             bias = grad.first.sum(0) << normal.f
-            on.gradient(self, 0, ops.torch.stack([_column_sums(on.rt, grad, normal, self.dealers[0]), bias]))
+            gain = ops.summed_term(on.rt, grad, normal, 0, self.dealers[0])
+            on.gradient(self, 0, ops.torch.stack([gain, bias]))
         else:
             settled = yield from _weight_gradient_protocol(on.rt, grad, normal, on.settling.rate)
             on.settling.take(self, 0, settled)
@@ -111,13 +112,6 @@ def _weight_gradient_protocol(rt: Runtime, grad: Share, normal: Share, scale: fl
         ops.mul_public_protocol(rt, grad.sum(0), scale),
     )
     return ops.cat([gain.reshape(1, -1), bias.reshape(1, -1)])
-
-
-def _column_sums(rt: Runtime, x: Share, y: Share, dealer: int) -> Tensor:
-    """This party's additive term of the column sums of ``x * y``. Local."""
-    role = ops.roles(rt, dealer)
-    pairs = zip(ops.terms(role, x), ops.partners(role, y), strict=True)
-    return ops.torch.stack([(a * b).sum(0) for a, b in pairs]).sum(0)
 
 
 def _output_shape(spec: LayerNorm, shape: WeightShape) -> WeightShape:

@@ -77,6 +77,11 @@ class RmsNormLayer(Layer):
         found = yield from ops.summed_products_protocol(rt, grad, self._normal, 0, scale=scale)
         return found.reshape(1, -1)
 
+    def gradient_term(self, rt: Runtime, grad: Share, dealer: int) -> Tensor:
+        """See ``parts.AdditiveGradient``."""
+        assert self._normal is not None
+        return ops.summed_term(rt, grad, self._normal, 0, dealer).reshape(1, -1)
+
 
 def _output_shape(spec: RmsNorm, shape: WeightShape) -> WeightShape:
     check_positive(spec, "width")

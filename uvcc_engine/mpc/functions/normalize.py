@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -89,28 +90,42 @@ def layer_norm_protocol(
     return add(scaled, bias), normal, inverse
 
 
+class Summing(Protocol):
+    """Sums along the last axis where the numbers at hand are a part of those that are normalised."""
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are in all."""
+
+    def whole(self, part: Share) -> Share:
+        """Sums over the part as sums over all. Local."""
+
+    def products_protocol(self, rt: Runtime, x: Share, y: Share, scale: float) -> MpcProtocol[Share]:
+        """``sum(x * y) * scale`` over all, the axis kept. 2 rounds."""
+
+
 def normalize_gradient_protocol(
     rt: Runtime,
     grad: Share,
     normal: Share,
     inverse: Share,
     *,
-    count: int = 0,
-    whole: Callable[[Share], Share] = lambda part: part,
+    over: Summing | None = None,
     dealer: int = DEALER,
 ) -> MpcProtocol[Share]:
     """Gradient of the input of ``normalize_protocol``: ``inverse (g - mean(g) - normal mean(g normal))``. 6 rounds.
 
-    ``[..., features]``, as the input. Where these are a part of ``count`` features, ``whole`` makes sums over the part
-    sums over all.
+    ``[..., features]``, as the input. Where these are a part of the features, ``over`` says how to sum over all.
     """
-    n = count or grad.shape[-1]
-    work: list[MpcProtocol[Share]] = [
-        mul_public_protocol(rt, whole(grad.sum(-1, keepdim=True)), 1.0 / n, dealer=dealer),
-        summed_products_protocol(rt, grad, normal, -1, scale=1.0 / n, keepdim=True, dealer=dealer),
-    ]
+    if over is None:
+        n, total = grad.shape[-1], grad.sum(-1, keepdim=True)
+        products = summed_products_protocol(rt, grad, normal, -1, scale=1.0 / n, keepdim=True, dealer=dealer)
+    else:
+        n, total = over.count, over.whole(grad.sum(-1, keepdim=True))
+        products = over.products_protocol(rt, grad, normal, 1.0 / n)
+    work: list[MpcProtocol[Share]] = [mul_public_protocol(rt, total, 1.0 / n, dealer=dealer), products]
     mean, along = yield from par(*work)
-    back = yield from mul_protocol(rt, normal, whole(along), dealer=dealer)
+    back = yield from mul_protocol(rt, normal, along, dealer=dealer)
     return (yield from mul_protocol(rt, sub(sub(grad, mean), back), inverse, dealer=dealer))
 
 
