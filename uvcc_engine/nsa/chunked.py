@@ -3,7 +3,7 @@
 Nothing of size S x S or S x n_cmp is kept. Compression works on tiles of queries and repeats its scores in the
 backward pass. Selection runs over the key blocks and takes to each the queries that chose it, in tiles of fixed size,
 as the kernels do (FSA, arXiv 2508.18224): a later token can only add rows behind those of earlier ones, so the bits of
-earlier outputs do not depend on it.
+earlier outputs do not depend on it. In 32 and 64 bits on a processor ``products`` does this, its own way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.nsa import blocks
+from uvcc_engine.nsa import blocks, products, spans
 from uvcc_engine.nsa.index import Inverse, invert, pool, top_blocks
 from uvcc_engine.nsa.masked import sdpa
 from uvcc_engine.nsa.part_of_keys import attend, slopes
@@ -86,7 +86,9 @@ def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
 
 
 def compressed(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
-    """q [B, S, H, dk], k/v [B, n_cmp, G, d] -> (o [B, S, H, dv], chosen int32 [B, G, S, n_sel] or None)."""
+    """q [B, S, H, dk], k/v [B, n_cmp, G, d] -> (o [B, S, H, dv], what ``selected`` takes as chosen)."""
+    if products.serves(q):
+        return products.compressed(q, k_cmp, v_cmp, layout)
     b, s, heads, dk = q.shape
     groups = k_cmp.shape[2]
     grouped = q.view(b, s, groups, heads // groups, dk).permute(0, 2, 3, 1, 4)
@@ -189,14 +191,18 @@ def _bias(seen: Tensor, q: Tensor) -> Tensor:
     return bias.repeat_interleave(q.shape[-2], 0)
 
 
-def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, layout: Layout) -> Tensor:
-    """q [B, S, H, dk], k/v [B, S, G, d], chosen int32 [B, G, S, n_sel] -> [B, S, H, dv].
+def selected(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, layout: Layout) -> Tensor:
+    """q [B, S, H, dk], k/v [B, S, G, d], chosen by ``compressed``, None where every block is -> [B, S, H, dv].
 
     Queries that have no more blocks than they may choose see all that causality allows.
     """
+    if products.serves(q):
+        return products.selected(q, k, v, chosen, layout)
+    if chosen is None:
+        return sdpa(q, k, v, layout.causal)
     b, s, heads, dk = q.shape
-    groups, cfg = k.shape[2], layout.cfg
-    early = min(s, max(0, cfg.n_sel * cfg.l_sel - layout.first))
+    groups = k.shape[2]
+    early = spans.early(layout)
     out = []
     if early:
         n, mask = layout.first + early, None
@@ -254,6 +260,8 @@ def _bands(q: Tensor, layout: Layout) -> Any:
 
 def window(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
     """The last w tokens, tile by tile. q [B, S, H, dk], k/v [B, S, G, d] -> [B, S, H, dv]."""
+    if products.serves(q):
+        return products.window(q, k, v, layout)
     groups = k.shape[2]
     grouped = q.view(*q.shape[:2], groups, -1, q.shape[-1])
     o: Tensor = _Window.apply(grouped, k, v, layout)  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ from uvcc_engine.nsa import chunked, masked
 from uvcc_engine.nsa.visibility import Layout
 
 Triple = tuple[Tensor | None, Tensor, Tensor]
-MASKED_UP_TO: Final = 1024  # tokens a row: measured, beyond it tiles are as fast and take a fraction of the memory
+MASKED_UP_TO: Final = 512  # tokens a row: measured, beyond it tiles are faster and take a fraction of the memory
 MASKED_UP_TO_ON_CUDA: Final = 512  # measured on an H200: kernels are as fast from 1,024 on, FlexAttention never
 MOST_HEADS: Final = 64  # heads of a group that one tile of the selection kernel holds
 PATHS: Final = ("masked", "chunked", "flex", "triton")
@@ -121,7 +121,8 @@ def attend(layout: Layout, q: Tensor, keys: Triple, values: Triple) -> Triple:
             o_cmp, chosen = _compressed(layout, way.cmp, q, k_cmp, v_cmp)
     if o_win is None:
         o_win = _window(layout, way.win, q, k_win, v_win)
-    return o_cmp, _selected(layout, way.sel, q, k_sel, v_sel, chosen), o_win
+    path = way.win if way.sel == "dense" else way.sel
+    return o_cmp, _selected(layout, path, q, k_sel, v_sel, chosen), o_win
 
 
 def _compressed(layout: Layout, path: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -137,10 +138,10 @@ def _compressed(layout: Layout, path: str, q: Tensor, k: Tensor, v: Tensor) -> t
 
 
 def _selected(layout: Layout, path: str, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None) -> Tensor:
-    if chosen is None or path == "masked":
-        return masked.selected(q, k, v, chosen, layout)
     if path == "chunked":
         return chunked.selected(q, k, v, chosen, layout)
+    if chosen is None or path == "masked":
+        return masked.selected(q, k, v, chosen, layout)
     if path == "flex":
         from uvcc_engine.nsa import flex
 

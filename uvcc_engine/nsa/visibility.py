@@ -91,6 +91,11 @@ class Layout:
         return {}
 
     @cached_property
+    def tiles(self) -> dict[tuple[str, int], list[list[Any]]]:
+        """Tiles of queries and the keys they see, by branch and heads of a group: kept by ``uvcc_engine.nsa.spans``."""
+        return {}
+
+    @cached_property
     def _bias(self) -> dict[int, Tensor]:
         return {}
 

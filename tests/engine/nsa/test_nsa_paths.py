@@ -12,7 +12,7 @@ import torch
 from nsa_kit import SMALL, edits_change_nothing_before, results, small_layer, starts_of
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx, part_of_keys
+from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx, part_of_keys, products, spans
 from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import as_mask, invert, pool, pool_weights, top_blocks
 from uvcc_engine.nsa.visibility import Layout
@@ -25,21 +25,31 @@ FLAT = NSAConfig(l=8, d=8, l_sel=8, n_sel=4, w=40)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("TILE", "CHOSEN_TILE", "WINDOW_TILE"):
         monkeypatch.setattr(chunked, name, 32)
+    for module, name, size in (
+        (spans, "ROWS", 96),
+        (spans, "SCORES", 4000),
+        (products, "CHOSEN_TILE", 16),
+        (products, "RANKED", 48),
+    ):
+        monkeypatch.setattr(module, name, size)
     yield
     dispatch.force(None)
 
 
 @pytest.mark.parametrize("nsa", [SMALL, FLAT])
 @pytest.mark.parametrize("lengths", [(77,), (7,), (90, 9, 41)])
-@pytest.mark.parametrize("path", ["chunked"])
+@pytest.mark.parametrize("by_products", [True, False], ids=["by products", "by fused operations"])
 def test_outputs_and_gradients_are_those_of_the_masked_path(
-    nsa: NSAConfig, lengths: tuple[int, ...], path: str
+    nsa: NSAConfig, lengths: tuple[int, ...], by_products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As 32 and 64 bits are computed on a processor, and as 16 are."""
+    if not by_products:
+        monkeypatch.setattr(products, "TYPES", frozenset())
     layer = small_layer(nsa)
     x = torch.randn(2, sum(lengths), 24, dtype=torch.float64, requires_grad=True)
     found = starts_of(*lengths)
     starts = None if found is None else found.expand(2, -1)
-    for ours, theirs in zip(results(path, layer, x, starts), results("masked", layer, x, starts), strict=True):
+    for ours, theirs in zip(results("chunked", layer, x, starts), results("masked", layer, x, starts), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
@@ -53,6 +63,7 @@ def test_plain_arithmetic_and_torchs_fused_operations_agree(monkeypatch: pytest.
         return plain(*args)
 
     monkeypatch.setattr(part_of_keys, "scores", counted)
+    monkeypatch.setattr(products, "TYPES", frozenset())
     layer = small_layer(SMALL)
     x = torch.randn(2, 150, 24, dtype=torch.float64, requires_grad=True)
     starts = starts_of(100, 9, 41)
