@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import polynomial_loops, proof_loops
+from uvcc_engine.mpc.kernels import bit_loops, polynomial_loops, proof_loops
 from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels
@@ -180,14 +180,23 @@ def test_products_by_halves_are_those_of_each_row_with_each(rows: int, columns: 
     assert torch.equal(found, PlainKernels().binary_product(u, v))
 
 
+@pytest.mark.parametrize("words", [300, 77, 8, 3])
 @pytest.mark.parametrize("terms", [1, 2, 3, 4, 5])
-def test_bits_of_any_number_of_terms_meet_as_torch_has_it(terms: int) -> None:
-    """More words than the loop takes at a time."""
+def test_bits_of_any_number_of_terms_meet_as_torch_has_it(terms: int, words: int) -> None:
+    """More words than the loops take at a time, and words that fill no vector, on any processor and on this one."""
     gen = torch.Generator().manual_seed(terms)
-    u, v, weights = _random(gen, terms, 300), _random(gen, terms, 300), _random(gen, 300)
-    found = torch.empty(127, dtype=torch.int64)
-    polynomial_loops.bit_diagonals(*[t.numpy().view(np.uint64) for t in (u, v, weights, found)])
-    assert torch.equal(found, PlainKernels().bit_diagonals(u, v, weights))
+    u, v, weights = _random(gen, terms, words), _random(gen, terms, words), _random(gen, words)
+    expected = PlainKernels().bit_diagonals(u, v, weights)
+    for loop in (bit_loops.diagonals_by_blocks, bit_loops.bit_diagonals):
+        found = torch.empty(127, dtype=torch.int64)
+        loop(*[t.numpy().view(np.uint64) for t in (u, v, weights, found)])
+        assert torch.equal(found, expected)
+
+
+def test_bits_meet_in_vectors_where_the_processor_has_them() -> None:
+    """What the choice is made by; the loop that is not chosen is held to the same above."""
+    with_them = all(map(proof_loops.processor_has, ("pclmul", "vpclmulqdq", "avx512f")))
+    assert (bit_loops.bit_diagonals is not bit_loops.diagonals_by_blocks) == with_them
 
 
 @pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from uvcc_engine.mpc.kernels.bit_loops import bit_diagonals as bit_diagonals
 from uvcc_engine.mpc.kernels.gemm_loops import LANES as LANES
 from uvcc_engine.mpc.kernels.gemm_loops import ROWS as ROWS
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_multiply as gemm_multiply
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_right as gemm_right
 from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 from uvcc_engine.mpc.kernels.polynomial_loops import binary_product as binary_product
-from uvcc_engine.mpc.kernels.polynomial_loops import bit_diagonals as bit_diagonals
 from uvcc_engine.mpc.kernels.proof_loops import add_degrees as add_degrees
 from uvcc_engine.mpc.kernels.proof_loops import binary_columns as binary_columns
 from uvcc_engine.mpc.kernels.proof_loops import binary_diagonals as binary_diagonals

@@ -49,10 +49,8 @@ def _is_guarded(path: Path) -> bool:
 
 @cache
 def _mark_name() -> str:
-    source = b"".join(
-        Path(__file__).with_name(name).read_bytes()
-        for name in ("jit.py", "gemm_loops.py", "proof_loops.py", "polynomial_loops.py", "loop_cache.py")
-    )
+    files = (*(f"{of}_loops.py" for of in ("gemm", "proof", "polynomial", "bit")), "jit.py", "loop_cache.py")
+    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in files)
     return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
 
 

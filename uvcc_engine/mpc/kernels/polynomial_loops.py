@@ -1,4 +1,4 @@
-"""The compiled product of two polynomials over GF(2^64) whose coefficients are rows of words, or their bits.
+"""The compiled product of two polynomials over GF(2^64) whose coefficients are rows of words.
 
 Three products of halves for four (Karatsuba and Ofman, 1962), down to a few rows that are multiplied each with each.
 One tile of columns goes through all halvings before the next, so the sums of halves stay in the processor's caches, and
@@ -16,7 +16,6 @@ from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 from uvcc_engine.mpc.kernels.proof_loops import inner_words, reduced_product
 
 Words = NDArray[np.uint64]
-_BLOCK = 256  # words
 _TILE = 256  # columns
 _LEAF = 4  # rows
 
@@ -96,63 +95,3 @@ def binary_product(u: Words, v: Words, out: Words) -> None:
         for i in range(2 * leaf - 1):
             lows[number, i] = reduced_product(lows[number, i], highs[number, i])
     out[:] = _joined(lows, levels)[0]
-
-
-@compiled_loop
-def _meet(a: Words, b: Words, up: Any, down: Any, out: Words) -> None:
-    """``a`` shifted upwards or downwards, and ``b``; one of the shifts is 0."""
-    if up:
-        for i in range(a.shape[0]):
-            out[i] = (a[i] << up) & b[i]
-    else:
-        for i in range(a.shape[0]):
-            out[i] = (a[i] >> down) & b[i]
-
-
-@compiled_loop
-def _meet_two(a: Words, b: Words, c: Words, d: Words, up: Any, down: Any, out: Words) -> None:
-    """The sum of two such pairs."""
-    if up:
-        for i in range(a.shape[0]):
-            out[i] = ((a[i] << up) & b[i]) ^ ((c[i] << up) & d[i])
-    else:
-        for i in range(a.shape[0]):
-            out[i] = ((a[i] >> down) & b[i]) ^ ((c[i] >> down) & d[i])
-
-
-@compiled_loop
-def _meet_three(a: Words, b: Words, c: Words, d: Words, e: Words, f: Words, up: Any, down: Any, out: Words) -> None:
-    """The sum of three."""
-    if up:
-        for i in range(a.shape[0]):
-            out[i] = ((a[i] << up) & b[i]) ^ ((c[i] << up) & d[i]) ^ ((e[i] << up) & f[i])
-    else:
-        for i in range(a.shape[0]):
-            out[i] = ((a[i] >> down) & b[i]) ^ ((c[i] >> down) & d[i]) ^ ((e[i] >> down) & f[i])
-
-
-@compiled_loop
-def bit_diagonals(u: Words, v: Words, weights: Words, out: Words) -> None:
-    """See ``Kernels.bit_diagonals``."""
-    terms, n = u.shape
-    both = np.empty(_BLOCK, dtype=np.uint64)
-    lows, highs = np.zeros(127, dtype=np.uint64), np.zeros(127, dtype=np.uint64)
-    for start in range(0, n, _BLOCK):
-        end = min(start + _BLOCK, n)
-        here = weights[start:end]  # an index that cannot be negative lets the compiler use vectors
-        for k in range(127):
-            up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
-            for t in range(0, terms, 3):  # three at a time share their products with the weights
-                a, b = u[t, start:end], v[t, start:end]
-                if t + 1 == terms:
-                    _meet(a, b, up, down, both)
-                elif t + 2 == terms:
-                    _meet_two(a, b, u[t + 1, start:end], v[t + 1, start:end], up, down, both)
-                else:
-                    c, d, e, f = u[t + 1, start:end], v[t + 1, start:end], u[t + 2, start:end], v[t + 2, start:end]
-                    _meet_three(a, b, c, d, e, f, up, down, both)
-                low, high = inner_words(both[: end - start], here)
-                lows[k] ^= low
-                highs[k] ^= high
-    for k in range(127):
-        out[k] = reduced_product(lows[k], highs[k])

@@ -35,13 +35,14 @@ _SWAPS: Final = np.array(
 )
 
 
-def _processor_has(feature: str) -> bool:
+def processor_has(feature: str) -> bool:
+    """Whether this processor is an x86-64 one with such instructions, by LLVM's name for them."""
     return platform.machine().lower() in {"x86_64", "amd64"} and binding.get_host_cpu_features().get(feature, False)
 
 
 def multiplies_without_carries() -> bool:
     """Whether this processor has PCLMULQDQ."""
-    return _processor_has("pclmul")
+    return processor_has("pclmul")
 
 
 @intrinsic
@@ -93,7 +94,7 @@ def by_multiplications(x: Any, y: Any) -> Any:
     return _low_product(x, y), high
 
 
-_wide: Any = _by_instruction if multiplies_without_carries() else by_multiplications
+wide_product: Any = _by_instruction if multiplies_without_carries() else by_multiplications
 
 
 @intrinsic
@@ -146,7 +147,7 @@ def _inner_by_halves(a: Words, b: Words) -> Any:
     """(lower, upper) coefficients of ``sum_i a_i b_i`` before their reduction; arrays without gaps."""
     low, high = _by_four(a, b, np.uint64(a.shape[0]))
     for i in range(a.shape[0] - a.shape[0] % 4, a.shape[0]):
-        x, y = _wide(a[i], b[i])
+        x, y = wide_product(a[i], b[i])
         low ^= x
         high ^= y
     return low, high
@@ -157,13 +158,13 @@ def inner_by_words(a: Words, b: Words) -> Any:
     """The same, one product at a time, on any processor."""
     low, high = np.uint64(0), np.uint64(0)
     for i in range(a.shape[0]):
-        x, y = _wide(a[i], b[i])
+        x, y = wide_product(a[i], b[i])
         low ^= x
         high ^= y
     return low, high
 
 
-inner_words: Any = _inner_by_halves if _processor_has("vpclmulqdq") and _processor_has("pclmul") else inner_by_words
+inner_words: Any = _inner_by_halves if processor_has("vpclmulqdq") and processor_has("pclmul") else inner_by_words
 
 
 @compiled_loop
@@ -179,7 +180,7 @@ def reduced_product(low: Any, high: Any) -> Any:
 def binary_multiply(a: Words, b: Words, out: Words) -> None:
     """See ``Kernels.binary_multiply``."""
     for i in range(out.shape[0]):
-        low, high = _wide(a[i], b[i])
+        low, high = wide_product(a[i], b[i])
         out[i] = reduced_product(low, high)
 
 
@@ -188,7 +189,7 @@ def binary_powers(of: Words, out: Words) -> None:
     """``out`` [n]: the powers of the element ``of`` [1] from its 0th on."""
     out[0] = np.uint64(1)
     for i in range(1, out.shape[0]):
-        low, high = _wide(out[i - 1], of[0])
+        low, high = wide_product(out[i - 1], of[0])
         out[i] = reduced_product(low, high)
 
 
@@ -210,7 +211,7 @@ def binary_columns(x: Words, factors: Words, out: Words) -> None:
         highs[:] = np.uint64(0)
         for row in range(k):
             for i in range(size):
-                low, high = _wide(x[row, first + i], factors[row])
+                low, high = wide_product(x[row, first + i], factors[row])
                 lows[i] ^= low
                 highs[i] ^= high
         for i in range(size):

@@ -1,0 +1,207 @@
+"""The compiled product of two polynomials over GF(2^64) whose coefficients are the bits of words.
+
+Coefficient ``k`` adds up, over all words, a weight times the bits of ``u`` that meet bits of ``v`` at the distance
+``63 - k``. Where the processor multiplies eight words without carries at a time, what meets stays in its registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.proof_loops import inner_words, processor_has, reduced_product, wide_product
+
+Words = NDArray[np.uint64]
+_BLOCK = 256  # words
+_LANES: Final = 8
+_WORD: Final = ir.IntType(64)
+_INDEX: Final = ir.IntType(32)
+_EIGHT: Final = ir.VectorType(_WORD, _LANES)
+
+
+def _halves(builder: Any, sums: Any) -> list[Any]:
+    """The lower and the upper word of the sum of four products that lie side by side."""
+    found = []
+    for part in range(2):
+        words = [builder.extract_element(sums, _INDEX(k)) for k in range(part, _LANES, 2)]
+        found.append(builder.xor(builder.xor(words[0], words[1]), builder.xor(words[2], words[3])))
+    return found
+
+
+def _loop(builder: Any, count: Any, body_of: Any) -> Any:
+    """The sum over ``count // 8`` vectors of what ``body_of`` makes of each place: two vectors, added up and joined."""
+    end, none = builder.udiv(count, ir.Constant(_WORD, _LANES)), ir.Constant(_EIGHT, [0] * _LANES)
+    before, body, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.cbranch(builder.icmp_unsigned("==", end, ir.Constant(_WORD, 0)), after, body)
+    builder.position_at_end(body)
+    at, sums = builder.phi(_WORD), [builder.phi(_EIGHT) for _ in range(2)]
+    summed = [builder.xor(one, new) for one, new in zip(sums, body_of(at), strict=True)]
+    following = builder.add(at, ir.Constant(_WORD, 1))
+    at.add_incoming(ir.Constant(_WORD, 0), before)
+    at.add_incoming(following, body)
+    builder.cbranch(builder.icmp_unsigned("<", following, end), body, after)
+    builder.position_at_end(after)
+    ends = [builder.phi(_EIGHT) for _ in range(2)]
+    for one, last, new in zip(sums, ends, summed, strict=True):
+        for phi in (one, last):
+            phi.add_incoming(none, before)
+            phi.add_incoming(new, body)
+    return builder.xor(*ends)
+
+
+def _meeting(terms: int, *, upwards: bool) -> Any:
+    """(lower, upper) coefficients of ``sum_i w_i met_i`` over the first ``count // 8 * 8`` words, before the reduction:
+    ``met`` is the XOR, over the terms, of the first row shifted and the second one. numba has no type for the vectors,
+    so the loop is written here."""
+
+    @intrinsic
+    def met(context: Any, rows: Any, weights: Any, shift: Any, count: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            def start(kind: Any, value: Any) -> Any:
+                return builder.bitcast(context.make_array(kind)(context, builder, value).data, _EIGHT.as_pointer())
+
+            form = ir.FunctionType(_EIGHT, [_EIGHT, _EIGHT, ir.IntType(8)])
+            multiply = builder.module.declare_intrinsic("llvm.x86.pclmulqdq.512", fnty=form)
+            kind, factors = signature.args[0].dtype, start(signature.args[1], arguments[1])
+            unpacked = cgutils.unpack_tuple(builder, arguments[0])  # type: ignore[no-untyped-call]  # numba has no types
+            sides = [start(kind, one) for one in unpacked]
+            first = builder.insert_element(ir.Constant(_EIGHT, ir.Undefined), arguments[2], _INDEX(0))
+            shifts = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INDEX, _LANES), [0] * _LANES))
+
+            def body(at: Any) -> list[Any]:
+                def load(array: Any) -> Any:
+                    return builder.load(builder.gep(array, [at]), align=8)
+
+                found: Any = None
+                for t in range(terms):
+                    moved = (builder.shl if upwards else builder.lshr)(load(sides[2 * t]), shifts)
+                    one = builder.and_(moved, load(sides[2 * t + 1]))
+                    found = one if found is None else builder.xor(found, one)
+                factor = load(factors)  # the lower words of each pair, then the upper ones
+                return [builder.call(multiply, [found, factor, ir.Constant(ir.IntType(8), k)]) for k in (0x00, 0x11)]
+
+            whole = _halves(builder, _loop(builder, arguments[3], body))
+            return context.make_tuple(builder, signature.return_type, whole)
+
+        pair_of_words: Any = types.UniTuple(types.uint64, 2)  # type: ignore[no-untyped-call]  # numba has no types
+        return pair_of_words(rows, weights, types.uint64, types.uint64), build
+
+    return met
+
+
+_up_one, _up_two, _up_three = (_meeting(terms, upwards=True) for terms in (1, 2, 3))
+_down_one, _down_two, _down_three = (_meeting(terms, upwards=False) for terms in (1, 2, 3))
+
+
+@compiled_loop
+def _meet(a: Words, b: Words, up: Any, down: Any, out: Words) -> None:
+    """``a`` shifted upwards or downwards, and ``b``; one of the shifts is 0."""
+    if up:
+        for i in range(a.shape[0]):
+            out[i] = (a[i] << up) & b[i]
+    else:
+        for i in range(a.shape[0]):
+            out[i] = (a[i] >> down) & b[i]
+
+
+@compiled_loop
+def _meet_two(a: Words, b: Words, c: Words, d: Words, up: Any, down: Any, out: Words) -> None:
+    """The sum of two such pairs."""
+    if up:
+        for i in range(a.shape[0]):
+            out[i] = ((a[i] << up) & b[i]) ^ ((c[i] << up) & d[i])
+    else:
+        for i in range(a.shape[0]):
+            out[i] = ((a[i] >> down) & b[i]) ^ ((c[i] >> down) & d[i])
+
+
+@compiled_loop
+def _meet_three(a: Words, b: Words, c: Words, d: Words, e: Words, f: Words, up: Any, down: Any, out: Words) -> None:
+    """The sum of three."""
+    if up:
+        for i in range(a.shape[0]):
+            out[i] = ((a[i] << up) & b[i]) ^ ((c[i] << up) & d[i]) ^ ((e[i] << up) & f[i])
+    else:
+        for i in range(a.shape[0]):
+            out[i] = ((a[i] >> down) & b[i]) ^ ((c[i] >> down) & d[i]) ^ ((e[i] >> down) & f[i])
+
+
+@compiled_loop
+def diagonals_by_blocks(u: Words, v: Words, weights: Words, out: Words) -> None:
+    """See ``Kernels.bit_diagonals``; on any processor."""
+    terms, n = u.shape
+    both = np.empty(_BLOCK, dtype=np.uint64)
+    lows, highs = np.zeros(127, dtype=np.uint64), np.zeros(127, dtype=np.uint64)
+    for start in range(0, n, _BLOCK):
+        end = min(start + _BLOCK, n)
+        here = weights[start:end]  # an index that cannot be negative lets the compiler use vectors
+        for k in range(127):
+            up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
+            for t in range(0, terms, 3):  # three at a time share their products with the weights
+                a, b = u[t, start:end], v[t, start:end]
+                if t + 1 == terms:
+                    _meet(a, b, up, down, both)
+                elif t + 2 == terms:
+                    _meet_two(a, b, u[t + 1, start:end], v[t + 1, start:end], up, down, both)
+                else:
+                    c, d, e, f = u[t + 1, start:end], v[t + 1, start:end], u[t + 2, start:end], v[t + 2, start:end]
+                    _meet_three(a, b, c, d, e, f, up, down, both)
+                low, high = inner_words(both[: end - start], here)
+                lows[k] ^= low
+                highs[k] ^= high
+    for k in range(127):
+        out[k] = reduced_product(lows[k], highs[k])
+
+
+@compiled_loop
+def _left_over(a: Words, b: Words, weights: Words, up: Any, down: Any) -> Any:
+    """One term's sum over the words that fill no vector."""
+    low, high = np.uint64(0), np.uint64(0)
+    for i in range(a.shape[0] - a.shape[0] % 8, a.shape[0]):
+        x, y = wide_product(((a[i] << up) >> down) & b[i], weights[i])
+        low ^= x
+        high ^= y
+    return low, high
+
+
+@compiled_loop
+def _diagonals_by_vectors(u: Words, v: Words, weights: Words, out: Words) -> None:
+    """The same, eight words at a time; up to three terms share their products with the weights."""
+    terms, n = u.shape
+    lows, highs = np.zeros(127, dtype=np.uint64), np.zeros(127, dtype=np.uint64)
+    for start in range(0, n, _BLOCK):
+        end = min(start + _BLOCK, n)
+        here, count = weights[start:end], np.uint64(end - start)
+        for t in range(0, terms, 3):
+            s, r, left = min(t + 1, terms - 1), min(t + 2, terms - 1), terms - t
+            a, b, c, d = u[t, start:end], v[t, start:end], u[s, start:end], v[s, start:end]
+            e, f = u[r, start:end], v[r, start:end]
+            for k in range(127):
+                up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
+                if left >= 3:
+                    rows = (a, b, c, d, e, f)
+                    low, high = _up_three(rows, here, up, count) if up else _down_three(rows, here, down, count)
+                elif left == 2:
+                    pairs = (a, b, c, d)
+                    low, high = _up_two(pairs, here, up, count) if up else _down_two(pairs, here, down, count)
+                else:
+                    low, high = _up_one((a, b), here, up, count) if up else _down_one((a, b), here, down, count)
+                lows[k] ^= low
+                highs[k] ^= high
+                for term in range(t, min(t + 3, terms) if (end - start) % 8 else t):
+                    low, high = _left_over(u[term, start:end], v[term, start:end], here, up, down)
+                    lows[k] ^= low
+                    highs[k] ^= high
+    for k in range(127):
+        out[k] = reduced_product(lows[k], highs[k])
+
+
+_eight_at_a_time: Final = all(map(processor_has, ("pclmul", "vpclmulqdq", "avx512f")))
+bit_diagonals: Any = _diagonals_by_vectors if _eight_at_a_time else diagonals_by_blocks
