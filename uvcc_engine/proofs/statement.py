@@ -105,11 +105,17 @@ class _MatrixWeights:
 
     def from_left(self, x: Tensor) -> Tensor:
         """``u^T x`` of ``[m, k]``: ``[k, d]``."""
-        return self._at.kernels.weigh(x.contiguous(), self.rows, self._at.ring.degree).T.contiguous()
+        return self._weighed(x, self.rows)
 
     def from_right(self, y: Tensor) -> Tensor:
         """``y v`` of ``[k, n]``: ``[k, d]``."""
-        return self._at.kernels.weigh(y.T.contiguous(), self.columns, self._at.ring.degree).T.contiguous()
+        return self._weighed(y.T, self.columns)
+
+    def _weighed(self, x: Tensor, words: Tensor) -> Tensor:
+        """The sum of the rows of ``x`` under these weights, ``[k, d]``; that of a transpose as it lies in memory."""
+        if x.T.is_contiguous():
+            return self._at.kernels.weigh_columns(x.T, words, self._at.ring.degree)
+        return self._at.kernels.weigh(x.contiguous(), words, self._at.ring.degree).T.contiguous()
 
 
 class SharedColumns:

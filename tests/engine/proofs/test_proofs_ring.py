@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import bit_loops, polynomial_loops, proof_loops
+from uvcc_engine.mpc.kernels import bit_loops, polynomial_loops, proof_loops, weigh_loops
 from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels
@@ -250,6 +250,16 @@ def test_products_without_carries_are_the_same_by_multiplications() -> None:
         assert (int(high) << 64) | int(low) == whole
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(70, 130), (64, 16), (1, 5), (3, 18), (130, 1)])
+def test_columns_are_weighed_in_strips_as_in_one_product(rows: int, columns: int) -> None:
+    """Tiles and strips that are full, or not."""
+    gen = torch.Generator().manual_seed(rows)
+    x, weights = _random(gen, rows, columns), _random(gen, columns)
+    found = torch.empty(rows, 52, dtype=torch.int64)
+    weigh_loops.weigh_columns(*[t.numpy().view(np.uint64) for t in (x, weights, found)])
+    assert torch.equal(found, PlainKernels().weigh_columns(x, weights, 52))
+
+
 @pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])
 @pytest.mark.parametrize("groups", [1, 4, 7])
 def test_sums_under_weights_of_zeros_and_ones_are_those_of_a_product_of_matrices(kernels: Kernels, groups: int) -> None:
@@ -258,6 +268,7 @@ def test_sums_under_weights_of_zeros_and_ones_are_those_of_a_product_of_matrices
     wide = ring.challenges(weights)
     x = _random(gen, groups, 70)
     assert torch.equal(kernels.weigh(x, weights, 52), wide.T @ x)
+    assert torch.equal(kernels.weigh_columns(x.T.contiguous(), weights, 52), x.T @ wide)
     u, v = _random(gen, 2, groups, 8), _random(gen, 2, groups, 8)
     pairs = kernels.weigh_pairs(u, v, weights, 52)
     assert torch.equal(pairs, torch.einsum("gc,tgi,tgj->cij", wide, u, v))

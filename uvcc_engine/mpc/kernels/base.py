@@ -78,6 +78,10 @@ class Kernels(Protocol):
     def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
         """``[degree, n]``: row ``c`` is the sum of the rows of ``x`` ``[m, n]`` whose weight ``[m]`` has bit ``c``."""
 
+    def weigh_columns(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
+        """``[m, degree]``: column ``c`` is the sum of the columns of ``x`` ``[m, n]`` whose weight ``[n]`` has bit
+        ``c``."""
+
     def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
         """``[degree, k, k]``: entry ``c, i, j`` is the sum of ``u_tgi v_tgj`` over terms ``t`` and groups ``g`` whose
         weight ``[m]`` has bit ``c``. ``[terms, m, k]`` each."""

@@ -171,6 +171,13 @@ class CpuKernels(PlainKernels):
         self._jit.weigh(_rows(x), _flat(weights), _rows(out))
         return out
 
+    def weigh_columns(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
+        if not self._field(x.numel(), x, weights):
+            return super().weigh_columns(x, weights, degree)
+        out = torch.empty(x.shape[0], degree, dtype=torch.int64)
+        self._jit.weigh_columns(_rows(x), _flat(weights), _rows(out))
+        return out
+
     def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
         if not self._field(u.numel(), u, v, weights):
             return super().weigh_pairs(u, v, weights, degree)

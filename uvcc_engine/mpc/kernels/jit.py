@@ -28,9 +28,10 @@ from uvcc_engine.mpc.kernels.proof_loops import chosen_places as chosen_places
 from uvcc_engine.mpc.kernels.proof_loops import multiply_wide as multiply_wide
 from uvcc_engine.mpc.kernels.proof_loops import ring_multiply as ring_multiply
 from uvcc_engine.mpc.kernels.proof_loops import ring_powers as ring_powers
-from uvcc_engine.mpc.kernels.proof_loops import weigh as weigh
 from uvcc_engine.mpc.kernels.proof_loops import weigh_elements as weigh_elements
-from uvcc_engine.mpc.kernels.proof_loops import weigh_pairs as weigh_pairs
+from uvcc_engine.mpc.kernels.weigh_loops import weigh as weigh
+from uvcc_engine.mpc.kernels.weigh_loops import weigh_columns as weigh_columns
+from uvcc_engine.mpc.kernels.weigh_loops import weigh_pairs as weigh_pairs
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]

@@ -141,6 +141,9 @@ class PlainKernels:
     def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
         return _bits_of(weights, degree).T @ x
 
+    def weigh_columns(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
+        return x @ _bits_of(weights, degree)
+
     def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
         pairs = (u.unsqueeze(-1) * v.unsqueeze(-2)).sum(0)
         return self.weigh(pairs.reshape(len(weights), -1), weights, degree).reshape(degree, *pairs.shape[1:])

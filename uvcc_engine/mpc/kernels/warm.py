@@ -49,6 +49,7 @@ def warm(kernels: CpuKernels) -> None:
     kernels.binary_diagonals(rows.unsqueeze(0), rows.unsqueeze(0))
     kernels.binary_product(rows, rows)
     kernels.weigh(rows, words, 52)
+    kernels.weigh_columns(rows, zeros(64), 52)
     kernels.weigh_pairs(rows.unsqueeze(0), rows.unsqueeze(0), words, 52)
     kernels.weigh_elements(zeros(_WORDS, 52), words, 3)
     kernels.add_degrees(zeros(1, 2, 52, 2, 52))
