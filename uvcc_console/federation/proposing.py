@@ -147,7 +147,7 @@ def screen(standing: Standing, judgement: SiteJudgement | None = None) -> list[s
         f"name         {p.name}, until {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(p.expires))}",
         f"coordinator  {fingerprint(p.coordinator)}",
         f"computes     {job.get('kind')}, {model_words(job.get('model', '?'))}, {length} of {job.get('batch')} rows",
-        *([f"base         {job['base']}: public weights, which each pod holds to this hash"] * bool(job.get("base"))),
+        *(f"base         {b}: public weights, which each pod holds to this hash" for b in [job.get("base")] if b),
         f"shape        3 parties x {t.replicas} x {t.stages} x {t.tensor}",
         f"reveals      {', '.join(f'{r.value} to {r.to}' for r in p.reveal) or 'nothing'}",
         *(f"owner        {fingerprint(key)}{_gives(p, number)}" for number, key in enumerate(p.owners)),

@@ -57,6 +57,7 @@ def write_files(home: Path, *, domain: bool) -> None:
     schema_beside(home / "base.safetensors").write_text(schema_text(schema, "of the test\n"))
 
 
+@pytest.mark.ci("tests/console/rollout/test_public_base_plan.py")
 def test_a_base_is_tuned_between_three_domains_on_a_text_that_only_its_owner_has(tmp_path: Path) -> None:
     people: list[dict[str, Any]] = [{"party": p, "group": "g", "token": t} for p, t in enumerate(TOKENS)]
     people.append({"owner": 0, "group": "g", "token": OWNER_TOKEN})

@@ -149,6 +149,7 @@ def test_a_convolutional_network_that_normalises_gives_the_same_bits_however_its
     assert same(*found)
 
 
+@pytest.mark.ci(__file__)
 @pytest.mark.timeout(600)
 def test_proved_parts_give_the_same_bits_whichever_replica_has_them() -> None:
     """Each worker's product is a claim of its own and is rounded by itself, so the parts are what counts."""

@@ -71,6 +71,7 @@ def handed(path: Path) -> set[tuple[int, int]]:
     return found
 
 
+@pytest.mark.ci(__file__)
 def test_a_worker_that_is_killed_resumes_to_the_same_end(forker: Forker, whole: Fleet, tmp_path: Path) -> None:
     fleet, victim = Fleet(tmp_path / "fleet", forker, JOB, SIZE), Coord(0, 2, 1, 0)
     fleet.launch()
