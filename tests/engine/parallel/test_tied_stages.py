@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load
 
 from uvcc_engine.bench.launch.fleet import Fleet, Forker, pod_identity, until
