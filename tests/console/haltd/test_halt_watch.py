@@ -175,7 +175,7 @@ async def test_the_operator_is_notified_once_of_everything_though_the_conductor_
     program.write_text(f'#!/bin/sh\necho "$1" >> {told}\n')
     program.chmod(0o755)
     monkeypatch.setenv("UVCC_NOTIFY_COMMAND", str(program))
-    monkeypatch.setattr(stand_in, "BACK_S", 0.5)
+    monkeypatch.setattr(stand_in, "BACK_S", 2.0)  # some looks of the sidecar: in 0.5 s there may be none
 
     def lines() -> list[str]:
         return told.read_text().splitlines() if told.exists() else []
