@@ -15,6 +15,7 @@ from uvcc_engine.contract.errors import UvccError
 
 log = logger(__name__)
 LOOK_EVERY_S: Final = 2.0
+RECENT_S: Final = 10.0  # what came so shortly before, nobody may have told; what somebody told is not told again
 
 
 async def tell_operator(run_dir: Path, bus: Bus) -> None:
@@ -31,7 +32,7 @@ async def tell_operator(run_dir: Path, bus: Bus) -> None:
         return
     sender = notices.SoleSender(run_dir, way)
     sender.claim()
-    notifier = notify.Notifier(notices.void, sender)
+    notifier = notify.Notifier(notices.void, sender, recent_s=RECENT_S)
     try:
         while True:
             notifier.look(bus.snapshot, time.time())

@@ -52,10 +52,15 @@ def together(alerts: Sequence[LogEntry]) -> list[tuple[LogEntry, list[str]]]:
 
 
 class Notifier:
-    """Remembers what was said. ``say`` shows a note; ``send`` hands it to the operator's own program."""
+    """Remembers what was said. ``say`` shows a note; ``send`` hands it to the operator's own program.
 
-    def __init__(self, say: Callable[[Note], None], send: NoticeWay | None = None) -> None:
+    ``recent_s``: alerts of so many seconds before the first look count as new, for who takes another's place: what came
+    while that changed hands would be told by neither.
+    """
+
+    def __init__(self, say: Callable[[Note], None], send: NoticeWay | None = None, *, recent_s: float = 0.0) -> None:
         self._say = say
+        self._recent_s = recent_s
         self._send = send
         self._state: Note | None = None
         self._alerts: tuple[LogEntry, ...] = ()
@@ -63,8 +68,11 @@ class Notifier:
         self._started = False
 
     def look(self, s: Snapshot, now: float, changed: Changes = EMPTY) -> None:
-        """Compare with what was seen before; the first look only takes note."""
+        """Compare with what was seen before; the first look only takes note, but for recent alerts."""
         state, alerts = state_note(s, changed), s.alerts
+        if not self._started and self._recent_s:
+            self._started, self._state = True, state
+            self._alerts = tuple(a for a in alerts if now - a.ts > self._recent_s)
         if self._started:
             if state is not None and state != self._state:
                 self._tell(state, now)

@@ -64,6 +64,17 @@ def test_the_first_look_says_nothing_and_each_thing_is_said_once() -> None:
     assert sent == said
 
 
+def test_who_takes_a_place_tells_what_came_while_it_changed_hands() -> None:
+    story = Story().full(3)
+    story.add(alert("old"))
+    story.add(alert("between"), 20.0)
+    said: list[Note] = []
+    notifier = Notifier(said.append, recent_s=10.0)
+    for _ in range(2):
+        notifier.look(fold(story.events), story.now)
+    assert said == [Note("warn", "p1r0: between")]
+
+
 def test_the_same_alert_is_not_repeated_within_a_minute() -> None:
     story = Story().full(3)
     said: list[Note] = []
