@@ -68,6 +68,8 @@ class Connection:
             if count == 0:
                 raise ConnectionResetError("closed by the other end")
             self._parse(found)
+        if found:
+            self._wait_for_more()  # a body's end took the wait for much of it away: what follows may be an answer
         return found
 
     def _parse(self, found: list[tuple[fr.Header, Buffer]]) -> None:
