@@ -35,7 +35,7 @@ def test_a_case_is_trained_without_proofs_and_with_them() -> None:
 
 
 def test_a_training_is_good_at_its_first_validation_that_is_as_good() -> None:
-    made = Trained([1.0, 2.5, 4.0, 6.0], [1.5], {2: 0.5, 3: 0.9, 4: 0.8}, [], 0.0)
+    made = Trained([1.0, 2.5, 4.0, 6.0], [1.5], {2: 0.5, 3: 0.9, 4: 0.8}, 0.0)
     assert made.reached(0.5) == (2.5, 0.5)
     assert made.reached(0.85) == (4.0, 0.9)
     assert made.reached(0.95) == (4.0, 0.9)  # never: the best one is told, which misses its bar

@@ -14,7 +14,7 @@ from typing import Any, Final
 from uvcc_engine.bench.launch.fleet import Fleet, Forker, whole_lines
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset
 
@@ -27,13 +27,12 @@ class Trained:
     """What a training took. ``ends``: seconds from the beginning of its first step to the end of each.
 
     ``seconds``: of every step after the first two that revealed no validation; ``accuracies``: by step, on the rows
-    held out for validation; ``memory``: the most that a worker held, in bytes; ``losses`` by step.
+    held out for validation; ``memory``: the most that a worker held, in bytes.
     """
 
     ends: Sequence[float]
     seconds: Sequence[float]
     accuracies: Mapping[int, float]
-    losses: Sequence[float]
     memory: float
 
     def reached(self, accuracy: float) -> tuple[float, float]:
@@ -67,9 +66,8 @@ def _read(fleet: Fleet) -> Trained:
     validated = {int(line["step"]): float(line["accuracy"]) for line in _table(fleet.dir(first) / files.VAL)}
     took = [b - a for a, b in pairwise(roots)]
     counted = [s for step, s in enumerate(took, 2) if step > _WARM and step not in validated]
-    losses = [float(line["loss"]) for line in steps]
     held = [json.loads(line)["mem_mib"] for c in fleet.coords for line in _beats(fleet, c)]
-    return Trained([at - begun for at in roots], counted, validated, losses, max(held) * 2.0**20)
+    return Trained([at - begun for at in roots], counted, validated, max(held) * 2.0**20)
 
 
 def _ended(lines: Sequence[str], steps: int) -> list[float]:
@@ -78,7 +76,7 @@ def _ended(lines: Sequence[str], steps: int) -> list[float]:
     return [float(event["ts"]) for event in found[:steps]]
 
 
-def _beats(fleet: Fleet, c: Any) -> list[str]:
+def _beats(fleet: Fleet, c: Coord) -> list[str]:
     return whole_lines(fleet.dir(c) / files.heartbeat_name(fleet.size.local_rank(c)))
 
 
