@@ -2,9 +2,10 @@
 
 The ways are those of ``kernels.gemm_paths``.
 
-``bytes``: 8-bit units (``kernels.limbs``); ``wide`` and ``halves``: compiled loops (``kernels.gemm_loops``);
-``floats``: double precision (``kernels.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be
-taken wherever it can be; otherwise what was measured on this machine decides (``kernels.gemm_rates``).
+``tiles``: tile registers for 8-bit integers (``kernels.tile_loops``); ``bytes``: torch's 8-bit products
+(``kernels.limbs``); ``wide`` and ``halves``: compiled loops (``kernels.gemm_loops``); ``floats``: double precision
+(``kernels.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be taken wherever it can be;
+otherwise what was measured on this machine decides (``kernels.gemm_rates``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import gemm_rates, limbs
+from uvcc_engine.mpc.kernels import gemm_rates, limbs, tile_units
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.gemm_paths import LOOP_KINDS, PATHS, prepared
 from uvcc_engine.mpc.kernels.loops import LOOPS
@@ -29,7 +30,8 @@ VARIABLE: Final = "UVCC_GEMM"
 SMALL: Final = 1 << 14  # multiplications below which torch has the least to prepare
 LOAD_FROM: Final = 1 << 18  # multiplications that repay loading the compiled code
 FLOATS_FROM: Final = 1 << 16
-BYTES_FROM: Final = (64, 128, 64)  # rows, inner size, columns from which 8-bit units repay their digits
+BYTES_FROM: Final = (64, 128, 64)  # rows, inner size, columns from which torch's 8-bit products repay their digits
+TILES_FROM: Final = (16, 64, 16)  # and those from which tiles are full enough
 _PLAIN: Final = PlainKernels()
 _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
@@ -74,11 +76,22 @@ def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = N
     if forced is not None:
         if forced in LOOP_KINDS and LOOPS.get() is None:
             raise ConfigError(f"{VARIABLE}={forced} needs numba", "install the extra kernels, or choose another path")
-        return forced if forced != "bytes" or _bytes_fit(rows, inner, n, batch) else "torch"
+        return forced if _is_able(forced, rows, inner, n, batch) else "torch"
     there = (LOOPS.found if work < LOAD_FROM else LOOPS.get()) is not None
-    repaid = all(size >= least for size, least in zip((rows, inner, n), BYTES_FROM, strict=True))
-    by_bytes = there and repaid and _bytes_fit(rows, inner, n, batch)
-    return ranked(gemm_rates.size_class(work), there, by_bytes, work >= FLOATS_FROM)
+    by_tiles = there and _repaid(TILES_FROM, rows, inner, n) and tile_units.loops() is not None
+    by_bytes = there and _repaid(BYTES_FROM, rows, inner, n) and _bytes_fit(rows, inner, n, batch)
+    return ranked(gemm_rates.size_class(work), there, by_tiles, by_bytes, work >= FLOATS_FROM)
+
+
+def _is_able(path: str, rows: int, inner: int, n: int, batch: int) -> bool:
+    """Whether this machine has what a path needs, for products of that shape."""
+    if path == "tiles":
+        return tile_units.loops() is not None
+    return path != "bytes" or _bytes_fit(rows, inner, n, batch)
+
+
+def _repaid(least: tuple[int, int, int], rows: int, inner: int, n: int) -> bool:
+    return rows >= least[0] and inner >= least[1] and n >= least[2]
 
 
 def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
@@ -88,9 +101,11 @@ def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
 
 
 @lru_cache(maxsize=32)
-def ranked(at: int, loops: bool, by_bytes: bool, by_floats: bool) -> str:
+def ranked(at: int, loops: bool, by_tiles: bool, by_bytes: bool, by_floats: bool) -> str:
     """The fastest of what can be had: as measured at the size ``at``, or as the processor's kind suggests while nothing
     is."""
     rates = gemm_rates.known(loops)
-    able = {"bytes": by_bytes, "wide": loops, "halves": loops, "floats": by_floats, "torch": True}
+    able = {
+        "tiles": by_tiles, "bytes": by_bytes, "wide": loops, "halves": loops, "floats": by_floats, "torch": True,
+    }  # fmt: skip
     return max((name for name in PATHS if able[name] and name in rates), key=lambda name: rates[name][at])

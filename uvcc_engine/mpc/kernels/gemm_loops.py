@@ -34,11 +34,12 @@ _ROWS_BLOCK = 96  # rows of the left matrix packed at a time, a multiple of ever
 _AHEAD = 4  # panels of the right matrix that are packed side by side
 
 intrinsic: Any = extending.intrinsic
-_WORD, _HALF = ir.IntType(64), ir.IntType(32)
+WORD, _HALF, BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 
 
-def _int(value: int) -> Any:
-    return ir.Constant(_WORD, value)
+def int_word(value: int) -> Any:
+    """A constant of 64 bits."""
+    return ir.Constant(WORD, value)
 
 
 class _Tile:
@@ -46,7 +47,7 @@ class _Tile:
 
     def __init__(self, builder: Any, kind: int) -> None:
         self.b, self.rows, self.lanes, self.halves = builder, ROWS[kind], LANES[kind], kind == HALVES
-        self.words = ir.VectorType(_WORD, self.lanes)
+        self.words = ir.VectorType(WORD, self.lanes)
         self.parts = ir.VectorType(_HALF, 2 * self.lanes)
         kinds = [self.words, self.parts] if self.halves else [self.words]
         self.sums = [[builder.phi(t) for t in kinds] for _ in range(self.rows)]
@@ -64,7 +65,7 @@ class _Tile:
         out = []
         for i, row in enumerate(sums):
             nothing = ir.Constant(self.words, ir.Undefined)
-            x = b.insert_element(nothing, b.load(b.gep(left, [_int(i)])), ir.Constant(_HALF, 0))
+            x = b.insert_element(nothing, b.load(b.gep(left, [int_word(i)])), ir.Constant(_HALF, 0))
             x = b.shuffle_vector(x, nothing, ir.Constant(ir.VectorType(_HALF, self.lanes), [0] * self.lanes))
             if self.halves:
                 lower = b.mul(b.and_(x, low), b.and_(y, low))
@@ -91,23 +92,23 @@ def _micro(kind: int) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             inner, left, right, out, stride, fresh = args
-            pointer = _WORD.as_pointer()
+            pointer = WORD.as_pointer()
             starts = [builder.inttoptr(at, pointer) for at in (left, right)]
             to = builder.inttoptr(out, pointer)
             before = builder.block
             loop, done = (builder.function.append_basic_block(name) for name in ("inner", "store"))
             builder.branch(loop)
             builder.position_at_end(loop)
-            k, (x, y) = builder.phi(_WORD), (builder.phi(pointer) for _ in range(2))
+            k, (x, y) = builder.phi(WORD), (builder.phi(pointer) for _ in range(2))
             tile = _Tile(builder, kind)
             sums: Any = tile.sums
             for u in range(2):
-                at = [builder.gep(p, [_int(u * size)]) for p, size in ((x, tile.rows), (y, tile.lanes))]
+                at = [builder.gep(p, [int_word(u * size)]) for p, size in ((x, tile.rows), (y, tile.lanes))]
                 sums = tile.step(sums, *at)
             steps = [
-                (k, _int(0), builder.add(k, _int(2))),
-                (x, starts[0], builder.gep(x, [_int(2 * tile.rows)])),
-                (y, starts[1], builder.gep(y, [_int(2 * tile.lanes)])),
+                (k, int_word(0), builder.add(k, int_word(2))),
+                (x, starts[0], builder.gep(x, [int_word(2 * tile.rows)])),
+                (y, starts[1], builder.gep(y, [int_word(2 * tile.lanes)])),
             ]
             for old, new in zip(tile.sums, sums, strict=True):
                 steps += [(p, ir.Constant(p.type, None), q) for p, q in zip(old, new, strict=True)]
@@ -117,10 +118,10 @@ def _micro(kind: int) -> Any:
             builder.cbranch(builder.icmp_signed("<", steps[0][2], inner), loop, done)
             builder.position_at_end(done)
             for i, row in enumerate(sums):
-                place = builder.gep(to, [builder.mul(stride, _int(i))])
+                place = builder.gep(to, [builder.mul(stride, int_word(i))])
                 place = builder.bitcast(place, tile.words.as_pointer())
                 there = builder.load(place, align=8)
-                keep = builder.icmp_signed("==", fresh, _int(0))
+                keep = builder.icmp_signed("==", fresh, int_word(0))
                 there = builder.select(keep, there, ir.Constant(tile.words, None))
                 builder.store(builder.add(there, tile.total(row)), place, align=8)
             return context.get_dummy_value()
@@ -134,19 +135,21 @@ _halves, _wide = _micro(HALVES), _micro(WIDE)
 
 
 @intrinsic
-def _get(_: Any, base: Any, index: Any) -> Any:
+def get(_: Any, base: Any, index: Any) -> Any:
     """The element ``index`` at the address ``base``; an index that is never negative lets the compiler use vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.gep(builder.inttoptr(args[0], _WORD.as_pointer()), [args[1]]))
+        return builder.load(builder.gep(builder.inttoptr(args[0], WORD.as_pointer()), [args[1]]))
 
     return types.uint64(types.intp, types.intp), generate
 
 
 @intrinsic
-def _put(_: Any, base: Any, index: Any, value: Any) -> Any:
+def put(_: Any, base: Any, index: Any, value: Any) -> Any:
+    """Stores the element ``index`` at the address ``base``."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], builder.gep(builder.inttoptr(args[0], _WORD.as_pointer()), [args[1]]))
+        builder.store(args[2], builder.gep(builder.inttoptr(args[0], WORD.as_pointer()), [args[1]]))
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp, types.uint64), generate
@@ -157,9 +160,9 @@ def _copy4(_: Any, to: Any, at: Any, base: Any, index: Any) -> Any:
     """Four neighbours at once."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.VectorType(_WORD, 4).as_pointer()
+        kind = ir.VectorType(WORD, 4).as_pointer()
         target, source = (
-            builder.bitcast(builder.gep(builder.inttoptr(base, _WORD.as_pointer()), [index]), kind)
+            builder.bitcast(builder.gep(builder.inttoptr(base, WORD.as_pointer()), [index]), kind)
             for base, index in (args[:2], args[2:])
         )
         builder.store(builder.load(source, align=8), target, align=8)
@@ -198,17 +201,17 @@ def gemm_right(kind: int, out: int, batch: int, step: int, y: int, y0: int, y1: 
                     for r in range(depth):
                         source = (p + r) * y1 + q * lanes * y2
                         for c in range(lanes):
-                            _put(block, q * size + r * lanes + c, _get(base, source + c * y2))
+                            put(block, q * size + r * lanes + c, get(base, source + c * y2))
             if full < panels:
                 for r in range(depth):
                     for c in range(lanes):
                         col = full * lanes + c
-                        value = _get(base, (p + r) * y1 + col * y2) if col < n else zero
-                        _put(block, full * size + r * lanes + c, value)
+                        value = get(base, (p + r) * y1 + col * y2) if col < n else zero
+                        put(block, full * size + r * lanes + c, value)
             if even > depth:
                 for q in range(panels):
                     for c in range(lanes):
-                        _put(block, q * size + depth * lanes + c, zero)
+                        put(block, q * size + depth * lanes + c, zero)
 
 
 @compiled_loop
@@ -223,8 +226,8 @@ def _pack_left(rows: int, out: int, x: int, x1: int, x2: int, m: int, depth: int
                 source = i + r * x2
                 for c in range(0, rows - 2, 4):
                     _copy4(panel, r * rows + c, x, source + c)
-                _put(panel, r * rows + rows - 2, _get(x, source + rows - 2))
-                _put(panel, r * rows + rows - 1, _get(x, source + rows - 1))
+                put(panel, r * rows + rows - 2, get(x, source + rows - 2))
+                put(panel, r * rows + rows - 1, get(x, source + rows - 1))
         elif x1 == 1 and there == rows and rows % 4 == 0:
             for r in range(depth):
                 for c in range(0, rows, 4):
@@ -233,13 +236,13 @@ def _pack_left(rows: int, out: int, x: int, x1: int, x2: int, m: int, depth: int
             for c in range(there):
                 source = (i + c) * x1
                 for r in range(depth):
-                    _put(panel, r * rows + c, _get(x, source + r * x2))
+                    put(panel, r * rows + c, get(x, source + r * x2))
             for c in range(there, rows):
                 for r in range(depth):
-                    _put(panel, r * rows + c, zero)
+                    put(panel, r * rows + c, zero)
         if even > depth:
             for c in range(rows):
-                _put(panel, depth * rows + c, zero)
+                put(panel, depth * rows + c, zero)
 
 
 @compiled_loop
@@ -295,6 +298,6 @@ def gemm_multiply(
                                 for b in range(width):
                                     value = rest[a * lanes + b]
                                     if first == 0:
-                                        value += _get(to, a * out1 + b)
-                                    _put(to, a * out1 + b, value)
+                                        value += get(to, a * out1 + b)
+                                    put(to, a * out1 + b, value)
     packed[0] = np.uint64(0)  # a last use: the compiler frees an array that only its address is asked of

@@ -10,18 +10,19 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import floats, limbs
+from uvcc_engine.mpc.kernels import floats, limbs, tile_units
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
-PATHS: Final = ("bytes", "wide", "halves", "floats", "torch")
+PATHS: Final = ("tiles", "bytes", "wide", "halves", "floats", "torch")
 LOOP_KINDS: Final = {"halves": 0, "wide": 1}
 THREADS_FROM: Final = 1 << 20  # multiplications from which more than one thread helps
 _PLAIN: Final = PlainKernels()
@@ -32,8 +33,8 @@ def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
     """The factor by one path, which must be able to do it. What is not int64 goes torch's way. ``ys``: [k, n] each."""
     if any(y.dtype != torch.int64 for y in ys):
         path = "torch"
-    if path in LOOP_KINDS:
-        return _looped(LOOP_KINDS[path], ys)
+    if path in LOOP_KINDS or path == "tiles":
+        return _looped(_micro(path), ys)
     if path == "floats":
         return _floating(ys)
     if path == "bytes":
@@ -100,49 +101,68 @@ def _floating(ys: Sequence[Tensor]) -> RightFactor:
 # -- compiled loops ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Micro:
+    """Compiled loops for one kind of processor: they pack a right factor, and multiply by it."""
+
+    pack: Callable[..., None]
+    multiply: Callable[..., None]
+    rows: int  # of a tile of the result
+    lanes: int  # its columns
+    deep: int  # what the inner size is rounded up to
+
+
+def _micro(path: str) -> _Micro:
+    if path == "tiles":
+        tiles = tile_units.loops()
+        assert tiles is not None
+        return _Micro(tiles.tiles_right, tiles.tiles_multiply, tiles.SIDE, tiles.SIDE, tiles.DEEP)
+    jit, kind = LOOPS.get(), LOOP_KINDS[path]
+    assert jit is not None
+    pack, multiply = partial(jit.gemm_right, kind), partial(jit.gemm_multiply, kind)
+    return _Micro(pack, multiply, jit.ROWS[kind], jit.LANES[kind], 2)
+
+
 class _Packed:
     """A right matrix, or a batch of them, in the micro-kernel's order."""
 
     __slots__ = ("at", "batch", "data", "inner", "n", "step")
 
-    def __init__(self, jit: Any, kind: int, y: Tensor) -> None:
+    def __init__(self, micro: _Micro, y: Tensor) -> None:
         """``y``: ``[batch, k, n]``, or ``[k, n]`` for a batch of one."""
         strides = y.stride()
         if y.dim() == 2:
             self.batch, (self.inner, self.n), strides = 1, y.shape, (0, *strides)
         else:
             self.batch, self.inner, self.n = y.shape
-        lanes = jit.LANES[kind]
-        self.step = ((self.inner + 1) & ~1) * (-(-self.n // lanes) * lanes)
+        self.step = -(-self.inner // micro.deep) * micro.deep * (-(-self.n // micro.lanes) * micro.lanes)
         self.data = torch.empty(self.batch * self.step, dtype=torch.int64)
         self.at = self.data.data_ptr()
-        jit.gemm_right(kind, self.at, self.batch, self.step, y.data_ptr(), *strides, self.inner, self.n)
+        micro.pack(self.at, self.batch, self.step, y.data_ptr(), *strides, self.inner, self.n)
 
 
-def _looped(kind: int, ys: Sequence[Tensor]) -> RightFactor:
-    jit = LOOPS.get()
-    assert jit is not None
+def _looped(micro: _Micro, ys: Sequence[Tensor]) -> RightFactor:
     n = ys[0].shape[-1]
     if ys[0].dim() == 2:
-        right = [_Packed(jit, kind, y) for y in ys]
+        right = [_Packed(micro, y) for y in ys]
 
         def apply(xs: Sequence[Tensor]) -> Tensor:
             if xs[0].dim() == 2:
-                return _multiply(jit, kind, xs, right)
+                return _multiply(micro, xs, right)
             flat = [x.reshape(-1, x.shape[-1]) for x in xs]
-            return _multiply(jit, kind, flat, right).view(*xs[0].shape[:-1], n)
+            return _multiply(micro, flat, right).view(*xs[0].shape[:-1], n)
 
         return apply
 
     def batched(xs: Sequence[Tensor]) -> Tensor:
         lead = _broadcast(xs[0].shape[:-2], ys[0].shape[:-2])
         left, right = ([t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in side] for side in (xs, ys))
-        return _multiply(jit, kind, left, [_Packed(jit, kind, y) for y in right]).view(*lead, xs[0].shape[-2], n)
+        return _multiply(micro, left, [_Packed(micro, y) for y in right]).view(*lead, xs[0].shape[-2], n)
 
     return batched
 
 
-def _multiply(jit: Any, kind: int, xs: Sequence[Tensor], right: Sequence[_Packed]) -> Tensor:
+def _multiply(micro: _Micro, xs: Sequence[Tensor], right: Sequence[_Packed]) -> Tensor:
     """``xs`` as ``[batch, m, k]`` or ``[m, k]``. RuntimeError, as torch has it, for shapes that do not fit."""
     *lead, m, _ = xs[0].shape
     batch, n = (lead[0] if lead else 1), right[0].n
@@ -165,7 +185,7 @@ def _multiply(jit: Any, kind: int, xs: Sequence[Tensor], right: Sequence[_Packed
         for source, (x0, x1, x2), y in factors:
             shape = (last - first, stop - start, n, y.inner)
             to, source = at + 8 * (first * out0 + start * n), source + 8 * (first * x0 + start * x1)
-            jit.gemm_multiply(kind, fresh, to, out0, n, *shape, source, x0, x1, x2, y.at + 8 * first * y.step, y.step)
+            micro.multiply(fresh, to, out0, n, *shape, source, x0, x1, x2, y.at + 8 * first * y.step, y.step)
             fresh = 0
 
     work = batch * m * n * inner
@@ -174,7 +194,7 @@ def _multiply(jit: Any, kind: int, xs: Sequence[Tensor], right: Sequence[_Packed
     elif batch > 1:
         over_threads(work, batch, lambda first, last: part(first, last, 0, m))
     else:
-        over_threads(work, m, lambda start, stop: part(0, batch, start, stop), jit.ROWS[kind])
+        over_threads(work, m, lambda start, stop: part(0, batch, start, stop), micro.rows)
     return out
 
 

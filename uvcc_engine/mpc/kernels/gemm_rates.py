@@ -26,14 +26,14 @@ from typing import Final, TextIO
 
 import torch
 
-from uvcc_engine.mpc.kernels import gemm_paths, limbs
+from uvcc_engine.mpc.kernels import gemm_paths, limbs, tile_units
 from uvcc_engine.mpc.kernels.loops import LOOPS, folder
 
 log = logging.getLogger(__name__)
 Rates = Mapping[str, tuple[float, ...]]
 SIZES: Final = (128, 256, 512)  # the sides of the cubes that are measured
 _RUNS: Final = (7, 5, 4)
-_SOURCES: Final = ("gemm_rates", "gemm_paths", "gemm_loops", "floats", "limbs")
+_SOURCES: Final = ("gemm_rates", "gemm_paths", "gemm_loops", "tile_units", "tile_loops", "floats", "limbs")
 PATIENCE_S: Final = 5.0  # so long another one's measuring is waited for
 AGAIN_S: Final = 60.0  # a file that was made while others computed is left alone so long
 _QUIET: Final = 0.25  # so much of a processor may others use meanwhile
@@ -120,8 +120,8 @@ def _alone(at: Path) -> Iterator[None]:
 def guessed() -> Rates:
     """What the kind of processor suggests."""
     wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
-    order = ("floats", "halves", "torch", "wide", "bytes") if wide else ("torch", "wide", "floats", "halves", "bytes")
-    return {name: (float(k),) * len(SIZES) for k, name in enumerate(order)}
+    order = ("floats", "halves", "torch", "wide") if wide else ("torch", "wide", "floats", "halves")
+    return {name: (float(k),) * len(SIZES) for k, name in enumerate((*order, "bytes", "tiles"))}
 
 
 def measure() -> Rates:
@@ -140,6 +140,8 @@ def _measured() -> Rates:
     names = [name for name in gemm_paths.PATHS if name not in gemm_paths.LOOP_KINDS or LOOPS.get() is not None]
     if not limbs.has_fast_bytes(torch.device("cpu")) or LOOPS.get() is None:
         names.remove("bytes")
+    if LOOPS.get() is None or tile_units.loops() is None:
+        names.remove("tiles")
     found = [rates_at(names, SIZES[0], _RUNS[0])]
     hopeful = max(found[0].values()) / _HOPELESS
     # 8-bit units come into their own with the larger ones only

@@ -49,7 +49,8 @@ def _is_guarded(path: Path) -> bool:
 
 @cache
 def _mark_name() -> str:
-    files = (*(f"{of}_loops.py" for of in ("gemm", "proof", "polynomial", "bit", "weigh")), "jit.py", "loop_cache.py")
+    loops = (f"{of}_loops.py" for of in ("gemm", "tile", "proof", "polynomial", "bit", "weigh"))
+    files = (*loops, "jit.py", "loop_cache.py")
     source = b"".join(Path(__file__).with_name(name).read_bytes() for name in files)
     return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from uvcc_engine.mpc.kernels import gemm_paths
+from uvcc_engine.mpc.kernels import gemm_paths, tile_units
 from uvcc_engine.mpc.kernels.loops import LOOPS, mark
 
 
@@ -14,5 +14,6 @@ def load_for_children() -> bool:
         return False
     if LOOPS.get() is not None:
         matrix = torch.zeros((32, 32), dtype=torch.int64)
-        gemm_paths.prepared("wide", [matrix, matrix])([matrix, matrix])  # numba builds its tables at the first call
+        for path in ("wide", *(["tiles"] if tile_units.loops() is not None else [])):
+            gemm_paths.prepared(path, [matrix, matrix])([matrix, matrix])  # numba builds its tables at the first call
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import gemm_paths, limbs
+from uvcc_engine.mpc.kernels import gemm_paths, limbs, tile_units
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
 from uvcc_engine.mpc.kernels.layout import level, wire_dtype
 
@@ -57,6 +57,7 @@ def warm(kernels: CpuKernels) -> None:
     kernels.ring_multiply(zeros(_WORDS, 52), zeros(_WORDS, 52), 3)
     kernels.ring_powers(zeros(52), _WORDS, 3)
     matrix = zeros(32, 32)
-    for path in (*gemm_paths.LOOP_KINDS, *(["bytes"] if limbs.has_fast_bytes(matrix.device) else [])):
+    units = {"bytes": limbs.has_fast_bytes(matrix.device), "tiles": tile_units.loops() is not None}
+    for path in (*gemm_paths.LOOP_KINDS, *(name for name, there in units.items() if there)):
         for right in (matrix, zeros(64, 32).t()):  # 8-bit units take columns in order as they lie
             gemm_paths.prepared(path, [right, right])([zeros(32, right.shape[0])] * 2)
