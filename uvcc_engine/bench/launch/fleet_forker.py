@@ -1,16 +1,18 @@
 """Imports the worker once and forks one process per request; JSON lines on stdin and stdout.
 
 ``{"spec": WorkerSpec, "log": file}`` -> ``{"pid": n}``; ``{"wait": [pids], "seconds": s}`` -> ``{pid: rc}``, where
-what runs longer is killed.
+what runs longer is killed. Once stdin has ended, nobody is there any more who asks: all that is left is killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 _LOOK_S: Final = 0.01
@@ -34,11 +36,12 @@ def child(request: dict[str, Any]) -> None:
 
 
 def wait(pids: list[int], seconds: float) -> dict[str, int]:
-    """Exit codes of these children, which have so long to end by themselves."""
+    """Exit codes of these children, which have so long to end by themselves, or until stdin ends."""
     ended: dict[str, int] = {}
     left, end = set(pids), time.monotonic() + seconds
+    alone = False
     while left:
-        late = time.monotonic() >= end
+        late = alone or time.monotonic() >= end
         for pid in tuple(left):
             if late:
                 os.kill(pid, signal.SIGKILL)
@@ -47,7 +50,8 @@ def wait(pids: list[int], seconds: float) -> dict[str, int]:
                 left.discard(pid)
                 ended[str(pid)] = os.waitstatus_to_exitcode(status)
         if left:
-            time.sleep(_LOOK_S)
+            # one request at a time: what can be read while it is answered is the end
+            alone = bool(select.select([sys.stdin], [], [], _LOOK_S)[0])
     return ended
 
 
@@ -58,8 +62,19 @@ def main() -> None:
     from uvcc_engine.mpc.kernels.preload import load_for_children
 
     torch.set_num_threads(1)
-    loaded = False
     live: set[int] = set()
+    try:
+        serve(live, load_for_children)
+    except BrokenPipeError:  # nobody is there to be answered
+        pass
+    finally:
+        for pid in live:  # left over by whoever failed
+            os.kill(pid, signal.SIGKILL)
+
+
+def serve(live: set[int], load: Callable[[], bool]) -> None:
+    """Answer requests until stdin ends. ``live``: the pids that nobody has waited for."""
+    loaded = False
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, Any] = {}
@@ -68,15 +83,13 @@ def main() -> None:
             answer = wait(pids, float(request["seconds"]))
             live -= set(pids)
         else:
-            loaded = loaded or load_for_children()
+            loaded = loaded or load()
             pid = os.fork()
             if pid == 0:
                 child(request)
             live.add(pid)
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
-    for pid in live:  # left over by a test that failed
-        os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
