@@ -21,6 +21,7 @@ from uvcc_engine.data.schema import (
     COUNT,
     DATE,
     DATES,
+    NUMERIC,
     REAL,
     UNLABELLED,
     Schema,
@@ -36,6 +37,8 @@ MOST_COUNTED: Final = 1000
 """The largest count that fixed point takes; rates are cut at e^4."""
 LEAST_SPREAD: Final = 1e-9
 """Of a column's size: less than this between its values is rounding, not data."""
+LEAST_STEP: Final = 2.0**-16
+"""A step of the fixed point, as a job has it that does not say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,42 @@ def prepare(table: CsvTable, schema: Schema) -> Prepared:
     fitted = replace(fresh, scaling=scaling)
     x = transform(table, fitted)
     if scaling is not None:
-        y = (y.astype(np.float64) - scaling.shift) * scaling.scale
+        given = y.astype(np.float64)
+        y = (given - scaling.shift) * scaling.scale
+        if _near(y[train]):
+            _check_told(table, SchemaColumn(schema.target, "standardise"), given, y, train)
+    _check_columns_told(table, schema, x, train)
     return Prepared(Dataset.of_sides(x, y, side, schema.outputs, row_weights(table, schema)), fitted)
+
+
+def _check_columns_told(table: CsvTable, schema: Schema, x: Floats, train: RowMask) -> None:
+    """Refuse (ConfigError naming the column) numbers of which next to nothing would be left in fixed point."""
+    at = 0
+    for column in schema.used:
+        if column.kind in (*NUMERIC, *DATES) and _near(x[train, at]):
+            given = numbers(table, column)
+            _check_told(table, column, given, x[:, at], train & ~np.isnan(given))
+        at += column.width
+
+
+def _near(x: Floats) -> bool:
+    """Whether half of these numbers lie within a step of their median."""
+    return float(np.median(np.abs(x - np.median(x)))) < LEAST_STEP
+
+
+def _check_told(table: CsvTable, column: SchemaColumn, given: Floats, x: Floats, train: RowMask) -> None:
+    """Refuse (ConfigError) numbers ``given`` [rows] that differ, and half of which do not as the network sees them."""
+    values, where = np.unique(given[train], return_index=True)
+    if len(values) < 2 or not _near(x[train][where]):
+        return
+    if column.statistics is not None:
+        what = f"{table.name}: the statistics of column {column.name!r} make one number of most of its training rows"
+        raise ConfigError(what, "mend low, high, shift and scale, or leave the statistics out")
+    row = int(np.flatnonzero(train)[np.argmax(np.abs(given[train] - np.median(values)))])
+    raise ConfigError(
+        f"{table.place(row, column.name)} holds {given[row]:g}, beside which most others are one number in fixed point",
+        f"mend the cell, take the row out, or give the column kind: {'log' if column.kind == 'clip' else 'clip'}",
+    )
 
 
 def side_counts(side: Ints) -> tuple[int, int, int]:
@@ -386,6 +423,9 @@ def _scaled(table: CsvTable, column: SchemaColumn) -> list[Floats]:
     assert s is not None
     x = numbers(table, column)
     lacking = np.isnan(x)
+    if column.kind == "log" and max(s.low, s.fill) <= -1.0 and lacking.any():
+        what = f"the statistics of column {column.name!r} put {s.fill:g} where a value is missing"
+        raise ConfigError(f"{what}, and the logarithm of 1 + x needs more than -1", "give fill the column's mean")
     told = [lacking.astype(np.float64)] if column.missing == "indicator" else []
     if column.kind == BINNED:
         return [*bits_of(np.where(lacking, s.fill, x), s.edges), *told]

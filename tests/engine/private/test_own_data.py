@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,53 @@ def test_both_ways_of_reading_a_table_refuse_what_tells_nothing(
     parts.add(table)
     with pytest.raises(ConfigError, match=what):
         parts.fitted(table.name)
+
+
+FAR: dict[str, Any] = {"age_7": "1e30", "age_8": "1e30"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "age", "what"),
+    [
+        (FAR, {}, r"row 7 .*'age' holds 1e\+30, beside which most others are one number .*kind: clip"),
+        (FAR, {"kind": "minmax"}, r"'age' holds 1e\+30, .*kind: clip"),
+        ({f"age_{i}": "1e30" for i in range(7, 14)}, {"kind": "clip"}, r"'age' holds 1e\+30, .*kind: log"),
+        ({"age_7": "-1e12"}, {}, "'age' holds -1e.12, .*mend the cell"),
+        ({}, {"statistics": Statistics(shift=1e30, scale=1e-30)}, "the statistics of column 'age' make one number"),
+        ({}, {"statistics": Statistics(scale=1e-30)}, "of column 'age' make one number .*mend low, high, shift and"),
+        ({}, {"statistics": Statistics(scale=0.0)}, "statistics of column 'age' make one number"),
+        (
+            {},
+            {"kind": "clip", "statistics": Statistics(low=5.0, high=1.0)},
+            "statistics of column 'age' make one number",
+        ),
+        ({}, {"kind": "minmax", "statistics": Statistics(low=1e30)}, "statistics of column 'age' make one number"),
+        (
+            {"age_7": ""},
+            {"kind": "log", "missing": "mean", "statistics": Statistics(fill=-5.0)},
+            "of column 'age' put -5 where a value is missing, and the logarithm .*give fill the column's mean",
+        ),
+    ],
+)
+def test_a_plan_refuses_numbers_of_which_fixed_point_leaves_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: Any, age: Any, what: str
+) -> None:
+    schema = infer(read_table(people(tmp_path)), "ill").schema
+    columns = tuple(replace(one, **age) if one.name == "age" else one for one in schema.columns)
+    path, data = tmp_path / "s.yaml", people(tmp_path, **changes)
+    path.write_text(schema_text(replace(schema, columns=columns)))
+    code, _, said = engine(capsys, "plan", "--data", data, "--schema", path, "--model", '["linear"]')
+    assert code == 2
+    assert re.search(what, said), said
+
+
+def test_a_target_beside_which_others_are_one_number_is_refused_and_rare_values_are_not(tmp_path: Path) -> None:
+    columns = [one for one in infer(read_table(people(tmp_path)), "ill").schema.columns if one.name != "flag"]
+    schema = Schema("flag", (), (*columns, SchemaColumn("ill", "drop")), kind="real")
+    with pytest.raises(ConfigError, match=r"row 5 .*'flag' holds 1e\+30, beside which most others are one number"):
+        prepare(read_table(people(tmp_path, flag_5="1e30")), schema)
+    rare = {f"age_{i + 1}": 0 for i in range(ROWS)} | {"age_4": 3, "age_9": 100, "age_13": 1}
+    assert len(prepare(read_table(people(tmp_path, **rare)), schema).data.train_x)
 
 
 def test_a_plan_refuses_numbers_that_could_not_be_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
