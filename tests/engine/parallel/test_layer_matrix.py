@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fixed_twin import ZeroStream
+from plain_training import in_plain_integers_by_parts, weights_in_clear
 from training_kit import check_replicas, shares, train, weights
 
 from uvcc_engine import simulate
@@ -113,7 +114,7 @@ FLEETS = [Topology(2, 1, 1, 2), Topology(1, 2, 1, 1), Topology(1, 1, 2, 1)]
 @pytest.mark.slow
 @pytest.mark.parametrize("size", FLEETS, ids=str)
 @pytest.mark.parametrize("word", [*WORDS, "split"])
-def test_several_workers_train_it_to_the_last_bit_as_one_where_the_table_says_so(
+def test_several_workers_train_it_to_the_last_bit_as_plain_integers_where_the_table_says_so(
     word: str, size: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(prg.STREAMS, "zeros", ZeroStream)
@@ -131,9 +132,8 @@ def test_several_workers_train_it_to_the_last_bit_as_one_where_the_table_says_so
     check_replicas(found)
     whole = PrivateJob.from_json(job.to_json() | {"batch": job.batch * size.replicas})
     parts = size.replicas * size.microbatches if word == "batch-norm" else 1
-    alone = Topology(1, 1, 1, parts)
-    one = weights(whole, train(whole, alone, data=data, prg="zeros"), alone)
-    assert all(np.array_equal(a, b) for a, b in zip(weights(job, found, size), one, strict=True))
+    plain = weights_in_clear(whole, in_plain_integers_by_parts(whole, data, parts))
+    assert all(np.array_equal(a, b) for a, b in zip(weights(job, found, size), plain, strict=True))
     clear = train_plaintext(whole, data, replicas=size.replicas, microbatches=size.microbatches)
     close(weights(job, found, size), clear.weights)
 
