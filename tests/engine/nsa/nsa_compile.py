@@ -4,7 +4,8 @@ GPU.
 Run as a script: a line of JSON for each, with what its machine code takes (registers of a thread, bytes of its stack:
 spills) and its PTX does (asynchronous copies, those of the device's own unit, tensor core products of a warp, of a warp
 group, of sm_100's own unit). From sm_90 on, kernels that take descriptors are compiled with them, too, and those that
-mask edges alone in that form: ``tma``, ``edges``.
+mask edges alone in that form: ``tma``, ``edges``. With the argument ``singles`` instead, kernels with products for
+inputs of 32 bits, with the tiles that a launch takes for those; ``width``: that of their heads.
 As in a launch, pointers and strides are known to be multiples of 16: M7C's heads are 64 wide.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from typing import Any
 
@@ -21,7 +23,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from uvcc_engine.nsa.kernels import band, decode, selection, topk
+from uvcc_engine.nsa.kernels import band, decode, selection, tiles, topk
 
 FLOATS = {"scale", "natural"}
 FP32 = {"lse", "delta", "part_o", "part_lse", "part_dq", "part_dk", "part_dv", "part"}
@@ -37,6 +39,7 @@ DESCRIBED = {
     "selection.forward": {"k", "v"},
     "selection.backward": {"k", "v"},
 }
+LONGEST = ("band.backward_q", "selection.backward")
 DESCRIPTOR = "tensordesc<bf16[1,1,64,64]>"
 CONSTANTS: dict[str, Any] = {**WIDTHS, **GEOMETRY, **TILES}
 KERNELS = {
@@ -79,15 +82,26 @@ def usage_of(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "spills": int(found[2])}
 
 
-def compiled(name: str, capability: int, *, tma: bool, edges: bool) -> dict[str, Any]:
+def of_32_bits(name: str, width: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """The constants and options of a launch for heads of ``width`` numbers of 32 bits."""
+    tile = tiles.of_single_products(name.replace("topk.top_blocks", "topk"), width)
+    keys = GEOMETRY["SIZE"] if name.startswith("selection.") else tile.keys
+    sizes = dict.fromkeys(("DK", "DV", "DKP", "DVP"), width)
+    return {"BQ": tile.rows, "M": max(tile.rows, WIDTHS["PER"]), "BN": keys, **sizes}, tile.launch
+
+
+def compiled(name: str, capability: int, *, tma: bool, edges: bool, width: int = 0) -> dict[str, Any]:
     kernel, special = KERNELS[name]
-    given = {**CONSTANTS, "TMA": tma, "EDGES": edges}
+    other, options = of_32_bits(name, width) if width else ({}, {"num_warps": 4})
+    given = {**CONSTANTS, "TMA": tma, "EDGES": edges, **other}
     constants = {a: given[a] for a in kernel.arg_names if a in given}
     if tma:
         special = special | dict.fromkeys(DESCRIBED[name], DESCRIPTOR)
     signature = {a: "constexpr" if a in constants else special.get(a) or type_of(a) for a in kernel.arg_names}
+    if width:
+        signature = {a: kind.replace("bf16", "fp32") for a, kind in signature.items()}
     source = ASTSource(kernel, signature, constants, attributes(kernel.arg_names, signature))
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = made.asm["ptx"]
     seen = {
         "copies": len(re.findall(r"cp\.async\.c[ag]", ptx)),
@@ -97,7 +111,14 @@ def compiled(name: str, capability: int, *, tma: bool, edges: bool) -> dict[str,
         "tcgen05": ptx.count("tcgen05.mma"),
         "shared": made.metadata.shared,
     }
-    told = {"kernel": name, "sm": capability, "tma": tma, "edges": edges, "bytes": len(made.asm["cubin"])}
+    told = {
+        "kernel": name,
+        "sm": capability,
+        "tma": tma,
+        "edges": edges,
+        "bytes": len(made.asm["cubin"]),
+        "width": width,
+    }
     return told | usage_of(made.asm["cubin"]) | seen
 
 
@@ -111,5 +132,13 @@ def main() -> None:
                 print(json.dumps(compiled(name, capability, tma=True, edges=False)))
 
 
+def singles() -> None:
+    for name in (*DESCRIBED, "topk.top_blocks", "decode.split"):
+        print(json.dumps(compiled(name, 90, tma=False, edges=False, width=64)))
+    for name in LONGEST:
+        for capability, width in ((80, 64), (90, 128)):
+            print(json.dumps(compiled(name, capability, tma=False, edges=False, width=width)))
+
+
 if __name__ == "__main__":
-    main()
+    singles() if sys.argv[1:] == ["singles"] else main()

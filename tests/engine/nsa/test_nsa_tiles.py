@@ -58,6 +58,9 @@ def test_winners_are_for_narrow_heads_of_16_bits_on_that_gpu(monkeypatch: pytest
     assert winner != Tiles()
     assert found((9, 0)) == winner
     assert found((8, 0)) == found((9, 0), bytes_each=4) == found((9, 0), width=128) == Tiles()
+    assert tiles.tiles_for("band.forward", OnGpu(4, 64)) == Tiles(32, 32, warps=8, stages=1)  # type: ignore[arg-type]
+    assert tiles.tiles_for("decode.split", OnGpu(4, 128)) == Tiles(16, 16, warps=8, stages=1)  # type: ignore[arg-type]
+    assert tiles.tiles_for("selection.forward", OnGpu(4, 64)).rows == 16  # type: ignore[arg-type]
     assert tiles.tiles_for("selection.slots", torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)) == Tiles()
     tiles.force("selection.slots", Tiles(rows=32))
     assert found((9, 0)) == Tiles(rows=32)

@@ -164,25 +164,31 @@ def test_the_split_kernel_decodes_what_prefill_computes(prompt: int) -> None:
 
 SPILLED = {("band.backward_q", 80): 48, ("selection.backward", 80): 80}  # bytes of a thread; none anywhere else
 SHARED_OF_SM = 99 << 10  # what every card of either kind has for a block
+LONGEST_PROGRAM = 300_000  # bytes, of 32 bits, where every product of a tile is written down; a megabyte takes minutes
+SPILLED_OF_32_BITS = {64: 0, 128: 600}  # by the width of a head
 WITHOUT_PRODUCTS = {"decode.merge", "selection.combine", "selection.sum_slots", "selection.add_chunks"}
 
 
-@pytest.mark.slow
-def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Path) -> None:
-    """Down to machine code for sm_80, sm_90 and sm_100, which takes Triton and its assembler but no GPU; in a process
-    of its own. Loads of a loop are asynchronous, those by descriptors the copying unit's, products are the tensor
-    cores', and nothing spills but what stands above."""
+def compiled_kernels(cache: Path, *asked: str) -> list[dict[str, Any]]:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("nsa_compile.py")
     found = subprocess.run(
-        [sys.executable, str(script)],
-        env={**env, "TRITON_CACHE_DIR": str(tmp_path)},
+        [sys.executable, str(Path(__file__).with_name("nsa_compile.py")), *asked],
+        env={**env, "TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    kernels = [json.loads(line) for line in found.stdout.splitlines()]
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a busy machine
+def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Path) -> None:
+    """Down to machine code for sm_80, sm_90 and sm_100, which takes Triton and its assembler but no GPU; in a process
+    of its own. Loads of a loop are asynchronous, those by descriptors the copying unit's, products are the tensor
+    cores', and nothing spills but what stands above."""
+    kernels = compiled_kernels(tmp_path)
     assert len(kernels) == 3 * (11 + 3) + 2 * 5  # three kernels that mask; five that take descriptors, on two kinds
     for k in kernels:
         name, sm = k["kernel"], k["sm"]
@@ -195,3 +201,17 @@ def test_every_kernel_compiles_and_keeps_what_it_holds_in_registers(tmp_path: Pa
         # a decoding group has 16 rows, a warp group's product 64
         unit = "mma" if name == "decode.split" else {80: "mma", 90: "wgmma", 100: "tcgen05"}[sm]
         assert [u for u in ("mma", "wgmma", "tcgen05") if k[u] > 0] == [unit], k
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_programs_of_32_bits_stay_short(tmp_path: Path) -> None:
+    """Which no tensor core multiplies exactly: every product of a tile is written down. With the tiles of 16 bits the
+    programs had up to a megabyte and a half, for which the assembler takes minutes, held 14 KB of a thread outside of
+    registers, and one of them took twice the memory that a block of most cards may have."""
+    kernels = compiled_kernels(tmp_path, "singles")
+    assert len(kernels) == 7 + 2 * 2
+    for k in kernels:
+        assert k["bytes"] <= LONGEST_PROGRAM, k
+        assert k["shared"] <= SHARED_OF_SM, k
+        assert k["spills"] <= SPILLED_OF_32_BITS[k["width"]], k

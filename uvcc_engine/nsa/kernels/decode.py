@@ -19,6 +19,7 @@ from torch import Tensor
 
 from uvcc_engine.nsa.kernels.band import rows_of
 from uvcc_engine.nsa.kernels.launch import pad, steps, strided
+from uvcc_engine.nsa.kernels.tiles import tiles_for
 
 STRETCH: Final = 128  # keys of a program, at least
 PARTS: Final = 16  # parts that the merge reads at a time
@@ -148,11 +149,12 @@ def attend(
     q, chosen = strided(q), chosen.contiguous()
     widths = {"PER": per, "DV": dv, "DVP": pad(dv), "N_SEL": n_sel}
     widths["ACC"] = tl.float64 if acc == torch.float64 else tl.float32
+    tile = tiles_for("decode.split", q)
     split_kernel[(sum(parts), b * groups)](
         q, kc, vc, ks, vs, kw, vw, chosen, chosen if counts is None else counts, part_o, part_lse, q.stride(0),
         q.stride(2), *steps(kc, vc, ks, vs, kw, vw), groups, kc.shape[1], ks.shape[1], kw.shape[1], parts[0],
         sum(parts), stretch[0], stretch[2], dk**-0.5 * math.log2(math.e), SIZE=size, DK=dk, DKP=pad(dk),
-        HP=pad(per), BN=64, COUNTED=counts is not None, **widths,
+        HP=pad(per), BN=tile.keys, COUNTED=counts is not None, **widths, **tile.launch,
     )  # fmt: skip
     o = torch.empty(3, b, 1, heads, dv, dtype=q.dtype, device=q.device)
     merge_kernel[(b * heads, 3)](part_o, part_lse, o, sum(parts), parts[0], PP=PARTS, **widths)

@@ -1,7 +1,8 @@
 """How large a kernel's tiles are and how many warps and load stages it takes: what a measurement on a GPU found best.
 
 ``measured_tiles.json`` ships the winners of ``uvcc-engine bench nsa --tune`` for a compute capability, for inputs of 16
-bits and heads of at most 64. Everything else takes the default, which fits every GPU since sm_80.
+bits and heads of at most 64. Other inputs of 16 bits take the default, wider ones small tiles; both fit every GPU since
+sm_80.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ KERNELS: Final = (
     "selection.backward",
     "selection.slots",
 )
+WITHOUT_PRODUCTS: Final = ("selection.slots",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,25 @@ def tiles_for(kernel: str, x: Tensor) -> Tiles:
     """The tiles of a kernel for heads like those of ``x`` [..., d]."""
     if kernel in _forced:
         return _forced[kernel]
-    if x.device.type != "cuda" or x.element_size() != 2 or x.shape[-1] > WIDEST:
+    if x.device.type != "cuda":
         return Tiles()
-    return winners_of(x.device).get(kernel, Tiles())
+    if x.element_size() != 2:
+        return of_single_products(kernel, x.shape[-1])
+    return Tiles() if x.shape[-1] > WIDEST else winners_of(x.device).get(kernel, Tiles())
+
+
+def of_single_products(kernel: str, width: int) -> Tiles:
+    """The tiles of inputs of more than 16 bits, whose products no tensor core computes exactly.
+
+    Each thread multiplies its numbers one by one, and the compiler writes every product of a tile down. The default's
+    tiles made programs of a megabyte and a half, which took the assembler minutes and held thousands of bytes outside
+    of registers; loads ahead of the loop (``stages``) made both worse.
+    """
+    if kernel in WITHOUT_PRODUCTS:
+        return Tiles()
+    # a selection's tile meets a whole block of keys
+    side = 32 if width <= WIDEST and not kernel.startswith("selection.") else 16
+    return Tiles(side, side, warps=8, stages=1)
 
 
 @lru_cache(maxsize=8)
