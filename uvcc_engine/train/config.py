@@ -182,9 +182,15 @@ class LMConfig:
             value = getattr(self.train, name)
             if not (0.0 < value < math.inf):
                 raise ConfigError(f"train.{name}={value}", "it must be a number above 0")
+        if self.train.weight_decay == math.inf:
+            raise ConfigError("train.weight_decay=inf", "it must be a number of at least 0")
+        if not 0.0 < self.ddp.timeout_min <= LONGEST_TIMEOUT_MIN:
+            hint = f"it must be above 0 and at most {LONGEST_TIMEOUT_MIN}, a week"
+            raise ConfigError(f"ddp.timeout_min={self.ddp.timeout_min}", hint)
         self._check_schedule()
         for path, value in (("data.queue", self.data.queue), ("ddp.bucket_mb", self.ddp.bucket_mb)):
             _at_least(path, value, 1)
+        _at_least("data.retries", self.data.retries, 0)
         if not 0 <= self.data.val_percent < 100:
             raise ConfigError(f"data.val_percent={self.data.val_percent}", "it must be 0 to 99")
         self.runtime.recomputed(self.model.n_layers)
@@ -277,6 +283,8 @@ class LMConfig:
             raise ConfigError(f"train.decay_steps={t.decay_steps}", f"it must be 0 to train.steps ({t.steps})")
 
 
+LONGEST_TIMEOUT_MIN: Final = 7 * 24 * 60
+LARGEST: Final = 1 << 53  # of a whole number: more is no seed or size for torch, and not exact for every JSON reader
 EIGHT_BITS: Final = 16  # what every side of a product of 8-bit floats is a multiple of
 SOURCES: Final = ("local", "python_docs", "fineweb_edu", "prepared", "hidden_letters", "synthetic")
 MOST_SAMPLED: Final = 4096
@@ -331,6 +339,8 @@ def _coerce(wanted: Any, value: Any, path: str) -> Any:
         or not isinstance(value, wanted)
     ):
         raise ConfigError(f"{path} is {value!r}", f"wanted: {getattr(wanted, '__name__', wanted)}")
+    if wanted is int and abs(value) > LARGEST:
+        raise ConfigError(f"{path}={value}", f"it must be at most {LARGEST}")
     return value
 
 

@@ -28,6 +28,7 @@ from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.train import config as lm_config
+from uvcc_engine.train.tensor_file import write_tensors
 from uvcc_engine.train.text.tokenizer import Tokenizer, make_tokenizer
 
 FORMAT: Final = "uvcc-lm-1"
@@ -171,12 +172,10 @@ def write(folder: Path, said: ExportedConfig, weights: dict[str, Tensor], own: P
 def write_folder(folder: Path, weights: Mapping[str, Tensor], documents: Callable[[str], Mapping[str, bytes]]) -> str:
     """Write a new ``folder`` of weights and other files, whole or not at all. ``documents``: these files, given the
     SHA-256 of the weights' file, which is returned. Raises UvccError where the disk refuses."""
-    from safetensors.torch import save_file
-
     making = folder.with_name(f"{folder.name}.making-{os.getpid()}")
     try:
         making.mkdir(parents=True)
-        save_file(dict(weights), making / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(weights, making / WEIGHTS, {"format": "pt"})
         digest = _sha256(making / WEIGHTS)
         for name, data in documents(digest).items():
             (making / name).write_bytes(data)

@@ -24,13 +24,18 @@ _LEAST: Final = 1e-12
 
 
 def check_device(precision: str, device: torch.device) -> None:
-    """Refuse a GPU that has no such products. A CPU has them in emulation, for tests. Raises ConfigError."""
-    if precision != "fp8" or device.type != "cuda":
+    """Refuse a device that has no such products; torch emulates them on CPUs, which takes far longer than 16 bits.
+
+    Raises ConfigError.
+    """
+    if precision != "fp8":
         return
+    hint = "a GPU of compute capability 8.9 or newer (L4, L40S, H100, B200), or runtime.precision: bf16"
+    if device.type != "cuda":
+        raise ConfigError(f"runtime.precision is fp8, and a {device.type} device has no such products", hint)
     found = torch.cuda.get_device_capability(device)
     if found < OLDEST_GPU:
         name = torch.cuda.get_device_name(device)
-        hint = "a GPU of compute capability 8.9 or newer (L4, L40S, H100, B200), or runtime.precision: bf16"
         raise ConfigError(f"runtime.precision is fp8, and {name} has compute capability {found[0]}.{found[1]}", hint)
 
 

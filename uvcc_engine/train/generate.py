@@ -23,6 +23,7 @@ from uvcc_engine.nsa import decode
 from uvcc_engine.nsa.fixed_decode import FixedDecoder
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import arcee, exported
+from uvcc_engine.train.config import LARGEST
 from uvcc_engine.train.distributed import choose_device
 from uvcc_engine.train.text.tokenizer import Tokenizer
 
@@ -39,6 +40,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:
             raise ConfigError(f"temperature {self.temperature}", "it must be 0 to 100")
+        if abs(self.seed) > LARGEST:
+            raise ConfigError(f"seed {self.seed}", f"it must be -{LARGEST} to {LARGEST}")
         if self.top_k < 0:
             raise ConfigError(f"top-k {self.top_k}", "it must be 0 (all) or more")
         if not 0.0 < self.top_p <= 1.0:

@@ -20,6 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.train.dimensions.sharded import is_sharded, like, part, whole
 from uvcc_engine.train.distributed import RankGroup
 from uvcc_engine.train.lm_optimizers import MOMENTS, STEP, Optimizers
+from uvcc_engine.train.tensor_file import write_tensors
 from uvcc_engine.train.text.data import Cursor, for_another_world
 
 
@@ -111,15 +112,13 @@ def save(
 
     Raises UvccError on the rank that cannot write; the others then see a collective fail.
     """
-    from safetensors.torch import save_file
-
     token = str(group.gather(uuid.uuid4().hex[:12])[0])
     mine = sharers(root, group)
     leads = group.rank == mine[0]
     contents: dict[str, ck.Content] = {}
     tensors = tensors_of(model, optimizer) if leads or is_sharded(model) else {}
     if leads:
-        contents[ck.rank_file(group.rank)] = lambda path: save_file(tensors, path)
+        contents[ck.rank_file(group.rank)] = lambda path: write_tensors(tensors, path)
     rng = {"torch": bytes(torch.get_rng_state().tolist()).hex()}
     coord = f"p0r{group.rank}s0t0"
     state = ck.RankState(rank=group.rank, coord=coord, cursors={"data": cursor}, rng=rng)

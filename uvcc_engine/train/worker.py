@@ -29,7 +29,7 @@ from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.contract.text import clean
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train import effective, exported, generate, lm_state, memory_plan, repeated
+from uvcc_engine.train import effective, exported, fp8_products, generate, lm_state, memory_plan, repeated
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.check import check
@@ -37,6 +37,7 @@ from uvcc_engine.train.dimensions.sharded import assembled
 from uvcc_engine.train.distributed import RankGroup, choose_device, nvidia_driver, start_group, stop_group, vram_mib
 from uvcc_engine.train.lm_job import check_plan, check_world, overrides, resolve
 from uvcc_engine.train.loop import LmTrainer
+from uvcc_engine.train.only_training import only_training
 from uvcc_engine.train.sinks import sink_registry
 from uvcc_engine.train.sinks.printed_rows import PrintedRows
 from uvcc_engine.train.sinks.sink_feed import Sinks, sinks_of
@@ -269,6 +270,13 @@ def main(spec: WorkerSpec) -> int:
         return error.exit_code
 
 
+def _check_ranks(cfg: lm_config.LMConfig, ranks: int) -> None:
+    """Refuse what every rank would refuse: there it would stand among torchrun's own words."""
+    check_world(cfg, ranks)
+    sink_registry.check(sink_registry.names_in(cfg.train.sinks))
+    fp8_products.check_device(cfg.runtime.precision, choose_device(cfg.runtime.device, 0))
+
+
 def _under_torchrun(ranks: int, argv: list[str]) -> None:
     """Become torchrun with ``ranks`` processes of this command on this host, which meet at a free port."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -306,19 +314,30 @@ def cli(argv: list[str]) -> int:
         return 0
     if args.out is None:
         raise ConfigError("--out is missing", "name the run directory")
+    _check_directory(args.out)
     cfg, effects = lm_env.apply(resolve(job, vram_mib=vram_mib()), os.environ)
     ranks = args.ranks or max(1, torch.cuda.device_count())
     if not args.ranks and (cfg.runtime.device == "cpu" or not torch.cuda.device_count()):
         ranks = recorded or 1
-    if "WORLD_SIZE" not in os.environ and ranks > 1:
-        check_world(cfg, ranks)
-        _under_torchrun(ranks, argv)
+    launches = "WORLD_SIZE" not in os.environ and ranks > 1
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    if first:  # before the ranks meet, so before any of them looks
-        _drop_old_halt(args.out)
-        # through an agent, the console's preflight has asked
+    if launches:
+        _check_ranks(cfg, ranks)
+    elif first:  # through an agent, the console's preflight has asked
         memory_plan.check(cfg, int(os.environ.get("WORLD_SIZE", "1")), choose_device(cfg.runtime.device, 0))
-    return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects, start=start, progress=True)
+    with only_training(args.out, leads=int(os.environ.get("RANK", "0")) == 0):
+        if launches:
+            _under_torchrun(ranks, argv)
+        if first:  # before the ranks meet, so before any of them looks
+            _drop_old_halt(args.out)
+        return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects, start=start, progress=True)
+
+
+def _check_directory(path: Path) -> None:
+    """Raises ConfigError where ``path`` or something above it is no directory, but there."""
+    there = next(p for p in (path.absolute(), *path.absolute().parents) if os.path.lexists(p))
+    if not there.is_dir():
+        raise ConfigError(f"--out {path}: {there} is no directory", "name a directory, or a new one")
 
 
 def _drop_old_halt(directory: Path) -> None:

@@ -143,6 +143,11 @@ def test_many_prompts_at_once_say_what_each_says_alone(
         gen.main(args)
 
 
+def test_a_seed_that_no_generator_takes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="seed 1000"):
+        gen.Sampling(seed=10**30)
+
+
 def test_top_k_and_top_p_leave_only_the_likeliest_in() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
     random = torch.Generator().manual_seed(0)

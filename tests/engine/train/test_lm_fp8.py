@@ -1,4 +1,4 @@
-"""Training with 8-bit products, in torch's emulation on a CPU: near bf16's losses, and refused where a GPU has none."""
+"""Training with 8-bit products, in torch's emulation on a CPU: near bf16's losses; devices without are refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import fp8_products
+from uvcc_engine.train.check import check
 
 
 def settings(precision: str = "fp8", **more: dict[str, object]) -> lm_config.LMConfig:
@@ -20,11 +21,18 @@ def settings(precision: str = "fp8", **more: dict[str, object]) -> lm_config.LMC
     return lm_config.from_mapping({**SMALL, **{name: {**SMALL.get(name, {}), **over} for name, over in asked.items()}})
 
 
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a trainer take a CPU for such products, which it refuses."""
+    monkeypatch.setattr(fp8_products, "check_device", lambda precision, device: None)
+
+
 def losses(folder: Path, precision: str, **more: dict[str, object]) -> list[float]:
     run_here(settings(precision, **more), folder)
     return [float(row["loss"]) for row in csv.DictReader((folder / "training.csv").open())]
 
 
+@pytest.mark.usefixtures("emulated")
 def test_losses_follow_those_of_sixteen_bits(tmp_path: Path) -> None:
     wide, eight = (losses(tmp_path / name, name) for name in ("bf16", "fp8"))
     assert len(eight) == 12
@@ -33,6 +41,7 @@ def test_losses_follow_those_of_sixteen_bits(tmp_path: Path) -> None:
     assert eight == pytest.approx(wide, rel=0.02)
 
 
+@pytest.mark.usefixtures("emulated")
 def test_blocks_that_are_computed_again_give_the_same(tmp_path: Path) -> None:
     """A recomputed block gives what it saved only once."""
     again = {"runtime": {"device": "cpu", "precision": "fp8", "gradient_checkpointing": True}, "train": {"steps": 2}}
@@ -73,6 +82,13 @@ def test_a_gpu_without_such_products_is_refused(monkeypatch: pytest.MonkeyPatch)
     fp8_products.check_device("bf16", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     fp8_products.check_device("fp8", torch.device("cuda"))
+
+
+def test_a_processor_is_refused_by_a_training_and_by_its_check(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a cpu device has no such products"):
+        run_here(settings(), tmp_path)
+    with pytest.raises(ConfigError, match="a cpu device has no such products"):
+        check({"config": lm_config.to_mapping(settings())}, 1, {})
 
 
 @pytest.mark.parametrize(

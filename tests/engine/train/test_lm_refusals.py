@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,23 +14,28 @@ from typing import Any
 
 import httpx
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from lm_kit import SMALL, run_here, small, with_hub
+from safetensors import SafetensorError
 
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError, VerificationError
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import config as lm_config
 from uvcc_engine.train import env as lm_env
-from uvcc_engine.train import lm_job, memory_plan, worker
+from uvcc_engine.train import exported, lm_job, memory_plan, worker
 from uvcc_engine.train.check import check
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.distributed import RankGroup
+from uvcc_engine.train.only_training import only_training
 from uvcc_engine.train.text.data import Packer
 from uvcc_engine.train.text.sources import make_source
 from uvcc_engine.train.text.tokenizer import ByteTokenizer, make_tokenizer
+from uvcc_engine.train.worker import cli, train
 
 CPU = torch.device("cpu")
 
@@ -72,6 +80,10 @@ def test_the_number_of_gpus_picks_torchrun_or_this_process(tmp_path: Path, monke
     assert len(became) == 1
     with pytest.raises(ConfigError, match="cannot be shared by 3 ranks"):
         worker.cli([*command, "--ranks", "3"])
+    for refused in ("train.sinks=nosuch", "runtime.precision=fp8"):
+        with pytest.raises(ConfigError, match=refused.partition("=")[2]):
+            worker.cli([*command, "--ranks", "2", "--set", refused, "--set", "runtime.device=cpu"])
+    assert len(became) == 1
 
 
 @pytest.mark.parametrize(
@@ -311,3 +323,68 @@ def test_the_cheat_sheets_environment_is_taken_whole() -> None:
     assert all(e.meaning for e in effects)
     old = next(e for e in effects if e.name == "NCCL_BLOCKING_WAIT")
     assert "TORCH_NCCL_BLOCKING_WAIT" in old.meaning
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("train", "weight_decay", math.inf),
+        ("train", "seed", 10**30),
+        ("train", "warmup", 10**30),
+        ("train", "seq_len", 10**30),
+        ("model", "dim", 10**30),
+        ("ddp", "bucket_mb", 10**30),
+        ("ddp", "timeout_min", 0.0),
+        ("ddp", "timeout_min", math.nan),
+        ("ddp", "timeout_min", 1e308),
+        ("data", "retries", -1),
+    ],
+)
+def test_numbers_that_nothing_can_hold_are_refused(section: str, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}="):
+        lm_config.from_mapping({**SMALL, section: {**SMALL.get(section, {}), key: value}})
+
+
+@pytest.mark.parametrize("out", ["a file", "a file/run"])
+def test_a_file_where_the_runs_directory_is_to_be_is_named(tmp_path: Path, out: str) -> None:
+    (tmp_path / "a file").write_text("mine")
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    with pytest.raises(ConfigError, match="a file is no directory"):
+        cli([str(tmp_path / "small.json"), "--out", str(tmp_path / out)])
+    assert (tmp_path / "a file").read_text() == "mine"
+
+
+def test_a_second_training_in_the_same_directory_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    command = [str(tmp_path / "small.json"), "--out", str(tmp_path / "run"), "--set", "train.steps=2"]
+    assert cli(command) == 0
+    (tmp_path / "run" / ".HALT").touch()
+    os.utime(tmp_path / "run" / ".HALT", (0, 0))
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
+    with only_training(tmp_path / "run", leads=True):
+        for again in (command, ["--resume", str(tmp_path / "run")]):
+            with pytest.raises(ConfigError, match="another training runs in"):
+                cli(again)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
+    assert cli(command) == 0
+
+
+def test_a_full_disk_ends_a_training_and_an_export_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The library that writes tensors has an error of its own for what the system says."""
+    run = tmp_path / "run"
+    assert train(small(steps=2, save_every=1), run, "lm") == 0
+
+    def full(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    assert train(small(steps=4, save_every=1), run, "lm") == 1
+    said = json.loads((run / "exit.json").read_text())
+    assert "No space left on device" in said["error"]
+    assert "free space" in said["hint"]
+    assert ck.steps_present(run / "checkpoints") == [2, 1]
+    with pytest.raises(UvccError, match="No space left on device"):
+        exported.export(run, tmp_path / "model")
+    assert not list(tmp_path.glob("model*"))
