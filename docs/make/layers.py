@@ -287,8 +287,9 @@ def page() -> str:
         )
     lines += [
         "",
-        "*Several workers*: replicas, pipeline stages and microbatches; batch normalisation then takes the",
-        "statistics of each microbatch by itself. *Tensor ranks*: batch normalisation behind columns that",
+        "*Several workers*: replicas, pipeline stages and microbatches, of trees and k-means replicas alone;",
+        "batch normalisation then takes the statistics of each microbatch by itself.",
+        "*Tensor ranks*: batch normalisation behind columns that",
         "are channels each, or fed rows; other normalisations and",
         "softmax where rows are split, as behind a second product, attention where its heads are; `uvcc plan`",
         "refuses the others by name. *Rounds*: of a layer that stands alone, forward and backward together.",

@@ -71,7 +71,8 @@ def settle(
         held = {"test_rows": found["rows"]["test"], "val_rows": found["rows"].get("val", 0)}
         changes |= _of_tokenizer(job, found["tokenizer"])
         changes |= held | _of_target(job, found["objective"], tell) | _of_weight(job, found["weight"], tell)
-    changes |= _of_trees(job, found, tell) | _of_kmeans(job, found, tell)
+    whole = _whole_batch(found, profile.topology.replicas)
+    changes |= _of_trees(job, found, whole, tell) | _of_kmeans(job, found, whole, tell)
     if job.epochs:
         if not found.keys() & {"rows", "total"}:
             raise ConfigError("job.epochs, and no data whose rows could be counted", "give job.steps")
@@ -163,21 +164,28 @@ def _of_target(job: PrivateJobSettings, objective: str, tell: Callable[[str], No
     return changes
 
 
-def _of_trees(job: PrivateJobSettings, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+def _whole_batch(found: Mapping[str, Any], replicas: int) -> dict[str, int]:
+    """A replica's batch where each step takes all training rows, if the data is known."""
+    return {"batch": min(found["rows"]["train"], kmeans_job.MOST_ROWS) // replicas} if "rows" in found else {}
+
+
+def _of_trees(
+    job: PrivateJobSettings, found: Mapping[str, Any], whole: Mapping[str, int], tell: Callable[[str], None]
+) -> dict[str, Any]:
     """What trees ask of a job that says nothing else: no momentum, one rate for all, and to be grown from all rows."""
     if _layers(found["model"]) != ["trees"]:
         return {}
-    rows = {"batch": min(found["rows"]["train"], kmeans_job.MOST_ROWS)} if "rows" in found else {}
-    return _where_unsaid(job, {"momentum": 0.0, "schedule": "constant"} | rows, "trees ask", tell)
+    return _where_unsaid(job, {"momentum": 0.0, "schedule": "constant", **whole}, "trees ask", tell)
 
 
-def _of_kmeans(job: PrivateJobSettings, found: Mapping[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+def _of_kmeans(
+    job: PrivateJobSettings, found: Mapping[str, Any], whole: Mapping[str, int], tell: Callable[[str], None]
+) -> dict[str, Any]:
     """What k-means asks of a job that says nothing else: steps of Lloyd's, of all training rows."""
     if _layers(found["model"]) != ["kmeans"] or "rows" not in found:
         return {}
     wanted = {key: value for key, value in kmeans_job.PLAIN.items() if key != "objective"}
-    rows = min(found["rows"]["train"], kmeans_job.MOST_ROWS)
-    return _where_unsaid(job, wanted | {"batch": rows}, "k-means asks", tell)
+    return _where_unsaid(job, {**wanted, **whole}, "k-means asks", tell)
 
 
 def _layers(model: Any) -> list[str]:

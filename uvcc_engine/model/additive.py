@@ -22,6 +22,7 @@ from uvcc_engine.mpc.products.arithmetic import (
     matmul_protocol,
     partners,
     rescale_protocol,
+    reshare_protocol,
     terms,
 )
 from uvcc_engine.mpc.products.truncation import truncate_product_protocol
@@ -102,11 +103,13 @@ def _public_protocol(
 def settle_protocol(rt: Runtime, z: Tensor, shift: int, f: int, dealer: int, scale: float = 1.0) -> MpcProtocol[Share]:
     """``scale * z / 2^shift`` from additive terms ``z`` at scale ``f + shift``, re-randomised and truncated.
 
-    2 rounds; the result has ``f`` fractional bits. ``z`` is used up. Shape of ``z``.
+    2 rounds, 1 where nothing is cut off; the result has ``f`` fractional bits. ``z`` is used up. Shape of ``z``.
     """
     factor, extra = integer_scale(scale)
     if extra < 0:
         factor, extra = factor << -extra, 0
     draws = rt.draws()
     z = rt.kernels.blind(z, factor, draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape))
+    if shift + extra == 0:
+        return (yield from reshare_protocol(rt, z, f))
     return (yield from truncate_product_protocol(rt, z, shift + extra, f, dealer))

@@ -28,7 +28,7 @@ from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.seeds import Seeds
-from uvcc_engine.sharding.sharded_training import ParallelTrainer
+from uvcc_engine.sharding.summed_training import parallel_trainer_of
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.leaves.leaf import RECEIVED, RECORD, SENT, blind_state, make_record
 from uvcc_engine.transcript.leaves.payload_digests import chunks
@@ -199,7 +199,7 @@ def _epochs(
         return Runtime(coord.party, plane, seeds.prg, sid, seeds.attempt, stream=stream, prg=prg, few_rounds=few)
 
     main = runtime()
-    trainer = ParallelTrainer(main, runtime, job, fit_model(job), inputs, groups, lambda name, fields: None)
+    trainer = parallel_trainer_of(main, runtime, job, fit_model(job), inputs, groups, lambda name, fields: None)
     if main.ledger is not None:
         main.ledger.defers = True  # as workers do
     for epoch in range(job.steps + 1):

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,31 +57,9 @@ from uvcc_engine.sharding.stage_passes import Pass, Settling, StagePart, backwar
 from uvcc_engine.sharding.updates import OPTIMIZERS
 from uvcc_engine.sharding.validation import check_provable, check_slices
 
-__all__ = ["Learner", "ParallelTrainer", "stream_of"]
+__all__ = ["ParallelTrainer", "stream_of"]
 
 PassSteps = Callable[[Runtime, int, Tensor, Share | None], MpcProtocol[Share | None]]
-
-
-class Learner(Protocol):
-    """What a session drives: the plain trainer, or one worker's part of a parallel one."""
-
-    def step(self, step: int) -> StepResult:
-        """Train on the batch of step ``step``."""
-
-    def evaluate(self) -> dict[str, float]:
-        """Open the metrics that the job lists, over all test rows, by name."""
-
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of this worker: both components, each in the shape of its weight, by name."""
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave, in the same shapes."""
-
-    def weight_halves(self) -> tuple[dict[str, Ring], dict[str, Ring]]:
-        """Both components of this worker's weights by name."""
-
-    def component_digest(self, half: Half, blind: bytes) -> str:
-        """Blinded digest of one component of this worker's state."""
 
 
 class ParallelTrainer:
@@ -149,10 +126,14 @@ class ParallelTrainer:
 
     def step(self, step: int) -> StepResult:
         """Train on this replica's slice of the rows of step ``step``; the loss is the mean over all replicas."""
-        size, place = self._groups.place.topology, self._groups.place
         reveal, self._step = self._job.reveals_loss(step), step
-        rows = self._my_batch(step)
-        lent = self._lent
+        total, opened = self._trained(step, reveal=reveal)
+        return self._told(step, total, opened, reveal=reveal)
+
+    def _trained(self, step: int, *, reveal: bool) -> tuple[Share | None, Tensor | None]:
+        """Train on this replica's rows; the summed loss of all if it is to be revealed, and opened if it is already."""
+        size, place = self._groups.place.topology, self._groups.place
+        rows, lent = self._my_batch(step), self._lent
         self._gradients.begin(size.microbatches, lent)
         if self._settled is not None:
             self._settled.begin(size.microbatches, lent)
@@ -171,12 +152,12 @@ class ParallelTrainer:
             self._on_event(name, {"coord": coord, "step": step, "count": size.microbatches})
         if step == min(1, self._job.steps - 1):
             self._tell(gantt, step)
-        return self._told(step, total, opened, reveal=reveal)
+        return total, opened
 
     def _told(self, step: int, total: Share | None, opened: Tensor | None, *, reveal: bool) -> StepResult:
         """What the step tells: where it is proved, all of it is first, the validation after it included."""
         validates = self._job.validates(step)
-        measured = fleet_answers.measure_validation(self._fleet) if validates else []
+        measured = self._measured_validation() if validates else []
         if self._settled is not None and not reveal and not validates:
             silent, owed = prove_silently_together(self._runtimes, self._groups)
             return StepResult(None, silent, owed=owed)
@@ -188,6 +169,10 @@ class ParallelTrainer:
             loss = self._fleet.told(mine) / (self._whole_job.batch * self._model.positions)
         found = fleet_answers.told_numbers(self._fleet, measured, rings[: len(measured)]) if validates else {}
         return StepResult(loss, proved, self._validated(step + 1, found))
+
+    def _measured_validation(self) -> list[Measured]:
+        """The numbers of validation that the job lists, still shared, at the worker that opens them."""
+        return fleet_answers.measure_validation(self._fleet)
 
     def _proved_and_opened(
         self, measured: list[Measured], total: Share | None = None
@@ -204,11 +189,14 @@ class ParallelTrainer:
         return None, main.run(par(*(open_ring_protocol(main, one) for one in shares))) if shares else []
 
     def _my_batch(self, step: int) -> Tensor:
-        size = self._groups.place.topology
-        every = batch_rows(self._job.seed, step, self._whole_job.batch, self._fleet.tensors["train_x"].shape[0])
         first = self._groups.place.coord.replica * self._job.batch
-        assert len(every) == size.replicas * self._job.batch
-        return torch.from_numpy(every[first : first + self._job.batch]).to(self._runtimes.main.device)
+        return self._whole_batch(step)[first : first + self._job.batch]
+
+    def _whole_batch(self, step: int) -> Tensor:
+        """The rows of all replicas, one replica's after the other's."""
+        every = batch_rows(self._job.seed, step, self._whole_job.batch, self._fleet.tensors["train_x"].shape[0])
+        assert len(every) == self._groups.place.topology.replicas * self._job.batch
+        return torch.from_numpy(every).to(self._runtimes.main.device)
 
     def _tell(self, gantt: Gantt, step: int) -> None:
         for phase, m, start, end in gantt.ticks:
@@ -314,17 +302,18 @@ class ParallelTrainer:
     def _update(self, step: int, reveal: bool) -> tuple[Share | None, Tensor | None]:
         """Sum the gradients over the replicas, truncate this replica's slice, gather, apply; the summed loss, and
         opened beside it, unless that waits until all is proved."""
-        groups = self._groups
         slices = self._gradients.slices() if self._settled is None else self._settled.slices()
-        if self._first_sum:
-            self._first_sum = False
-            if groups.dp.size > 1:
-                self._on_event("dp_ok", {"coord": str(groups.place.coord)})
+        self._note_first_sum()
         self._follow()
         total = self._fleet.summed(self._losses) if reveal and self._pipe.last else None
         now = total if self._fleet.opener and self._settled is None else None
         opened: Tensor | None = self._optimizer.update(step, slices, self._opening_protocol(now))
         return total, opened
+
+    def _note_first_sum(self) -> None:
+        if self._first_sum and self._groups.dp.size > 1:
+            self._on_event("dp_ok", {"coord": str(self._groups.place.coord)})
+        self._first_sum = False
 
     def _follow(self) -> None:
         """Have statistics that a layer keeps follow what all replicas' microbatches were like, the same at each."""

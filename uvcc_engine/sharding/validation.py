@@ -94,8 +94,9 @@ def fit_model(
         raise ConfigError(what, "count the features of each owner's schema")
     check_metrics(job, model)
     check_regression(job, model)
-    check_trees(job, model)
-    check_kmeans(job, model)
+    check_trees(job, model, replicas)
+    check_kmeans(job, model, replicas)
+    check_summed(model, stages=stages, tensor=tensor, microbatches=microbatches)
     check_provable(job, model)
     special = [
         f"{name} {value!r}"
@@ -160,7 +161,15 @@ def check_regression(job: PrivateJob, model: ModelSpec) -> None:
         raise ConfigError(f"standard errors of {model.features} columns", f"at most {MOST_COLUMNS} columns")
 
 
-def check_trees(job: PrivateJob, model: ModelSpec) -> None:
+def check_summed(model: ModelSpec, **ways: int) -> None:
+    """Refuse (ConfigError) a way to divide trees or k-means, which replicas alone can be."""
+    for way, n in ways.items():
+        if n > 1 and (model.unsupervised or trees_of(model) is not None):
+            what = f"{way} of {n}, and {model.name} is " + ("k-means" if model.unsupervised else "trees")
+            raise ConfigError(what, f"{way}: 1; replicas divide the rows of what is made of sums over them")
+
+
+def check_trees(job: PrivateJob, model: ModelSpec, replicas: int = 1) -> None:
     """Refuse (ConfigError) trees beside other layers, and what a job asks of them that they have not."""
     trees = trees_of(model)
     if trees is None:
@@ -191,11 +200,12 @@ def check_trees(job: PrivateJob, model: ModelSpec) -> None:
         )
     if job.steps > trees.count:
         raise ConfigError(f"job.steps is {job.steps}, one for each of {trees.count} trees", "make them as many")
-    if job.batch > MOST_ROWS:
-        raise ConfigError(f"trees grown from {job.batch} rows each", f"job.batch of at most {MOST_ROWS}")
+    if job.batch * replicas > MOST_ROWS:
+        most = MOST_ROWS // replicas
+        raise ConfigError(f"trees grown from {job.batch * replicas} rows each", f"job.batch of at most {most}")
 
 
-def check_kmeans(job: PrivateJob, model: ModelSpec) -> None:
+def check_kmeans(job: PrivateJob, model: ModelSpec, replicas: int = 1) -> None:
     """Refuse (ConfigError) k-means beside other layers, and what a job asks of it that it has not."""
     if not model.unsupervised:
         if any(layer.unsupervised for layer in _all_layers(model.layers)):
@@ -224,8 +234,8 @@ def check_kmeans(job: PrivateJob, model: ModelSpec) -> None:
             " and no decay, clipping or weights; all owners have the same columns",
         )
     most = 2.0 ** (60 - 2 * job.frac_bits)
-    if job.batch * model.features > most:
-        what = f"k-means with {job.batch} rows of {model.features} features a step, and job.frac_bits {job.frac_bits}"
+    if (rows := job.batch * replicas) * model.features > most:
+        what = f"k-means with {rows} rows of {model.features} features a step, and job.frac_bits {job.frac_bits}"
         raise ConfigError(what, f"at most {most:.3g} numbers: a smaller batch, or fewer frac_bits")
 
 

@@ -27,7 +27,9 @@ from uvcc_engine.plane.api import Plane
 from uvcc_engine.plane.live import Waits
 from uvcc_engine.proofs.settling import OwedVerdict
 from uvcc_engine.sealing.release import box_name, seal_weights
-from uvcc_engine.sharding.sharded_training import Learner, ParallelTrainer, stream_of
+from uvcc_engine.sharding.learner import Learner
+from uvcc_engine.sharding.sharded_training import ParallelTrainer, stream_of
+from uvcc_engine.sharding.summed_training import parallel_trainer_of
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.exchange.own_history import check_history
 from uvcc_engine.transcript.formats import kinds
@@ -119,11 +121,10 @@ class WorkerSession:
             return Predictor(self._rt, a.job, a.model, a.inputs)
         if groups.alone and a.policy.topology.microbatches == 1:
             return trainer_of(self._rt, a.job, a.model, a.inputs)
+        return parallel_trainer_of(self._rt, runtime, a.job, a.model, a.inputs, groups, self._tell, self._note_passage)
 
-        def tell(name: str, fields: dict[str, Any]) -> None:
-            self._writer.event(name, **fields)
-
-        return ParallelTrainer(self._rt, runtime, a.job, a.model, a.inputs, groups, tell, self._note_passage)
+    def _tell(self, name: str, fields: dict[str, Any]) -> None:
+        self._writer.event(name, **fields)
 
     def _note_passage(self, direction: str, microbatch: int, sent: int, passed: Tensor) -> None:
         """What moves between stages leaves its digest in the transcript, in the stream of its pass."""

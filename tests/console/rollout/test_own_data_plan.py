@@ -250,6 +250,8 @@ def test_trees_are_planned_on_bits_and_ask_for_a_step_each(
     ]
     assert job["batch"] == json.loads(owndata.owners_program(["plan", *named]))["rows"]["train"]
     assert f"trees ask for momentum 0.0, schedule constant, batch {job['batch']}" in told
+    two = job_of(create_run(str(plain), [*[one for one in asked if "batch" not in one], "topology.replicas=2"]))
+    assert two["batch"] == job["batch"] // 2
     schema = table.with_name("patients.schema.yaml")
     schema.write_text(schema.read_text().replace("{kind: bins, bins: 4}", "minmax", 1))
     with pytest.raises(UvccError, match=r"feature 'a' holds .*, and trees ask bits"):

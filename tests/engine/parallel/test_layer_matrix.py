@@ -122,8 +122,10 @@ def test_several_workers_train_it_to_the_last_bit_as_plain_integers_where_the_ta
     if word == "split":
         model = find_model("split") if _named("split") else register_model(model)
     if not table.fits(model, size.tensor):
-        assert size.tensor > 1 or word in ("trees", "kmeans")
+        assert size.tensor > 1
         return
+    if word in ("trees", "kmeans"):  # made of sums over rows, which replicas alone divide
+        size = Topology(size.replicas)
     if sum(bool(weighted_specs([spec])) for spec in model.layers) < size.stages:
         return
     place_layers(model, size.tensor)

@@ -25,7 +25,7 @@ from uvcc_engine.plane.api import Tag
 from uvcc_engine.sealing.inputs import PartyInputs, dataset_tensors
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
 from uvcc_engine.sharding.partition import join_weight, place_layers, weights_of
-from uvcc_engine.sharding.sharded_training import ParallelTrainer
+from uvcc_engine.sharding.summed_training import parallel_trainer_of
 
 Found = dict[Coord, dict[str, Any]]
 
@@ -98,7 +98,7 @@ def train(
 
         main = runtime(0)
         passed: list[tuple[str, int, int]] = []
-        trainer = ParallelTrainer(
+        trainer = parallel_trainer_of(
             main,
             runtime,
             job,
@@ -130,7 +130,8 @@ def train(
 
 def trainer_counts(job: PrivateJob) -> bool:
     """Whether right answers can be counted: of classes."""
-    return find_model(job.model).classes > 1
+    model = find_model(job.model)
+    return model.classes > 1 and not model.unsupervised
 
 
 def weights(job: PrivateJob, found: Found, size: Topology, replica: int = 0) -> list[np.ndarray]:

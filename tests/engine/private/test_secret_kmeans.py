@@ -115,13 +115,14 @@ def test_what_k_means_has_not_is_refused_by_name(job: dict[str, Any], what: str)
         fit_model(PrivateJob.from_json(JOB | job))
 
 
-def test_no_other_model_has_its_objective_and_it_trains_on_one_worker() -> None:
+def test_no_other_model_has_its_objective_and_replicas_alone_divide_it() -> None:
     with pytest.raises(ConfigError, match="objective 'inertia' for"):
         fit_model(PrivateJob.from_json({"objective": "inertia", "reveal": ["loss"]}))
     with pytest.raises(ConfigError, match="'inertia' for objective 'cross-entropy'"):
         fit_model(PrivateJob.from_json({"reveal": ["inertia"]}))
-    with pytest.raises(ConfigError, match="cannot be split over workers: KMeans"):
-        fit_model(PrivateJob.from_json(JOB), workers=2, replicas=2)
+    assert fit_model(PrivateJob.from_json(JOB), workers=2, replicas=2).unsupervised
+    with pytest.raises(ConfigError, match=r"stages of 2, and .* is k-means"):
+        fit_model(PrivateJob.from_json(JOB), workers=2, stages=2)
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,8 @@ def test_trees_ask_bits_and_stand_alone() -> None:
         fit_model(job)
     alone = PrivateJob.from_json(job.to_json() | {"model": model_to_json(model_of_list([{"trees": 60}], 4, 1))})
     assert fit_model(alone).classes == 1
-    with pytest.raises(ConfigError, match="cannot be split over workers: Trees"):
-        fit_model(alone, workers=2, replicas=2)
+    with pytest.raises(ConfigError, match=r"tensor of 2, and .* is trees"):
+        fit_model(alone, workers=2, tensor=2)
 
 
 def test_a_schema_turns_numbers_into_bits() -> None:

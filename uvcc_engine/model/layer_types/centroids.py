@@ -14,6 +14,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.model import ops
+from uvcc_engine.model.parts import one_rank_weight
 from uvcc_engine.model.registry import (
     InitialContext,
     LayerType,
@@ -124,5 +125,6 @@ register(
         initial=_initial,
         rounds=2,
         products=_products,
+        tensor_parallel=one_rank_weight(_secret),
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from uvcc_engine.model.functions import rsqrt_protocol
 from uvcc_engine.model.layer_types.centroids import KMeansLayer, kmeans_of
 from uvcc_engine.model.learning.answer_metrics import mean_of
 from uvcc_engine.model.learning.measured import Measured
+from uvcc_engine.model.learning.replica_sums import ReplicaSums
 from uvcc_engine.model.learning.training import PrivateTrainer, SummedLoss
 from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
 from uvcc_engine.mpc.comparisons.tournament import greatest_place_protocol
@@ -27,7 +28,6 @@ from uvcc_engine.mpc.products.arithmetic import (
     add,
     add_public,
     dot_protocol,
-    matmul_protocol,
     mul_protocol,
     mul_public_protocol,
     scale_int,
@@ -36,6 +36,7 @@ from uvcc_engine.mpc.products.arithmetic import (
 from uvcc_engine.sealing.inputs import PartyInputs
 
 INERTIA = "inertia"
+_ALONE: Final = ReplicaSums()
 
 
 class KMeansTrainer(PrivateTrainer):
@@ -106,20 +107,26 @@ def apart_protocol(rt: Runtime, x: Share, scores: Share, place: Share) -> MpcPro
 
 
 def moved_protocol(
-    rt: Runtime, centroids: Share, x: Share, place: Share, least: int, rate: float
+    rt: Runtime, centroids: Share, x: Share, place: Share, least: int, rate: float, replicas: ReplicaSums = _ALONE
 ) -> MpcProtocol[Share]:
     """Centroids ``[clusters, features]`` that went ``rate`` of the way to the mean of their rows, which ``place``
     ``[rows, clusters]`` says of rows ``x [rows, features]``. One of fewer than ``least`` rows stays where it is.
+    Each of ``replicas`` has as many rows of its own, and moves some of the centroids.
 
     What the rows are apart from their centroid is added up before the one truncation, and divided by their secret
     number as the square of an inverse square root: off by 4e-4 of the way, so by nothing at the end. About 30 rounds,
     all but 2 of them of ``clusters`` numbers.
     """
-    rows, (clusters, _), f = x.shape[0], centroids.shape, centroids.f
-    spare = halvings(rows, clusters, f)
+    rows, (clusters, features), f = x.shape[0] * replicas.dp.size, centroids.shape, centroids.f
+    spare, mine = halvings(rows, clusters, f), replicas.mine(clusters)
     counts = place.sum(0)
-    over, minus = add_public(rt, counts, -float(least)), scale_int(counts, -1).map(torch.diag)
-    sums = matmul_protocol(rt, cat([x, centroids]).T, cat([place, minus]), scale=2.0**-spare)
+    minus = scale_int(counts, -1).map(torch.diag)
+    counts = replicas.summed(counts).index(mine)
+    sums = replicas.matmuls_protocol(rt, [(cat([x, centroids]).T, cat([place, minus]))], 2.0**-spare, mine)
+    if mine.stop == mine.start:
+        yield from sums
+        return add(centroids, replicas.gathered(replicas.nothing(rt, features, f).T, clusters))
+    over = add_public(rt, counts, -float(least))
     first: MpcProtocol[list[Any]] = par(sums, drelu_arithmetic_protocol(rt, over))
     apart, enough = yield from first
     apart, over = yield from par(mul_protocol(rt, apart, enough.reshape(1, -1)), mul_protocol(rt, over, enough))
@@ -128,7 +135,7 @@ def moved_protocol(
     inverse = (yield from rsqrt_protocol(rt, share, low, high, f)).reshape(1, -1)
     root = yield from mul_protocol(rt, apart, inverse)
     way = yield from mul_protocol(rt, root, inverse, scale=rate)
-    return add(centroids, way.T)
+    return add(centroids, replicas.gathered(way.T, clusters))
 
 
 def halvings(rows: int, clusters: int, f: int) -> int:
@@ -153,18 +160,22 @@ def groups(seed: int, rows: int, clusters: int, least: int) -> Ints:
     return order.astype(np.int64).reshape(clusters, size)
 
 
-def starts_protocol(rt: Runtime, x: Share, grouped: Ints) -> MpcProtocol[Share]:
+def starts_protocol(rt: Runtime, x: Share, grouped: Ints, replicas: ReplicaSums = _ALONE) -> MpcProtocol[Share]:
     """Centroids spread like the rows ``x [rows, features]``: the mean of each of these groups, moved away from that of
-    all as far as a row lies, which is a mean's distance times the root of the group's size. 2 rounds."""
-    clusters, size = grouped.shape
+    all as far as a row lies, which is a mean's distance times the root of the group's size. 2 rounds. ``x`` are all
+    rows at each of ``replicas``, which finds some of the centroids."""
+    (clusters, size), mine = grouped.shape, replicas.mine(grouped.shape[0])
+    if mine.stop == mine.start:
+        return replicas.gathered(replicas.nothing(rt, x.shape[1], x.f).T, clusters)
     sums = x.index(torch.from_numpy(grouped.reshape(-1)).to(rt.device)).reshape(clusters, size, -1).sum(1)
     whole = sums.sum(0, keepdim=True)
     away, middle = _factors(clusters, size)
     both: MpcProtocol[list[Any]] = par(
-        mul_public_protocol(rt, sub(scale_int(sums, clusters), whole), away), mul_public_protocol(rt, whole, middle)
+        mul_public_protocol(rt, sub(scale_int(sums.index(mine), clusters), whole), away),
+        mul_public_protocol(rt, whole, middle),
     )
     apart, centre = yield from both
-    return add(apart, centre)
+    return replicas.gathered(add(apart, centre), clusters)
 
 
 def clear_starts(x: Floats, grouped: Ints) -> Floats:
