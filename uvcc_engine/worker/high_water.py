@@ -84,19 +84,27 @@ class HighWaterMark:
             fresh._keep(fresh._mark)
             return fresh
 
+    @property
+    def same_boot(self) -> bool:
+        """Whether this machine surely kept its power since the mark was written: what a killed process had handed to
+        the operating system is then there."""
+        return bool(self._mark.boot) and self._mark.boot == boot_id()
+
     def admit(self, finalised: int, left_open: int) -> None:
         """Hold the transcript against the mark: its finalised epochs, and the epoch that it holds open (-1: none).
 
         Raises RepeatError where it lacks one that may have been begun.
         """
-        if self._mark.boot and self._mark.boot == boot_id():
+        if self.same_boot:
             last = self._begun - 1
             lacks, due = finalised < last or (finalised == last and left_open != last), self._begun
+            why = "its files were taken back or removed"
         else:
             lacks, due = finalised < self._mark.reserved, self._mark.reserved
+            why = "as after a power cut"
         if lacks:
             what = f"the transcript holds {finalised} epochs of the {due} that this identity may have begun in attempt"
-            _refuse(self._demand, f"{what} {self._mark.attempt}, as after a power cut", self._mark.attempt + 1)
+            _refuse(self._demand, f"{what} {self._mark.attempt}: {why}", self._mark.attempt + 1)
         if self._mark.boot != boot_id():
             self._note_begun(finalised)
             self._keep(replace(self._mark, boot=boot_id()))

@@ -253,6 +253,7 @@ class WorkerSession:
             a.coord,
             a.policy.peers(a.party, a.coord.replica),
             resume_epoch=epoch,
+            power_cut=self._mark is None or not self._mark.same_boot,
         )
         self._evidence.input(a.policy.commitments[a.party])
         self._recorder.inner = self._evidence.recorder

@@ -10,7 +10,9 @@ import pytest
 from private_kit import Fleet, Zygote, direct_links
 from private_liars import EPOCH
 
+from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.leaves import leaf_file, write_ahead_log
 from uvcc_engine.transcript.proof.bundle import assemble_folder
 from uvcc_engine.transcript.proof.verifier import verify
@@ -35,11 +37,15 @@ class Interrupted:
         for party in range(3):
             shutil.copytree(self.fleet.home(party), self._kept / str(party))
 
-    def again(self) -> Path:
-        """Everything as it lay, identities' marks with it; returns the transcript folder of the pod that died."""
+    def again(self, *, step: int = EPOCH) -> Path:
+        """Everything as it lay, identities' marks with it, and no newer checkpoint than ``step`` on one of the other
+        pods, as if it had not been written yet; returns the transcript folder of the pod that died."""
         for party in range(3):
             shutil.rmtree(self.fleet.home(party))
             shutil.copytree(self._kept / str(party), self.fleet.home(party))
+        checkpoints = self.fleet.dir(0) / files.CHECKPOINTS
+        for newer in (s for s in ck.steps_present(checkpoints) if s > step):
+            shutil.rmtree(ck.step_dir(checkpoints, newer))
         return self.fleet.dir(FAILED) / f"transcript_p{FAILED}r0s0t0"
 
     def resume(self) -> list[int]:
@@ -74,11 +80,13 @@ def test_undamaged_it_goes_on_and_the_evidence_holds(interrupted: Interrupted, t
     assert verify(assemble_folder(tmp_path)).level == "transcripts"
 
 
+@pytest.mark.parametrize("step", [EPOCH, EPOCH - 1])
 @pytest.mark.parametrize(
     "name", [leaf_file.OPEN_EPOCH, leaf_file.LEAVES, leaf_file.ROOTS, leaf_file.OPENINGS, leaf_file.PEERS]
 )
-def test_a_changed_bit_is_the_own_disks_doing(interrupted: Interrupted, name: str) -> None:
-    path = interrupted.again() / name
+def test_a_changed_bit_is_the_own_disks_doing(interrupted: Interrupted, name: str, step: int) -> None:
+    """Also where the epoch that was damaged is to be repeated: no power cut has come since, so nothing may lack."""
+    path = interrupted.again(step=step) / name
     data = bytearray(path.read_bytes())
     data[middle(path)] ^= 4
     path.write_bytes(bytes(data))

@@ -28,7 +28,9 @@ def key(a: int, b: int) -> bytes:
     return hashlib.sha256(bytes(sorted((a, b)))).digest()
 
 
-def open_store(folder: Path, party: int, resume_epoch: int = 0, sid: bytes = SID) -> TranscriptStore:
+def open_store(
+    folder: Path, party: int, resume_epoch: int = 0, sid: bytes = SID, *, power_cut: bool = True
+) -> TranscriptStore:
     pairs = {p: key(party, p) for p in range(3) if p != party}
     return TranscriptStore(
         folder / f"p{party}",
@@ -37,6 +39,7 @@ def open_store(folder: Path, party: int, resume_epoch: int = 0, sid: bytes = SID
         own_key=b"%d" % party,
         pair_keys=pairs,
         resume_epoch=resume_epoch,
+        power_cut=power_cut,
     )
 
 
@@ -411,6 +414,45 @@ def test_power_loss_that_left_zeros(stores: dict[int, TranscriptStore], tmp_path
     data = path.read_bytes()
     path.write_bytes(data[:-200] + bytes(200))
     assert open_store(tmp_path, 0, 2).epochs == 2
+
+
+@pytest.mark.parametrize("cut", [1, 30, RECORD.size, 500])
+def test_a_process_killed_while_it_wrote_a_block_repeats_it(
+    stores: dict[int, TranscriptStore], tmp_path: Path, cut: int
+) -> None:
+    """Its leaves are all in ``open.bin``, so nothing is repeated that it does not know."""
+    first = run_epochs(stores, range(3))
+    for s in stores.values():
+        s.close()
+    path = tmp_path / "p0" / leaf_file.LEAVES
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = {p: open_store(tmp_path, p, 1, power_cut=False) for p in range(3)}
+    assert (again[0].epochs, again[0].left_open) == (2, 2)
+    assert run_epochs(again, range(1, 3)) == first[1:]
+
+
+@pytest.mark.parametrize("resume", [0, 1, 2])
+def test_where_no_power_cut_came_a_changed_bit_anywhere_is_damage(
+    stores: dict[int, TranscriptStore], tmp_path: Path, resume: int
+) -> None:
+    """Also of epochs that are to be repeated; nothing of the file is cut off."""
+    run_epochs(stores, range(3))
+    for s in stores.values():
+        s.begin_epoch(3)
+        s.close()
+    path = tmp_path / "p0" / leaf_file.LEAVES
+    data, size = path.read_bytes(), leaf_file.HEADER.size
+    blocks = [block for _, block in leaf_file.blocks(path)]
+    places = [at for b in blocks[resume:] for at in (*range(b.at - size, b.at, 3), *range(b.at, b.end, 17))]
+    for at in places:
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        with pytest.raises(UnreadableError, match=r"p0/leaves\.bin: this worker's own record of epoch \d is damaged"):
+            open_store(tmp_path, 0, resume, power_cut=False)
+        assert path.read_bytes() == changed
+    path.write_bytes(data)
+    assert open_store(tmp_path, 0, resume, power_cut=False).left_open == 3
 
 
 def test_refuses_what_is_not_its_own(stores: dict[int, TranscriptStore], tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def blinding_keys(identity: Identity, policy: Policy, coord: Coord) -> dict[int,
 class WorkerEvidence:
     """Transcript, signed roots and signed result of one worker. One user thread, like the plane."""
 
-    def __init__(self, folder: Path, identity: Identity, policy: Policy, coord: Coord, resume_epoch: int) -> None:
+    def __init__(
+        self, folder: Path, identity: Identity, policy: Policy, coord: Coord, resume_epoch: int, power_cut: bool
+    ) -> None:
         """See :meth:`open`."""
         self.coord = coord
         self.policy = policy
@@ -75,6 +77,7 @@ class WorkerEvidence:
             own_key=keys.pop(coord.party),
             pair_keys=keys,
             resume_epoch=resume_epoch,
+            power_cut=power_cut,
         )
         self._logs: list[LineLog] = []
         self._closers = ExitStack()
@@ -131,8 +134,13 @@ class WorkerEvidence:
         coord: Coord,
         peers: Mapping[int, PublicIdentity] | None = None,
         resume_epoch: int | None = None,
+        *,
+        power_cut: bool = True,
     ) -> WorkerEvidence:
         """Open ``run_dir/transcript_<coord>``; with ``resume_epoch`` go on there, repeating what was recorded after it.
+
+        ``power_cut``: whether the machine may have lost its power since: what of the repeated epochs is not whole is
+        then removed.
 
         Raises ConfigError if the policy names another identity, coordinate or peers, or the transcript is of another
         session; UnreadableError if it is damaged.
@@ -146,7 +154,7 @@ class WorkerEvidence:
             raise ConfigError(f"this identity is of another pod of P{coord.party} than {coord}", "launch it there")
         if peers is not None and dict(peers) != policy.peers(coord.party, coord.replica):
             raise ConfigError("the peers' identities are not those of the policy", "use policy.peers(party, replica)")
-        return cls(run_dir / leaf_file.folder_name(coord), identity, policy, coord, resume_epoch or 0)
+        return cls(run_dir / leaf_file.folder_name(coord), identity, policy, coord, resume_epoch or 0, power_cut)
 
     # ---- events inside the party -------------------------------------------------------------------------------
 

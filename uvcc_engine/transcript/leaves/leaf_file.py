@@ -41,7 +41,8 @@ def folder_name(coord: object) -> str:
 def damaged(path: Path, where: str, what: str) -> UnreadableError:
     """A worker's own file is not as that worker wrote it: that says nothing about a peer."""
     said = f"{path}: this worker's own record of {where} is damaged: {what}"
-    return UnreadableError(said, "its disk or memory failed; take the next attempt, on another pod if it happens again")
+    hint = "its disk or memory failed; take the next attempt (uvcc resume RUN --from 0), on another pod if this repeats"
+    return UnreadableError(said, hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
-from uvcc_engine.transcript.leaves import leaf_file, payload_digests
+from uvcc_engine.transcript.leaves import leaf_file, payload_digests, write_ahead_log
 from uvcc_engine.transcript.leaves.leaf import (
     LOCAL_KINDS,
     OPENED_KINDS,
@@ -75,10 +75,12 @@ class TranscriptStore:
         pair_keys: Mapping[int, bytes],
         resume_epoch: int = 0,
         limit: int = LIMIT,
+        power_cut: bool = True,
     ) -> None:
         """Open or create. ``own_key`` blinds local leaves, ``pair_keys[peer]`` those exchanged with ``peer``.
 
-        ``limit``: how many leaves of the open epoch stay in memory.
+        ``limit``: how many leaves of the open epoch stay in memory. ``power_cut``: whether the machine may have lost
+        its power since the folder was written, and with it what was never synced.
 
         With epochs already on disk, work goes on at ``resume_epoch``; every leaf recorded again must match.
         Raises ConfigError (other session, epochs missing, in use), UnreadableError (damaged file).
@@ -91,7 +93,7 @@ class TranscriptStore:
         self._sid = sid_sub
         self._keys = {party: own_key, **pair_keys}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._limit = limit
+        self._limit, self._power_cut = limit, power_cut
         self._recorded, self._old = RunSet(folder, limit), RunSet(folder, limit)
         self._before = KnownKeys(EMPTY)
         self._sealed = False
@@ -109,6 +111,10 @@ class TranscriptStore:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._blocks = self._scan(resume_epoch)
+            if not 0 <= resume_epoch <= len(self._blocks):
+                what = f"the transcript in {folder} holds {len(self._blocks)} epochs; cannot go on at {resume_epoch}"
+                raise ConfigError(what, _RERUN)
+            self._drop_torn(resume_epoch)
             self._log = WriteAheadLog(folder, sid_sub, len(self._blocks))
         except BlockingIOError as e:
             self.close(sync=False)
@@ -118,12 +124,6 @@ class TranscriptStore:
         except BaseException:
             self.close(sync=False)
             raise
-        if not 0 <= resume_epoch <= len(self._blocks):
-            self.close(sync=False)
-            raise ConfigError(
-                f"the transcript in {folder} holds {len(self._blocks)} epochs; cannot go on at {resume_epoch}", _RERUN
-            )
-        self._drop_torn(resume_epoch)
         self._epoch, self._next = -1, resume_epoch
 
     # ---- opening what is on disk -------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ class TranscriptStore:
     def _scan(self, first: int) -> list[leaf_file.EpochBlock]:
         """Find the sealed epochs.
 
-        A power loss can cut short what was never synced: from epoch ``first`` on, such a block is removed, since that
-        epoch is executed again. Before, nothing is removed, and UnreadableError raised.
+        From epoch ``first`` on, a block that :meth:`_may_be_torn` is removed, since that epoch is executed again.
+        Before, nothing is removed, and UnreadableError raised.
         """
         found: list[leaf_file.EpochBlock] = []
         size = os.fstat(self._fd).st_size
@@ -142,14 +142,14 @@ class TranscriptStore:
                 try:
                     block = leaf_file.next_block(file, at, size)
                 except UnreadableError as e:
-                    if len(found) < first:
+                    if len(found) < first or not self._may_be_torn(len(found)):
                         raise self._damaged(len(found), e.what) from e
                     os.ftruncate(self._fd, at)
                     break
                 if block is None:
                     break
                 if block.sid_sub != self._sid:
-                    if found:
+                    if found or write_ahead_log.open_epoch(self.folder, self._sid) >= 0:
                         raise self._damaged(len(found), "its header names another session")
                     raise ConfigError(f"{self.folder} holds the transcript of another session", "use a new run folder")
                 if block.epoch != len(found):
@@ -157,6 +157,11 @@ class TranscriptStore:
                 found.append(block)
                 at = block.end
         return found
+
+    def _may_be_torn(self, epoch: int) -> bool:
+        """Whether a block that is not whole may be nobody's fault. A power cut loses what was never synced; a process
+        that is killed leaves at most the one unfinished that it was writing, whose leaves ``open.bin`` still has."""
+        return self._power_cut or write_ahead_log.open_epoch(self.folder, self._sid) == epoch
 
     def _damaged(self, epoch: int, what: str) -> UnreadableError:
         return leaf_file.damaged(self.folder / leaf_file.LEAVES, f"epoch {epoch}", what)
@@ -166,7 +171,9 @@ class TranscriptStore:
         for block in self._blocks[first:]:
             try:
                 self.summary(block.epoch)
-            except (UnreadableError, VerificationError):
+            except (UnreadableError, VerificationError) as e:
+                if not self._may_be_torn(block.epoch):
+                    raise self._damaged(block.epoch, "its leaves are not those of its stored root") from e
                 os.ftruncate(self._fd, block.at - leaf_file.HEADER.size)
                 del self._blocks[block.epoch :]
                 break

@@ -184,6 +184,17 @@ def _slots(fd: int) -> Iterator[bytes]:
         at += len(data)
 
 
+def open_epoch(folder: Path, sid_sub: bytes) -> int:
+    """The epoch of this session that the file is of, or -1. Raises UnreadableError for what is damaged."""
+    path = folder / OPEN_EPOCH
+    try:
+        with path.open("rb") as file:
+            found = _head(file.read(_HEAD.size), path)
+    except OSError:
+        return -1
+    return found[2] if found is not None and found[0] == sid_sub and found[2] != _NONE else -1
+
+
 def open_records(folder: Path, epoch: int) -> Iterator[bytes]:
     """What another process noted of ``epoch`` when it was open; nothing if the file is of another one.
 
