@@ -19,6 +19,7 @@ from uvcc_engine.plane.roundtrip import RoundTrip
 MAX_AHEAD: Final = 1 << 16  # frames that may arrive in front of a missing one
 MAX_RANGES: Final = 64  # selective ranges of one acknowledgement
 _REMEMBERED: Final = 4096  # digests kept of delivered frames, to tell a repeat from another content
+LOST: Final = float("-inf")  # when a frame is due of which it is known that it did not arrive
 _GAP: Final = 3  # frames acknowledged behind a missing one before it counts as lost
 
 Content = TypeVar("Content")
@@ -34,7 +35,7 @@ class Timing:
 
     rto_s: float = 0.5
     rto_floor_s: float = 0.0
-    rto_cap_s: float = 10.0
+    rto_cap_s: float = 30.0
     window: int = 64 << 20
 
 
@@ -98,7 +99,7 @@ class SendChannel:
         """Frames to put on the wire now: lost ones first, then new ones within the credit."""
         if now >= self._next_due:
             for frame in list(self.inflight.values()):
-                if frame.due <= now:
+                if frame.due <= now and not self._may_still_come(frame, now):
                     self.retransmits += 1
                     self._sent(frame, now)
                     yield frame
@@ -113,9 +114,27 @@ class SendChannel:
             yield frame
 
     def _sent(self, frame: OutFrame, now: float) -> None:
-        frame.due = now + min(self.trip.timeout_s * (1 << min(frame.tries, 20)), self.timing.rto_cap_s)
+        frame.due = now + self._patience_s(frame.tries)
         frame.sent_at = now
         frame.tries += 1
+
+    def _patience_s(self, tries: int) -> float:
+        doubled = self.trip.timeout_s * (1 << min(max(tries, self.trip.doublings), 20))
+        return min(doubled, max(self.timing.rto_cap_s, 2 * self.trip.timeout_s))  # never less than what was measured
+
+    def _may_still_come(self, frame: OutFrame, now: float) -> bool:
+        """Whether a frame whose time is over has more of it by now, because acknowledgements have come later since.
+
+        Where it has not, all others have twice the time, too, until one is measured again (RFC 6298, 5.5): of a line
+        that is slower than was thought nothing would ever be measured, since each frame was sent twice.
+        """
+        if frame.due == LOST:
+            return False
+        frame.due = frame.sent_at + self._patience_s(frame.tries - 1)
+        if frame.due > now:
+            return True
+        self.trip.doublings = max(self.trip.doublings + 1, frame.tries)
+        return False
 
     def acknowledge(self, ack: Acknowledgement, now: float, party: int) -> None:
         """Take an acknowledgement of ``party``. Raises ProtocolError if it covers what was never sent."""
@@ -142,12 +161,12 @@ class SendChannel:
             if seq + _GAP >= top:
                 return
             if frame.tries == 1:
-                frame.due = self._next_due = now
+                frame.due, self._next_due = LOST, now
 
     def resend_all(self, now: float) -> None:
         """The link lost what was under way: everything unacknowledged is due at once."""
         for frame in self.inflight.values():
-            frame.due, frame.tries = now, 0
+            frame.due, frame.tries = LOST, 0
         if self.inflight:
             self._next_due = now
 

@@ -19,6 +19,7 @@ class RoundTrip:
         self.mean_s: float | None = None  # of what was measured so far
         self._floor = floor_s or first_s
         self._deviation = 0.0
+        self.doublings = 0  # of the wait, since something was measured: how often it was over
 
     def measured(self, seconds: float) -> None:
         """A frame that was sent once has been acknowledged after ``seconds``."""
@@ -27,4 +28,5 @@ class RoundTrip:
         else:
             self._deviation += _GAIN[1] * (abs(seconds - self.mean_s) - self._deviation)
             self.mean_s += _GAIN[0] * (seconds - self.mean_s)
+        self.doublings = 0
         self.timeout_s = max(self._floor, self.mean_s + _DEVIATIONS * self._deviation)

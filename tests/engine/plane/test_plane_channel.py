@@ -64,6 +64,71 @@ def test_of_a_frame_sent_twice_no_round_trip_is_measured() -> None:
     assert channel.trip.timeout_s == 4.0
 
 
+class SlowLine:
+    """A line that loses nothing and carries one frame after the other, ``gap_s`` each: what was handed to it waits in a
+    socket's buffers, and each frame that comes out is acknowledged at once."""
+
+    def __init__(self, channel: SendChannel, gap_s: float) -> None:
+        self.channel, self._gap_s = channel, gap_s
+        self.now, self.free_at = 0.0, 0.0
+        self._under_way: list[tuple[float, int]] = []
+        self._expected = 0
+
+    def send(self, frames: int) -> int:
+        """Hand over some more and wait until all are acknowledged; how many were sent again meanwhile."""
+        before = self.channel.retransmits
+        for _ in range(frames):
+            self.channel.add(self.channel.new_frame(self.now), (b"x",), 0)
+        while not self.channel.idle:
+            for frame in self.channel.transmit(self.now):
+                self.free_at = max(self.free_at, self.now) + self._gap_s
+                self._under_way.append((self.free_at, frame.seq))
+            came, _ = self._under_way[0]
+            self.now = min(came, max(self.now, self.channel.next_due))
+            if self.now == came:
+                _, seq = self._under_way.pop(0)
+                self._expected = max(self._expected, seq + 1)
+                self.channel.acknowledge(ack(self._expected), self.now, 1)
+        return self.channel.retransmits - before
+
+
+@pytest.mark.parametrize("gap_s", [0.1, 0.25, 0.8, 3.0])
+def test_a_slow_line_is_not_filled_with_what_it_carries_already(gap_s: float) -> None:
+    """Frames of 1 MiB lie in a socket's buffers for seconds where a line takes a tenth of one for each: all were sent
+    twice and thrice, so that a large message took three times as long, and none was ever measured."""
+    line = SlowLine(SendChannel(0, Timing()), gap_s)
+    again = [line.send(8) for _ in range(12)]
+    assert sum(again[:2]) <= 12  # nothing is known yet: each may be sent again once, or nearly
+    assert sum(again[2:]) <= 10  # one of eight
+    assert line.channel.trip.timeout_s > 4 * gap_s
+
+
+def test_what_is_overdue_doubles_the_time_of_all_until_one_is_measured() -> None:
+    channel = sending(2)
+    assert [f.seq for f in channel.transmit(0.0)] == [0, 1]
+    assert [f.seq for f in channel.transmit(1.0)] == [0]  # and the second has longer by now
+    assert [f.seq for f in channel.transmit(2.0)] == [1]
+    channel.add(channel.new_frame(2.0), (b"x",), 1)
+    assert [f.seq for f in channel.transmit(2.5)] == [2]
+    channel.acknowledge(ack(3), 3.0, 1)
+    assert channel.trip.mean_s == 0.5
+    channel.add(channel.new_frame(3.0), (b"x",), 1)
+    assert [f.seq for f in channel.transmit(3.0)] == [3]
+    assert channel.next_due == 3.0 + channel.trip.timeout_s
+
+
+def test_what_is_known_to_be_lost_is_not_waited_for_again() -> None:
+    """Neither behind a gap of acknowledgements nor after its connection broke, however long a round trip takes."""
+    channel = sending(5, credit=1)
+    channel.trip.measured(30.0)
+    assert len(list(channel.transmit(0.0))) == 5
+    channel.acknowledge(ack(0, (1, 5)), 1.0, 1)
+    assert [f.seq for f in channel.transmit(1.0)] == [0]
+    channel.resend_all(1.5)
+    assert [f.seq for f in channel.transmit(1.5)] == [0]
+    assert channel.trip.doublings == 0
+
+
 def test_credit_stops_the_sender_and_a_grant_lets_it_go_on() -> None:
     channel = sending(12)
     assert [f.seq for f in channel.transmit(0.0)] == list(range(10))
