@@ -31,6 +31,16 @@ HIGHER: Final = 64
 _STEP: Final = re.compile(r"step-(\d{1,9})")
 
 
+def begin_again(ctx: Rollout, phase: Phase, why: str) -> None:
+    """Let the next start of a phase that has nothing left to do be from its first step, unless a step was chosen.
+
+    One domain among three does not decide that alone, and a command starts from its beginning anyway.
+    """
+    if ctx.federated is None and ctx.start_from is None and phase.kind != "command":
+        ctx.start_from = 0
+        ctx.say(ev.Alert(level="info", name="resume", text=f"{why}: it starts over", hint="F9"))
+
+
 async def chosen(ctx: Rollout, phase: Phase) -> int:
     """The step that was chosen to go on from, -1 if none was; each choice counts once.
 

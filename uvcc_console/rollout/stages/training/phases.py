@@ -226,6 +226,8 @@ async def drill(ctx: Rollout, resumed: bool) -> str:
     exist and its time includes their start; a long one is first seen to train.
     """
     phase = ctx.plan.phases[SMOKE]
+    if resumed and _finished(ctx.bus.snapshot, phase):
+        earlier_checkpoint.begin_again(ctx, phase, "the smoke had ended before it was held")
     pids = await launch(ctx, phase) if resumed or not _started(ctx.bus.snapshot, phase) else {}
     if by_signal(phase):
         await _shown(ctx, pids)
