@@ -217,6 +217,8 @@ class DirectLink:
             connection.mask = want
 
     def _adopt(self, connection: Connection) -> None:
+        """Look at a new connection from now on. The poll knows no socket of this number: every one leaves the poll
+        before it is closed, and only then can the system give its number to another."""
         self._guests.append(connection)
         self._by_fd[connection.sock.fileno()] = connection
         self._watch(connection)
@@ -316,12 +318,17 @@ class DirectLink:
         if why:
             self._turn_away(stranger, why, now)
             return
+        try:
+            guest = Connection(stranger.sock, now, peer, stranger.address)
+        except OSError:  # macOS sets no options of a socket whose other end has gone
+            self._turn_away(stranger, "left behind its knock", now)
+            return
         self._lobby.leave(stranger)
         self._poll.unregister(stranger.fd)
         mine = [c for c in self._guests if c.peer == peer and not c.connecting]
         if len(mine) >= _GUESTS:
             self._drop(mine[0], TimeoutError("too many unproven connections"))
-        self._adopt(Connection(stranger.sock, now, peer, stranger.address))
+        self._adopt(guest)
 
     def _turn_away(self, stranger: Stranger, why: str, now: float) -> None:
         self._lobby.leave(stranger)
