@@ -271,6 +271,19 @@ def test_a_program_that_never_began_is_told_by_the_last_line_of_its_own_log() ->
     assert last_line(running(), COORDS[1]) == ""
 
 
+def test_what_a_worker_noted_as_routine_is_not_told_as_the_reason_of_its_end() -> None:
+    """A worker that was killed writes nothing more: its newest line is of something else."""
+    noted = "2026-11-27 01:54:37,197 INFO several processes may measure matrix products at once"
+
+    def told(*lines: str) -> str:
+        log = ev.LogLines(pod="p1r0", src=f"worker_{COORDS[1]}.log", lines=list(lines))
+        return last_line(running(exited(COORDS[1], -9, "SIGKILL"), log), COORDS[1])
+
+    assert told(noted) == ""
+    assert told("Killed: out of memory", noted) == "Killed: out of memory"
+    assert told(noted, noted.replace("INFO", "ERROR")) == noted.replace("INFO", "ERROR")
+
+
 SHIPPED = sorted(found.name for found in available())
 
 

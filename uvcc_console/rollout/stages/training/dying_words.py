@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.run_files.files import log_name
 from uvcc_engine.contract.text import clean
 
 MOST = 200
+_ROUTINE: Final = re.compile(r"[\d:,.T -]+ (?:INFO|DEBUG) ")  # how such a line of a worker's own log begins
 
 
 def last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
@@ -16,7 +20,8 @@ def last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
 
 
 def last_line(s: Snapshot, coord: str) -> str:
-    """The newest line of a worker's own log; "" where none is known. A program that never began says why only there."""
+    """The newest line of a worker's own log that may be a reason; "" where none is known. A program that never began
+    says why only there; what a worker noted as a matter of routine, minutes before it was killed, explains nothing."""
     name = f"/{log_name(coord)}"
     lines = (e.text for e in reversed(s.log) if e.source.endswith(name) and e.text.strip())
-    return clean(next(lines, ""), MOST)
+    return clean(next((line for line in lines if not _ROUTINE.match(line)), ""), MOST)
