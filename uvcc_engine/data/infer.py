@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -38,6 +39,13 @@ _IDENTIFIER: Final = re.compile(
 )
 _NUMBER_AS_TEXT: Final = re.compile(r"[-+]?[$€£¥]?\s?[-+]?\d+([ .,'\u00a0]\d+)*\s?[$€£¥%]?")
 """A number as people write it and programs do not read it: with a comma, a unit or gaps between thousands."""
+_NAMED_MONTH: Final = re.compile(
+    r"(\d{1,2}[-/. ]{1,2})?(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-/. ,]{1,2}(\d{1,2},? )?\d{4}",
+    re.IGNORECASE,
+)
+_GROUPED: Final = re.compile(r"-?[1-9]\d{0,2}\.\d{3}")
+_UNGROUPED: Final = re.compile(r"-?\d{1,3}")
+_MOST_TOLD: Final = 4
 _FAR: Final = 10.0  # deviations from the mean: a column with values beyond is clipped
 _CLIPPED: Final = f"values beyond {_FAR:g} deviations are clipped"
 _BY: Final = ", by which rows are split"
@@ -81,9 +89,18 @@ def infer(table: CsvTable, target: str | None = "", bins: int = 0, embed: int = 
             notes[name] = note
     if all(column.kind == DROP for column in columns):
         beside = f" beside {target!r}" if target else ""
-        raise ConfigError(f"{table.name} has no column to learn from{beside}", "see what its columns hold")
+        raise ConfigError(f"{table.name} has no column to learn from{beside}", _why_none(columns, notes))
     kind = BINARY if bins and len(values) == 2 else kind
     return Suggestion(Schema(target or "", values, tuple(columns), by=by, kind=kind), notes)
+
+
+def _why_none(columns: Sequence[SchemaColumn], notes: Mapping[str, str]) -> str:
+    """Why each of these columns is left out, of the first few."""
+    if not columns:
+        return "it has one column, and the target is one; columns are separated by commas, semicolons, bars or tabs"
+    told = [f"{one.name}: {notes[one.name].removesuffix(_BY)}" for one in columns[:_MOST_TOLD]]
+    more = len(columns) - len(told)
+    return "; ".join(told) + (f"; and {more} more" if more else "")
 
 
 def _in_bits(column: SchemaColumn, note: str, bins: int) -> tuple[SchemaColumn, str]:
@@ -151,7 +168,8 @@ def _column(table: CsvTable, name: str, embed: int) -> tuple[SchemaColumn, str, 
                 f"one value, missing in {lacking} rows",
                 False,
             )
-        return _numbers(name, numbers, lacking, len(cells))
+        column, note, identifies = _numbers(name, numbers, lacking, len(cells))
+        return column, _joined(note, _thousands({cells[row].strip() for row in rows})), identifies
     if len(numeric) > len(rows) // 2:
         odd = next(row for row in rows if as_number(cells[row]) is None)
         raise ConfigError(
@@ -178,10 +196,25 @@ def _column(table: CsvTable, name: str, embed: int) -> tuple[SchemaColumn, str, 
     return SchemaColumn(name, ONE_HOT, missing, _sorted(words)), _joined(_told(lacking), doubt), False
 
 
+def _thousands(words: set[str]) -> str:
+    """What speaks for points between thousands: every number below a thousand has none, every other one has one."""
+    grouped = [word for word in words if _GROUPED.fullmatch(word)]
+    plain = [word for word in words if _UNGROUPED.fullmatch(word)]
+    if not grouped or not plain or len(grouped) + len(plain) < len(words):
+        return ""
+    told = f"{max(grouped)!r} is read as a number below 1000, beside {max(plain)!r}"
+    return f"{told}: if points part thousands, write {max(grouped).replace('.', '')}"
+
+
 def _doubt(words: set[str]) -> str:
     """What speaks against these texts being categories as they stand, if anything."""
     if all(_NUMBER_AS_TEXT.fullmatch(word) for word in words):
         return f"texts like {min(words)!r} look like numbers: write 1234.5 for them to be learned as such"
+    dates = [word for word in words if looks_like_date(word) or _NAMED_MONTH.fullmatch(word)]
+    if 2 * len(dates) > len(words):
+        few = [shape for shape in (looks_like_date, _NAMED_MONTH.fullmatch) if any(map(shape, dates))]
+        likes = " and ".join(repr(min(filter(shape, dates))) for shape in few)
+        return f"texts like {likes} look like dates: write all of them as 2024-12-31 for them to be learned as such"
     known: dict[str, str] = {}
     for word in sorted(words):
         other = known.setdefault(word.casefold(), word)

@@ -27,9 +27,7 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
         return "\n".join([*lines, _line("text", text), _line("split", split)]) + "\n"
     lines += [_line("target", _target_to_json(schema))] if schema.kind != UNLABELLED else []
     lines.append(_line("split", split))
-    lines += (
-        [yaml.safe_dump({"weight": schema.weight}, width=math.inf, allow_unicode=True).strip()] if schema.weight else []
-    )
+    lines += [f"weight: {_flow(schema.weight)}"] if schema.weight else []
     lines.append("columns:")
     for column in schema.columns:
         note = (notes or {}).get(column.name, "")
@@ -39,10 +37,27 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
     return "\n".join(lines) + "\n"
 
 
+class _OneLine(yaml.SafeDumper):
+    """Writes texts that have line breaks with escapes, so that they stay on one line."""
+
+
+def _text(dumper: _OneLine, text: str) -> yaml.Node:
+    style = '"' if len(text.splitlines()) > 1 or text != text.strip() else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_OneLine.add_representer(str, _text)
+
+
 def _line(name: str, value: Mapping[str, Any]) -> str:
+    return f"{_flow(name)}: {_flow(dict(value))}"
+
+
+def _flow(value: Any) -> str:
+    """A value on one line."""
     given: dict[str, Any] = {"default_flow_style": True, "width": math.inf, "sort_keys": False, "allow_unicode": True}
-    whole: str = yaml.safe_dump({name: dict(value)}, **given)
-    return whole.strip()[1:-1]  # without the braces around the only key
+    whole: str = yaml.dump([value], Dumper=_OneLine, **given)
+    return whole.strip()[1:-1]  # without the brackets around the only one
 
 
 def _target_to_json(schema: Schema) -> dict[str, Any]:

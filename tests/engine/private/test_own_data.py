@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.data.csv_table import CsvTable
@@ -478,3 +479,55 @@ def test_no_program_of_the_owner_trains_past_a_schema_beside_the_table(
     module = {"share": client, "seal": seal}[program]
     code = module.main([str(part) for part in [*more, "--data", table]])
     assert (code, "people.schema.yaml lies beside" in capsys.readouterr().err) == (2, True)
+
+
+def test_texts_with_line_breaks_stand_in_a_schema_and_are_read_again(tmp_path: Path) -> None:
+    """Spreadsheets write them for cells of two lines, in quotes."""
+    rows = [[i, i / 7.0, ["one\nline", "a: 'b'", " #c", "yes"][i % 4], i % 2] for i in range(40)]
+    table = read_table(write(tmp_path / "t.csv", ["id", "the\nage: 'x'", "kind\r\nof it", "y"], rows))
+    found = infer(table, "y").schema
+    assert [c.name for c in found.columns] == ["id", "the\nage: 'x'", "kind\r\nof it"]
+    text = schema_text(found)
+    assert parse_schema(yaml.safe_load(text)) == found
+    weighted = replace(found, weight=found.columns[1].name, columns=(found.columns[0], found.columns[2]))
+    assert parse_schema(yaml.safe_load(schema_text(weighted))) == weighted
+
+
+def test_dates_in_several_forms_and_points_between_thousands_are_told(tmp_path: Path) -> None:
+    forms = ["2024-03-{:02d}", "{:02d}.03.2024", "03/{:02d}/2024", "{:02d}-Mar-2024"]
+    rows = [
+        [
+            forms[i % 4].format(1 + i % 28),
+            f"Mar {1 + i % 28}, 2024",
+            f"{1 + i}.{100 + i}" if i % 3 else str(900 + i),
+            f"{1 + i}.{100 + i}" if i % 3 else "0.5",
+            f"{1 + i}.{100 + i}",
+            i % 2,
+        ]
+        for i in range(60)
+    ]
+    table = read_table(write(tmp_path / "t.csv", ["seen", "named", "income", "mixed", "exact", "y"], rows))
+    notes = infer(table, "y").notes
+    assert notes.keys() == {"seen", "named", "income"}
+    told = "look like dates: write all of them as 2024-12-31 for them to be learned as such"
+    assert notes["seen"] == f"texts like '02.03.2024' and '04-Mar-2024' {told}"
+    assert notes["named"] == f"texts like 'Mar 1, 2024' {told}"
+    assert notes["income"] == (
+        "'9.108' is read as a number below 1000, beside '957': if points part thousands, write 9108"
+    )
+
+
+def test_why_no_column_is_left_is_told_of_each(tmp_path: Path) -> None:
+    alone = read_table(write(tmp_path / "one.csv", ["y"], [[i % 2] for i in range(30)]))
+    with pytest.raises(ConfigError, match=r"one.csv has no column to learn from beside 'y'") as told:
+        infer(alone)
+    assert "one column" in told.value.hint
+    assert "semicolons" in told.value.hint
+    rows = [[i, f"k{i}", 7, "", "a", "b", i % 2] for i in range(30)]
+    many = read_table(write(tmp_path / "many.csv", ["id", "code", "same", "none", "p", "q", "y"], rows))
+    with pytest.raises(ConfigError) as told:
+        infer(many)
+    assert told.value.hint == (
+        "id: another number in every row: an identifier; code: another text in every row; same: constant; none: empty;"
+        " and 2 more"
+    )
