@@ -285,7 +285,7 @@ def _look_up_protocol(
     if role.is_dealer:
         cell, place = _cell_and_place(u())
         turned = (cell[:, None] + torch.arange(size, device=rt.device)) & (size - 1)
-        a, b, c = torch.stack([_parabolas(name, rt.device) for name in functions], 1)[..., turned]
+        a, b, c = torch.stack([parabolas(name, rt.device) for name in functions], 1)[..., turned]
         at = place[:, None]
         dealt = torch.stack([a + at * (b + at * c), b + 2 * at * c, c], 1)
         message.send(role.left, kinds.DEALER, dealt - known(right))
@@ -310,7 +310,7 @@ def _cell_and_place(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=8)
-def _parabolas(name: str, device: torch.device) -> Tensor:
+def parabolas(name: str, device: torch.device) -> Tensor:
     """``[3, 256]``: coefficients of 1, t and t^2 for every cell, in whole units; zero where no sum of powers lies."""
     rows = [_parabola(name, i) if i >= 8 else (0, 0, 0) for i in range(1 << LOOKUP_BITS)]
     return torch.tensor(rows, dtype=torch.int64, device=device).t().contiguous()
