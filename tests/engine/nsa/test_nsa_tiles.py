@@ -19,6 +19,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # before anybody imports it
 pytest.importorskip("triton")
 
 from uvcc_engine.bench.timing import nsa_tiles
+from uvcc_engine.nsa.kernels import gather
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,15 @@ def test_winners_are_for_narrow_heads_of_16_bits_on_that_gpu(monkeypatch: pytest
     tiles.force("selection.slots", Tiles(rows=32))
     assert found((9, 0)) == Tiles(rows=32)
     tiles.winners_of.cache_clear()
+
+
+def test_small_tiles_leave_no_more_parts_than_those_of_16_bits() -> None:
+    chosen = torch.randint(0, 8, (1, 2, 512, 4), dtype=torch.int32)
+    usual, small = (
+        gather.segments(chosen, 8, 6, one)[0].n_chunks
+        for one in (Tiles(), tiles.of_single_products("selection.forward", 64))
+    )
+    assert small <= 1.3 * usual  # a tile of 16 rows has two queries of six heads, one of 64 ten
 
 
 class Timed:

@@ -61,6 +61,7 @@ def test_groups_rows_and_segments_fall_in_their_places(monkeypatch: pytest.Monke
     """Two rows, two groups of three heads, segments of 32 queries, one tile to a chunk: against the masked path."""
     monkeypatch.setattr(gather, "SEGMENT", 32)
     monkeypatch.setattr(gather, "CHUNK", 1)
+    monkeypatch.setattr(gather, "CHUNK_ROWS", 1)
     layer = small_layer(SMALL)
     x = torch.randn(2, 44, 24, dtype=torch.float64, requires_grad=True)
     for ours, theirs in zip(results("triton", layer, x, None), results("masked", layer, x, None), strict=True):

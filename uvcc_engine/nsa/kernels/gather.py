@@ -19,7 +19,8 @@ from uvcc_engine.nsa.kernels.launch import Shape, pad, shape_of, steps, strided
 from uvcc_engine.nsa.kernels.tiles import SEGMENT, Tiles, tiles_for
 from uvcc_engine.nsa.visibility import Layout
 
-CHUNK: Final = 16  # tiles that share one load of their block
+CHUNK: Final = 16  # tiles that share one load of their block, at least
+CHUNK_ROWS: Final = 1024  # and rows of them: small tiles leave no more parts of gradients to be held and summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,16 @@ def _tile_rows(per: int, tiles: Tiles) -> int:
     return max(tiles.rows, pad(per))
 
 
+def _chunk(rows: int) -> int:
+    """How many tiles of so many rows make a chunk."""
+    return max(CHUNK, CHUNK_ROWS // rows)
+
+
 def segments(chosen: Tensor, n_blocks: int, per: int, tiles: Tiles) -> list[Segment]:
     """The work lists of chosen int32 [B, G, S, n_sel] for such tiles; nothing waits for the device."""
     found = []
-    size = CHUNK * (_tile_rows(per, tiles) // per)
+    rows = _tile_rows(per, tiles)
+    size = _chunk(rows) * (rows // per)
     step = max(tiles.rows, SEGMENT // chosen.shape[0])
     for t0 in range(0, chosen.shape[2], step):
         part = chosen[:, :, t0 : t0 + step]
@@ -134,7 +141,7 @@ class _Selected(torch.autograd.Function):
 
 def _constants(sh: Shape, layout: Layout, tiles: Tiles) -> dict[str, Any]:
     cfg, rows = layout.cfg, _tile_rows(sh.per, tiles)
-    return {**sh.widths, "N_SEL": cfg.n_sel, "SIZE": cfg.l_sel, "M": rows, "BN": pad(cfg.l_sel), "CHUNK": CHUNK}
+    return {**sh.widths, "N_SEL": cfg.n_sel, "SIZE": cfg.l_sel, "M": rows, "BN": pad(cfg.l_sel), "CHUNK": _chunk(rows)}
 
 
 def _row_grid(seg: Segment, sh: Shape, slots: Tiles) -> tuple[int, int]:
