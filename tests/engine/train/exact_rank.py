@@ -5,7 +5,8 @@
 ``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks; ``compress`` and
 ``static``: the ways of sending gradients and of keeping the graph, if not both; ``struck``: [rank, step] whose
 gradient stops being a number once, in a second start from the beginning; ``killed``: [rank, step] that ends there by
-SIGKILL, in a first start that leaves nothing else, which a second one with ``"killed": []`` goes on from.
+SIGKILL, in a first start that leaves nothing else, which a second one with ``"killed": []`` goes on from. ``moment``:
+[rank, share] instead: that rank ends right before one of its writes, after that share of those of a whole training.
 
 Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
 has, as after a kill.
@@ -77,6 +78,23 @@ def trained(
         return trainer.run().tensors_sha256
 
 
+class Writes:
+    """Counts what this process is about to write below ``folder``: files opened, renamed and removed. ``last``: the one
+    that it does not live to do."""
+
+    CHANGES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.done, self.last = str(folder), 0, 0
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, given: tuple[object, ...]) -> None:
+        if event in self.CHANGES and str(given[0]).startswith(self.folder):
+            self.done += 1
+            if self.done == self.last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
 def struck_once(step: int) -> type[LmTrainer]:
     """A trainer with a fault in that step, the first time: after the ranks' gradients were reduced, on this one."""
 
@@ -116,6 +134,12 @@ def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str,
         there = folder / name.replace(" ", "_").replace(",", "")
         if killed:
             trained(cfg, group, there, None, killed)
+        if moment := more.get("moment"):
+            writes = Writes(folder)
+            trained(cfg, group, folder / "counted", None)
+            if group.rank == moment[0]:
+                writes.done, writes.last = 0, max(1, int(moment[1] * writes.done))
+            trained(cfg, group, there, None)
         straight = trained(cfg, group, there if killed is None else folder / "straight", None)
         if killed is not None:
             last = max(

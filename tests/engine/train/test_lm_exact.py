@@ -98,6 +98,26 @@ def test_a_kill_at_any_step_changes_nothing(
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
+@pytest.mark.parametrize(
+    ("world", "share"),
+    [
+        pytest.param(world, share, marks=pytest.mark.ci(__file__) if (world, share) == (2, 0.6) else pytest.mark.slow)
+        for world in (1, 2, 4)
+        for share in (0.1, 0.35, 0.5, 0.6, 0.72, 0.85, 0.99)
+    ],
+)
+def test_a_kill_before_any_write_changes_nothing(tmp_path: Path, world: int, share: float) -> None:
+    """SIGKILL to one rank in the middle of a step, of a checkpoint, or of making room for the next one."""
+    folder, killed = tmp_path / "run", random.Random(f"{world} {share}").randrange(world)
+    ways = {"compress": ["bf16"], "static": [True], "train": {"save_every": 1, "keep": 1}}
+    codes = started(folder, world, "2", moment=[killed, share], **ways)
+    assert codes[killed] == -signal.SIGKILL, [(folder / f"stderr{r}.txt").read_text() for r in range(world)]
+    assert 0 not in codes
+    found = exact(folder, world, "2", killed=[], **ways)
+    assert len(found) == 1
+    assert {name for name, (straight, again) in found.items() if straight != again} == set()
+
+
 @pytest.mark.parametrize(("world", "accumulate"), [(2, "2"), pytest.param(4, "1,2,4", marks=pytest.mark.slow)])
 def test_a_resume_is_exact_where_each_rank_holds_a_part(tmp_path: Path, world: int, accumulate: str) -> None:
     train = {"loss_chunk": 32, "eval_every": 2, "eval_batches": 1}  # a checkpoint follows each evaluation
