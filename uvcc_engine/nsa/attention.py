@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uvcc_engine.nsa import dispatch
+from uvcc_engine.nsa import dispatch, kept
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.rope import first_positions, rotate
 from uvcc_engine.nsa.shared_rows import SharedLayout
@@ -75,8 +75,8 @@ class Keyed:
     """q [B, S, H, dk]; keys and values [B, n, G, d] in the order of BRANCHES, the first None without a whole block."""
 
     q: Tensor
-    k: dispatch.Triple
-    v: dispatch.Triple
+    k: kept.Triple
+    v: kept.Triple
 
 
 class NSAttention(nn.Module):
@@ -125,12 +125,18 @@ class NSAttention(nn.Module):
 
     def mix(self, layout: Layout, keyed: Keyed, gates: Tensor) -> Tensor:
         """The gated sum of the branches, projected: [B, S, dim]."""
-        branches = dispatch.attend(layout, keyed.q, keyed.k, keyed.v)
-        out: Tensor = self.out(self._gated(layout, branches, gates).flatten(-2))
+        out: Tensor = self.out(self._mixed(layout, keyed, gates).flatten(-2))
         return out
 
+    @classmethod
+    def _mixed(cls, layout: Layout, keyed: Keyed, gates: Tensor) -> Tensor:
+        """[B, S, H, dv]."""
+        if dispatch.together(layout, keyed.q.dtype):
+            return kept.mixed(keyed.q, keyed.k, keyed.v, gates, layout)
+        return cls._gated(layout, dispatch.attend(layout, keyed.q, keyed.k, keyed.v), gates)
+
     @staticmethod
-    def _gated(layout: Layout, branches: dispatch.Triple, gates: Tensor) -> Tensor:
+    def _gated(layout: Layout, branches: kept.Triple, gates: Tensor) -> Tensor:
         """[B, S, H, dv]."""
         o_cmp, o_sel, o_win = branches
         g_cmp, g_sel, g_win = (g[..., None] for g in gates.unbind(-1))
@@ -153,7 +159,7 @@ class NSAttention(nn.Module):
             n, m, mine = part.n_keys, part.n_cmp, slice(at, at + part.s)
             keys = (k_cmp[:, :m] if m else None, k_sel[:, :n], k_win[:, :n])
             values = (v_cmp[:, :m] if m else None, v_sel[:, :n], v_win[:, :n])
-            found.append(self._gated(part, dispatch.attend(part, q[:, mine], keys, values), p.gates[:, mine]))
+            found.append(self._mixed(part, Keyed(q[:, mine], keys, values), p.gates[:, mine]))
             at = mine.stop
         return self.out(torch.cat(found, 1).flatten(-2)), p.gates
 

@@ -1,7 +1,8 @@
 """Which path computes which branch, by device, row length and heads; what was chosen is reported, never guessed.
 
-Paths: ``masked`` (dense arithmetic under masks), ``chunked`` (bounded memory in plain torch), ``flex``
-(FlexAttention, compiled), ``triton`` (kernels). All give the same result; tests hold each to the same oracle.
+Paths: ``masked`` (dense arithmetic under masks), ``kept`` (the same on one thread of a processor, by products whose
+weights are kept for the gradients), ``chunked`` (bounded memory in plain torch), ``flex`` (FlexAttention, compiled),
+``triton`` (kernels). All give the same result; tests hold each to the same oracle.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import chunked, masked
+from uvcc_engine.nsa import chunked, kept, masked
+from uvcc_engine.nsa.kept import Triple
 from uvcc_engine.nsa.visibility import Layout
 
-Triple = tuple[Tensor | None, Tensor, Tensor]
 MASKED_UP_TO: Final = 512  # tokens a row: measured, beyond it tiles are faster and take a fraction of the memory
 MASKED_UP_TO_ON_CUDA: Final = 512  # measured on an H200: kernels are as fast from 1,024 on, FlexAttention never
 MOST_HEADS: Final = 64  # heads of a group that one tile of the selection kernel holds
-PATHS: Final = ("masked", "chunked", "flex", "triton")
+PATHS: Final = ("masked", "kept", "chunked", "flex", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,10 @@ def has_flex() -> bool:
     return flex.available()
 
 
-def route(layout: Layout, heads: int, groups: int) -> Route:
-    """What ``attend`` will do for this shape."""
+def route(layout: Layout, heads: int, groups: int, dtype: torch.dtype = torch.float32) -> Route:
+    """What the layer will do for this shape."""
+    if together(layout, dtype):
+        return Route("kept", "dense", "kept")
     chosen = _route(layout.device.type, layout.n_keys, heads // groups, _forced[0] if _forced else "")
     if layout.first and "flex" in (chosen.cmp, chosen.win):  # whose masks begin with the row
         chosen = Route("chunked", "chunked", "chunked")
@@ -80,6 +83,7 @@ def route(layout: Layout, heads: int, groups: int) -> Route:
 @lru_cache(maxsize=64)
 def _route(device: str, s: int, heads_per_group: int, forced: str) -> Route:
     path = forced or best_path(device, s, heads_per_group)
+    path = "masked" if path == "kept" else path  # forced where it does not serve
     return Route(path, path, path)
 
 
@@ -92,6 +96,11 @@ def best_path(device: str, s: int, heads_per_group: int) -> str:
     if has_triton() and heads_per_group <= MOST_HEADS:
         return "triton"
     return "flex" if has_flex() else "chunked"
+
+
+def together(layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether ``kept`` computes all branches of queries of this type, and their gated sum, in one go."""
+    return (not _forced or _forced[0] == "kept") and kept.serves(layout, dtype)
 
 
 def decodes_by_kernel(device: torch.device) -> bool:
@@ -110,7 +119,7 @@ def attend(layout: Layout, q: Tensor, keys: Triple, values: Triple) -> Triple:
     """
     k_cmp, k_sel, k_win = keys
     v_cmp, v_sel, v_win = values
-    way = route(layout, q.shape[2], k_sel.shape[2])
+    way = route(layout, q.shape[2], k_sel.shape[2], q.dtype)  # ``kept`` has no branches by themselves: under masks
     o_cmp = o_win = chosen = None
     if k_cmp is not None and v_cmp is not None:
         if way.cmp == "triton":

@@ -187,11 +187,11 @@ def _summed_loss(rows: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(rows, weight).float(), wanted, reduction="sum")
 
 
-def route_of(cfg: ModelConfig, s: int, device: torch.device) -> dict[str, str]:
+def route_of(cfg: ModelConfig, s: int, device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, str]:
     """The path of each branch for rows of ``s`` tokens, as the heartbeat tells it; a baseline has one branch."""
     if cfg.attention != "nsa":
         return {cfg.attention: "sdpa"}
-    return dispatch.route(layout_of(cfg.nsa, s, device, None), cfg.n_heads, cfg.n_kv_groups).to_json()
+    return dispatch.route(layout_of(cfg.nsa, s, device, None), cfg.n_heads, cfg.n_kv_groups, dtype).to_json()
 
 
 def parameter_count(cfg: ModelConfig) -> int:

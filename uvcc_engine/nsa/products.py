@@ -148,11 +148,12 @@ class _Attended(torch.autograd.Function):
         dq, dk, dv = _slopes_side_by_side(do, q, k, v, o, lse, delta, ctx.tiles)
         if ctx.lists is not None:
             _slopes_of_lists(do, q, k, v, lse, delta, ctx.lists, (dq, dk, dv))
-        dk *= _scale(q)
+        dk *= scale_of(q)
         return dq, dk.transpose(1, 2), dv.transpose(1, 2), None, None, None
 
 
-def _scale(q: Tensor) -> float:
+def scale_of(q: Tensor) -> float:
+    """What scores of queries [..., dk] are multiplied by."""
     return 1.0 / math.sqrt(q.shape[-1])
 
 
@@ -160,9 +161,9 @@ def _places(q: Tensor) -> list[tuple[int, int]]:
     return [(row, group) for row in range(q.shape[0]) for group in range(q.shape[2])]
 
 
-def _by_group(k: Tensor, scale: float) -> Tensor:
-    """k [B, n, G, d] times ``scale``: [B, G, n, d]."""
-    return torch.mul(k.transpose(1, 2), scale).contiguous()
+def by_group(k: Tensor, times: float) -> Tensor:
+    """k [B, n, G, d] times so much: [B, G, n, d]."""
+    return torch.mul(k.transpose(1, 2), times).contiguous()
 
 
 def _side_by_side(
@@ -171,7 +172,7 @@ def _side_by_side(
     """o [B, S, G, h, dv], and the logarithm, of base 2, of the sum of the weights [B, G, S, h]."""
     b, s, g, h, dk = q.shape
     o, lse = q.new_empty(b, s, g, h, v.shape[-1]), q.new_empty(b, g, s, h)
-    places, scaled = _places(q), _by_group(k, _scale(q) * LOG2_E)
+    places, scaled = _places(q), by_group(k, scale_of(q) * LOG2_E)
     for alike in zip(*tiles, strict=True):  # the rows' tiles of the same queries
         for number, (row, group) in enumerate(places):
             tile = alike[row % len(alike)]
@@ -193,8 +194,8 @@ def _slopes_side_by_side(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq like q, dk before it is scaled and dv [B, G, n, d]; ``delta`` [B, G, S, h], the sums of do * o, is filled."""
     b, _, g, h, dk = q.shape
-    dq, scale = torch.empty_like(q, memory_format=torch.contiguous_format), _scale(q)
-    plain = _by_group(k, scale)
+    dq, scale = torch.empty_like(q, memory_format=torch.contiguous_format), scale_of(q)
+    plain = by_group(k, scale)
     scaled = plain * LOG2_E
     on_k, on_v = torch.zeros_like(plain), q.new_zeros(b, g, *v.shape[1::2])
     for row, group in _places(q):
@@ -228,7 +229,7 @@ def _with_lists(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, lists: 
     """Adds to ``_side_by_side``'s results those of the lists."""
     h, skip = q.shape[3], lists.skip
     q, late, most = q[:, skip:], o[:, skip:], lse[:, :, skip:]
-    kx, vx = _extended(k[:, :, :, None] * (_scale(q) * LOG2_E), 1.0), _extended(v[:, :, :, None], 1.0)
+    kx, vx = _extended(k[:, :, :, None] * (scale_of(q) * LOG2_E), 1.0), _extended(v[:, :, :, None], 1.0)
     qx = _extended(q, -most)
     sums = _listed(qx, kx, vx, _extended(late, 1.0), lists)
     raised = most.clone()
@@ -277,11 +278,11 @@ def _slopes_of_lists(
     dq, dk, dv = sums
     skip = lists.skip
     qx, dox = _extended(q[:, skip:], -lse[:, :, skip:]), _extended(do[:, skip:], -delta[:, :, skip:])
-    scale = _scale(q)
+    scale = scale_of(q)
     kx, vx, plain = (
         _extended(k[:, :, :, None] * (scale * LOG2_E), 1.0),
         _extended(v[:, :, :, None], 1.0),
-        _by_group(k, scale),
+        by_group(k, scale),
     )
     on_q = q.new_zeros(*qx.shape[:3], q.shape[3] * q.shape[4])
     for row, group in _places(q):

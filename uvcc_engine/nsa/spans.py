@@ -63,6 +63,25 @@ def tiles(layout: Layout, kind: Kind, heads: int) -> list[list[Tile]]:
     return known
 
 
+def together(layout: Layout, kinds: tuple[Kind, ...], heads: int) -> list[list[tuple[Tile, ...]]]:
+    """Of each row, for tiles of queries that are those of ``causal``, the tile of each of these branches."""
+    known = layout.joint_tiles.get((kinds, heads))
+    if known is None:
+        known = layout.joint_tiles[kinds, heads] = []
+        starts = np.zeros((1, layout.s), dtype=np.int64)
+        first, last = _seen(layout, "causal", starts)
+        cuts = _cuts(first[0], last[0], heads, ROWS)
+        if layout.packed and not isinstance(layout.starts, FakeTensor):
+            starts = layout.starts.cpu().numpy()
+        seen = [_seen(layout, kind, starts) for kind in kinds]
+        for row in range(len(starts)):
+            of_row = [(low[row], high[row]) for low, high in seen]
+            known.append(
+                [tuple(_tile(a, x[a:b, None], y[a:b, None], layout.device) for x, y in of_row) for a, b in cuts]
+            )
+    return known
+
+
 def early(layout: Layout) -> int:
     """How many of the layout's queries have no more blocks than they may choose, and so see all that is earlier."""
     return min(layout.s, max(0, layout.cfg.n_sel * layout.cfg.l_sel - layout.first))

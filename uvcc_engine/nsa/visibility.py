@@ -96,6 +96,11 @@ class Layout:
         return {}
 
     @cached_property
+    def joint_tiles(self) -> dict[tuple[tuple[str, ...], int], list[list[tuple[Any, ...]]]]:
+        """As ``tiles``, of several branches with the same queries."""
+        return {}
+
+    @cached_property
     def _bias(self) -> dict[int, Tensor]:
         return {}
 

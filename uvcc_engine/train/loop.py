@@ -107,7 +107,8 @@ class LmTrainer:
         self._rollbacks = Rollbacks(cfg.train.nonfinite == "rollback")
         self._saved = (-1, "", "")  # step, SHA-256 of the manifest, of the tensors
         self._val: list[Tensor] = []
-        paths = route_of(cfg.model, cfg.train.seq_len, group.device)
+        dtype = torch.bfloat16 if narrow else torch.float32
+        paths = route_of(cfg.model, cfg.train.seq_len, group.device, dtype)
         self._route = {f"attn_{branch}": path for branch, path in paths.items()}
 
     @property

@@ -156,6 +156,7 @@ def test_the_inverse_names_each_query_of_each_block_once_in_order() -> None:
 
 def test_the_route_follows_the_length_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert dispatch.route(Layout(NSAConfig(), 512, cpu, None), 12, 2).to_json() == {
         "cmp": "masked",
         "sel": "dense",
