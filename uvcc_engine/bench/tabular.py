@@ -70,7 +70,7 @@ CASES: Final = {
     "diabetes_trees": TabularCase("diabetes", _TREES, "rmse", 20, "mse", lr=0.2, bins=16),
     "digits_mlp": TabularCase("digits", [{"linear": 32}, "relu", "linear"], "accuracy", 6, batch=128),
     "digits_conv": TabularCase("digits", _CONV, "accuracy", 3, batch=128),
-    "digits_vit": TabularCase("digits", [SMALL_VIT], "accuracy", 16, batch=64, lr=0.05),
+    "digits_vit": TabularCase("digits", [SMALL_VIT], "accuracy", 8, batch=64, lr=0.05),
     "covertype_mlp": TabularCase("covertype", [{"linear": 64}, "relu", "linear"], "accuracy", 1, batch=512, lr=0.2),
 }
 

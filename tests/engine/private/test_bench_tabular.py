@@ -59,7 +59,7 @@ def test_a_vision_transformer_is_trained_on_shares_as_in_clear() -> None:
     case = replace(tabular.CASES["digits_vit"], epochs=1, batch=718)  # two steps
     seed = tabular.one_seed("digits_vit", case, 1, tabular.TableProgress())
     quality, behind, *_ = tabular.case_rows("digits_vit", case, [seed])
-    assert 0.0 < quality.value < 0.7  # two steps teach it little
+    assert 0.1 < quality.value < 0.9  # two steps teach it something
     assert abs(behind.value) < 0.05
 
 

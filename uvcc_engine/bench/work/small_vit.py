@@ -17,24 +17,26 @@ CLASSES: Final = 10
 
 
 class SmallVit(nn.Module):
-    """One block of attention and a wider layer over an image's squares behind a class token."""
+    """One block of attention and a wider layer over an image's squares, and a last layer over all of them.
+
+    With a class token instead a change of the start by 1e-4 moved the accuracy by up to four points, in clear, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.cut = nn.Conv2d(1, WIDTH, 2, 2)
-        self.token, self.places = (nn.Parameter(torch.zeros(1, n, WIDTH)) for n in (1, SQUARES + 1))
+        self.places = nn.Parameter(torch.zeros(1, SQUARES, WIDTH))
         self.before, self.mix = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
         self.between, self.wide, self.narrow = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-        self.out = nn.Linear(WIDTH, CLASSES)
+        self.out = nn.Linear(SQUARES * WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [rows, 1, 8, 8] -> [rows, 10]."""
-        y = self.cut(x).flatten(2).transpose(1, 2)
-        y = torch.cat([self.token.expand(len(y), -1, -1), y], 1) + self.places
+        y = self.cut(x).flatten(2).transpose(1, 2) + self.places
         near = self.before(y)
         y = y + self.mix(near, near, near, need_weights=False)[0]
         y = y + self.narrow(torch.relu(self.wide(self.between(y))))
-        found: Tensor = self.out(y[:, 0])
+        found: Tensor = self.out(y.flatten(1))
         return found
 
 
