@@ -81,6 +81,7 @@ class SendChannel:
         self.queued_bytes = 0
         self.retransmits = 0
         self._next_due = float("inf")
+        self._moved_at = float("-inf")  # when the lowest number that is not acknowledged last grew
 
     def new_frame(self, now: float, *, bulk: bool = False) -> OutFrame:
         """Append an empty frame; the caller fills it before the next transmission."""
@@ -120,17 +121,20 @@ class SendChannel:
 
     def _patience_s(self, tries: int) -> float:
         doubled = self.trip.timeout_s * (1 << min(max(tries, self.trip.doublings), 20))
-        return min(doubled, max(self.timing.rto_cap_s, 2 * self.trip.timeout_s))  # never less than what was measured
+        return min(
+            doubled, self.timing.rto_cap_s
+        )  # whatever was measured: that may be of an acknowledgement that was lost
 
     def _may_still_come(self, frame: OutFrame, now: float) -> bool:
-        """Whether a frame whose time is over has more of it by now, because acknowledgements have come later since.
+        """Whether a frame whose time is over has more of it by now: it begins anew whenever the lowest frame of all is
+        acknowledged (RFC 6298, 5.3), for on a slow line the others lie behind that one.
 
         Where it has not, all others have twice the time, too, until one is measured again (RFC 6298, 5.5): of a line
         that is slower than was thought nothing would ever be measured, since each frame was sent twice.
         """
         if frame.due == LOST:
             return False
-        frame.due = frame.sent_at + self._patience_s(frame.tries - 1)
+        frame.due = max(frame.sent_at, self._moved_at) + self._patience_s(frame.tries - 1)
         if frame.due > now:
             return True
         self.trip.doublings = max(self.trip.doublings + 1, frame.tries)
@@ -143,7 +147,7 @@ class SendChannel:
             raise ProtocolError(f"acknowledged frame {top - 1} of stream {self.stream}, never sent", party=party)
         newest = None
         while self.inflight and (first := next(iter(self.inflight))) < ack.expected:
-            newest = self.inflight.pop(first)
+            newest, self._moved_at = self.inflight.pop(first), now
         for start, end in ack.ranges:
             for seq in range(start, end) if end - start < len(self.inflight) else list(self.inflight):
                 if start <= seq < end:

@@ -447,5 +447,4 @@ class WorkerSession:
         self._writer.event("open_final_done", result_hash=result["result_hash"], values=values)
         self._writer.event("run_done", step=self.step)
         self._writer.heartbeat(self.step, "done", "done")
-        sha = newest.sha256 if newest is not None and newest.step == self.step else ""
-        return RunOutcome("done", self.step, sha)
+        return RunOutcome("done", self.step, newest.sha256 if newest is not None and newest.step == self.step else "")

@@ -117,6 +117,27 @@ def test_what_is_overdue_doubles_the_time_of_all_until_one_is_measured() -> None
     assert channel.next_due == 3.0 + channel.trip.timeout_s
 
 
+def test_nothing_that_was_measured_makes_the_wait_longer_than_its_cap() -> None:
+    """A lost acknowledgement counts as a long round trip: each one made the next wait, and so itself, longer."""
+    channel = SendChannel(0, Timing(rto_s=0.2, rto_cap_s=0.5))
+    channel.trip.measured(40.0)
+    channel.add(channel.new_frame(0.0), (b"x",), 1)
+    assert [len(list(channel.transmit(at))) for at in (0.0, 0.4, 0.5, 0.9, 1.0)] == [1, 0, 1, 0, 1]
+
+
+def test_a_frame_that_was_lost_does_not_wait_for_those_behind_it() -> None:
+    """Only when all in front of it has come does its time begin anew."""
+    channel = sending(9, credit=1)
+    assert len(list(channel.transmit(0.0))) == 9
+    channel.acknowledge(ack(1), 0.25, 1)
+    assert channel.trip.timeout_s == 1.0
+    assert list(channel.transmit(1.0)) == []
+    channel.acknowledge(ack(1, (2, 4)), 1.0, 1)
+    due = 0.25 + channel.trip.timeout_s
+    assert list(channel.transmit(due - 0.01)) == []
+    assert [f.seq for f in channel.transmit(due)] == [1]
+
+
 def test_what_is_known_to_be_lost_is_not_waited_for_again() -> None:
     """Neither behind a gap of acknowledgements nor after its connection broke, however long a round trip takes."""
     channel = sending(5, credit=1)
