@@ -297,12 +297,23 @@ async def sidecar_of(run: Run, file_limit: int = 0) -> AsyncIterator[subprocess.
     )
     try:
         async with asyncio.timeout(20):
-            while not (run.dir / order_socket.SOCKET).exists():
+            while not await _is_open(run.dir / order_socket.SOCKET):
                 await asyncio.sleep(0.02)
         yield process
     finally:
         process.kill()
         process.wait()
+
+
+async def _is_open(door: Path) -> bool:
+    """Whether somebody listens: the file is there a moment before."""
+    try:
+        with short(door) as path:
+            _, writer = await asyncio.open_unix_connection(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    writer.close()
+    return True
 
 
 async def _uvcc(*words: str) -> tuple[int, str, str]:
