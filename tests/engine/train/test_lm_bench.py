@@ -76,6 +76,12 @@ def test_a_row_holds_one_against_the_other() -> None:
     assert found.value > 0
     assert found.reference
     assert found.ratio
+    assert (found.bar, found.met) == (None, None)
+    barred = train.against_dense("m7c_byte_512_vs_dense", small, CPU, 1, "1_threads")
+    assert barred.reference
+    assert barred.bar == 0.85 * barred.reference
+    assert barred.met == (barred.value >= barred.bar)
+    assert train.against_dense("m7c_byte_512_vs_dense", small, CPU, 1, "2_threads").bar is None
     step = Step(small.cfg, CPU, packed=True)
     assert step.tokens == 64
     assert step.rate(2) > 0
