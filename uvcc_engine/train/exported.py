@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.nsa.model import LanguageModel, parameter_count
 from uvcc_engine.nsa.outlines import shapes_alone
 from uvcc_engine.train import config as lm_config
-from uvcc_engine.train.tensor_file import write_tensors
 from uvcc_engine.train.text.tokenizer import Tokenizer, make_tokenizer
 
 FORMAT: Final = "uvcc-lm-1"
@@ -279,3 +279,18 @@ def start_from(model: LanguageModel, folder: Path) -> str:
             raise ConfigError(f"train.init={folder}: {name} is {shapes}", "set model to that of its config.json")
         p.copy_(weights[name])
     return said.sha256
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a file of safetensors. Raises OSError, as any other write, where the system refuses: safetensors hides its
+    error in a sentence of its own."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error

@@ -38,8 +38,8 @@ def ring(x: Any) -> Ints:
     return np.rint(np.asarray(x, np.float64) * 2.0**F).astype(np.int64)
 
 
-def public(value: float, bits: int) -> tuple[int, int]:
-    """A public factor as an odd integer of so many bits and one more, and a shift."""
+def public_factor(value: float, bits: int) -> tuple[int, int]:
+    """A public factor as an odd integer of so many bits and one more, and a shift to the right."""
     if value == 0.0:
         return 0, 0
     mantissa, exponent = math.frexp(value)
@@ -50,13 +50,13 @@ def public(value: float, bits: int) -> tuple[int, int]:
 
 
 def by_public(x: Ints, value: float) -> Ints:
-    factor, shift = public(value, 15)
+    factor, shift = public_factor(value, 15)
     return x * factor >> shift if shift > 0 else x * (factor << -shift)
 
 
 def down(product: Ints, scale: float = 1.0) -> Ints:
     """A product of two numbers, at twice the fractional bits, times a public scale."""
-    factor, shift = public(scale, 11)
+    factor, shift = public_factor(scale, 11)
     return product * factor >> F + shift if shift >= 0 else product * (factor << -shift) >> F
 
 

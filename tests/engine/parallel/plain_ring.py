@@ -21,7 +21,6 @@ How the protocols round, which is how these do where every mask is zero:
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_twin import public_factor
 from plain_numbers import (
     DEALER,
     Number,
@@ -57,17 +57,6 @@ from uvcc_engine.mpc.products import arithmetic
 _EXACT = Context(prec=40)
 _UPPER, _LOWER, _ROOM = 40, 20, 16
 Steps = Iterator[Any]
-
-
-def public_factor(value: float, bits: int) -> tuple[int, int]:
-    """A public real as an odd integer of so many bits and one more, and a shift to the right."""
-    if value == 0.0:
-        return 0, 0
-    mantissa, exponent = math.frexp(value)
-    factor, shift = round(mantissa * 2 ** (bits + 1)), bits + 1 - exponent
-    while factor % 2 == 0:
-        factor, shift = factor // 2, shift - 1
-    return factor, shift
 
 
 def down(z: Tensor, shift: int) -> Tensor:
