@@ -34,5 +34,5 @@ def pytest_unconfigure() -> None:
     for process, folder in _started:
         os.environ.pop(PRELOADED_ENV, None)
         shutil.rmtree(folder)  # with which it ends
-        process.wait(30)
+        process.wait(120)
     _started.clear()

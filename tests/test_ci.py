@@ -6,6 +6,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def marks(node: ast.AST) -> Iterator[tuple[str, list[ast.expr]]]:
             yield found.attr, called.get(id(found), [])
 
 
+@cache
 def by_default(path: Path) -> set[str]:
     """The tests of a file that the default set has, or some cases of."""
     body = ast.parse(path.read_text()).body

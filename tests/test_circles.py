@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """(module, name) of every import that runs, at the top of a file or inside a function."""
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):
+            continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue  # for the type checker alone
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -158,6 +158,17 @@ def test_every_environment_variable_is_documented() -> None:
     assert told - environment.in_code() == set()
 
 
+def test_every_page_that_lists_the_ways_to_a_product_lists_all() -> None:
+    """One that went without ``tiles`` kept a contributor from the fastest way of this processor."""
+    from uvcc_engine.mpc.kernels.gemm_paths import PATHS
+
+    told = environment.YOURS["UVCC_GEMM"]
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md", "docs/decisions.md")}
+    for way in PATHS:
+        missing = [name for name, text in {"YOURS": told, **pages}.items() if f"`{way}`" not in text]
+        assert missing == [], way
+
+
 def test_every_exit_code_is_documented() -> None:
     assert alerts.codes_in_code() <= alerts.CODES.keys(), "tell of it in docs/make/alerts.py"
 

@@ -110,3 +110,13 @@ def test_every_profile_that_the_manual_names_is_there() -> None:
         stated |= set(re.findall(r"`((?:prime|local|m7c|demo|inventory|federated|slurm|kubernetes)-[\w-]+)`", text))
         wrong += [f"{page.name}: {name}" for name in stated - own - known - {"PROFILE", "NAME", "STEP"}]
     assert wrong == []
+
+
+def test_the_help_of_every_command_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = dict(pair for name, parser in parsers().items() for pair in commands.with_those_below(name, parser))
+    assert {"uvcc data infer", "uvcc-engine verify", "uvcc-engine bench ab"} <= found.keys()
+    said = {name: parser.format_help() for name, parser in found.items()}
+    assert [f"{name}: {line}" for name, text in said.items() for line in text.splitlines() if len(line) > 80] == []
+    # each names itself as it is typed
+    assert [name for name, text in said.items() if not text.startswith(f"usage: {name} ")] == []

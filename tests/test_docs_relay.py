@@ -35,7 +35,7 @@ def asked(url: str, path: str, body: Any = None, token: str = "") -> tuple[int, 
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers), timeout=120) as answer:
             text = answer.read()
             return answer.status, json.loads(text) if answer.headers["Content-Type"].startswith(
                 "application/json"

@@ -51,6 +51,8 @@ STORIES: Final = {
     "notebook": pytest.mark.ci("tests/engine/private/test_simulate.py"),
     "own-layer": pytest.mark.ci("tests/engine/parallel/test_layer_from_outside.py"),
     "watch-any-trainer": pytest.mark.ci("tests/console/follow/test_adopted.py"),
+    "write-a-protocol": pytest.mark.ci("tests/engine/mpc/test_mpc_protocols.py"),
+    "adopt-hosts": pytest.mark.ci("tests/console/fleet/test_fleet_inventory.py"),
 }
 """Pages whose commands take many seconds: packages, trainings, whole runs."""
 PAGES: Final = [p for p in sorted(DOCS.rglob("*.md")) if any(b.mark.startswith("run") for b in blocks(p))]

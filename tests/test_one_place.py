@@ -55,6 +55,8 @@ def test_names_in_a_run_directory_have_one_list() -> None:
 
 
 A_FILE: Final = re.compile(r"[\w.*?-]+\.(?:json|jsonl|csv|log|sqlite|txt|yaml|box|npz|safetensors|pub|sock)")
+QUOTED: Final = re.compile(rf'["}}]{A_FILE.pattern}["{{]')
+"""A whole text, or what stands beside the fields of one."""
 SEVERAL: Final[dict[str, str]] = {
     "MANIFEST.json": "a checkpoint's and a package's: two formats, each defined once",
     "config.json": "a relay's, and a language model's as its library names it",
@@ -77,7 +79,7 @@ def _docstrings(tree: ast.AST) -> set[int]:
 def test_a_file_that_two_modules_know_has_its_name_from_one() -> None:
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in SOURCES:
-        if not A_FILE.search(text := path.read_text()):
+        if not QUOTED.search(text := path.read_text()):
             continue
         tree = ast.parse(text)
         docstrings = _docstrings(tree)
@@ -162,7 +164,7 @@ def test_the_modes_and_rungs_of_a_halt_have_one_list() -> None:
     found = []
     for path in SOURCES:
         text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if "hold" in text else ():
+        for node in ast.walk(ast.parse(text)) if '"hold"' in text else ():
             if isinstance(node, ast.Tuple | ast.List | ast.Set):
                 words = {e.value for e in node.elts if isinstance(e, ast.Constant)}
                 if words == set(control.MODES) or words >= {"hold", "halt", "term", "kill"}:
@@ -189,7 +191,7 @@ def test_a_list_of_words_that_decides_is_written_once() -> None:
     second = []
     for path in SOURCES:
         text = path.read_text()
-        if not any(sum(word in text for word in words) >= least for _, words, least in LISTS):
+        if not any(sum(f'"{word}"' in text for word in words) >= least for _, words, least in LISTS):
             continue
         for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Tuple | ast.List | ast.Set):

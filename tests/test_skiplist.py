@@ -40,10 +40,12 @@ def run(folder: Path, allowed: str | None, *options: str) -> subprocess.Complete
         (folder / "allowed.txt").write_text(allowed)
         env[SWITCH] = str(folder / "allowed.txt")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "skiplist", "-p", "no:cacheprovider", *options, "."]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=500)
 
 
-@pytest.mark.parametrize("options", [("-n", "0"), ("-n", "2")], ids=["one process", "two"])
+@pytest.mark.parametrize(
+    "options", [("-n", "0"), pytest.param(("-n", "2"), marks=pytest.mark.ci(__file__))], ids=["one process", "two"]
+)
 def test_a_skip_that_is_not_listed_fails_the_session(tmp_path: Path, options: tuple[str, str]) -> None:
     listed = "\n".join(line for line in EVERY.splitlines() if "fixture" not in line and "nowhere" not in line)
     done = run(tmp_path, listed, *options)

@@ -12,7 +12,7 @@ from typing import Final
 
 from uvcc_engine import __version__
 from uvcc_engine.contract.errors import ConfigError, UvccError
-from uvcc_engine.contract.machine import extras
+from uvcc_engine.contract.machine import extras, help_text, standard_output
 
 COMMANDS: Final = {
     "agent": ("uvcc_engine.agent.main", "supervise this pod's workers"),
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. An error is one line on standard error, with its hint."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(args)
+        return standard_output.guarded(lambda: _run(args))
     except UvccError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="uvcc-engine COMMAND [options]",
         description="The side of UVCC that runs on pods.",
         epilog=f"commands:\n{listed}\n\nuvcc-engine COMMAND --help tells more.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=help_text.HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
     return parser
@@ -98,7 +98,8 @@ def _bench(args: list[str]) -> int:
     folder = Path(__file__).parent / "bench"
     names = sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
     if not args or args[0] in ("-h", "--help"):
-        print(f"usage: uvcc-engine bench NAME [--json]\n\nbenchmarks: {', '.join(names) or 'none'}")
+        listed = f"benchmarks: {', '.join(names) or 'none'}"
+        print(f"usage: uvcc-engine bench NAME [--json]\n\n{help_text.filled(listed, help_text.width())}")
         return 0 if args else 2
     if args[0] not in names:
         raise ConfigError(f"unknown benchmark {args[0]!r}", f"one of: {', '.join(names) or 'none'}")

@@ -132,6 +132,15 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return found | {f"{ENGINE_BENCHES} {name}": parser for name, parser in benches().items()}
 
 
+def with_those_below(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """A command's parser and those of the commands below it, by their words."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, below in action.choices.items():
+                yield from with_those_below(f"{name} {word}", below)
+
+
 def engine() -> str:
     """Every command of ``uvcc-engine``."""
     from uvcc_engine import cli

@@ -36,8 +36,8 @@ MEANINGS: Final[dict[str, str]] = {
     "data.source": "`local` (files below `path`), `python_docs` (the manual that each Python carries), `fineweb_edu` "
     "(a stream of the hub), `prepared` (what `uvcc-engine data prepare` wrote to `path`), `hidden_letters` (passages "
     "of the manual or of `path` in which three letters are hidden and asked for) or `synthetic` (made up)",
-    "data.path": "of `local` a .txt or .jsonl file or a folder of them; of `fineweb_edu` another dataset or a folder "
-    "of its shards; of `prepared` its folder",
+    "data.path": "of `local` a .txt or .jsonl file or a folder of them; of `fineweb_edu` another dataset, a folder "
+    "of its shards or of `save_to_disk`, or one .parquet or .jsonl file; of `prepared` its folder",
     "data.tokenizer": "`byte` (256 symbols, 0 ends a document), `gpt2` (50257, 50256 ends a document) or `file`",
     "data.tokenizer_file": "of `file`: what `uvcc-engine data tokenizer` or Hugging Face's tokenizers wrote",
     "data.merges": "a file with GPT-2's merges (vocab.bpe or merges.txt); without it tiktoken fetches them",

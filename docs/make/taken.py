@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "docs" / "benchmarks"
 
@@ -35,11 +37,25 @@ def commit() -> str:
     return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def _rows(command: list[str]) -> list[dict[str, Any]]:
+    """What the command prints. Raises UvccError where it cannot be started, fails, or prints no rows."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as e:
+        raise ConfigError(f"cannot run {command[0]}: {e.strerror}", "name a program on PATH, or its path") from e
+    if done.returncode:
+        raise UvccError(f"{command[0]} ended with {done.returncode}", "what it said stands above; nothing was kept")
+    try:
+        rows: list[dict[str, Any]] = json.loads(done.stdout)
+    except ValueError as e:
+        raise UnreadableError(f"{command[0]} printed no JSON: {e}", "give a command that knows --json") from e
+    return rows
+
+
 def take(name: str, command: list[str]) -> Path:
-    """Run ``command --json`` and keep what it prints."""
+    """Run ``command --json`` and keep what it prints. Raises UvccError where it prints no rows."""
     before = os.getloadavg()[0]
-    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True)
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    rows = _rows([*command, "--json"])
     kept = {
         "command": " ".join([Path(command[0]).name, *command[1:]]),
         "processor": processor(),
@@ -53,5 +69,18 @@ def take(name: str, command: list[str]) -> Path:
     return path
 
 
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    if len(argv) < 2 or argv[0].startswith("-"):
+        print("usage: python -m docs.make.taken NAME COMMAND ...", file=sys.stderr)
+        return 2
+    try:
+        print(take(argv[0], argv[1:]))
+    except UvccError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
 if __name__ == "__main__":
-    print(take(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

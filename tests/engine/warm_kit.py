@@ -20,7 +20,7 @@ import uvcc_engine
 from uvcc_engine.bench.launch.fleet import CODE, Forker
 
 HERE = Path(__file__).parent
-PATIENCE_S = 120.0
+PATIENCE_S = 500.0
 _owned: list[subprocess.Popen[bytes]] = []
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uvcc_console.core import bad_records, paths
 from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.parsing.untrusted import as_timestamp, without_nan
 from uvcc_engine.contract.text import clean, clean_block
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class RaisingParser(argparse.ArgumentParser):
-    """argparse whose errors end a verb as every other error does."""
+    """argparse whose errors end a verb as every other error does, and whose help stays within the terminal."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **named})
 
     def error(self, message: str) -> NoReturn:
         """Wrong usage, told as every other error is. Raises ConfigError."""
@@ -219,10 +223,12 @@ def find_run(name: str) -> Path:
     exact = [d for d in dirs if d.name == name]
     hits = exact or [d for d in dirs if d.name.startswith(name)]
     if not hits:
-        from uvcc_engine.contract.parsing.suggest import nearest
+        from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
+        beginnings = {d.name[: len(name)]: d.name for d in dirs}  # a run may be named by its beginning
+        close = beginnings.get(nearest(name, beginnings, CLOSE), "")
         raise UnreadableError(
-            f"no run {name!r}", f"did you mean {nearest(name, [d.name for d in dirs])}? see: uvcc runs"
+            f"no run {name!r}", f"did you mean {close}? see: uvcc runs" if close else "see: uvcc runs"
         )
     if len(hits) > 1:
         raise ConfigError(f"{name!r} fits {len(hits)} runs: {', '.join(d.name for d in hits[:4])}", "write more of it")

@@ -8,7 +8,6 @@ what nobody can tell yet: see `uvcc verify --help` and `uvcc pods --help`.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -99,18 +98,48 @@ def groups() -> dict[str, list[str]]:
 
 def usage() -> str:
     """The text of ``uvcc --help``."""
+    from uvcc_engine.contract.machine import help_text
+
     width = max(len(v) for v in VERBS)
     lines = [_USAGE, ""]
     for title, found in groups().items():
         lines += [title, *(f"  {verb:<{width}}  {VERBS[verb].does}" for verb in found), ""]
     lines.pop()
     lines += ["", "RUN may be shortened to a unique prefix, or be `last` or `current`. `uvcc VERB --help` says more."]
-    return "\n".join(lines) + "\n"
+    return help_text.filled("\n".join(lines), help_text.width()) + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command. Returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        from uvcc_console.core.log import tell_of_warnings
+        from uvcc_engine.contract.errors import UvccError
+        from uvcc_engine.contract.machine import standard_output
+
+        tell_of_warnings()
+        try:
+            return standard_output.guarded(lambda: _guarded(args))
+        except UvccError as e:  # of standard output: that of a verb is told already
+            from uvcc_console.cli.common import tell_error
+
+            return tell_error(e, FAILED, [])
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _guarded(args: list[str]) -> int:
+    from uvcc_engine.contract.errors import UvccError
+
+    try:
+        return _dispatch(args)
+    except UvccError as e:
+        from uvcc_console.cli.common import tell_error
+
+        return tell_error(e, USAGE if e.exit_code == USAGE else FAILED, args)
+
+
+def _dispatch(args: list[str]) -> int:
     if args and args[0] in ("-h", "--help", "help"):
         sys.stdout.write(usage())
         return OK
@@ -119,30 +148,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"uvcc {version()}\n")
         return OK
-    return _guarded(args)
-
-
-def _guarded(args: list[str]) -> int:
-    try:
-        from uvcc_console.core.log import tell_of_warnings
-        from uvcc_engine.contract.errors import UvccError
-
-        tell_of_warnings()
-        try:
-            return _dispatch(args)
-        except UvccError as e:
-            from uvcc_console.cli.common import tell_error
-
-            return tell_error(e, USAGE if e.exit_code == USAGE else FAILED, args)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # the reader left (`uvcc watch | head`): say nothing more, not even at interpreter exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-
-
-def _dispatch(args: list[str]) -> int:
     if args and args[0].partition("=")[0] == "--party":  # one domain's console
         args = ["domain", "open", *args]
     if args and args[0] == "--read-only":  # the console without a verb, as every other flag of that name

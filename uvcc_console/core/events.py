@@ -261,12 +261,16 @@ class Intent(Event):
 @event("action_done")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionDone(Event):
-    """What became of an action on a pod that an intent asked for: what it did, or why it could not be done."""
+    """What became of an action on a pod that an intent asked for: what it did, or why it could not be done.
+
+    ``order``: what whoever asked calls it, if anything: two may ask for the same of the same pod.
+    """
 
     action: str
     pod: str
     ok: bool
     detail: str = ""
+    order: str = ""
 
 
 @event("flight")
@@ -345,12 +349,15 @@ class DomainReported(Event):
 @event("plan_foretold")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanForetold(Event):
-    """What the plan says of a step of the full run, from a rehearsal: message rounds of a worker (0: not foretold),
-    bytes of all workers without frames, seconds over links with a round trip of ``rtt_s``.
+    """What the plan says of a step of the full run, from a rehearsal: message rounds of the worker that has
+    most, those of its microbatches added up, and bytes of all workers without frames (0: not foretold); seconds over
+    links with a round trip of ``rtt_s``.
 
     ``low`` and ``high``: the range of the seconds, 0 where none is said; ``early``: how many times as long a run's
     second and third step take; ``more``: seconds that a step takes longer than one of the smoke; ``here``: on the
     processors that were rehearsed on.
+    ``audits``, ``audited``: under ``verify: covert``, how many audits a step has on average and in which share of the
+    steps there is one; ``audit_rounds``, ``audit_bytes``: what of rounds and bytes such a step, or one audit, adds.
     """
 
     steps: int
@@ -363,6 +370,10 @@ class PlanForetold(Event):
     early: float = 1.0
     more: float = 0.0
     here: bool = False
+    audits: float = 0.0
+    audited: float = 0.0
+    audit_rounds: float = 0.0
+    audit_bytes: float = 0.0
 
 
 @event("forecast")

@@ -13,11 +13,11 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.measures import AT, extended, measured
 from uvcc_console.core.pairs import counted
 from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
-from uvcc_console.core.snapshot import EpochAgreement, LogEntry, ReportView, Snapshot, WaitView, WorkerView
+from uvcc_console.core.snapshot import EpochAgreement, LogEntry, OutageView, ReportView, Snapshot, WaitView, WorkerView
 from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
 from uvcc_engine.contract.job.topology import PARTIES
-from uvcc_engine.contract.parsing.untrusted import as_int, hint_of
+from uvcc_engine.contract.parsing.untrusted import as_int, hint_of, scalar_text
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.event_names import area_of
 from uvcc_engine.contract.run_files.narrate import only_told
@@ -65,6 +65,18 @@ def _metric(s: Snapshot, e: ev.Metric) -> Snapshot:
     return changed(s, series=extended(s.series, e.coord, e.step, named_values(e)))
 
 
+_OUTAGES: Final = frozenset({"relay_down", "relay_up", "relay_moved"})
+
+
+def _outage(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
+    """The first word of an outage says since when; a later one may say another reason."""
+    if e.event != "relay_down":
+        return changed(s, outages=MappingProxyType({pod: o for pod, o in s.outages.items() if pod != e.pod}))
+    known = s.outages.get(e.pod)
+    url, why = (scalar_text(e.fields.get(name), 200) for name in ("url", "why"))
+    return changed(s, outages=put(s.outages, e.pod, OutageView(url, why, e.ts if known is None else known.ts)))
+
+
 def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     if e.event == "checkpoint_written":
         newest = (bad_records.step_of(e.fields), str(e.fields.get("sha256", "")))
@@ -74,6 +86,8 @@ def _engine(s: Snapshot, e: ev.EngineEvent) -> Snapshot:
     elif e.event == "waiting":
         waits = WaitView(f"p{e.fields.get('peer')}", bad_records.number_of(e.fields, "since_s"), e.ts)
         s = changed(s, waits=put(s.waits, str(e.fields.get("coord") or e.pod), waits))
+    elif e.event in _OUTAGES:
+        s = _outage(s, e)
     elif e.event == "plane_counters":
         return counted(s, e)  # every few seconds from each worker: for the panel, not for the log
     elif e.event == "sample_written":

@@ -165,6 +165,15 @@ class WaitView:
     ts: float
 
 
+@dataclass(frozen=True, slots=True)
+class OutageView:
+    """What stands between the parties, a relay or a broker, is out of reach: since ``ts``, of a pod's workers."""
+
+    url: str
+    why: str
+    ts: float
+
+
 @dataclass(frozen=True)
 class PairView:
     """What a worker last said of its traffic with its peer in another party; totals since its process ``began``.
@@ -215,6 +224,10 @@ class ForetoldView:
     early: float = 1.0
     more: float = 0.0
     here: bool = False
+    audits: float = 0.0
+    audited: float = 0.0
+    audit_rounds: float = 0.0
+    audit_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +377,7 @@ class Snapshot:
     changed_settings: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     flight: FlightView | None = None
     waits: Mapping[str, WaitView] = field(default_factory=lambda: EMPTY)
+    outages: Mapping[str, OutageView] = field(default_factory=lambda: EMPTY)  # by pod, of this attempt
     pairs: Mapping[str, PairView] = field(default_factory=lambda: EMPTY)  # by worker and peer, e.g. p0r0s0t0>1
     foretold: ForetoldView | None = None
     prediction: ForecastView | None = None
@@ -382,6 +396,14 @@ class Snapshot:
     def proves(self) -> bool:
         """Whether this kind of job signs a transcript: only private training yields a proof bundle."""
         return self.job_kind not in ("lm", "command")
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether validation ended the phase's training before the last planned step (``job.patience``)."""
+        job = self.profile.get("job")
+        patient = isinstance(job, Mapping) and bool(job.get("patience"))
+        done = bool(self.workers) and all(w.phase == "done" for w in self.workers.values())
+        return patient and done and self.step < self.steps_planned
 
     @property
     def operation(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -160,6 +160,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         refused_checkpoints=MappingProxyType({}),
         watchdog_dumps=0,
         failed_proofs=MappingProxyType({}),
+        outages=MappingProxyType({}),
         facts=MappingProxyType({}),
         flight=None,
         waits=MappingProxyType({}),
@@ -183,7 +184,9 @@ def _fork(s: Snapshot, e: ev.ForkDetected) -> Snapshot:
 def _halt_requested(s: Snapshot, e: ev.HaltRequested) -> Snapshot:
     if e.nonce == s.halt.nonce:
         by = s.halt.by if e.by == "haltd" else e.by  # the sidecar commits what somebody else asked for
-        halt = replace(s.halt, mode=e.mode, by=by, done=False)
+        done = s.halt.done and e.mode == s.halt.mode  # asked once more for what is over: no ladder begins again for it
+        drill = s.halt.drill and e.drill  # one that met a hold or a halt under way is none any more
+        halt = replace(s.halt, mode=e.mode, by=by, done=done, drill=drill)
     else:
         halt = HaltView(e.nonce, e.mode, e.by, e.drill, e.ts, total=len(s.pods), last_drill_s=s.halt.last_drill_s)
     what = "drill" if e.drill else e.mode.upper()
@@ -215,9 +218,18 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
 def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
     if e.nonce != s.halt.nonce:
         return s
-    drill_s = e.seconds if e.drill else s.halt.last_drill_s
+    passed = e.drill and e.verified == e.total > 0  # another proves nothing of how long a halt takes
+    drill_s = e.seconds if passed else s.halt.last_drill_s
+    mode = s.halt.mode if e.drill else e.mode  # a hold that met a halt under way was halted with it
     halt = replace(
-        s.halt, done=True, verified=e.verified, total=e.total, step=e.step, seconds=e.seconds, last_drill_s=drill_s
+        s.halt,
+        mode=mode,
+        done=True,
+        verified=e.verified,
+        total=e.total,
+        step=e.step,
+        seconds=e.seconds,
+        last_drill_s=drill_s,
     )
     s = changed(s, halt=halt)
     if e.mode == "halt":
@@ -317,7 +329,7 @@ def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
 
 
 def _foretold(s: Snapshot, e: ev.PlanForetold) -> Snapshot:
-    view = ForetoldView(e.steps, e.rounds, e.bytes, e.seconds, e.rtt_s, e.low, e.high, e.early, e.more, e.here)
+    view = ForetoldView(**{f.name: getattr(e, f.name) for f in fields(ForetoldView)})
     rounds = f"{e.rounds:.0f} rounds, " if e.rounds else ""
     text = f"the plan foretells {rounds}{e.bytes / 1e6:.2f} MB and {e.seconds:.2f} s a step of the full run"
     text += f", {e.low:.2f} to {e.high:.2f} s by what else these processors do" if e.high else ""

@@ -98,6 +98,11 @@ def _repeated(f: Fields) -> str:
     return f"the {what} is exact: {steps} again, with {' and '.join(filter(None, (losses, tensors)))}"
 
 
+def _why(f: Fields) -> str:
+    why = scalar_text(f.get("why"))
+    return f": {why}" if why else ""
+
+
 def _relay_started(f: Fields) -> str:
     """Where the workers of a replica meet, with the scheme that tells whether TLS is on."""
     at = scalar_text(f.get("relay_url_public") or f.get("relay_url_local"))
@@ -115,8 +120,8 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "faults_injected": ((), lambda f: "faults injected, as the rehearsal asks"),
     "uid_wait": ((), lambda f: "waits for the other ranks of its group"),
     "group_close": ((), lambda f: "process group closed by an error"),
-    "relay_died": ((), lambda f: "the relay on this pod has died, and is not started again"),
-    "relay_restarted": ((), lambda f: "the relay on this pod had died, and was started again"),
+    "relay_died": (("why",), lambda f: f"the relay on this pod has died, and is not started again{_why(f)}"),
+    "relay_restarted": (("why",), lambda f: f"the relay on this pod had died, and was started again{_why(f)}"),
     "training_ended_early": ((), lambda f: "ends early: the validation loss does not fall any more"),
     "run_done": (("step",), lambda f: f"last step done{_at(f)}"),
     "open_final_done": ((), lambda f: "the result is opened as the policy allows"),
@@ -135,7 +140,7 @@ _SENTENCES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Fields], str]]]]
     "waiting": (("peer", "since_s"), lambda f: f"waits for {_peer(f)}{_seconds(f, 'since_s')}"),
     "peer_lost": (("peer", "party", "since_s"), lambda f: f"peer {_peer(f)} lost, silent{_seconds(f, 'since_s')}"),
     "relay_up": ((), lambda f: "relay reachable again"),
-    "relay_down": ((), lambda f: "relay unreachable"),
+    "relay_down": (("why",), lambda f: f"relay unreachable{_why(f)}"),
     "dp_ready": ((), lambda f: "data-parallel groups ready"),
     "dp_ok": ((), lambda f: "first all-reduce over all replicas done"),
     "group_ready": ((), lambda f: "process group ready"),

@@ -167,10 +167,9 @@ class AdoptedRun:
         if isinstance(event, ev.Intent) and event.action in ("teardown", "stop"):
             self.end(f"{event.action} asked by {event.by}")
         elif isinstance(event, ev.Intent) and event.action != "resume":  # what only a run of one's own has
-            pod = str(event.args.get("pod", ""))
-            self._bus.record(
-                [ev.ActionDone(action=event.action, pod=pod, ok=False, detail=f"{FOREIGN} ({self._words})")]
-            )
+            pod, order = (str(event.args.get(name, "")) for name in ("pod", "order"))
+            why = f"{FOREIGN} ({self._words})"
+            self._bus.record([ev.ActionDone(action=event.action, pod=pod, ok=False, detail=why, order=order)])
         elif isinstance(event, ev.HaltRequested) and (event.nonce, event.mode) not in self._direct:
             self._obey(event)
 
@@ -222,7 +221,7 @@ class AdoptedRun:
                     self._bus.record([ev.CostTick(hourly=0.0, spent=0.0)])
                 if now >= self._judge_at and self._up:
                     self._judge_at = now + WATCH_EVERY_S
-                    self._bus.record(watch.look(self._bus.snapshot, time.time()))
+                    self._bus.record(watch.look(self._bus.snapshot, time.time(), time.monotonic()))
                 await asyncio.sleep(TICK_S)
         finally:
             for beat in beats:

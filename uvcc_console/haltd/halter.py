@@ -63,7 +63,9 @@ class Halter:
         self._certify = certify
         self._clock = clock
         self._run = ""
-        self._nonces: set[str] = set()
+        self._asked = ev.HaltRequested(nonce="", mode="", by="")
+        self._nonces: set[str] = set()  # of those whom this ladder took over from: they may still steer it
+        self._overtaken: dict[str, bool] = {}  # nonce -> whether it only drilled: who waits for a verdict of what ended
         self._beside = SideTasks(None, lambda event: append([event]))
         self._ending: dict[str, asyncio.Task[None]] = {}
 
@@ -75,21 +77,35 @@ class Halter:
     def request(self, asked: ev.HaltRequested, run: str, pods: Mapping[str, int]) -> None:
         """Obey a request from the journal about engine run ``run``; ``pods`` maps its pods to their workers."""
         now = self._clock()
-        if self.ladder is not None and asked.nonce == self.ladder.nonce:
-            self._act(self.ladder.request(asked.mode, now))
+        before = self.ladder
+        if before is not None and (asked.nonce == before.nonce or (asked.nonce in self._nonces and self.active)):
+            self._act(before.request(asked.mode, now))
             return
-        committed = self.active and self.ladder is not None and self.ladder.rung not in (machine.HOLD, machine.RELEASE)
-        if not committed:
+        committed = before is not None and self.active and before.rung not in (machine.HOLD, machine.RELEASE)
+        held = before is not None and self.active and before.rung == machine.HOLD and not before.drill
+        if before is None or not self.active:
             self._nonces.clear()
-        elif self.ladder is not None:
-            self._nonces.add(self.ladder.nonce)
+            self._overtaken.clear()
+        elif committed or held:
+            self._nonces.add(before.nonce)
+        else:  # a drill, or what is just being released: nothing of it is in force any more, but somebody waits for it
+            self._overtaken |= dict.fromkeys(self._nonces, False) | {before.nonce: before.drill}
+            self._nonces.clear()
         mode = machine.HALT if committed else asked.mode
-        drill = asked.drill and not committed
+        drill = asked.drill and not committed and not held  # whoever held it wants a halt, unless he releases it
+        self._asked = replace(asked, mode=mode, drill=drill, ts=0.0)
+        self._act(self._ladder(run, pods).start(self._asked.mode, self._clock()))
+        if (asked.drill, asked.mode) != (drill, mode):  # a conductor that reads of a hold takes its end for no halt
+            self._append([replace(self._asked, reason="it joins a hold or halt under way")])
+
+    def _ladder(self, run: str, pods: Mapping[str, int]) -> machine.Ladder:
+        """The ladder of what was asked for over the workers of ``run``; it takes the place of the one before."""
+        now = self._clock()
         self._run = run
         ladder = machine.Ladder(
-            asked.nonce,
+            self._asked.nonce,
             pods,
-            drill=drill,
+            drill=self._asked.drill,
             auto=self.auto,
             times=self.times,
             checkpoints=self.checkpoints,
@@ -100,7 +116,7 @@ class Halter:
             channel = self._channels.get(pod)
             if channel is None or not channel.up:
                 ladder.link(pod, False, now)
-        self._act(ladder.start(mode, now))
+        return ladder
 
     async def close(self) -> None:
         """Nothing is journalled after this: a termination under way is left to whoever looks at the run next."""
@@ -109,10 +125,22 @@ class Halter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def forget(self) -> None:
-        """The workers that the last halt stopped were started again: nothing of it may reach the new ones."""
+    def renew(self, run: str, pods: Mapping[str, int]) -> None:
+        """Workers were started again. A halt that had its verdict is over: nothing of it may reach the new ones.
+
+        One that has none yet was asked for by somebody who still waits: it holds for the new workers.
+        """
+        before, unfinished = self.ladder, self.active
         self.ladder = None
-        self._nonces.clear()
+        if before is None or not unfinished:
+            self._nonces.clear()
+            self._overtaken.clear()
+            return
+        rung = before.rung if before.rung in (machine.HOLD, machine.RELEASE) else machine.HALT
+        why = "it had no verdict yet when workers were started"
+        self._asked = replace(self._asked, mode=machine.HOLD if before.drill else rung, reason=why)
+        self._act(self._ladder(run, pods).start(self._asked.mode, self._clock()))
+        self._append([self._asked])
 
     def message(self, pod: str, told: AgentMessage | Malformed) -> None:
         """Something an agent said by itself."""
@@ -161,11 +189,22 @@ class Halter:
                 self._send(action)
         records = [self._certified(a.event) for a in actions if isinstance(a, machine.Journalled)]
         for done in [r for r in records if isinstance(r, ev.HaltDone)]:
-            records += [
-                replace(done, nonce=nonce, certificate="") for nonce in sorted(self._nonces)
-            ]  # who asked first wants to know
+            records += self._for_others(done)
         if records:
             self._append(records)
+
+    def _for_others(self, done: ev.HaltDone) -> list[ev.HaltDone]:
+        """The verdict for those who asked before: without one they would wait for what nobody is at any more.
+
+        Who released a hold hears of a drill that came in between as what it did for him: it released his pods.
+        """
+        told = [replace(done, nonce=nonce, certificate="") for nonce in sorted(self._nonces)]
+        for nonce, drilled in sorted(self._overtaken.items()):
+            freed = done.drill and not drilled
+            again = replace(done, mode=machine.RELEASE, drill=False) if freed else done
+            told.append(replace(again, nonce=nonce, certificate=""))
+        self._overtaken.clear()
+        return told
 
     def _certified(self, event: ev.Event) -> ev.Event:
         """A verdict that every pod of a real halt is verified names its certificate."""

@@ -122,11 +122,12 @@ class OrderClient:
             self._socket.settimeout(_TAKEN_S)
             self._socket.sendall(json.dumps(ev.to_json(request)).encode() + b"\n")
             seen: list[ev.Event] = []
-            while True:
-                for message in self._lines(self._socket.recv(1 << 16)):
-                    if message.get("taken") == request.nonce:
-                        return seen + self.poll()
+            taken = False
+            while not taken:
+                for message in self._lines(self._socket.recv(1 << 16)):  # what came with the receipt counts as well
+                    taken = taken or message.get("taken") == request.nonce
                     seen += _event(message)
+            return seen + self.poll()
         except OSError as e:
             self.closed = True
             raise UnreachableError(f"the halt sidecar does not answer: {e}", "uvcc halt starts another") from e

@@ -216,7 +216,7 @@ class Service:
         if isinstance(event, ev.PodChanged | ev.RunCreated):
             self._sync()
         elif isinstance(event, ev.PhaseStarted):
-            self._halter.forget()
+            self._halter.renew(self.snapshot.engine_run, self._view.targets())
         elif isinstance(event, ev.HaltRequested) and (event.nonce, event.mode) in self._direct:
             pass  # it was acted on before it was written
         elif isinstance(event, ev.HaltRequested) and (not self._only or event.nonce == self._only):

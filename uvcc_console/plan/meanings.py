@@ -13,7 +13,7 @@ MEANINGS: Final[dict[str, str]] = {
     "job.kind": "private (on secret shares), lm (language model) or command (anything that writes the run contract).",
     "job.model": "A shipped model by name, a list of layers, file.py:Model, a torch.nn.Module that is exported, or the"
     " model.json that uvcc owner open wrote; a relative path is relative to the profile.",
-    "job.steps": "Training steps of the full run; with epochs, the plan counts them anew.",
+    "job.steps": "Training steps of the full run; a private job may give epochs instead, whose steps the plan counts.",
     "job.epochs": "Passes over the training rows, instead of steps; 0 takes steps.",
     "job.batch": "Rows that each replica takes in one step.",
     "job.lr": "Learning rate at its highest.",

@@ -36,6 +36,14 @@ def fitted_file(run_dir: Path) -> Path:
     return run_dir / "owner" / owner_files.PREPROCESSING
 
 
+def give_fitted(fitted: Path, out: Path) -> None:
+    """Copy the fitted schema to a folder, and the tokenizer that lies beside it, where there are such."""
+    for one in (fitted, fitted.with_name(owner_files.TOKENIZER)):
+        if one.exists():
+            shutil.copyfile(one, out / one.name)
+            (out / one.name).chmod(0o600)
+
+
 def settle(
     profile: Profile, tell: Callable[[str], None], *, elsewhere: bool = False
 ) -> tuple[Profile, Mapping[str, str] | None]:
@@ -81,7 +89,8 @@ def settle(
         changes["steps"] = -(-job.epochs * rows // batch)
         if not job.val_every and changes.get("val_rows", job.val_rows):
             changes["val_every"] = -(-rows // batch)
-    return profile.model_copy(update={"job": job.model_copy(update=changes)}), found.get("pin")
+    settled = job.model_copy(update=changes).of_rows(found["rows"]["train"] if "rows" in found else 0)
+    return profile.model_copy(update={"job": settled}), found.get("pin")
 
 
 def _of_base(job: PrivateJobSettings) -> list[str]:

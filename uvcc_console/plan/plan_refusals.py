@@ -5,7 +5,8 @@ from __future__ import annotations
 from uvcc_console.fleet.prime.offers import IMAGES
 from uvcc_console.plan import images, lm_settings, measurable
 from uvcc_console.plan.plan import FULL, SMOKE, Plan
-from uvcc_console.plan.schema import LmJobSettings, PrivateJobSettings
+from uvcc_console.plan.schema import CommandJobSettings, LmJobSettings, PrivateJobSettings
+from uvcc_engine.contract.errors import ConfigError
 
 
 def check(plan: Plan) -> None:
@@ -22,6 +23,20 @@ def check(plan: Plan) -> None:
         if isinstance(job, PrivateJobSettings):
             measurable.check_private(job, smoke.steps, gates)
     if (full := plan.phases.get(FULL)) is not None:
+        _check_warmup(job, full.steps)
         every = measurable.log_every(job) if isinstance(job, LmJobSettings) else 1
         measurable.check_windows(full.steps, gates, every)
         measurable.check_resume(job, full.steps, gates)
+
+
+def _check_warmup(job: PrivateJobSettings | LmJobSettings | CommandJobSettings, steps: int) -> None:
+    """Refuse (ConfigError) a warm-up in which the full run would end: its learning rate never comes."""
+    if isinstance(job, PrivateJobSettings):
+        name, warmup = "job.warmup", job.warmup
+    elif isinstance(job, LmJobSettings):
+        name, warmup = "job.overrides.train.warmup", job.overrides.get("train", {}).get("warmup", 0)
+    else:
+        return
+    if isinstance(warmup, int) and warmup > steps:
+        what = f"{name} is {warmup}, and the full run has {steps} steps: it would never reach its learning rate"
+        raise ConfigError(what, f"a warm-up of at most {steps}, or more steps")

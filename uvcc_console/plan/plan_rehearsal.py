@@ -26,13 +26,15 @@ from uvcc_engine import __version__
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
-from uvcc_engine.contract.parsing.untrusted import as_float
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int
 from uvcc_engine.contract.run_files import files
 
 RTT_MS: Final = 20.0
 MBIT: Final = 1000.0
 """Links between three providers of one continent; pods of this machine have none between them."""
 _FIGURES: Final = ("rounds", "bytes", "seconds")
+_OF_FLEET: Final = {"rounds", "bytes", "pod_bytes", "chain"}
+_OF_AUDIT: Final = ("rounds", "bytes_sent", "audits", "audited")
 _LIKE: Final = {"auto": "direct", "nats": "stream"}
 """Over which link the processes are timed where the profile leaves it open, or takes a broker that runs elsewhere."""
 
@@ -75,7 +77,11 @@ def kept(plan: Plan) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and all((as_float(found.get(name)) or 0) > 0 for name in _FIGURES)
-    return found if whole and {"layers", "warnings", "most_frac_bits", "processes"} <= found.keys() else None
+    if not whole or not {"layers", "warnings", "most_frac_bits", "processes"} <= found.keys():
+        return None
+    took, fleet = found["processes"], found.get("fleet", {})
+    told = isinstance(took, dict) and None not in (as_int(took.get(name), 1) for name in ("replicas", "workers"))
+    return found if told and isinstance(fleet, dict) and (not fleet or fleet.keys() >= _OF_FLEET) else None
 
 
 def _of(plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
@@ -85,7 +91,20 @@ def _of(plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
     sizes = {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches}
     workers = {"workers": t.workers_per_party * t.microbatches} | sizes
     flags = [part for name, size in workers.items() for part in (f"--{name}", str(size))]
-    return full.job, [*flags, "--link", _LIKE.get(plan.profile.link, plan.profile.link)]
+    far = [] if kind_of(plan.profile.fleet.kind).here else ["--apart"]
+    rows = _answered_rows(plan)
+    known = ["--rows", str(rows)] if rows else []
+    return full.job, [*flags, "--link", _LIKE.get(plan.profile.link, plan.profile.link), *far, *known]
+
+
+def _answered_rows(plan: Plan) -> int:
+    """How many rows there are to train on, where a step's cost depends on it and they were counted: trees answer those,
+    too, that a step does not draw."""
+    job = plan.profile.job
+    if not isinstance(job, PrivateJobSettings) or not isinstance(job.model, dict):
+        return 0
+    trees = [layer.get("type") for layer in job.model.get("layers", [])] == ["trees"]
+    return job.train_rows if trees else 0
 
 
 def _file(plan: Plan) -> Path:
@@ -122,25 +141,40 @@ def foretold(found: StepForecast, steps: int, over: tuple[float, float] | None) 
     }
 
 
+def costs(plan: Plan, step: Mapping[str, Any]) -> tuple[float, float]:
+    """Rounds of the worker that has most, and bytes of all workers, of a step of the full run; 0 where neither is
+    foretold: a party's workers are more than one machine rehearses."""
+    t = plan.phases[FULL].topology
+    if t.workers_per_party == t.microbatches == 1:
+        return float(step["rounds"]), float(step["bytes"]) * PARTIES
+    fleet = step.get("fleet")
+    return (float(fleet["rounds"]), float(fleet["bytes"])) if fleet else (0.0, 0.0)
+
+
 def promise(plan: Plan, step: Mapping[str, Any]) -> ev.PlanForetold:
     """What the plan says of the full run, for the journal: afterwards it is held against what was measured.
 
-    Stages, tensor ranks and micro-batches share out the messages, so their rounds are not foretold (0).
+    Where a party has more workers than are rehearsed, counts and a range are not foretold (0); its seconds are then
+    those of one worker with all the work.
     """
-    full = plan.phases[FULL]
-    t, over = full.topology, links(plan)
-    whole = t.stages == t.tensor == t.microbatches == 1
-    found = step_of(plan, step, over)
-    finite = math.isfinite(found.high)
+    full, over = plan.phases[FULL], links(plan)
+    found, (rounds, sent) = step_of(plan, step, over), costs(plan, step)
+    finite, sure = math.isfinite(found.high), math.isfinite(found.high) and rounds > 0
+    told = step.get("audit") if "fleet" not in step else None  # of several workers, as the rehearsed ones drew
+    audit = {name: float(as_float(told.get(name)) or 0.0) for name in _OF_AUDIT} if isinstance(told, dict) else {}
     return ev.PlanForetold(
         steps=full.steps,
-        rounds=float(step["rounds"]) if whole else 0.0,
-        bytes=float(step["bytes"]) * PARTIES * t.replicas,
+        rounds=rounds,
+        bytes=sent,
         seconds=found.seconds if finite else 0.0,
         rtt_s=over[0] if over is not None else 0.0,
-        low=found.low if finite and whole else 0.0,
-        high=found.high if finite and whole else 0.0,
+        low=found.low if sure else 0.0,
+        high=found.high if sure else 0.0,
         early=float(step["processes"]["early"]),
         more=found.seconds - step_of(plan, step, over, SMOKE).seconds if finite and SMOKE in plan.phases else 0.0,
         here=over is None,
+        audits=audit.get("audits", 0.0),
+        audited=audit.get("audited", 0.0),
+        audit_rounds=audit.get("rounds", 0.0),
+        audit_bytes=audit.get("bytes_sent", 0.0) * PARTIES,
     )

@@ -66,8 +66,9 @@ class ScoredFigure:
 def score(s: Snapshot) -> list[ScoredFigure]:
     """The plan's figures that can be held against the full run by now; none before it made two steps.
 
-    Rounds: of a worker; bytes: of all workers, without frames; seconds: the workers' median; dollars: by the price of
-    the pods, where there is one.
+    Rounds: of the worker that has most, those of its microbatches added up; bytes: of all workers, without frames; both
+    of as many audits as were drawn, where some are (``verify: covert``); seconds: the workers' median; dollars: by the
+    price of the pods, where there is one.
     """
     said = s.foretold
     if said is None or s.phase != FULL:
@@ -80,14 +81,23 @@ def score(s: Snapshot) -> list[ScoredFigure]:
     by_smoke = s.prediction
     smoke_s = by_smoke.seconds / by_smoke.steps if by_smoke is not None and by_smoke.steps else 0.0
     ranges = {"seconds": (said.low, said.high)}
+    audits, audited = _drawn(told)
     pairs = {
-        "rounds": (said.rounds, max(rounds, default=0.0)),
-        "bytes": (said.bytes, sum(sent) if len(sent) == len(told) else 0.0),
+        "rounds": (said.rounds + said.audit_rounds * (audited - said.audited), max(rounds, default=0.0)),
+        "bytes": (
+            said.bytes + said.audit_bytes * (audits - said.audits),
+            sum(sent) if len(sent) == len(told) and not s.apart else 0.0,
+        ),
         "seconds": (said.seconds, took),
         BY_SMOKE: (smoke_s, took),
         "dollars": (said.seconds * a_second, took * a_second),
     }
     return [ScoredFigure(name, a, b, *ranges.get(name, ())) for name, (a, b) in pairs.items() if a > 0 and b > 0]
+
+
+def _drawn(workers: list[WorkerView]) -> tuple[float, float]:
+    """How many audits a step had on average, and the share of the steps that had one: all workers tell the same."""
+    return max(_told(workers, "step_audits"), default=0.0), max(_told(workers, "step_audited"), default=0.0)
 
 
 def _told(workers: list[WorkerView], name: str) -> list[float]:
@@ -115,5 +125,7 @@ def lines(s: Snapshot) -> list[str]:
         return []
     told = [f"a step's {one.name:<8} {one.words()}" for one in found]
     if s.foretold is not None and not s.foretold.rounds:
-        told.append("a step's rounds   not foretold: stages, tensor ranks and micro-batches share them out")
+        told.append("a step's rounds   not foretold: a party has more workers than one machine rehearses")
+    if s.apart:
+        told.append("a step's bytes    not scored: a domain hears of its own party's workers only")
     return told

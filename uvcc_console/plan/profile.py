@@ -100,8 +100,12 @@ def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def _elsewhere(loc: list[Any], raw: Mapping[str, Any]) -> str:
-    """What says the same as a key that other trainers have, in a private job; "" for any other key."""
+    """Where a key is known that stands at the top, or what says the same as a key that other trainers have, in a
+    private job; "" for any other key."""
     job = raw.get("job")
+    if len(loc) == 1:
+        parts = [part for part in _keys_at((), raw) if loc[0] in _keys_at((part,), raw)]
+        return f"did you mean {parts[0]}.{loc[0]}?" if parts else ""
     private = isinstance(job, Mapping) and job.get("kind", "private") == "private"
     return PRIVATE_JOB.get(str(loc[1]), "") if private and len(loc) == 2 and loc[0] == "job" else ""
 

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema, create_model, model_validator
 
 from uvcc_console.core.rungs import HaltRung
 from uvcc_console.fleet.by_party import settings_for
@@ -107,13 +107,18 @@ class JoinSettings(Strict):
     outputs: int = Field(default=2, ge=1)
 
 
+def _steps_or_epochs(schema: dict[str, Any]) -> None:
+    schema["required"].remove("steps")
+    schema["anyOf"] = [{"required": ["steps"]}, {"required": ["epochs"]}]
+
+
 class PrivateJobSettings(Strict):
     """Learning or inference on secret shares, three parties. ``data``, ``labels``, ``weights``: the owner's files.
 
     ``schema``: what the columns of ``data`` are, which also decides the rows held out. ``model``: a shipped
     one by name, or a list of layers whose shapes follow from the data; the plan replaces it by a model with all shapes.
-    ``epochs``: so many passes over the training rows instead of ``steps``; ``val_every`` is one of them then, if it
-    is not given.
+    ``epochs``: so many passes over the training rows instead of ``steps``, which the plan counts then; ``val_every`` is
+    one of them, if it is not given.
     ``rounds``: ``auto`` is ``sparing`` for local pods, which share this machine, and ``few`` for all others.
     ``base``: a file of public weights that the model is made around, ``adapters`` says of what; the policy names it by
     its hash, which ``base_sha256`` may fix beforehand.
@@ -121,7 +126,7 @@ class PrivateJobSettings(Strict):
     All other keys go into the policy: they are those of the engine's private job, with the same meaning and range.
     """
 
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True, json_schema_extra=_steps_or_epochs)
 
     kind: Literal["private"]
     model: Annotated[Any, BeforeValidator(_model)] = DEFAULTS.model
@@ -171,6 +176,27 @@ class PrivateJobSettings(Strict):
     join: JoinSettings | None = None
     clients: list[str] = []
     idle: Seconds = DEFAULTS.idle
+
+    _train_rows: int = PrivateAttr(0)
+
+    def of_rows(self, rows: int) -> PrivateJobSettings:
+        """The same job, whose data was looked at and has so many rows to train on."""
+        found = self.model_copy()
+        found._train_rows = rows
+        return found
+
+    @property
+    def train_rows(self) -> int:
+        """How many rows there are to train on; 0 where nobody has counted them."""
+        return self._train_rows
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_of_epochs(cls, given: Any) -> Any:
+        """Until the plan has counted the steps of epochs there is one for each."""
+        if isinstance(given, dict) and given.get("epochs") and "steps" not in given:
+            return {**given, "steps": given["epochs"] if isinstance(given["epochs"], int) else 1}
+        return given
 
     @model_validator(mode="after")
     def _reveals_what_it_has(self) -> PrivateJobSettings:

@@ -38,18 +38,19 @@ class StepForecast:
 def here(step: Mapping[str, Any], replicas: int) -> StepForecast:
     """On local pods. What the processes took holds what their links took, and whatever else the machine did meanwhile.
 
-    A replica more takes its processor time, shared by all processors. The range goes from that time without any
-    waiting, as on a machine that does nothing else, to the slowest steps while it did what it did.
+    A replica more than were rehearsed takes its processor time, shared by all processors, and one less saves it. The
+    range goes from that time without any waiting, as on a machine that does nothing else, to the slowest steps while it
+    did what it did.
     """
     took = step["processes"]
-    cores, busy = float(took["cores"]), float(took["all_cpu"])
-    more = (replicas - 1) * busy / cores
+    cores, of_replica = float(took["cores"]), float(took["all_cpu"]) / int(took["replicas"])
+    more = (replicas - int(took["replicas"])) * of_replica / cores
     slower = 1.0 / (1.0 - CONSOLE / max(cores, 1.0))
 
     def of(wall: float) -> float:
         return (wall + more) * slower
 
-    full = replicas * busy / cores * slower
+    full = replicas * of_replica / cores * slower
     return StepForecast.of(
         seconds=max(full, of(float(took["wall"]))),
         low=full,
@@ -61,9 +62,11 @@ def here(step: Mapping[str, Any], replicas: int) -> StepForecast:
 def apart(step: Mapping[str, Any], rtt_s: float, bytes_s: float) -> StepForecast:
     """On pods whose processors are as fast as these, ``rtt_s`` there and back between two parties, ``bytes_s`` of each.
 
-    At most, computing takes what the three parties took with these processors shared.
+    Where a party has several workers, the delay is that of the longest chain of their messages, and the bytes are those
+    of a pod. At most, computing takes what all of them took with these processors shared.
     """
-    took = step["processes"]
-    network = link_time(float(step["rounds"]), float(step["bytes"]), rtt_s / 2, bytes_s).total_s
+    took, fleet = step["processes"], step.get("fleet")
+    rounds, sent = (fleet["chain"], fleet["pod_bytes"]) if fleet else (step["rounds"], step["bytes"])
+    network = link_time(float(rounds), float(sent), rtt_s / 2, bytes_s).total_s
     alone, shared = float(took["party_cpu"]), float(took["high"])
     return StepForecast.of(network + alone, network + alone, network + max(alone, shared), network)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from uvcc_console.core.shown import Shown
 from uvcc_console.plan.owndata import model_words
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job.early_stop import Course
 from uvcc_engine.contract.job.private_job import SEALED
 from uvcc_engine.transcript.terms.policy import EVERYBODY, Policy
 
@@ -25,6 +26,7 @@ _FILES: Final = {
     owner_files.COEFFICIENTS: "the coefficients with their standard errors; the intercept is the last",
     owner_files.ADAPTERS: "what was trained in secret beside the public base; merged with it, it is the model here",
     owner_files.PREPROCESSING: "the schema with the statistics of the training rows: keep it as you keep the data",
+    owner_files.TOKENIZER: "your own tokenizer, which the schema names: the model reads a text by it",
 }
 
 _OF_CENTROIDS: Final = {
@@ -32,14 +34,16 @@ _OF_CENTROIDS: Final = {
 }
 
 
-def model_card(policy: Policy, found: Shown, files: Sequence[str]) -> str:
-    """Markdown. ``found`` is the full phase's result; ``files`` are those that lie beside the card."""
+def model_card(policy: Policy, found: Shown, files: Sequence[str], course: Course | None = None) -> str:
+    """Markdown. ``found`` is the full phase's result; ``files`` are those that lie beside the card; ``course`` is how a
+    training with validation went."""
     job, model = policy.job, policy.job.get("model", "")
     lines = ["# Model card", "", f"{model_words(model)}.", "", f"- result: {found.words(utc=True)}"]
     lines += [f"- {name}: {value:.6g}" for name, value in sorted(found.values.items())]
     told = _FILES | (_OF_CENTROIDS if model_words(model) == "kmeans" else {})
     lines += ["", "## Files", "", *(f"- `{name}`: {told[name]}" for name in sorted(files) if name in told)]
     lines += ["", "## Training", "", *_shapes(model), *(f"- {key}: {job[key]}" for key in _TRAINING if key in job)]
+    lines += [f"- {line}" for line in validation_lines(job, course)] if course is not None else []
     lines += [
         *("", "## Evidence", "", f"- policy: {policy.hash.hex()}", f"- code: {policy.code_hash}"),
         *(f"- {name}: {value}" for name, value in _roots(found).items()),
@@ -47,6 +51,19 @@ def model_card(policy: Policy, found: Shown, files: Sequence[str]) -> str:
     ]
     lines += ["", "## Privacy", "", *(f"- {line}" for line in _privacy(policy))]
     return "\n".join(lines) + "\n"
+
+
+def validation_lines(job: Mapping[str, Any], course: Course) -> list[str]:
+    """When the revealed validation ended the training, and which step's weights were released."""
+    lines = []
+    if course.steps < job["steps"]:
+        fell = f"the validation loss had not fallen {job['patience']} times in a row"
+        lines.append(f"ended: after {course.steps} of {job['steps']} steps, when {fell}")
+    if job.get("keep_best") and course.best:
+        lines.append(
+            f"weights: those after {course.best} steps, whose validation loss was the least: {course.least:.6g}"
+        )
+    return lines
 
 
 def _shapes(model: Any) -> list[str]:

@@ -20,7 +20,7 @@ from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.fleet import replacing
 from uvcc_console.rollout.stages.migration import lm_migration, private_migration
-from uvcc_console.rollout.stages.training import triage_rungs
+from uvcc_console.rollout.stages.training import phases, triage_rungs
 from uvcc_engine.contract.agent_protocol.agent_commands import SignalCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import scalar_text
@@ -123,6 +123,16 @@ async def replace_pod(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]
     model's from the newest that came home.
     """
     member = _member(ctx, args)
+    if busy := [m.name for m in ctx.members.values() if m.replacing]:
+        raise ConfigError(f"{', '.join(busy)} is being replaced", "one at a time: wait for its answer")
+    member.replacing = True
+    try:
+        return await _replaced(ctx, stages, member)
+    finally:
+        member.replacing = False
+
+
+async def _replaced(ctx: Rollout, stages: StageRunner, member: Member) -> str:
     if not ctx.bus.snapshot.engine_run or ctx.plan.profile.job.kind == "command":
         there = await replacing.replace_pod(ctx, member.name)
         stages.decide("retry")
@@ -135,8 +145,9 @@ async def replace_pod(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]
     if stage is None or stage.status not in STOPPED:
         try:
             await member.channel.request(SignalCommand(run=phase.engine_run, signal="KILL"))
-        except UnreachableError as e:  # a pod out of reach ends the stage by its silence
+        except UnreachableError as e:
             log.warning("its workers could not be ended: %s", e, pod=member.name)
+            await phases.stop_workers(ctx, phase)  # those of the others might wait long for it, and for a relay there
         await _stopped(ctx)
     told = await (lm_migration.go_on if model else private_migration.go_on)(ctx, [member.name])
     stages.decide("resume")
@@ -209,15 +220,16 @@ class ActionRunner:
     async def _do(
         self, intent: ev.Intent, act: Callable[[Rollout, StageRunner, Mapping[str, Any]], Awaitable[str]]
     ) -> None:
-        pod = str(intent.args.get("pod", ""))
+        pod, order = (str(intent.args.get(name, "")) for name in ("pod", "order"))
         try:
             detail = await act(self._ctx, self._stages, {**intent.args, "by": intent.by})
         except Exception as e:
             if not isinstance(e, UvccError):
                 log.error("%s failed", intent.action, pod=pod, exc_info=e)
-            self._ctx.say(ev.ActionDone(action=intent.action, pod=pod, ok=False, detail=str(describe(e))))
+            detail, ok = str(describe(e)), False
         else:
-            self._ctx.say(ev.ActionDone(action=intent.action, pod=pod, ok=True, detail=detail))
+            ok = True
+        self._ctx.say(ev.ActionDone(action=intent.action, pod=pod, ok=ok, detail=detail, order=order))
 
     def close(self) -> None:
         for task in self._busy:

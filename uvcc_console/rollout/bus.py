@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uvcc_console.core import bad_records, snapshot_cache
 from uvcc_console.core import events as ev
+from uvcc_console.core.alerts import STEPPED_S
 from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.rollout.outbox import EventOutbox
+from uvcc_console.runs.disk_space import full_disk
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean
 
@@ -22,6 +25,10 @@ BATCH_S = 0.1
 RETRY_S = 1.0
 KEEP_S = 10.0
 MAX_QUEUE = 20_000
+
+
+def _offset() -> float:
+    return time.time() - time.monotonic()
 
 
 class Bus:
@@ -41,6 +48,9 @@ class Bus:
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[ev.Event], None]] = []
         self._refused = False
+        self._why, self._refused_from = "", 0.0
+        self._refused_at = float("-inf")  # when it was last, by a counter that nobody sets
+        self._offset, self._set_at = _offset(), float("-inf")  # of the wall clock from that counter; when it was set
         self._deaf: set[tuple[str, str]] = set()
         self._drain()
 
@@ -53,6 +63,28 @@ class Bus:
     def behind(self) -> int:
         """How many events the journal has not taken yet."""
         return len(self._queue)
+
+    @property
+    def settled_s(self) -> float:
+        """For how many seconds by now the snapshot's times can be held against the clock.
+
+        What was told while the journal refused events is not in it, and what was told before this machine's clock was
+        set has times of the old one. 0 while the journal refuses.
+        """
+        self._look_at_clock()
+        return 0.0 if self._refused else time.monotonic() - max(self._refused_at, self._set_at)
+
+    def _look_at_clock(self) -> None:
+        """Note and tell that the wall clock was set, or that this machine slept: ages mean nothing behind that."""
+        was, self._offset = self._offset, _offset()
+        by = self._offset - was
+        if abs(by) <= STEPPED_S:
+            return
+        self._set_at = time.monotonic()
+        text = f"this machine's clock went {'forward' if by > 0 else 'back'} by {abs(by):.0f} s at once"
+        hint = "silence is counted anew from here; keep the time with NTP, and let this machine not sleep"
+        log.warning("%s", text)
+        self.record([ev.Alert(level="warn", name="clock", text=text, hint=hint)])
 
     def listen(self, listener: Callable[[ev.Event], None]) -> None:
         """Call ``listener`` with every event from now on, whoever wrote it, in journal order."""
@@ -114,6 +146,7 @@ class Bus:
         keeping = asyncio.create_task(self._keep())
         try:
             while True:
+                self._look_at_clock()
                 if self._queue and loop.time() >= due:
                     due = loop.time() + (self._batch_s if self._try_commit() else RETRY_S)
                 else:
@@ -156,11 +189,15 @@ class Bus:
         except UvccError as e:
             if not self._refused:
                 log.error("the journal refuses events, and is tried again each second: %s", e)
+                self._why, self._refused_from = full_disk(self._journal.path.parent) or e.what, time.monotonic()
             self._refused = True
             return False
         if self._refused:
+            self._refused, self._refused_at = False, time.monotonic()
             log.info("the journal takes events again")
-        self._refused = False
+            text = f"for {self._refused_at - self._refused_from:.0f} s nothing could be written down: {self._why}"
+            hint = "nothing was lost; leave more room in the data folder (uvcc paths)"
+            self.record([ev.Alert(level="warn", name="journal_refused", text=text, hint=hint)])
         return True
 
     async def wait(self, condition: Callable[[Snapshot], T | None], timeout: float | None = None) -> T:

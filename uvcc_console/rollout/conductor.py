@@ -154,9 +154,13 @@ def _obey_intents(
         elif ctx.federated is not None and event.action in (*DECISIONS, "consent"):
             _sign(ctx, ctx.federated, event)
         elif not runner.take(event):
+            start = event.args.get("from")
+            if stages.begun and not stages.deciding and {"from", "set"} & event.args.keys():
+                text = "the run goes on already: nothing was gone back to or changed"
+                ctx.bus.record([ev.Alert(level="warn", name="resume", text=text, hint="halt it, then resume")])
+                return
             if "set" in event.args:
                 _change(ctx, event)
-            start = event.args.get("from")
             if event.action == "resume" and isinstance(start, int) and start >= 0:
                 ctx.start_from = start
                 stages.decide(BACK)

@@ -41,11 +41,11 @@ class Halted(UvccError):
 
 
 class HaltedEarly(Halted):
-    """The run was halted before any worker began; ``stage`` was not entered."""
+    """The run was halted while no worker ran; ``stage`` was not entered, or has not started its workers."""
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, stage: str, *, began: bool = False) -> None:
         super().__init__(-1)
-        self.what = f"halted before any worker began, and before {stage}"
+        self.what = f"halted {'while no worker ran' if began else 'before any worker began'}, and before {stage}"
 
 
 @dataclass
@@ -64,6 +64,7 @@ class Member:
     decoders: dict[str, Decoder] = field(default_factory=dict)
     replaced: bool = False  # it came in the place of one that was lost
     in_hand: bool = False  # it is just being replaced: nobody else connects to it
+    replacing: bool = False  # somebody has asked for that, and was not answered yet
     homing: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fetch of its checkpoints at a time
 
     @property

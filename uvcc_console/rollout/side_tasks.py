@@ -36,7 +36,9 @@ async def detect(ctx: Rollout) -> None:
     watch = alerts.Watch()
     while True:
         await asyncio.sleep(WATCH_EVERY_S)
-        ctx.bus.record(watch.look(ctx.bus.snapshot, time.time()))
+        if ctx.bus.settled_s < alerts.SETTLES_S:
+            continue  # what the workers said is not in the snapshot yet, or at times of another clock
+        ctx.bus.record(watch.look(ctx.bus.snapshot, time.time(), time.monotonic()))
 
 
 async def beat(run_dir: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger, within
-from uvcc_console.plan.plan import JUDGED, RESUMABLE
+from uvcc_console.plan.plan import JUDGED, LATER, RESUMABLE
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, HaltedEarly
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -23,7 +23,7 @@ StageFunction = Callable[[bool], Awaitable[str]]
 BACK = "back"  # resume, but from an earlier checkpoint: of a stage that judges, its training is entered again
 DECISIONS = ("resume", "retry", "skip", BACK)
 SKIPPABLE = ("drill", "gate")
-BEGINNING = ("quote", "provision", "bootstrap", "preflight", "drill", "smoke", "full")
+BEGINNING = ("quote", "provision", "bootstrap", "preflight", "drill", "smoke", *LATER, "full")
 PROOF_S = 20.0  # for how long the proof of a halt may come after the end of its workers
 
 
@@ -49,9 +49,10 @@ class StageRunner:
     going_back: Callable[[], bool] = lambda: False
     halts_only: bool = False
     proof_s: float = PROOF_S
+    begun: bool = False
     deciding: bool = False
     _instead: UvccError | None = None
-    _answered: str = ""  # the nonce of the halt before workers that was heeded
+    _answered: str = ""  # the nonce of the halt that was heeded, or behind which somebody decided
 
     def give_up(self, error: UvccError) -> None:
         """Nobody can decide to go on any more: a wait for that ends with this error."""
@@ -60,13 +61,17 @@ class StageRunner:
             self.decisions.put_nowait("")
 
     def decide(self, action: str) -> None:
-        """Somebody asked to resume, retry or skip."""
-        if action in DECISIONS:
+        """Somebody asked to resume, retry or skip; void while nothing is to be decided.
+
+        An order that came second would otherwise undo the next halt.
+        """
+        if action in DECISIONS and self.deciding:
             self.decisions.put_nowait(action)
 
     async def run(self) -> tuple[str, str]:
         """Run every stage that is not done yet; returns (status, detail): ok, halted or failed."""
         names, at, resumed = list(self.acts), 0, ""
+        self.begun, self._answered = True, self.bus.snapshot.halt.nonce if self.adopted else ""
         while at < len(names):
             name = names[at]
             known = next((v.status for v in self.bus.snapshot.stages if v.name == name), "pending")
@@ -88,7 +93,6 @@ class StageRunner:
         """One stage with its retries; the error that it finally stays with, None when it is through."""
         resumed, self.adopted = self.adopted, False
         while True:
-            self._forget()
             self.bus.commit(ev.StageChanged(name=name, status="running"))
             log.info("the stage begins%s", " again" if resumed else "", stage=name)
             try:
@@ -120,17 +124,13 @@ class StageRunner:
             resumed = resumed or not isinstance(error, HaltedEarly)  # which kept it from being entered
 
     def _heed(self, name: str) -> None:
-        """Raises HaltedEarly, once, for a halt that was asked for when there was no worker yet to obey it."""
+        """Raises HaltedEarly, once, for a halt that was asked for when there was no worker to obey it."""
         s = self.bus.snapshot
         asked = s.halt.nonce if s.halt.mode == "halt" and not s.halt.drill else ""
-        if asked and asked != self._answered and name in BEGINNING and not s.engine_run and not s.workers:
+        over = all(w.state != "started" for w in s.workers.values())
+        if asked and asked != self._answered and name in BEGINNING and over:
             self._answered = asked
-            raise HaltedEarly(name)
-
-    def _forget(self) -> None:
-        """Decisions made before there was something to decide are void."""
-        while not self.decisions.empty():
-            self.decisions.get_nowait()
+            raise HaltedEarly(name, began=bool(s.engine_run))
 
     def _holds(self, name: str, error: UvccError) -> bool:
         """Whether the pods have what nobody else has: workers to go on with, checkpoints, evidence.
@@ -167,14 +167,17 @@ class StageRunner:
         kept = time.strftime("%H:%M", time.localtime(until))
         said = f"; pods kept until {kept} for a decision: uvcc resume (r) or uvcc teardown (t)" if waits else ""
         status, what = ("waiting", error.what) if halted else ("failed", str(error))
-        self.bus.commit(ev.StageChanged(name=name, status=status, detail=what + said, until=until))
-        if not waits:
-            return ""
-        self.deciding = True
+        while not self.decisions.empty():
+            self.decisions.get_nowait()  # of two who decided at once the second
+        self.deciding = waits
         try:
+            self.bus.commit(ev.StageChanged(name=name, status=status, detail=what + said, until=until))
+            if not waits:
+                return ""
             async with asyncio.timeout(until - now):
                 while True:
                     action = await self.decisions.get()
+                    self._answered = self.bus.snapshot.halt.nonce
                     if action != "skip" or name in SKIPPABLE:
                         return action
         except TimeoutError:

@@ -115,7 +115,7 @@ class Agent:
     def _adopt(self) -> None:
         """Take over what an earlier agent left running, with the halts in force."""
         adopted = self.workers.load()
-        self.relays.load()
+        self.relays.load(self.workers.live)
         for worker in adopted:
             run = worker.spec.run
             log.info("took over worker %s of %s, pid %d", worker.spec.coord, run, worker.id.pid)
@@ -363,14 +363,14 @@ class Agent:
     def _look_after_relays(self) -> None:
         """A relay that nobody stopped is started again where it was; its store has kept every message."""
         self.relays.look()
-        for relay in self.relays.reap():
-            fields = {"url": relay.url, "restarts": relay.restarts}
-            if self._ending is None and self.relays.restart(relay):
-                log.warning("the relay of %s had died and was started again", relay.run)
-                self._note_in(self.run_dir(relay.run), "relay_restarted", "warn", **fields)
-            elif not relay.stopping:
-                log.error("the relay of %s has died", relay.run)
-                self._note_in(self.run_dir(relay.run), "relay_died", "error", **fields)
+        ended = self.relays.reap()
+        started, given_up = self.relays.revive(ended if self._ending is None else ())
+        for relay in started:
+            log.warning("the relay of %s had died and was started again: %s", relay.run, relay.why)
+            self._note_in(self.run_dir(relay.run), "relay_restarted", "warn", **relay.told())
+        for relay in given_up:
+            log.error("the relay of %s has died: %s", relay.run, relay.why)
+            self._note_in(self.run_dir(relay.run), "relay_died", "error", **relay.told())
 
     def _telemetry(self) -> None:
         """Every 2 s to whoever listens; a full queue leaves it out."""

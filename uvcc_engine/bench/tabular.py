@@ -256,7 +256,7 @@ def measured(cases: Mapping[str, TabularCase], runs: int, watch: TableProgress) 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; 0 if every case is within its bar, else 1, as where it was stopped."""
-    made = argparse.ArgumentParser(prog="bench tabular", description=__doc__)
+    made = argparse.ArgumentParser(prog="uvcc-engine bench tabular", description=__doc__)
     made.add_argument("--case", action="append", default=[], help=f"only this one: {', '.join(CASES)}")
     made.add_argument("--runs", type=int, default=3, help="seeds per case; each is another split and another start")
     made.add_argument("--epochs", type=int, default=0, help="train so many instead of each case's own; trees: so many")

@@ -180,7 +180,7 @@ def epoch_memory(folder: Path, leaves: int) -> Row:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; ``--leaves`` scales the verifier's part (10 million take about two minutes to write)."""
-    made = argparse.ArgumentParser(prog="bench transcript", description=__doc__)
+    made = argparse.ArgumentParser(prog="uvcc-engine bench transcript", description=__doc__)
     made.add_argument("--leaves", type=int, default=1_000_000)
     made.add_argument("--runs", type=int, default=3)
     made.add_argument("--json", action="store_true")

@@ -17,6 +17,7 @@ MOST_BYTES: Final = 4 << 30
 """What a table may weigh: its cells are held as text while it is read."""
 MISSING_WORDS: Final = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 DELIMITERS: Final = (",", ";", "\t", "|")
+_ANNOUNCES: Final = "sep="
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class CsvTable:
     """Columns of stripped text cells by name, in the file's order, and the line on which each row ends.
 
     ``digest``: SHA-256 of the very bytes that the cells came from. ``first``: where this table is a part of a larger
-    one, the number of rows before it.
+    one, the number of rows before it. ``delimiter``: what parts the cells of its file, "" where nothing does.
     """
 
     name: str
@@ -32,6 +33,7 @@ class CsvTable:
     lines: tuple[int, ...]
     digest: str
     first: int = 0
+    delimiter: str = ""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -45,7 +47,7 @@ class CsvTable:
     def rows(self, wanted: list[int]) -> CsvTable:
         """Some of its rows, in that order."""
         columns = {name: [cells[row] for row in wanted] for name, cells in self.columns.items()}
-        return CsvTable(self.name, columns, tuple(self.lines[row] for row in wanted), self.digest)
+        return CsvTable(self.name, columns, tuple(self.lines[row] for row in wanted), self.digest, 0, self.delimiter)
 
     def place(self, row: int, column: str) -> str:
         """Where a cell stands, for people: rows count from 1 below the header, lines as an editor shows them."""
@@ -84,7 +86,8 @@ def as_number(cell: str) -> float | None:
 
 
 def read_csv(path: Path) -> CsvTable:
-    """A CSV file with a header line; cells parted by comma, semicolon, tab or bar, whichever the header has most of.
+    """A CSV file with a header line; cells parted by comma, semicolon, tab or bar, whichever the header has most of, or
+    as a first line like ``sep=;`` says, which spreadsheets write.
 
     Raises UnreadableError if it cannot be read as text, ConfigError for a header or a row that does not fit.
     """
@@ -94,8 +97,8 @@ def read_csv(path: Path) -> CsvTable:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise UnreadableError(f"{path.name}, line {line} is not UTF-8 text", "save the file as UTF-8") from None
-    first = text.lstrip("\r\n").partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=first.count), strict=True)
+    delimiter, announced = delimiter_of(text.lstrip("\r\n").partition("\n")[0])
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[list[str]] = []
     lines: list[int] = []
     try:
@@ -105,6 +108,7 @@ def read_csv(path: Path) -> CsvTable:
                 lines.append(reader.line_num)
     except csv.Error as error:
         raise UnreadableError(f"{path.name}, line {reader.line_num}: {error}", "mend that line") from error
+    rows, lines = rows[announced:], lines[announced:]
     if len(rows) < 2:
         raise ConfigError(f"{path.name} has no rows", "a header line with the columns' names, then one line a row")
     header = header_names(path.name, rows[0])
@@ -115,7 +119,15 @@ def read_csv(path: Path) -> CsvTable:
                 "mend that line; a cell that holds the delimiter goes into double quotes",
             )
     columns = {name: [row[at].strip() for row in rows[1:]] for at, name in enumerate(header)}
-    return CsvTable(path.name, columns, tuple(lines[1:]), hashlib.sha256(raw).hexdigest())
+    return CsvTable(path.name, columns, tuple(lines[1:]), hashlib.sha256(raw).hexdigest(), delimiter=delimiter)
+
+
+def delimiter_of(first: str) -> tuple[str, bool]:
+    """What parts the cells of a file by its first line, and whether that line is there to say so and is no header."""
+    said = first.strip().strip('"').lower().removeprefix(_ANNOUNCES)
+    if first.strip().strip('"').lower().startswith(_ANNOUNCES) and (said or "\t") in DELIMITERS:
+        return said or "\t", True
+    return max(DELIMITERS, key=first.count), False
 
 
 def read_bytes(path: Path) -> bytes:

@@ -97,17 +97,19 @@ def _kind(path: Path) -> str:
         return suffix[1:]
     if "idx" in path.name.lower():
         return "idx"
+    if not path.exists():
+        raise UnreadableError(f"cannot read {path}: No such file or directory", "check the path")
     raise ConfigError(
         f"cannot tell the format of {path.name}",
         "use .npz, .npy, .csv, .safetensors, .pt, an IDX file, or a folder of PNG files",
     )
 
 
-def _readable(path: Path, read: Callable[[], Any]) -> Any:
+def _readable(path: Path, read: Callable[[], Any], hint: str = "check the file and its format") -> Any:
     try:
         return read()
     except (*DAMAGED, zipfile.BadZipFile) as error:
-        raise UnreadableError(f"cannot read {path}: {error}", "check the file and its format") from error
+        raise UnreadableError(f"cannot read {path}: {error}", hint) from error
 
 
 def _bounded(path: Path) -> Path:
@@ -180,7 +182,7 @@ def _read_csv(path: Path) -> tuple[Any, Any]:
             numeric = all(_is_number(cell) for cell in first.strip().split(","))
             return np.loadtxt(path, delimiter=",", ndmin=2, skiprows=0 if numeric else 1)
 
-    table = _readable(path, read)
+    table = _readable(path, read, "without a schema each cell is a number; uvcc data infer writes a schema")
     if table.shape[1] < 2:
         raise ConfigError(f"{path.name} has {table.shape[1]} column", "features first, the label last")
     return table[:, :-1], table[:, -1]

@@ -350,10 +350,16 @@ def _plain_numbers(cells: list[str], above: float) -> Floats | None:
 
 def _may_miss(table: CsvTable, row: int, column: SchemaColumn) -> None:
     if column.missing in ("error", "drop"):
-        raise ConfigError(
-            f"{table.place(row, column.name)} has no value",
-            "fill it in, or give the column missing: mean or missing: indicator",
-        )
+        ways = "missing: mean" + ("" if column.statistics else " or missing: indicator")  # a feature more once fitted
+        raise ConfigError(f"{table.place(row, column.name)} has no value", f"fill it in, or give the column {ways}")
+
+
+def _other_value(column: SchemaColumn) -> str:
+    """What to do with a category that the schema does not name: once it is fitted, the model knows no other."""
+    empty = "leave it empty" if column.missing in ("mean", "indicator") else "leave it empty with missing: mean"
+    if column.statistics is None:
+        return f"add it to the column's values in the schema, mend the cell, or {empty}"
+    return f"the model has learned no other: mend the cell, or {empty}"
 
 
 def categories(table: CsvTable, column: SchemaColumn) -> Ints:
@@ -368,7 +374,7 @@ def categories(table: CsvTable, column: SchemaColumn) -> Ints:
         if at is None:
             raise ConfigError(
                 f"{table.place(row, column.name)} holds {cell[:40]!r}, which is none of the column's values",
-                "add it to the column's values in the schema, mend the cell, or leave it empty",
+                _other_value(column),
             )
         found[row] = at
     return found

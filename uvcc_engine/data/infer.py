@@ -13,10 +13,12 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.data.csv_table import CsvTable, as_number, is_missing
 from uvcc_engine.data.dates import looks_like_date, order_of
+from uvcc_engine.data.decimal_commas import holds_decimal_commas, with_points
 from uvcc_engine.data.schema import (
     BINARY,
     BINNED,
     CLASSES,
+    COMMA,
     DAYS,
     DROP,
     EMBEDDED,
@@ -24,6 +26,7 @@ from uvcc_engine.data.schema import (
     MOST_EMBEDDED,
     NUMERIC,
     ONE_HOT,
+    POINT,
     REAL,
     UNLABELLED,
     Schema,
@@ -68,6 +71,8 @@ def infer(table: CsvTable, target: str | None = "", bins: int = 0, embed: int = 
     ``bins`` every feature is a bit, as trees take them, and a target of two classes is binary. With ``embed``
     columns of more categories than that are embedded. With a ``target`` of None nothing is: k-means learns none.
     """
+    decimal = COMMA if holds_decimal_commas(table) else POINT
+    table = with_points(table) if decimal == COMMA else table
     kind, values = UNLABELLED, tuple[str, ...]()
     if target is not None:
         target = target or next((n for n in table.columns if n.lower() in _TARGETS), list(table.columns)[-1])
@@ -91,7 +96,7 @@ def infer(table: CsvTable, target: str | None = "", bins: int = 0, embed: int = 
         beside = f" beside {target!r}" if target else ""
         raise ConfigError(f"{table.name} has no column to learn from{beside}", _why_none(columns, notes))
     kind = BINARY if bins and len(values) == 2 else kind
-    return Suggestion(Schema(target or "", values, tuple(columns), by=by, kind=kind), notes)
+    return Suggestion(Schema(target or "", values, tuple(columns), by=by, kind=kind, decimal=decimal), notes)
 
 
 def _why_none(columns: Sequence[SchemaColumn], notes: Mapping[str, str]) -> str:

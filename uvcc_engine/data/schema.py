@@ -58,6 +58,7 @@ MOST_CATEGORIES: Final = 64
 MOST_EMBEDDED: Final = 1024
 """Categories of a column that is embedded: each is a feature of every row that is shared."""
 MOST_DIMENSIONS: Final = 64
+POINT, COMMA, _TOP = ".", ",", ("target", "split", "weight", "decimal", "columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class Schema:
     text: TextPlan | None = None
     validation: float = 0.0
     weight: str = ""
+    decimal: str = POINT  # what parts a number's fraction, as written in the table
 
     @property
     def outputs(self) -> int:
@@ -211,7 +213,7 @@ def parse_schema(found: object, where: str = "schema", *, part: bool = False, fo
     """
     if isinstance(found, Mapping) and "columns" in found and "target" not in found and "text" not in found:
         found = {**found, "target": {"column": UNLABELLED, "kind": UNLABELLED}}
-        _mapping(found, where, ("target", "split", "columns"), ("columns",))
+        _mapping(found, where, ("target", "split", "decimal", "columns"), ("columns",))
         return _of_columns(found, where, part=part, kinds=(UNLABELLED,))
     if isinstance(found, Mapping) and "text" in found:
         return _text_schema(found, where, folder)
@@ -219,7 +221,7 @@ def parse_schema(found: object, where: str = "schema", *, part: bool = False, fo
 
 
 def _of_columns(found: object, where: str, *, part: bool, kinds: Sequence[str] = TARGETS) -> Schema:
-    top = _mapping(found, where, ("target", "split", "weight", "columns"), ("target", "columns"))
+    top = _mapping(found, where, _TOP, ("target", "columns"))
     target = _mapping(top["target"], f"{where}: target", ("column", "kind", "values", "scaling"), ("column",))
     split = _mapping(top.get("split") or {}, f"{where}: split", ("test", "validation", "by", "seed"), ())
     columns = top["columns"]
@@ -236,6 +238,7 @@ def _of_columns(found: object, where: str, *, part: bool, kinds: Sequence[str] =
         scaling=_statistics(target["scaling"], (), f"{where}: target.scaling") if "scaling" in target else None,
         validation=_number(split.get("validation", 0.0), f"{where}: split.validation"),
         weight=_word(top["weight"], f"{where}: weight") if top.get("weight") is not None else "",
+        decimal=_one_of(top.get("decimal", POINT), (POINT, COMMA), f"{where}: decimal"),
     )
     _check(schema, where, part)
     return schema

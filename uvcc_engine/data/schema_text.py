@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
+from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.dates import ORDERS
-from uvcc_engine.data.schema import BINNED, CLASSES, EMBEDDED, UNLABELLED, Schema, SchemaColumn, Statistics
+from uvcc_engine.data.schema import BINNED, CLASSES, EMBEDDED, POINT, UNLABELLED, Schema, SchemaColumn, Statistics
 
 
 def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None = None) -> str:
@@ -28,6 +33,7 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
     lines += [_line("target", _target_to_json(schema))] if schema.kind != UNLABELLED else []
     lines.append(_line("split", split))
     lines += [f"weight: {_flow(schema.weight)}"] if schema.weight else []
+    lines += [f"decimal: {_flow(schema.decimal)}"] if schema.decimal != POINT else []
     lines.append("columns:")
     for column in schema.columns:
         note = (notes or {}).get(column.name, "")
@@ -35,6 +41,29 @@ def schema_text(schema: Schema, about: str = "", notes: Mapping[str, str] | None
             lines.append(f"  # {' '.join(note.split())}")
         lines.append(f"  {_line(column.name, _column_to_json(column))}")
     return "\n".join(lines) + "\n"
+
+
+_ABOUT: Final = "The schema with the statistics of the training rows: the owner's, for predictions in clear."
+
+
+def write_fitted(path: Path, schema: Schema) -> None:
+    """Write what a training gives its owner, for the owner's eyes: the schema, and beside it a copy of the tokenizer
+    that it names, so that the folder can be moved.
+
+    Raises UnreadableError where the tokenizer cannot be read, ConfigError where it is another than the schema's.
+    """
+    text = schema.text
+    if text is not None and text.tokenizer:
+        own = Path(text.tokenizer)
+        try:
+            raw = own.read_bytes()
+        except OSError as e:
+            raise UnreadableError(f"cannot read {own}: {e.strerror}", "put the tokenizer back, and start again") from e
+        if hashlib.sha256(raw).hexdigest() != text.sha256:
+            raise ConfigError(f"{own} has changed since the schema was read", "start again")
+        files.write_atomic(path.with_name(owner_files.TOKENIZER), raw, mode=0o600)
+        schema = replace(schema, text=replace(text, tokenizer=owner_files.TOKENIZER))
+    files.write_atomic(path, schema_text(schema, _ABOUT).encode(), mode=0o600)
 
 
 class _OneLine(yaml.SafeDumper):

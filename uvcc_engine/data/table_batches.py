@@ -12,7 +12,7 @@ from typing import Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.data.array_files import RowReader, rows_in_step, stored_arrays
-from uvcc_engine.data.csv_table import DELIMITERS, CsvTable, header_names
+from uvcc_engine.data.csv_table import CsvTable, delimiter_of, header_names
 from uvcc_engine.data.table_files import array_columns, read_table, text_columns
 
 MOST_CELLS: Final = 1 << 15
@@ -37,10 +37,11 @@ def _csv(path: Path) -> Iterator[CsvTable]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             line = next((text for text in file if text.strip("\r\n")), "")
-            delimiter = max(DELIMITERS, key=line.count)
+            delimiter, announced = delimiter_of(line)
             file.seek(0)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             rows = ((row, reader.line_num) for row in reader if row)  # an empty line is no row
+            next(rows if announced else iter(()), None)
             names = header_names(path.name, next(rows, ([""], 0))[0])
             while part := list(itertools.islice(rows, max(1, MOST_CELLS // len(names)))):
                 yield _part(path.name, names, part, first)

@@ -131,8 +131,11 @@ class NSAttention(nn.Module):
     @classmethod
     def _mixed(cls, layout: Layout, keyed: Keyed, gates: Tensor) -> Tensor:
         """[B, S, H, dv]."""
-        if dispatch.together(layout, keyed.q.dtype):
-            return kept.mixed(keyed.q, keyed.k, keyed.v, gates, layout)
+        q, k, v = keyed.q, keyed.k[1], keyed.v[1]
+        way = dispatch.together(layout, q.dtype, k.shape[2], (k.shape[-1], v.shape[-1]))
+        if way is not None:
+            mixed: Tensor = way.mixed(q, keyed.k, keyed.v, gates, layout)
+            return mixed
         return cls._gated(layout, dispatch.attend(layout, keyed.q, keyed.k, keyed.v), gates)
 
     @staticmethod

@@ -1,8 +1,9 @@
 """Which path computes which branch, by device, row length and heads; what was chosen is reported, never guessed.
 
 Paths: ``masked`` (dense arithmetic under masks), ``kept`` (the same on one thread of a processor, by products whose
-weights are kept for the gradients), ``chunked`` (bounded memory in plain torch), ``flex`` (FlexAttention, compiled),
-``triton`` (kernels). All give the same result; tests hold each to the same oracle.
+weights are kept for the gradients), ``fused`` (loops compiled for a processor), ``chunked`` (bounded memory in plain
+torch), ``flex`` (FlexAttention, compiled), ``triton`` (kernels). All give the same result; tests hold each to the same
+oracle.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from types import ModuleType
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import chunked, kept, masked
+from uvcc_engine.nsa import chunked, fused, kept, masked
 from uvcc_engine.nsa.kept import Triple
 from uvcc_engine.nsa.visibility import Layout
 
 MASKED_UP_TO: Final = 512  # tokens a row: measured, beyond it tiles are faster and take a fraction of the memory
 MASKED_UP_TO_ON_CUDA: Final = 512  # measured on an H200: kernels are as fast from 1,024 on, FlexAttention never
 MOST_HEADS: Final = 64  # heads of a group that one tile of the selection kernel holds
-PATHS: Final = ("masked", "kept", "chunked", "flex", "triton")
+PATHS: Final = ("masked", "kept", "fused", "chunked", "flex", "triton")
+_TOGETHER: Final = {"fused": fused, "kept": kept}
+"""What computes all branches at once; elsewhere than where it serves, another path is chosen even if it is forced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,19 @@ def has_flex() -> bool:
     return flex.available()
 
 
-def route(layout: Layout, heads: int, groups: int, dtype: torch.dtype = torch.float32) -> Route:
-    """What the layer will do for this shape."""
-    if together(layout, dtype):
-        return Route("kept", "dense", "kept")
+def route(
+    layout: Layout, heads: int, groups: int, dtype: torch.dtype = torch.float32, widths: tuple[int, int] = (64, 64)
+) -> Route:
+    """What the layer will do for this shape: ``widths`` of a head's keys and values."""
+    found = _name_together(layout, dtype, groups, widths)
+    if found is not None:
+        selects = found == "fused" and layout.selects
+        return Route(found, found if selects else "dense", found)
+    return _apart(layout, heads, groups)
+
+
+def _apart(layout: Layout, heads: int, groups: int) -> Route:
+    """The path of each branch where each is computed by itself."""
     chosen = _route(layout.device.type, layout.n_keys, heads // groups, _forced[0] if _forced else "")
     if layout.first and "flex" in (chosen.cmp, chosen.win):  # whose masks begin with the row
         chosen = Route("chunked", "chunked", "chunked")
@@ -82,8 +95,7 @@ def route(layout: Layout, heads: int, groups: int, dtype: torch.dtype = torch.fl
 
 @lru_cache(maxsize=64)
 def _route(device: str, s: int, heads_per_group: int, forced: str) -> Route:
-    path = forced or best_path(device, s, heads_per_group)
-    path = "masked" if path == "kept" else path  # forced where it does not serve
+    path = best_path(device, s, heads_per_group) if forced in ("", *_TOGETHER) else forced
     return Route(path, path, path)
 
 
@@ -98,9 +110,17 @@ def best_path(device: str, s: int, heads_per_group: int) -> str:
     return "flex" if has_flex() else "chunked"
 
 
-def together(layout: Layout, dtype: torch.dtype) -> bool:
-    """Whether ``kept`` computes all branches of queries of this type, and their gated sum, in one go."""
-    return (not _forced or _forced[0] == "kept") and kept.serves(layout, dtype)
+def together(layout: Layout, dtype: torch.dtype, groups: int, widths: tuple[int, int]) -> ModuleType | None:
+    """What computes all branches of queries of this type, and their gated sum, in one go by ``mixed``, or None."""
+    found = _name_together(layout, dtype, groups, widths)
+    return None if found is None else _TOGETHER[found]
+
+
+def _name_together(layout: Layout, dtype: torch.dtype, groups: int, widths: tuple[int, int]) -> str | None:
+    asked = _forced[0] if _forced else None
+    if asked in (None, "fused") and fused.serves(layout, dtype, groups, widths):
+        return "fused"
+    return "kept" if asked in (None, "kept") and kept.serves(layout, dtype) else None
 
 
 def decodes_by_kernel(device: torch.device) -> bool:
@@ -119,7 +139,7 @@ def attend(layout: Layout, q: Tensor, keys: Triple, values: Triple) -> Triple:
     """
     k_cmp, k_sel, k_win = keys
     v_cmp, v_sel, v_win = values
-    way = route(layout, q.shape[2], k_sel.shape[2], q.dtype)  # ``kept`` has no branches by themselves: under masks
+    way = _apart(layout, q.shape[2], k_sel.shape[2])
     o_cmp = o_win = chosen = None
     if k_cmp is not None and v_cmp is not None:
         if way.cmp == "triton":

@@ -40,16 +40,24 @@ def serves(layout: Layout, dtype: torch.dtype) -> bool:
 def mixed(q: Tensor, keys: Triple, values: Triple, gates: Tensor, layout: Layout) -> Tensor:
     """The gated sum of the branches [B, S, H, dv]: q [B, S, H, dk], gates [B, S, H, 3], and keys and values
     [B, n, G, d] of the compressed, the selecting and the window branch, the first None without a whole block."""
-    whole = (keys[0], values[0]) if keys[0] is not None else ()
+    pairs, gates, by_heads = gated_pairs(q, keys, values, gates, layout)
+    tiles = spans.together(layout, KINDS[-(len(pairs) // 2) :], by_heads.shape[3])
+    o: Tensor = _Mixed.apply(by_heads, gates, tiles, *pairs)  # type: ignore[no-untyped-call]
+    return o.flatten(2, 3)
+
+
+def gated_pairs(
+    q: Tensor, keys: Triple, values: Triple, gates: Tensor, layout: Layout
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """Keys and values of the branches that are there, their gates [B, S, G, h, branches], and queries
+    [B, S, G, h, dk]."""
+    whole = (keys[0], values[0]) if keys[0] is not None and values[0] is not None else ()
     pairs = (*whole, keys[1], values[1], keys[2], values[2])
     if whole:  # a query that sees no block was given one
         seen = layout.sees_cmp[..., None].to(gates.dtype)
         gates = torch.cat([gates[..., :1] * seen, gates[..., 1:]], -1)
-    n, (b, s, h, dk), groups = len(pairs) // 2, q.shape, keys[1].shape[2]
-    tiles = spans.together(layout, KINDS[-n:], h // groups)
-    by_heads = q.view(b, s, groups, -1, dk), gates[..., -n:].view(b, s, groups, -1, n)
-    o: Tensor = _Mixed.apply(*by_heads, tiles, *pairs)  # type: ignore[no-untyped-call]
-    return o.flatten(2, 3)
+    n, (b, s, _, dk), groups = len(pairs) // 2, q.shape, keys[1].shape[2]
+    return pairs, gates[..., -n:].view(b, s, groups, -1, n), q.view(b, s, groups, -1, dk)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import dispatch
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
-from uvcc_engine.nsa.visibility import layout_of
+from uvcc_engine.nsa.model import route_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def measure(cfg: ModelConfig, s: int, device: torch.device, runs: int, seed: int
     return {
         "S": s,
         "device": str(device),
-        "route": dispatch.route(layout_of(cfg.nsa, s, device, None), cfg.n_heads, cfg.n_kv_groups).to_json(),
+        "route": route_of(cfg, s, device, dtype),
         "prefill_ms": 1e3 * min(seconds),
         "reads_cmp": found.cmp,
         "reads_sel": found.sel,

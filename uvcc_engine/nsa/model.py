@@ -191,7 +191,8 @@ def route_of(cfg: ModelConfig, s: int, device: torch.device, dtype: torch.dtype 
     """The path of each branch for rows of ``s`` tokens, as the heartbeat tells it; a baseline has one branch."""
     if cfg.attention != "nsa":
         return {cfg.attention: "sdpa"}
-    return dispatch.route(layout_of(cfg.nsa, s, device, None), cfg.n_heads, cfg.n_kv_groups, dtype).to_json()
+    layout, widths = layout_of(cfg.nsa, s, device, None), (cfg.d_k, cfg.d_v)
+    return dispatch.route(layout, cfg.n_heads, cfg.n_kv_groups, dtype, widths).to_json()
 
 
 def parameter_count(cfg: ModelConfig) -> int:

@@ -52,10 +52,10 @@ def tiles(layout: Layout, kind: Kind, heads: int) -> list[list[Tile]]:
     """
     known = layout.tiles.get((kind, heads))
     if known is None:
-        low, high = _seen(layout, kind, np.zeros((1, layout.s), dtype=np.int64))
+        low, high = seen(layout, kind, np.zeros((1, layout.s), dtype=np.int64))
         cuts = _cuts(low[0], high[0], heads, ROWS * (4 if kind == "cmp" else 1))
         if layout.packed and not isinstance(layout.starts, FakeTensor):
-            low, high = _seen(layout, kind, layout.starts.cpu().numpy())
+            low, high = seen(layout, kind, layout.starts.cpu().numpy())
         known = layout.tiles[kind, heads] = [
             [_tile(a, x[a:b, None], y[a:b, None], layout.device) for a, b in cuts]
             for x, y in zip(low, high, strict=True)
@@ -69,13 +69,13 @@ def together(layout: Layout, kinds: tuple[Kind, ...], heads: int) -> list[list[t
     if known is None:
         known = layout.joint_tiles[kinds, heads] = []
         starts = np.zeros((1, layout.s), dtype=np.int64)
-        first, last = _seen(layout, "causal", starts)
+        first, last = seen(layout, "causal", starts)
         cuts = _cuts(first[0], last[0], heads, ROWS)
         if layout.packed and not isinstance(layout.starts, FakeTensor):
             starts = layout.starts.cpu().numpy()
-        seen = [_seen(layout, kind, starts) for kind in kinds]
+        bounds = [seen(layout, kind, starts) for kind in kinds]
         for row in range(len(starts)):
-            of_row = [(low[row], high[row]) for low, high in seen]
+            of_row = [(low[row], high[row]) for low, high in bounds]
             known.append(
                 [tuple(_tile(a, x[a:b, None], y[a:b, None], layout.device) for x, y in of_row) for a, b in cuts]
             )
@@ -87,7 +87,7 @@ def early(layout: Layout) -> int:
     return min(layout.s, max(0, layout.cfg.n_sel * layout.cfg.l_sel - layout.first))
 
 
-def _seen(layout: Layout, kind: Kind, start: Any) -> tuple[Any, Any]:
+def seen(layout: Layout, kind: Kind, start: Any) -> tuple[Any, Any]:
     """The first key that each query sees, and the one behind its last, of documents from ``start``: int64 [B', S].
 
     A query that sees no compression block is given one: its output is finite, and the layer takes it away.

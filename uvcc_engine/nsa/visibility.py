@@ -101,6 +101,11 @@ class Layout:
         return {}
 
     @cached_property
+    def bounds(self) -> dict[str, list[Any]]:
+        """What each query of a branch sees, by branch: kept by ``uvcc_engine.nsa.fused``."""
+        return {}
+
+    @cached_property
     def _bias(self) -> dict[int, Tensor]:
         return {}
 

@@ -27,6 +27,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.data_files import read_queries
+from uvcc_engine.data.decimal_commas import as_read
 from uvcc_engine.data.features import transform
 from uvcc_engine.data.schema import Schema, load_schema
 from uvcc_engine.data.sets import Floats
@@ -216,7 +217,7 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
     schema = load_schema(args.schema) if args.schema is not None else None
     ids: Sequence[str] | None = None
     if schema is not None and schema.text is None:
-        table = read_table(args.data)
+        table = as_read(read_table(args.data), schema)
         x = transform(table, schema)
         ids = table.columns.get(schema.by) if schema.by else None
     else:

@@ -222,6 +222,12 @@ def first_deviation(program: Sequence[bytes], found: LeafRecords, *, whole: bool
     return None if extra is None else Leaf.unpack(found[extra])
 
 
+def _sent_as_computed(leaf: Leaf, of_sender: LeafRecords) -> bool:
+    """Whether what arrived otherwise than computed was sent as computed: else its sender had been misled before."""
+    sent = leaf._replace(direction=SENT)
+    return of_sender.get(sent.key) == sent.pack()
+
+
 def judge(epoch: int, program: Sequence[Sequence[bytes]], found: Sequence[tuple[LeafRecords, bool]]) -> Audit | None:
     """Who strayed in an epoch, or None.
 
@@ -234,10 +240,10 @@ def judge(epoch: int, program: Sequence[Sequence[bytes]], found: Sequence[tuple[
         leaf = first[guilty[0]]
         assert leaf is not None
         return Audit(0, 0, tuple(guilty), epoch, f"{leaf.name} is not what the program sends there")
-    for leaf in first:
-        if leaf is not None:
-            ends = tuple(sorted((leaf.src, leaf.dst)))
-            return Audit(0, 0, ends, epoch, f"{leaf.name} is not what its sender recorded")
+    astray = [leaf for leaf in first if leaf is not None]
+    for leaf in sorted(astray, key=lambda leaf: not _sent_as_computed(leaf, found[leaf.src][0])):
+        ends = tuple(sorted((leaf.src, leaf.dst)))
+        return Audit(0, 0, ends, epoch, f"{leaf.name} is not what its sender recorded")
     return None
 
 
@@ -326,7 +332,9 @@ def judge_fleet(
     if guilty:
         c, leaf = first[guilty[0]]
         return Audit(0, 0, tuple(guilty), epoch, f"{leaf.name} of {c} is not what the program sends there")
-    for c, leaf in first.values():
+    senders = {party: replace(c, party=leaf.src) for party, (c, leaf) in first.items()}
+    for party in sorted(first, key=lambda party: not _sent_as_computed(first[party][1], found[senders[party]][0])):
+        c, leaf = first[party]
         ends = tuple(sorted((leaf.src, leaf.dst)))
         return Audit(0, 0, ends, epoch, f"{leaf.name} of {c} is not what its sender recorded")
     return None

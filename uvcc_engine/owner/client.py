@@ -22,6 +22,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError,
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
@@ -29,7 +30,7 @@ from uvcc_engine.data.features import feature_names
 from uvcc_engine.data.fitting_pass import check_joint
 from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import load_schema
-from uvcc_engine.data.schema_text import schema_text
+from uvcc_engine.data.schema_text import write_fitted
 from uvcc_engine.data.sets import Dataset, Floats, Labels, load_digits, split
 from uvcc_engine.model.definition.base_model import attached, merged, read_base
 from uvcc_engine.model.definition.column_embeddings import behind_embeddings
@@ -104,8 +105,7 @@ def _by_schema(job: PrivateJob, path: Path | None, schema: Path, pin: Path | Non
     parts = {name: len(x) for name, (x, _) in made.data.parts.items()}
     check_held_out(job, parts["test"], parts.get("val", 0), some=plan.fixed)
     if fitted is not None:
-        about = "The schema with the statistics of the training rows: the owner's, for predictions in clear."
-        files.write_atomic(fitted, schema_text(made.schema, about).encode(), mode=0o600)
+        write_fitted(fitted, made.schema)
     return made.data
 
 
@@ -365,6 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="uvcc-engine share",
         description="The data owner's tool: split inputs and seal them to the parties, or open the results.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--parties", type=Path, help="JSON list of public identities, three per replica")
     parser.add_argument("--owner", type=Path, help="folder of the owner's key pair (made if missing)")

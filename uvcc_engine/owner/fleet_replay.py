@@ -21,7 +21,8 @@ import torch.distributed  # before the fork, so that the workers need not
 
 from uvcc_engine.contract.errors import PeerLostError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.place import RankAddress
@@ -125,14 +126,14 @@ def replay_fleet(
     """Every epoch's records of every worker; the last epoch opens the result. Raises UvccError if a worker fails."""
     torch.set_num_threads(1)
     coords, ends = list(policy.topology.coords()), _connected(list(policy.topology.coords()))
-    ports, workers = [_free_port() for _ in range(3)], {}
+    masters, workers = ports(PARTIES), {}
     try:
         for coord in coords:
             reader, writer = os.pipe()
             if (pid := os.fork()) == 0:
                 for other in (end for c, mine in ends.items() if c != coord for end in mine.values()):
                     other.close()
-                _work(policy, coord, seeds[coord], inputs[coord], ends[coord], ports[coord.party], writer)
+                _work(policy, coord, seeds[coord], inputs[coord], ends[coord], masters[coord.party], writer)
             os.close(writer)
             workers[coord] = (pid, os.fdopen(reader, "rb"))
         for one in (end for mine in ends.values() for end in mine.values()):
@@ -222,8 +223,3 @@ def _connected(coords: Sequence[Coord]) -> dict[Coord, dict[int, socket.socket]]
             other = Coord(c.replica, peer, c.stage, c.tensor)
             found[c][peer], found[other][c.party] = socket.socketpair()
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -20,6 +20,7 @@ from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.csv_table import CsvTable
+from uvcc_engine.data.decimal_commas import as_read
 from uvcc_engine.data.features import targets, transform
 from uvcc_engine.data.fitting_pass import FittingPass, check_joint
 from uvcc_engine.data.schema import DROP, EMBEDDED, UNLABELLED, Schema, load_schema
@@ -125,12 +126,12 @@ def joined_rows(
     side = _sides(job, len(found.order))
     fitting = FittingPass(schema)
     for part, at in _common(data, join, found):
-        fitting.add(part, side[at])
+        fitting.add(as_read(part, schema), side[at])
     fitted = fitting.fitted(data.name)
     x = np.zeros((len(found.order), fitted.features), dtype=np.int64)
     y = np.zeros((len(found.order), fit_model(job).targets if number == join.label else 0), dtype=np.int64)
     for part, at in _common(data, join, found):
-        _put(job, part, fitted, at, x, y)
+        _put(job, as_read(part, fitted), fitted, at, x, y)
     _check_unchanged(data, schema_path, found)
     many = dict(zip(("train", "test", "val"), (len(side) - sum(held), *held), strict=True))
     tensors = {"x": x, "y": y}

@@ -25,6 +25,7 @@ from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.bins import MOST_BINS, check_bits
 from uvcc_engine.data.data_files import read_arrays, read_rows
+from uvcc_engine.data.decimal_commas import as_read
 from uvcc_engine.data.features import Prepared, feature_names, prepare, transform
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema
@@ -74,7 +75,7 @@ def _ready(data: Path, schema: Path) -> tuple[Prepared, dict[str, str]]:
         own = {"tokenizer": plan.text.sha256} if plan.text.sha256 else {}
         return Prepared(rows, plan), digests(digest, schema) | own
     table = read_table(data)
-    return prepare(table, plan), digests(table.digest, schema)
+    return prepare(as_read(table, plan), plan), digests(table.digest, schema)
 
 
 def digests(data: str, schema: Path) -> dict[str, str]:
@@ -100,7 +101,7 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
     if args.no_target and args.target:
         raise ConfigError(f"--target {args.target} beside --no-target", "leave one of both out")
     found = infer(table, None if args.no_target else args.target, args.bins, args.embed)
-    prepare(table, found.schema)  # what is written can be trained on, or is refused here
+    prepare(as_read(table, found.schema), found.schema)  # what is written can be trained on, or is refused here
     about = f"{table.name}: {len(table)} rows. Read by `uvcc data infer`; change what it took wrongly.\n" + _HOW
     files.write_atomic(out, schema_text(found.schema, about, found.notes).encode(), mode=0o600)
     kinds = [c.kind for c in found.schema.columns]
@@ -110,6 +111,7 @@ def infer_schema(args: argparse.Namespace) -> dict[str, Any]:
         "features": found.schema.features,
         "target": found.schema.target,
         "kind": found.schema.kind,
+        "decimal": found.schema.decimal,
         "classes": list(found.schema.values),
         "columns": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "notes": found.notes,
@@ -124,14 +126,15 @@ def _infer_text(file: Path, out: Path) -> dict[str, Any]:
     rows = sum(len(x) for x, _ in data.parts.values())
     told = {"text": f"windows of {schema.positions} of {len(schema.values)} letters", **notes}
     found = {"schema": str(out), "rows": rows, "features": schema.features, "target": schema.target}
-    return found | {"kind": schema.kind, "classes": [], "columns": {}, "notes": told}
+    return found | {"kind": schema.kind, "decimal": schema.decimal, "classes": [], "columns": {}, "notes": told}
 
 
 _HOW: Final = """Kinds: standardise, minmax, log, clip (numbers), bins (numbers as bits, for trees), one-hot (with
 values), embedding (with values and dimension: a learned vector for each), days, date (with order), drop.
-missing: error (the default), mean, indicator.
+missing: error (the default), mean, indicator, drop (the row).
 target.kind: classes (the default), binary, real, count; target.values are the classes 0, 1, ...
 weight: the column of what each row counts in the loss, 0 to 16; it stands in no other place then.
+decimal: "," where the table has numbers like 1234,5; no number may have a point then.
 split.by: the column whose hash puts a row into training, test or validation (split.validation, like 0.1)."""
 
 
@@ -225,7 +228,7 @@ def predict(args: argparse.Namespace) -> dict[str, Any]:
     weights, model, schema = _trained(args)
     if schema.text is not None:
         raise ConfigError("a model of a text predicts letters, not columns", "use its weights in a program of yours")
-    table = read_table(args.data)
+    table = as_read(read_table(args.data), schema)
     x = _to_scale(args.model, transform(table, schema))
     names, said, summary = _said(schema, model, x, _outputs(model, weights, x))
     ids = table.columns.get(schema.by) if schema.by else None

@@ -20,6 +20,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.array_files import RowReader, StoredArray, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.data_files import features_and_labels
+from uvcc_engine.data.decimal_commas import as_read
 from uvcc_engine.data.features import complete_rows, row_weights, sides, targets, transform
 from uvcc_engine.data.fitting_pass import FittingPass, check_joint
 from uvcc_engine.data.schema import Schema, load_schema
@@ -82,7 +83,7 @@ def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
     check_labels(model, schema.outputs)
     found = FittingPass(schema)
     for part in table_batches(path):
-        found.add(part)
+        found.add(as_read(part, schema))
     fitted = found.fitted(path.name)
     check_held_out(job, found.test, found.validation, some=schema.fixed)
     check_own(job, bool(schema.weight))
@@ -90,7 +91,7 @@ def _by_schema(job: PrivateJob, path: Path, schema: Schema) -> OwnerRows:
 
     def blocks() -> Blocks:
         for part in table_batches(path):
-            x, y, own, side = _prepared(part, fitted)
+            x, y, own, side = _prepared(as_read(part, fitted), fitted)
             yield from _encoded(job, x, y, side, fitted.outputs, own)
 
     return OwnerRows(shapes, blocks, fitted)

@@ -22,7 +22,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
-from uvcc_engine.data.schema_text import schema_text
+from uvcc_engine.data.schema_text import write_fitted
 from uvcc_engine.owner.client import sealed_name
 from uvcc_engine.owner.joined_rows import FoundRows, joined_rows
 from uvcc_engine.owner.rows import OwnerRows, rows_of
@@ -61,8 +61,7 @@ def seal(args: argparse.Namespace) -> dict[str, Any]:
     blocks = _counted(rows.blocks(), total, args.progress)
     made = share_rows(rows.shapes, blocks, job.frac_bits, request.pods, owner, purpose, out)
     if rows.schema is not None and args.fitted is not None:
-        about = "The schema with the statistics of the training rows: the owner's, for predictions in clear."
-        files.write_atomic(args.fitted, schema_text(rows.schema, about).encode(), mode=0o600)
+        write_fitted(args.fitted, rows.schema)
     told = {
         "owner": owner.public.x25519,
         "commitments": list(made.commitments),

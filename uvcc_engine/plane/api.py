@@ -26,10 +26,16 @@ class Recorder(Protocol):
     """Takes note of every transcript message. Called by the plane in program order."""
 
     def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
-        """``direction`` 0 = sent to ``peer``, 1 = received from ``peer``. ProtocolError on a differing repeat."""
+        """``direction`` 0 = sent to ``peer``, 1 = received from ``peer``. ProtocolError on a differing repeat.
+
+        What was received is noted when this returns; what was sent may be noted in :meth:`catch_up`.
+        """
+
+    def catch_up(self) -> None:
+        """The caller is about to wait for a peer, with its own messages on their way: time for what can be late."""
 
     def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
-        """A message has arrived that will be recorded when it is read: work may begin on it. Called by any thread."""
+        """A large message has arrived that will be recorded when it is read: work may begin on it. For any thread."""
 
 
 class Plane(Protocol):

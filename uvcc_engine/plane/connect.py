@@ -28,9 +28,10 @@ from uvcc_engine.plane.links.nats_link import NatsLink
 from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayLink, RelayStanding
 from uvcc_engine.plane.links.relay_locator import RelayLocator, RelocatingLink
 from uvcc_engine.plane.links.stream_link import StreamLink, stream_address
-from uvcc_engine.plane.live import LivePlane, Waits
+from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.plane.secure_session import SigningIdentity
 from uvcc_engine.plane.timing import LinkTiming
+from uvcc_engine.plane.waits import Waits
 from uvcc_engine.transcript.signing.identity import PublicIdentity
 
 _MAX_HEALTH: Final = 1 << 16

@@ -10,6 +10,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.transcript.leaves.payload_digests import AHEAD
 
 _EPOCHS_REMEMBERED: Final = 2
 _MOST_PARTIAL: Final = 1024  # messages of which chunks are missing
@@ -37,7 +38,7 @@ class Inbox:
     def __init__(self, peer: int, counts: dict[int, int] | None = None) -> None:
         """``counts``: messages per stream that an earlier process has taken."""
         self._peer = peer
-        self.on_message: Callable[[Tag, memoryview], None] | None = None  # told of every whole message but control
+        self.on_message: Callable[[Tag, memoryview], None] | None = None  # told of large ones but control
         self._ready: dict[int, dict[Tag, tuple[memoryview, int, int]]] = {}  # payload, credit, index
         self.counts = dict(counts or {})  # whole messages that have arrived, per stream
         self._partial: dict[Tag, _Partial] = {}
@@ -77,7 +78,7 @@ class Inbox:
         index = self.counts.get(tag.stream, 0)
         self._ready.setdefault(tag.stream, {})[tag] = (message, credit, index)
         self.counts[tag.stream] = index + 1
-        if self.on_message is not None and tag.stream != fr.CONTROL_STREAM:
+        if self.on_message is not None and len(message) >= AHEAD and tag.stream != fr.CONTROL_STREAM:
             self.on_message(tag, message)
 
     def _check_fresh(self, tag: Tag) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -21,27 +20,12 @@ from uvcc_engine.plane.api import Buffer, Recorder, Tag, Wakeable
 from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.event_limiter import EventLimiter, OnEvent
 from uvcc_engine.plane.links.faults import FaultyLink
-from uvcc_engine.plane.links.link import Link
+from uvcc_engine.plane.links.link import Link, no_work
+from uvcc_engine.plane.waits import HaltPatience, Waits
 
 _LONGEST_WAIT: Final = 1.0
 _STOPPED_S: Final = 5.0  # so much longer than it was to wait: this process did not run
-_NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up"})
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """How long to be patient, in seconds."""
-
-    peer_s: float = 180.0  # without any sign of life of the peer
-    first_s: float = 0.0  # the same until its first sign of life, if that is longer: pods start minutes apart
-    refused_s: float = 10.0  # its host refuses connections after it had accepted one
-    order_s: float = 30.0  # the peer is alive and sends, but not what is due
-    proof_s: float = 300.0  # the peer is alive, and owes its part of a proof
-    away_s: float = 900.0  # the relay cannot be reached: it may be started again, or elsewhere
-    report_s: float = 5.0  # before a wait is worth an event
-    close_s: float = 10.0  # for the last acknowledgements
-    look_s: float = 0.005  # between two looks beside the user thread; more where workers outnumber processors
-    idle_s: float = 0.02  # the same while there is nothing to do for it
+_NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up", "link_down"})
 
 
 class LivePlane:
@@ -68,24 +52,27 @@ class LivePlane:
         self._endpoints = endpoints
         self._link = link
         self._recorder = recorder
+        self._catch_up: Callable[[], None] = recorder.catch_up if recorder is not None else no_work
         if recorder is not None:
             for peer, endpoint in endpoints.items():
                 endpoint.inbox.on_message = partial(recorder.hash_ahead, peer)
         self._on_event = on_event
         self._quiet = EventLimiter(on_event)
         self._waits = waits
+        self.patience = HaltPatience(waits.halting_s)
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._failed: ProtocolError | None = None  # what a peer did; everything but farewells ends with it
         self._broken: UvccError | None = None  # the link itself
+        self._unrecorded: Exception | None = None  # why messages that were sent have no leaf
         self._up: dict[int, int] = {}
         self._wait: tuple[int, float, Tag | None] | None = None
         self._given_up: dict[tuple[int, Tag | None], float] = {}  # waits that came to nothing, and since when
         self._next_report = 0.0
         self._retransmits_told = 0
         self._last_exchange = clock()
-        self._away = 0.0  # when the relay was last away
+        self._away, self._away_from, self._away_why = 0.0, "the relay", ""  # when the relay was last away
         self._background = threading.Thread(target=self._look_in, name="plane", daemon=True)
         self._background.start()
 
@@ -288,7 +275,7 @@ class LivePlane:
         deadline = float("inf") if timeout is None else began + timeout
         try:
             while True:
-                self._drive(min(longest, max(0.0, deadline - now)), endpoint.peer)
+                self._drive(min(longest, max(0.0, deadline - now)), endpoint.peer, self._meanwhile)
                 self._raise_failure()
                 found = get()
                 if found is not None:
@@ -307,10 +294,16 @@ class LivePlane:
             self._waited_for[endpoint.peer] = self._waited_for.get(endpoint.peer, 0.0) + waited
 
     def _raise_failure(self) -> None:
-        if self._broken is not None:
-            raise self._broken
-        if self._failed is not None:
-            raise self._failed
+        for failure in (self._broken, self._failed, self._unrecorded):
+            if failure is not None:
+                raise failure
+
+    def _meanwhile(self) -> None:
+        """What the user thread does while it waits, once its messages are on their way."""
+        try:
+            self._catch_up()
+        except (UvccError, OSError, ValueError) as error:  # no link may take it for trouble of its own
+            self._unrecorded = error
 
     def _transmit(self, endpoint: Endpoint, now: float) -> None:
         link, dst = self._link, endpoint.peer
@@ -319,7 +312,7 @@ class LivePlane:
             if not link.ready(dst):
                 return
 
-    def _drive(self, wait: float, src: int | None) -> None:
+    def _drive(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> None:
         """One round with the link: send what is due, take what has come within ``wait`` seconds."""
         link, now = self._link, self._clock()
         until = now + wait
@@ -328,7 +321,7 @@ class LivePlane:
                 self._transmit(endpoint, now)
             if wait and link.ready(peer):
                 until = min(until, endpoint.next_due())
-        arrivals = link.exchange(max(0.0, until - now), src)
+        arrivals = link.exchange(max(0.0, until - now), src, meanwhile)
         now = self._last_exchange = self._clock()
         for header, body, path in arrivals:
             self._take_in(header, body, path, now)
@@ -340,6 +333,8 @@ class LivePlane:
     def _pass_on(self, notices: Iterable[Notice], now: float) -> None:
         """Tell of what happened at the link; what others than the peers can cause again and again, sparingly."""
         for event, fields in notices:
+            if event == "relay_down":
+                self._away_from, self._away_why = f"the relay {fields.get('url', '')}", f": {fields.get('why', '')}"
             if event in _NOISE:
                 party = fields.get("party")
                 self._quiet.say((event, party if party in self._endpoints else None), event, dict(fields), now)
@@ -379,17 +374,22 @@ class LivePlane:
     def _judge(self, endpoint: Endpoint, tag: Tag | None, start: float, now: float) -> None:
         """Is it still sensible to wait? Raises PeerLostError or ProtocolError if not; reports long waits."""
         peer, waits = endpoint.peer, self._waits
-        if (away := self._link.away_s()) > waits.away_s:
-            hint = "start it again, or elsewhere and tell every pod"
-            raise UnreachableError(f"the relay has not been reached for {away:.0f} s", hint)
+        away = self._link.away_s()
         if away:
             self._away = now
         silent = now - max(endpoint.last_heard, self._away)  # nobody can be heard while the relay is away
+        no_more = self.patience.over(max(away, silent), now)
+        if away > waits.away_s or (away and no_more):
+            why = ", and the run is to halt" if no_more else ""
+            hint = "relay.log beside its store says why it ended; uvcc resume RUN starts it again"
+            what = f"{self._away_from} has not been reached for {away:.0f} s{why}{self._away_why}"
+            raise UnreachableError(what, hint)
         gone = endpoint.bye and endpoint.drained()
         refused = self._link.lost(peer)
         patience = waits.peer_s if endpoint.heard else max(waits.first_s, waits.peer_s)
-        if gone or silent > patience or refused > waits.refused_s:
+        if gone or no_more or silent > patience or refused > waits.refused_s:
             why = "ended its session" if gone else "refuses connections" if refused > waits.refused_s else "is silent"
+            why += ", and the run is to halt" if no_more else ""
             self._lose(peer, why, refused if refused > waits.refused_s else silent, silent)
         if tag is not None and now - start > waits.order_s and (other := endpoint.inbox.beyond(tag)):
             raise ProtocolError(f"party {peer} sent {other} and goes on without {tag}", party=peer)

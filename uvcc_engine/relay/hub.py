@@ -7,6 +7,7 @@ after its commit, and a waiting receiver is woken by that commit, so nobody poll
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -15,9 +16,11 @@ from uvcc_engine.relay import binary
 from uvcc_engine.relay.checksum import crc32c
 from uvcc_engine.relay.config import Credential, RelayConfig
 from uvcc_engine.relay.queues import Book, Held, Mailbox, NoRoomError, Queue, Totals, Usage, Waiter
+from uvcc_engine.relay.relay_roles import called
 from uvcc_engine.relay.segments import LARGE
 from uvcc_engine.relay.store import MessageRow, SeenRow, Store, Write
 
+log = logging.getLogger(__name__)
 PASSING_S: Final = 10.0  # life of a message in a slot
 NOTICE_TTL_S: Final = 86_400
 MAX_SLOT: Final = 256 << 10  # bytes of one message in a slot
@@ -205,9 +208,10 @@ class Hub:
         size = 0
         while mailbox.ready and (not size or size + mailbox.ready[0].size <= max_bytes):
             message = mailbox.ready.popleft()
-            payload_or_none = message.payload if message.payload is not None else self._store.payload(message.id)
+            payload_or_none = message.payload if message.payload is not None else self._kept(message)
             if payload_or_none is None:
-                continue  # expired or acknowledged in the meantime
+                self._remove(message)  # not remembered: whoever sends it again is believed
+                continue
             message.lease = now + self._config.lease_s
             mailbox.leased[message.id] = message
             size += message.size + 1
@@ -215,6 +219,14 @@ class Hub:
         self.totals.delivered += len(found)
         self.totals.bytes_out += size
         return found
+
+    def _kept(self, message: Held) -> binary.Buffer | None:
+        """What the store has of a message; None if that is gone, or is not what was stored."""
+        payload = self._store.payload(message.id)
+        if payload is None or crc32c(payload) != message.crc:
+            log.error("a message from %s is lost: the store has it no more", called(message.queue.sender))
+            return None
+        return payload
 
     def has_for(self, who: Credential, box: int) -> bool:
         """True if :meth:`take` would find something."""

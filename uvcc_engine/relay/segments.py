@@ -64,7 +64,7 @@ class Segments:
                 self._write(payloads[start : start + _IOV])
             files.sync_data(self._fd)
         except OSError:
-            self._roll()  # what was written in part is never referred to
+            self.close()  # what was written in part is never referred to: the next one begins a file of its own
             raise
         self._live[self._number] = self._live.get(self._number, 0) + len(payloads)
         return places
@@ -82,11 +82,9 @@ class Segments:
 
     def _roll(self) -> None:
         before = self._number
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._number += 1
-        self._fd = os.open(self.path(self._number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._size = 0
+        self.close()  # its number may be another file's at once: nothing is written to it, whatever fails below
+        fd = os.open(self.path(before + 1), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._fd, self._number, self._size = fd, before + 1, 0
         self._drop_if_unused(before)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -99,23 +97,30 @@ class Segments:
         self._live[number] = self._live.get(number, 0) - 1
         self._drop_if_unused(number)
 
+    def give_back(self) -> None:
+        """Let go of the file that is written to, if nothing in it is needed: the disk is short of room."""
+        if self._live.get(self._number, 0) <= 0:
+            self.close()
+            self._drop_if_unused(self._number)
+
     def _drop_if_unused(self, number: int) -> None:
-        if number != self._number and self._live.get(number, 0) <= 0:
+        if (number != self._number or self._fd < 0) and self._live.get(number, 0) <= 0:
             self._live.pop(number, None)
             self.path(number).unlink(missing_ok=True)
 
     def read(self, number: int, offset: int, size: int) -> bytes | None:
-        """A payload; None if its segment is gone."""
+        """A payload; None if its segment is gone, or ends before it does."""
         try:
             fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
-            return os.pread(fd, size, offset)
+            found = os.pread(fd, size, offset)
         finally:
             os.close(fd)
+        return found if len(found) == size else None
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -94,6 +94,13 @@ def bind(listen: str) -> socket.socket:
         raise UnreachableError(f"the relay cannot listen on {listen}: {error}", "choose another port") from error
 
 
+def steady(wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic) -> Callable[[], float]:
+    """The wall clock of this moment, gone on with evenly: when somebody sets the clock, no lease ends or lasts for it
+    and no message expires; over a restart it is the wall clock that counts."""
+    began = wall() - elapsed()
+    return lambda: began + elapsed()
+
+
 @contextlib.asynccontextmanager
 async def running_hub(
     config: RelayConfig, open_store: Callable[[Path], Store] = SqliteStore
@@ -105,7 +112,7 @@ async def running_hub(
     def schedule(then: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(then)
 
-    hub = Hub(config, store, schedule, time.time)
+    hub = Hub(config, store, schedule, steady())
 
     async def tick() -> None:
         n = 0

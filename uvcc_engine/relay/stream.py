@@ -88,7 +88,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._transport = None
+        self._transport = self._body = None  # what was held for the rest is free now, not when cycles are collected
         self._end_deadline()
         self._visitor.left()
         if self._subscription is not None and self._who is not None:

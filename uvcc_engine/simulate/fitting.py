@@ -262,12 +262,14 @@ def train(
     watched_steps: int | None = None,
     model: ModelSpec | None = None,
     on: str = "cpu",
+    audit_one_in: int = 0,
 ) -> SimulatedFit:
     """Train exactly as ``job`` says, epoch for epoch as one worker per party does. ``watch_range``: see ``fit``; with
     ``watched_steps`` so many steps are watched, which makes them slower.
 
     ``model``: the job's, where it computes with a public base (``base_model.adapted`` or ``attached``). ``on``: where
     all three parties compute, ``cpu`` or ``cuda``, whatever device the job's pods have. Raises ConfigError without it.
+    ``audit_one_in``: under ``verify="covert"``, in place of the job's: 1 audits every step, 2^64 none.
     """
     checked = fit_model(job)
     model = checked if model is None or not checked.public_layers else model
@@ -302,6 +304,8 @@ def train(
 
     def body(rt: Runtime) -> tuple[list[float], dict[str, float], list[Share], list[Share]]:
         trainer = trainer_of(rt, job, model, inputs[rt.party])
+        if audit_one_in and rt.ledger is not None:
+            rt.ledger.audit_one_in = audit_one_in
         metering.attach(rt.party, list(nn.flat(trainer.layers)))
         losses, step = [], 0
         while step < job.steps and not trainer.validations.ended:

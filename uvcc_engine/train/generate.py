@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.parsing.untrusted import load_json
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.nsa import decode
@@ -233,7 +234,9 @@ def _prompt_in(line: str, where: str) -> str:
 
 def main(argv: list[str]) -> int:
     """``uvcc-engine generate DIR --prompt TEXT``: the prompt and what the model makes of it as it comes, or many."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine generate", description="continue a text with a trained model")
+    parser = argparse.ArgumentParser(
+        prog="uvcc-engine generate", description="continue a text with a trained model", formatter_class=HelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="what uvcc-engine export made")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from (default: a new document)")

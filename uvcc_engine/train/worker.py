@@ -161,7 +161,7 @@ def _train(
     except UvccError as error:
         writer.event("run_failed", level="error", error=error.what, hint=error.hint)
         writer.exit("failed", step=step, error=error)
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except (RuntimeError, MemoryError) as error:
         traceback.print_exc()
@@ -266,7 +266,7 @@ def main(spec: WorkerSpec) -> int:
     except UvccError as error:
         with RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer:
             writer.exit("failed", error=error)
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
 
 
@@ -311,6 +311,7 @@ def cli(argv: list[str]) -> int:
     if args.check:
         facts = check(job, int(os.environ.get("WORLD_SIZE", args.ranks or 1)), os.environ)
         print("\n".join(f"{key}: {value}" for key, value in facts.items()))
+        _warn_of_warmup(resolve(job, vram_mib=vram_mib()))
         return 0
     if args.out is None:
         raise ConfigError("--out is missing", "name the run directory")
@@ -321,6 +322,8 @@ def cli(argv: list[str]) -> int:
         ranks = recorded or 1
     launches = "WORLD_SIZE" not in os.environ and ranks > 1
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    if "WORLD_SIZE" not in os.environ:  # once, and not by each of torchrun's
+        _warn_of_warmup(cfg)
     if launches:
         _check_ranks(cfg, ranks)
     elif first:  # through an agent, the console's preflight has asked
@@ -330,7 +333,14 @@ def cli(argv: list[str]) -> int:
             _under_torchrun(ranks, argv)
         if first:  # before the ranks meet, so before any of them looks
             _drop_old_halt(args.out)
-        return train(cfg, args.out, args.run or args.out.resolve().name, effects=effects, start=start, progress=True)
+        return train(cfg, args.out, args.run or files.run_id_of(args.out), effects=effects, start=start, progress=True)
+
+
+def _warn_of_warmup(cfg: lm_config.LMConfig) -> None:
+    """Say that the rate will not be reached. No refusal: a few steps of a packaged config are how one tries it."""
+    if cfg.train.warmup > cfg.train.steps:
+        what = f"train.warmup={cfg.train.warmup} is more than train.steps={cfg.train.steps}"
+        print(f"warning: {what}: the learning rate never reaches train.lr={cfg.train.lr:g}", file=sys.stderr)
 
 
 def _check_directory(path: Path) -> None:

@@ -16,6 +16,11 @@ class LateRecorder:
         assert self.inner is not None, "a transcript message before the parties agreed on the first step"
         self.inner.record(direction, peer, tag, payload)
 
+    def catch_up(self) -> None:
+        """See ``plane.api.Recorder``."""
+        if self.inner is not None:
+            self.inner.catch_up()
+
     def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``."""
         if self.inner is not None:

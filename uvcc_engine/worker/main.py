@@ -7,20 +7,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from uvcc_engine import __version__
 from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError, UvccError
-from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.link_waits import patience
 from uvcc_engine.contract.job.spec import WorkerSpec
-from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, Vote
 from uvcc_engine.contract.run_files import files, flight
 from uvcc_engine.contract.run_files.narrate import Narrator
@@ -47,15 +46,6 @@ from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
 from uvcc_engine.worker.served_session import ServedSession
 from uvcc_engine.worker.session import RunOutcome, WorkerSession
-
-PEER_TIMEOUT_S: Final = 10.0
-"""Without any sign of life of a peer for this long the run ends; the plane says something every two seconds."""
-FLEET_TIMEOUT_S: Final = 120.0
-"""The same where a party has several workers: one that stands still for a minute must not end all of them."""
-CROWD: Final = 8
-"""So many workers of a party may share a machine's processors before they look and repeat less often."""
-FIRST_CONTACT_S: Final = 600.0
-"""How long the first worker waits for the last one to start."""
 
 
 class _StoppedAtStart(UvccError):
@@ -142,7 +132,7 @@ def _connected(
         sid_sub=sid_of(admitted.policy.sid_job, admitted.coord),
         identity=admitted.identity,
         peers=admitted.policy.peers(admitted.party, admitted.coord.replica),
-        link=spec.link.or_else(_patience(admitted.policy.topology)),
+        link=spec.link.or_else(patience(admitted.policy.topology)),
         recorder=recorder,
         state_dir=Path(spec.dir) / "plane",
         on_event=lambda name, fields: _pass_on(writer, name, fields),
@@ -153,10 +143,15 @@ def _connected(
     groups: PartyGroups | None = None
     last_words = "it stopped"
 
+    def asked_to_halt() -> bool:
+        return bool(terminated) or Vote.of(writer.poll_halt()).vote == HALT
+
+    plane.patience.asked = asked_to_halt
+
     def check() -> None:
         if session and session.running:
             return
-        if terminated or Vote.of(writer.poll_halt()).vote == HALT:
+        if asked_to_halt():
             raise _StoppedAtStart("halted before the first step", "start it again")
         if groups is not None:
             groups.look()
@@ -218,26 +213,6 @@ def _connected(
             count()
 
 
-def _patience(size: Topology) -> LinkSpec:
-    """How long the plane waits and how often it looks, by the fleet's size.
-
-    Workers that share processors answer late: a frame sent again after half a second, as between two machines, would
-    only add to what delays the answer. A link that broke is noticed at once all the same.
-    """
-    if size.workers_per_party == 1:
-        return LinkSpec(peer_timeout_s=PEER_TIMEOUT_S, first_contact_s=FIRST_CONTACT_S)
-    crowd = max(1.0, size.workers_per_party / CROWD)
-    waits = LinkSpec(
-        peer_timeout_s=FLEET_TIMEOUT_S * crowd,
-        first_contact_s=FIRST_CONTACT_S,
-        order_s=30.0 * crowd,
-        rto_s=4.0 * crowd,
-        look_s=0.005 if crowd == 1.0 else 0.01 * crowd,
-    )
-    roomy = (os.cpu_count() or 1) >= 2 * size.workers_per_party
-    return waits if roomy else replace(waits, spins=False, idle_s=min(0.02 * size.workers_per_party, 1.0))
-
-
 def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
     """The halt path over the relay, if this run has a relay."""
     roots = Roots()
@@ -255,7 +230,8 @@ def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:
 
 
 def _report(writer: RunWriter, step: int, error: UvccError) -> None:
-    """An event by the kind of failure, ``exit.json``, and the error for whoever reads the log."""
+    """An event by the kind of failure, ``exit.json``, and the error for whoever reads the log: what a full disk still
+    takes of them. What failed is told by the exit code all the same, and not by that it could not be written."""
     name = {ProtocolError: "protocol_error", PeerLostError: "peer_lost"}
     event = next((name[kind] for kind in name if isinstance(error, kind)), "run_failed")
     fields: dict[str, Any] = {"what": error.what, "hint": error.hint}
@@ -268,10 +244,15 @@ def _report(writer: RunWriter, step: int, error: UvccError) -> None:
             fields["open_to"] = [f"P{p}" for p in found.open_to]
     elif isinstance(error, ProtocolError | PeerLostError):
         fields["party"] = error.party
-    writer.event(event, "error", **fields)
-    writer.heartbeat(step, "failed", error.what)
-    writer.exit("failed", step=step, error=error)
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    ways: list[Callable[[], object]] = [
+        lambda: writer.event(event, "error", **fields),
+        lambda: writer.heartbeat(step, "failed", error.what),
+        lambda: writer.exit("failed", step=step, error=error),
+        lambda: print(f"error: {error}", file=sys.stderr, flush=True),
+    ]
+    for tell in ways:
+        with contextlib.suppress(UvccError, OSError):
+            tell()
 
 
 @contextmanager

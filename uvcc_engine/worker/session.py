@@ -24,7 +24,7 @@ from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.model.learning.training import PrivateTrainer, StepResult
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.plane.api import Plane
-from uvcc_engine.plane.live import Waits
+from uvcc_engine.plane.waits import Waits
 from uvcc_engine.proofs.settling import OwedVerdict
 from uvcc_engine.sealing.release import box_name, seal_weights
 from uvcc_engine.sharding.learner import Learner
@@ -49,7 +49,7 @@ from uvcc_engine.worker.outcome import agree_on_state, own_digests, state_blinds
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.root_agreement import RootAgreement
 from uvcc_engine.worker.served_model import ServedModel
-from uvcc_engine.worker.step_costs import StepCosts
+from uvcc_engine.worker.step_costs import StepCosts, audits_of
 from uvcc_engine.worker.validation_notes import ended_early, remember_validations, validations_so_far
 
 _TERMINATED: Final = "sigterm"
@@ -319,7 +319,7 @@ class WorkerSession:
         self._costs.begin()
         result = self._trainer.step(step)
         if step > 0 and not job.validates(step):
-            self._costs.end()
+            self._costs.end(audits_of(job, result.proved))
         decision = self._settle_votes(epoch, mine)
         revealed = {} if result.loss is None else {"loss": result.loss}
         revealed |= result.validated

@@ -12,7 +12,7 @@ from uvcc_engine.contract.errors import UvccError
 def test_every_connection_is_opened_and_kept() -> None:
     seconds, memory = ssh_links.bench(1, pods=2, links=4)
     assert (seconds.name, seconds.metric, memory.metric) == ("ssh_500", "seconds", "bytes")
-    assert 0 < seconds.value < 60
+    assert 0 < seconds.value < 600
     assert 20 < memory.value < 400
     assert seconds.reference is not None
 

@@ -36,6 +36,21 @@ def test_top_shows_the_fleet_once_where_nobody_watches(capsys: Out) -> None:
     assert "did you mean step?" in capsys.readouterr().err
 
 
+def test_a_run_is_proposed_only_for_a_name_that_is_like_it(capsys: Out) -> None:
+    written(Story(steps=30).finished())
+    assert main(["status", "nothing-like-it"]) == 2
+    assert capsys.readouterr().err == "error: no run 'nothing-like-it' (see: uvcc runs)\n"
+    assert main(["status", RUN[1:]]) == 2
+    assert f"did you mean {RUN}? see: uvcc runs" in capsys.readouterr().err
+
+
+def test_a_run_without_pods_has_no_tensorboard_to_forward_and_is_told_what_has_its_curves(capsys: Out) -> None:
+    written(Story(steps=30).finished())
+    assert main(["tensorboard", RUN]) == 2
+    said = capsys.readouterr().err
+    assert f"{RUN} has no live pod whose TensorBoard could be forwarded (its curves are in the console" in said
+
+
 def test_one_line_for_a_status_bar_is_green_only_where_it_is_so(capsys: Out, tmp_path: Path) -> None:
     written(Story(steps=30).finished())
     assert main(["status", RUN, "--line"]) == 0

@@ -15,7 +15,7 @@ HEAVY = ("torch", "textual", "asyncssh", "pydantic", "numpy", "yaml", "httpx")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
 
 
 @pytest.mark.parametrize("flag", [("--replicas", "2"), ("--data", "x.csv"), ("--model", "mlp"), ("--profile", "x")])
@@ -49,14 +49,19 @@ def test_reading_verbs_import_neither_torch_nor_textual(verb: str) -> None:
     assert done.stderr.strip() == "[]", done.stderr
 
 
+def _processor_s(*words: str) -> float:
+    """The processor's time that a program takes: how busy the machine is does not count."""
+    before = os.times()
+    subprocess.run([sys.executable, *words], capture_output=True, check=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def test_help_is_instant() -> None:
-    took = []
-    for _ in range(5):
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "uvcc_console.cli.main", "--help"], capture_output=True, check=True)
-        after = os.times()  # the processor's time: how busy the machine is does not count
-        took.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(took) < 0.3
+    """It takes 0.1 s where Python takes as long to import two modules of its own; a slower processor lengthens both."""
+    words, plain = ("-m", "uvcc_console.cli.main", "--help"), ("-c", "import argparse, asyncio")
+    took, scale = (min(_processor_s(*program) for _ in range(5)) for program in (words, plain))
+    assert took < max(0.3, 4 * scale)
 
 
 def test_every_verb_has_a_module_with_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from uvcc_console.cli.main import main
@@ -116,6 +117,8 @@ def test_the_plan_counts_a_step_as_the_page_about_a_billion_weights_does() -> No
         ("m7c-1gpu", "job.overrides.train.eval_batches=0", "train.eval_batches=0"),
         ("m7c-1gpu", "job.overrides.train.log_every=0", "train.log_every=0"),
         ("m7c-1gpu", "job.overrides.train.warmup=-1", "train.warmup=-1"),
+        ("demo", "job.warmup=91", "job.warmup is 91, and the full run has 60 steps: it would never reach"),
+        ("local-lm-smoke", "job.overrides.train.warmup=121", "train.warmup is 121, and the full run has 120 steps"),
         ("m7c-1gpu", "job.overrides.model.n_layers=0", "model.n_layers=0"),
         ("m7c-1gpu", "job.overrides.train.lrr=1", "did you mean lr?"),
         ("m7c-1gpu", "job.config=m7c_125m_80", "did you mean m7c_125m_80g?"),
@@ -140,3 +143,22 @@ def test_what_only_the_pod_can_tell_of_settings_is_left_to_it(capsys: pytest.Cap
     assert main(["plan", "m7c-1gpu", *fits_the_largest]) == 0
     assert main(["plan", "m7c-1gpu", *fits_the_largest, "--set", "job.overrides.train.keep=0"]) == 2
     assert "train.keep=0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("task", "does"), [("infer", "private answers by"), ("serve", "private service of")])
+def test_a_plan_says_what_is_done_with_a_model_and_that_only_trainings_are_foretold(
+    task: str, does: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "w.npz", **{"weight.0": np.zeros((65, 10))})
+    own = {
+        "infer": {"data": str(tmp_path / "q.npy"), "reveal": ["predictions"]},
+        "serve": {"clients": ["ab" * 32], "reveal": ["answers"], "idle": "10m"},
+    }[task]
+    np.save(tmp_path / "q.npy", np.zeros((8, 64), dtype=np.float32))
+    job = {"kind": "private", "task": task, "model": "logistic-digits", "steps": 4, "batch": 16, **own}
+    job["weights"] = str(tmp_path / "w.npz")
+    (tmp_path / "ask.yaml").write_text(json.dumps({"job": job, "fleet": {"provider": "local"}, "smoke": {"steps": 0}}))
+    assert main(["plan", str(tmp_path / "ask.yaml")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"ask   {does} logistic-digits"
+    assert "a step     not foretold: only trainings are rehearsed" in said

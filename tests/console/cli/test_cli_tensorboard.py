@@ -44,7 +44,7 @@ UVCC = [sys.executable, "-c", CODE]
 
 
 async def _pod(folder: Path) -> tuple[Pod, str]:
-    provider = LocalProvider(folder, ttl_s=300.0)
+    provider = LocalProvider(folder, ttl_s=3600.0)
     pod = await provider.wait_ready(await provider.create(PodRequest(f"tb-test-{os.getpid()}", 0, 0)))
     link = PodLink("p0r0", pod.address, ssh_keys.operator_key(folder))
     await link.sh(f"mkdir -p .uvcc/runs/{RUN}.full/tb tensorboard && touch tensorboard/__init__.py")
@@ -83,10 +83,10 @@ def test_the_address_that_is_shown_leads_to_the_pod_until_interrupted(pod: Pod) 
         assert verb.stdout is not None
         line = verb.stdout.readline()
         assert line.startswith("http://127.0.0.1:"), (line, verb.communicate()[1])
-        with urllib.request.urlopen(f"{line.split()[0]}events.out.tfevents.1", timeout=60) as reply:
+        with urllib.request.urlopen(f"{line.split()[0]}events.out.tfevents.1", timeout=120) as reply:
             assert reply.read() == b"events of the run"
         verb.send_signal(signal.SIGINT)
-        assert verb.wait(60) == 0
+        assert verb.wait(120) == 0
     finally:
         late.cancel()
         verb.kill()
@@ -97,9 +97,9 @@ def test_a_pod_without_its_files_says_so(pod: Pod) -> None:
     journal = Journal(paths.run_dir(RUN) / "journal.sqlite", source="test")
     journal.append(ev.PhaseStarted(phase="full", engine_run=f"{RUN}.other", steps=9, sid_job=""))
     journal.close()
-    done = subprocess.run([*UVCC, "tensorboard", RUN], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*UVCC, "tensorboard", RUN], capture_output=True, text=True, timeout=500)
     assert done.returncode != 0
     assert "pod p0r0 has no TensorBoard files in .uvcc/runs/tb-run.other/tb" in done.stderr
     assert (
-        subprocess.run([*UVCC, "tensorboard", RUN, "--pod", "p9r9"], capture_output=True, timeout=120).returncode == 2
+        subprocess.run([*UVCC, "tensorboard", RUN, "--pod", "p9r9"], capture_output=True, timeout=500).returncode == 2
     )

@@ -222,6 +222,43 @@ def test_spending_a_dead_path_a_fork_and_a_config_that_was_not_planned() -> None
     assert found(run.s, run.now, "not_as_planned").text == "seq_len is 1024, planned 2048"
 
 
+def outage(run: Healthy, event: str, *pods: str, url: str = "http://10.0.0.1:80", why: str = "refused") -> None:
+    fields = {"url": url, "why": why}
+    run.add(*(ev.EngineEvent(pod=pod, level="warn", event=event, fields=fields) for pod in pods))
+
+
+def test_a_relay_that_is_away_is_named_in_place_of_who_waits_for_whom() -> None:
+    run = Healthy()
+    outage(run, "relay_down", "p0r0", "p1r0", "p2r0", why="Connection \x1b[31mrefused")
+    outage(run, "relay_down", "p0r0", why="refuses this party")  # one more reason, not one more outage
+    for _ in range(4):
+        run.tick(10.0, step=run.step)
+        run.step -= 1
+    assert "hang_in_collective" not in run.names()
+    told = found(run.s, run.now, "relay_away")
+    assert told.text == (
+        "the relay http://10.0.0.1:80 is out of reach of p0r0, p1r0, p2r0 for 40 s: refuses this party"
+    )
+    assert told.level == "error"
+    assert "F9, then uvcc resume r" in told.hint
+    outage(run, "relay_up", "p0r0", "p1r0", "p2r0")
+    assert "relay_away" not in run.names()
+    assert "hang_in_collective" in run.names()  # it is another reason now
+
+
+def test_a_relay_that_was_away_is_no_news_once_steps_come_or_the_next_attempt_has_begun() -> None:
+    run = Healthy()
+    outage(run, "relay_down", "p0r0", "p1r0", url="nats://10.0.0.1:4222")
+    assert "relay_away" not in run.names()  # it may be back in a moment
+    assert "the NATS server nats://10.0.0.1:4222" in found(run.s, run.now + 11, "relay_away").text
+    for _ in range(30):
+        run.tick()  # steps come, whatever has become of the word that it is back
+    assert "relay_away" not in run.names()
+    assert "relay_away" in run.names(11.0)
+    run.add(ev.PhaseStarted(phase="full", engine_run="r.full", steps=500, sid_job="", attempt=1))
+    assert not run.s.outages
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -256,9 +293,27 @@ def test_nothing_is_judged_while_the_run_is_held_or_over() -> None:
 def test_each_thing_is_told_once_until_it_was_gone() -> None:
     run, watch = Healthy(), alerts.Watch()
     run.add(ev.CostTick(hourly=3.0, spent=9.5, forecast=9.0))
-    assert [e.kind for e in watch.look(run.s, run.now)] == ["alert"]
-    assert watch.look(run.s, run.now + 5) == []
+    assert [e.kind for e in watch.look(run.s, run.now, run.now)] == ["alert"]
+    assert watch.look(run.s, run.now + 5, run.now + 5) == []
     run.add(ev.CostTick(hourly=3.0, spent=1.0, forecast=9.0))
-    assert watch.look(run.s, run.now + 6) == []
+    assert watch.look(run.s, run.now + 6, run.now + 6) == []
     run.add(ev.CostTick(hourly=3.0, spent=9.5, forecast=9.0))
-    assert len(watch.look(run.s, run.now + 7)) == 1
+    assert len(watch.look(run.s, run.now + 7, run.now + 7)) == 1
+
+
+@pytest.mark.parametrize("step", [3600.0, -900.0])
+def test_a_clock_that_is_set_raises_no_alarm(step: float) -> None:
+    """Every heartbeat looks an hour old at once, or is from the future; half a minute later it is judged as ever."""
+    run, watch, up = Healthy(), alerts.Watch(), 50.0
+    assert watch.look(run.s, run.now, up) == []
+    run.now += step
+    for _ in range(29):
+        assert watch.look(run.s, run.now, up) == []
+        run.now, up = run.now + 1.0, up + 1.0
+    for _ in range(10):
+        run.tick()
+        up += 1.0
+        assert watch.look(run.s, run.now, up) == []
+    told = [e for s in range(1, 60) for e in watch.look(run.s, run.now + s, up + s) if isinstance(e, ev.Alert)]
+    assert {e.name for e in told} == {"stalled_heartbeat"}
+    assert all("no heartbeat for 16 s" in e.text for e in told)

@@ -49,6 +49,22 @@ def test_every_figure_stands_beside_what_was_measured_and_a_miss_is_named(tmp_pa
     assert [one["held"] for one in told] == [True, True, False]
 
 
+def test_counts_are_foretold_for_as_many_audits_as_were_drawn() -> None:
+    told = dataclasses.replace(
+        TOLD, rounds=22.5, bytes=3.3e6, audits=0.3, audited=0.25, audit_rounds=2.0, audit_bytes=1e6
+    )
+    drawn = {"step_rounds": 23.0, "step_bytes": 3.6e6 / 3, "step_audits": 0.6, "step_audited": 0.5}
+    found = [ev.HeartbeatRead(pod=f"p{p}r0", coord=f"p{p}r0s0t0", record=_beat(p) | drawn) for p in range(3)]
+    by_name = {one.name: one for one in score(fold(found, run(told)))}
+    assert (by_name["rounds"].off, by_name["bytes"].off) == (0.0, pytest.approx(0.0))
+    never = {one.name: one for one in score(run(told))}  # none was drawn in these steps
+    assert (never["rounds"].foretold, never["bytes"].foretold) == (22.0, pytest.approx(3e6))
+
+
+def _beat(party: int) -> dict[str, object]:
+    return {"ts": 103.2, "step": 4, "phase": "train", "coord": f"p{party}r0s0t0"}
+
+
 def test_a_range_is_held_too_and_what_the_smoke_said_stands_beside_it(tmp_path: Path) -> None:
     wide = dataclasses.replace(TOLD, low=0.4, high=0.9)
     said = ev.Forecast(steps=10, seconds=9.0, seconds_error=1.0)
@@ -79,6 +95,12 @@ def test_what_was_not_foretold_or_not_measured_is_no_figure() -> None:
     assert [one.name for one in score(split)] == ["bytes", "seconds"]
     assert "not foretold" in lines(split)[-1]
     assert [one.name for one in score(run(counted=2))] == ["rounds", "seconds"]  # a part of the bytes is no sum
+
+
+def test_a_domain_does_not_hold_its_own_bytes_against_those_of_all_three() -> None:
+    alone = dataclasses.replace(run(counted=1), apart=True, workers={"p0r0s0t0": run().workers["p0r0s0t0"]})
+    assert [one.name for one in score(alone)] == ["rounds", "seconds"]
+    assert lines(alone)[-1] == "a step's bytes    not scored: a domain hears of its own party's workers only"
 
 
 def test_the_page_of_the_rollout_shows_the_same_words_at_every_width() -> None:

@@ -260,5 +260,5 @@ def test_a_glance_at_runs_loads_nothing_heavy(long_run: Path, verb: str) -> None
         "sys.exit(f'loaded: {heavy}' if heavy else 0)"
     )
     env = {**os.environ, "UVCC_HOME": str(long_run)}
-    done = subprocess.run([sys.executable, "-c", code, verb], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, verb], env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

@@ -147,6 +147,40 @@ def test_the_second_press_of_the_same_halt_keeps_its_evidence() -> None:
     assert s.halt.acks["p"][0] == "held"
 
 
+def test_a_halt_that_is_over_is_not_under_way_again_because_it_was_asked_for_once_more() -> None:
+    """A commit of the command line may come behind the end: a conductor waited for an end that came no more."""
+    halted = [
+        CREATED,
+        ev.HaltRequested(nonce="n", mode="hold", by="cli"),
+        ev.HaltRequested(nonce="n", mode="halt", by="haltd"),
+        ev.HaltDone(nonce="n", mode="halt", verified=0, total=3, step=43, seconds=38.8),
+    ]
+    assert fold([*halted, ev.HaltRequested(nonce="n", mode="halt", by="cli")]).halt.done
+    assert not fold([*halted, ev.HaltRequested(nonce="n", mode="kill", by="cli")]).halt.done  # a rung of its own
+    assert not fold([*halted[:3], ev.HaltRequested(nonce="n", mode="halt", by="cli")]).halt.done
+    assert not fold([*halted, ev.HaltRequested(nonce="m", mode="halt", by="cli")]).halt.done
+
+
+def test_a_hold_that_met_a_halt_under_way_ended_as_a_halt() -> None:
+    """The run was told as halted while its conductor took the hold for an open one: nothing could be resumed."""
+    s = fold(
+        [
+            CREATED,
+            ev.HaltRequested(nonce="one", mode="halt", by="cli"),
+            ev.HaltRequested(nonce="two", mode="hold", by="cli"),
+            ev.HaltDone(nonce="two", mode="halt", verified=3, total=3, step=4, seconds=1.0),
+        ]
+    )
+    assert (s.status, s.halt.mode, s.halt.done) == ("halted", "halt", True)
+
+
+def test_a_drill_that_was_not_verified_is_not_shown_as_one_that_passed() -> None:
+    """Asked for while no worker ran it took no time, and the bar above the panels said "drill \u2713 0.0 s"."""
+    told = ev.HaltDone(nonce="n", mode="hold", verified=0, total=3, step=2, seconds=0.01, drill=True)
+    s = fold([CREATED, ev.HaltRequested(nonce="n", mode="hold", by="cli", drill=True), told])
+    assert (s.halt.done, s.halt.last_drill_s) == (True, fold([CREATED]).halt.last_drill_s)
+
+
 def test_drill_time_survives_the_next_phase() -> None:
     s = fold(
         [

@@ -16,7 +16,7 @@ from uvcc_console.plan.step_forecast import CONSOLE, LEAST, apart, here
 
 
 def rehearsed(wall: float, high: float, party_cpu: float, all_cpu: float, cores: float = 2.0) -> dict[str, Any]:
-    took = {"wall": wall, "low": 0.8 * wall, "high": high, "early": 1.5, "cores": cores}
+    took = {"wall": wall, "low": 0.8 * wall, "high": high, "early": 1.5, "cores": cores, "replicas": 1}
     return {"rounds": 20.0, "bytes": 1e6, "processes": took | {"party_cpu": party_cpu, "all_cpu": all_cpu}}
 
 

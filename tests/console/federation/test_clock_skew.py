@@ -20,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
 from relaykit import COORDINATOR, TOKENS, relay_of
-from test_peers import ONE, STAGES, Table, met
+from test_peers import ONE, QUIET_S, STAGES, WAIT_S, Clock, Table, met
 from test_rendezvous import People
 
 from uvcc_console.core import events as ev
@@ -37,7 +37,7 @@ TEN_MINUTES = 600.0
 RELAY, BY_PARTY = 2 * TEN_MINUTES, (-TEN_MINUTES, 0.0, TEN_MINUTES)
 SKEW: ContextVar[float] = ContextVar("SKEW", default=RELAY)
 """Whose clock: the relay's thread has a context of its own, and so the default."""
-real_time, real_monotonic = time.time, time.monotonic
+real_time = time.time
 
 
 @pytest.fixture
@@ -66,8 +66,10 @@ async def on_their_clocks(table: Table, *who: int) -> AsyncIterator[list[Peers]]
         made.append(Peers(bus, table.seats[n], STAGES))
         tasks += [asyncio.create_task(bus.run()), asyncio.create_task(made[-1].run())]
     SKEW.set(0.0)
+    assert table.clock is not None
     try:
-        yield made
+        async with table.clock.among(made):
+            yield made
     finally:
         for task in tasks:
             task.cancel()
@@ -76,11 +78,12 @@ async def on_their_clocks(table: Table, *who: int) -> AsyncIterator[list[Peers]]
 
 @pytest.fixture
 def table(tmp_path: Path, skewed: str, monkeypatch: pytest.MonkeyPatch) -> Table:
-    clocks = SimpleNamespace(monotonic=lambda: real_monotonic() + 7 * SKEW.get())  # no wall clock at all
+    clock = Clock(monkeypatch)
+    clocks = SimpleNamespace(monotonic=lambda: clock.now + 7 * SKEW.get())  # no wall clock at all
     monkeypatch.setattr(peers_module, "time", clocks)
-    monkeypatch.setattr(peers_module, "LOOK_S", 0.1)
-    monkeypatch.setattr(peers_module, "REPORT_S", 0.2)
-    return Table(tmp_path, skewed, monkeypatch, 10.0, 1.5)
+    made = Table(tmp_path, skewed, monkeypatch, WAIT_S, QUIET_S)
+    made.clock = clock
+    return made
 
 
 def test_barriers_halts_and_attempts_do_not_depend_on_a_clock(table: Table) -> None:
@@ -95,8 +98,8 @@ def test_barriers_halts_and_attempts_do_not_depend_on_a_clock(table: Table) -> N
             table.buses[0].commit(ev.HaltRequested(nonce="n1", mode="halt", by="operator", reason="F9"))
             for n in (1, 2):
                 with pytest.raises(Halted):
-                    await peers[n].guarded(asyncio.sleep(60))
-                await table.buses[n].wait(lambda s: (s.halt.mode, s.halt.by) == ("halt", "P0"), 10)
+                    await peers[n].guarded(asyncio.sleep(150))
+                await table.buses[n].wait(lambda s: (s.halt.mode, s.halt.by) == ("halt", "P0"), 120)
 
     asyncio.run(story())
 
@@ -110,11 +113,16 @@ def test_who_vanishes_is_named_whatever_its_clock_said(table: Table, gone: int) 
         async with on_their_clocks(table, *left) as peers:
             async with on_their_clocks(table, gone) as third:
                 await met([*peers, *third])
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(2.0):  # longer than the silence that is allowed: all are heard
-                        await peers[0].guarded(asyncio.sleep(60))
+                assert table.clock is not None
+                going = asyncio.create_task(peers[0].guarded(asyncio.sleep(150)))
+                end = table.clock.now + 1.5 * QUIET_S  # longer than the silence that is allowed: all are heard
+                while table.clock.now < end:
+                    await asyncio.sleep(0.02)
+                assert not going.done()
+                going.cancel()
+                await asyncio.gather(going, return_exceptions=True)
             with pytest.raises(PeerLostError, match=f"P{gone}'s domain vanished"):
-                await peers[0].guarded(asyncio.sleep(60))
+                await peers[0].guarded(asyncio.sleep(150))
 
     asyncio.run(story())
 

@@ -160,7 +160,7 @@ class Gathering:
         env = os.environ | {"PYTHONPATH": str(LEAN), "UVCC_HOME": str(self.root / f"o{owner}"), "TERM": "dumb"}
         command = ["owner", "share", self.proposal.id, "--data", str(self.data(owner)[0]), "--yes", *self.relay(owner)]
         program = [sys.executable, "-c", code, *command]
-        return subprocess.run(program, env=env, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(program, env=env, capture_output=True, text=True, timeout=500, check=False)
 
     def parcels(self, party: int, rosters: dict[int, Roster]) -> OwnerParcels:
         attempt = rosters[0].attempt

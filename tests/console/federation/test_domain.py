@@ -113,7 +113,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert process.poll() is None
     yield
     process.terminate()
-    process.wait(10)
+    process.wait(120)
 
 
 def test_an_agents_key_signs_while_the_agent_holds_it_and_no_private_half_is_on_disk(

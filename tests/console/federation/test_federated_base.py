@@ -104,7 +104,7 @@ def another_base_is_refused(domains: Domains, n: int) -> None:
     kept = own.read_bytes()
     write_base(own, BASE, initial_weights(BASE, 4, 16), LETTERS)
     process = domains.start(n)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=500)
     assert process.returncode == 2, err
     assert "the profile's job is not the proposal's: base" in err
     own.write_bytes(kept)

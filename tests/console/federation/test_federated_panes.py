@@ -43,7 +43,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[people.Sc
 
 def _shown(stage: people.Scene, holds: Callable[[list[str]], bool]) -> list[str]:
     """What each pane shows, in order, once it is what is waited for."""
-    end = time.monotonic() + 60.0
+    end = time.monotonic() + 120.0
     while True:
         ids = subprocess.check_output([*panes.server(stage), "list-panes", "-F", "#{pane_id}"], text=True).split()
         ids.sort(key=lambda one: int(one[1:]))

@@ -255,7 +255,7 @@ def _an_early_end_needs_two(domains: Domains) -> None:
     done = domains.users[0].run("teardown", runs[0])
     assert done.returncode == 0, done.stderr
     for process in running:
-        assert process.wait(60) == 1
+        assert process.wait(120) == 1
         process.communicate()
     assert [domains.seen(n).status for n in range(2)] == ["torn_down", "failed"]
     assert "P0's domain stopped at meet" in domains.seen(1).detail

@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
 from relaykit import COORDINATOR, TOKENS, relay  # noqa: F401
-from test_peers import Table, met
+from test_peers import WAIT_S, Table, met
 from test_rendezvous import People, people  # noqa: F401
 from test_roster import DOMAINS, roster
 
@@ -175,7 +175,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, relay: str, monkeypatch: pytest.MonkeyPatch) -> Bench:  # noqa: F811
-    return Bench(Table(tmp_path, relay, monkeypatch, 6.0, 3.0), tmp_path, monkeypatch)
+    return Bench(Table(tmp_path, relay, monkeypatch, WAIT_S, 600.0), tmp_path, monkeypatch)
 
 
 async def reached_the_shares(peers: list[Peers]) -> None:

@@ -36,7 +36,7 @@ sys.exit(code)
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"),
-    pytest.mark.timeout(180 + 4 * LONG_MB),
+    pytest.mark.timeout(600 + 4 * LONG_MB),
 ]
 
 

@@ -76,7 +76,7 @@ def _fleet(user: Uvcc, **section: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_three_domains_on_three_providers_end_verified(users: tuple[list[Uvcc], str], tmp_path: Path) -> None:
     three, url = users
     own_key = tmp_path / "mine"
@@ -84,7 +84,7 @@ async def test_three_domains_on_three_providers_end_verified(users: tuple[list[U
     own_key.chmod(0o600)
     for name in ("host", "market"):
         (tmp_path / name).mkdir()
-    owned = LocalProvider(tmp_path / "host", ttl_s=400.0, key_file=str(own_key))
+    owned = LocalProvider(tmp_path / "host", ttl_s=3600.0, key_file=str(own_key))
     machine = await owned.wait_ready(await owned.create(PodRequest("somebody-s", 1, 7)))
     try:
         async with PrimeHost(tmp_path / "market") as market:

@@ -17,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "haltd"))
 from relay_tap import RelayTap, tapped
 from relaykit import relay  # noqa: F401
-from test_peers import ONE, Table, met
+from test_peers import ONE, QUIET_S, WAIT_S, Table, met
 
 from uvcc_console.federation.seat import SILENCE_S
 from uvcc_console.rollout.federated import peers as peers_module
@@ -48,7 +48,7 @@ class Line:
         while self.clock.now < end:
             self.clock.now += STEP_S
             before = [tap.answered for tap in self.taps]
-            async with asyncio.timeout(60):  # each of those that have a line told, and read, in between
+            async with asyncio.timeout(120):  # each of those that have a line told, and read, in between
                 while any(t.answered < b + 4 and not t.cut for t, b in zip(self.taps, before, strict=True)):
                     await asyncio.sleep(0.005)
 
@@ -72,7 +72,7 @@ def line(tmp_path: Path, relay: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(peers_module, "LOOK_S", 0.01)
     with ExitStack() as stack:
         taps = [stack.enter_context(tapped(relay)) for _ in range(3)]
-        yield Line(Table(tmp_path, relay, monkeypatch, 6.0, 3.0), taps, clock)
+        yield Line(Table(tmp_path, relay, monkeypatch, WAIT_S, QUIET_S), taps, clock)
 
 
 @pytest.mark.ci("tests/console/federation/test_peers.py")

@@ -58,6 +58,6 @@ class AgentFake:
 
     async def until(self, op: str, count: int = 1) -> list[dict[str, Any]]:
         """Wait until ``count`` messages of this kind were heard."""
-        async with asyncio.timeout(10), self.arrived:
+        async with asyncio.timeout(120), self.arrived:
             await self.arrived.wait_for(lambda: len(self.of(op)) >= count)
         return self.of(op)

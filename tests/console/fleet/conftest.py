@@ -6,19 +6,9 @@ from pathlib import Path
 import asyncssh
 import pytest
 from agentfake import AgentFake
-from sshfake import Handler, SshFake
+from sshfake import QUICK, Handler, SshFake
 
-from uvcc_console.fleet.ssh import PodLink, Timeouts
-
-QUICK = Timeouts(
-    connect=2.0,
-    login=2.0,
-    operation=5.0,
-    keepalive_s=0.2,
-    keepalive_count=2,
-    backoff_first=0.01,
-    backoff_last=0.05,
-)
+from uvcc_console.fleet.ssh import PodLink
 
 
 @pytest.fixture(scope="session")

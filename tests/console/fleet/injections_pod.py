@@ -22,7 +22,7 @@ from uvcc_console.plan.profile import load
 from uvcc_console.rollout.stages.fleet.findings import Requirements, find_problems
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 
-PATIENT = Timeouts(connect=10.0, login=10.0, operation=10.0, keepalive_s=0.0, backoff_first=0.01, backoff_last=0.02)
+PATIENT = Timeouts(connect=60.0, login=60.0, operation=60.0, keepalive_s=0.0, backoff_first=0.01, backoff_last=0.02)
 BLOB = bytes(range(256)) * 4000
 
 
@@ -138,7 +138,7 @@ async def half_open(s: Site) -> str:
         transport.pause_reading()  # the host has frozen
         await asyncio.Event().wait()
 
-    timeouts = Timeouts(connect=10.0, login=10.0, operation=30.0, keepalive_s=0.1, keepalive_count=2)
+    timeouts = Timeouts(connect=60.0, login=60.0, operation=150.0, keepalive_s=0.1, keepalive_count=2)
     link = s.link(await s.host(hang), timeouts)
     done = await link.run("work")
     return "unknown" if done.exit is None and not link.up else f"exit {done.exit}"
@@ -201,7 +201,7 @@ async def exec_latency(s: Site) -> str:
     async def never(process: asyncssh.SSHServerProcess) -> None:
         await process.stdin.read()
 
-    timeouts = Timeouts(connect=10.0, login=10.0, operation=0.2, keepalive_s=0.0)
+    timeouts = Timeouts(connect=60.0, login=60.0, operation=0.2, keepalive_s=0.0)
     link = s.link(await s.host(never), timeouts)
     done = await link.run("slow")
     return "unknown" if done.exit is None else f"exit {done.exit}"

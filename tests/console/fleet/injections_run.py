@@ -16,7 +16,8 @@ from uvcc_console.halt.machine import HALT, Ladder, LadderAction, Send
 from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.decoder import Decoder
-from uvcc_console.rollout.stages.training.phases import hang, trouble
+from uvcc_console.rollout.stages.training.phases import trouble
+from uvcc_console.rollout.stages.training.silence import hang
 from uvcc_engine.agent.consoles.tail import BACKLOG, LineBatch, RunTail, Skipped
 from uvcc_engine.agent.processes.process import ProcessId
 from uvcc_engine.contract.agent_protocol.agent_messages import Lines

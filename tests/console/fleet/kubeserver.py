@@ -28,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.exceptions import InvalidState
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:
@@ -101,7 +102,10 @@ class KubeServer:
         if self.says:
             await web.send_bytes(b"\x01" + self.says.encode())
             return await web.close()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.ssh)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.ssh)
+        except ConnectionRefusedError:  # its server is not up yet
+            return await web.close()
 
         async def down() -> None:
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client has gone first
@@ -135,4 +139,5 @@ async def kube_server(fake: KubernetesFake, folder: Path) -> AsyncIterator[KubeS
         yield made
     finally:
         made.server.should_exit = True
-        await task
+        with contextlib.suppress(InvalidState):  # uvicorn closes a tunnel once more whose client is just closing it
+            await task

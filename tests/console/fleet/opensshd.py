@@ -17,7 +17,7 @@ from typing import Any
 import asyncssh
 
 from uvcc_console.fleet.pins import fingerprint, plain
-from uvcc_engine.bench.launch.fleet import ports
+from uvcc_engine.contract.machine.free_ports import ports
 
 SSHD = os.environ.get("UVCC_TEST_SSHD") or shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 _SFTP = next((p for p in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server") if os.path.exists(p)), "")
@@ -110,7 +110,7 @@ class Sshd:
         with log.open("ab") as f:
             command = [str(SSHD), "-D", "-e", "-f", str(self.folder / "config")]
             self.process = subprocess.Popen(command, stderr=f, start_new_session=True)
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + 300.0
         while b"listening on" not in log.read_bytes():
             assert self.process.poll() is None, log.read_text()
             assert time.monotonic() < end, log.read_text()
@@ -123,7 +123,7 @@ class Sshd:
             return
         family = [self.process.pid, *_children(self.process.pid)]
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(120)
         for pid in family[1:]:
             _kill(pid, signal.SIGKILL)
         self.process = None

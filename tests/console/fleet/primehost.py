@@ -71,7 +71,7 @@ class PrimeHost:
         self.fake.offers = offers or cpu_market()
         self.fake.boot_s = 0.0
         self._folder = folder
-        self._local = LocalProvider(folder, ttl_s=600.0)
+        self._local = LocalProvider(folder, ttl_s=3600.0)
         self._pods: dict[str, Pod] = {}
         self.homes: dict[str, Path] = {}  # where each pod ever made lived, by its name on the market
         self._numbers = count()

@@ -10,7 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from uvcc_engine.bench.launch.fleet import ports
+from uvcc_engine.contract.machine.free_ports import ports
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scancel")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
@@ -31,7 +31,7 @@ class Cluster:
 
     def _start(self, tool: str, *args: str) -> None:
         path = shutil.which(tool, path=_PATH)
-        subprocess.run([str(path), *args], env={**os.environ, "SLURM_CONF": str(self.conf)}, check=True, timeout=30)
+        subprocess.run([str(path), *args], env={**os.environ, "SLURM_CONF": str(self.conf)}, check=True, timeout=500)
         self._pids.append(self.folder / f"{tool}.pid")
 
     def __enter__(self) -> Cluster:
@@ -69,7 +69,7 @@ class Cluster:
         self._start("munged", "--force", *munge, f"--log-file={at}/munged.log", f"--seed-file={at}/seed")
         self._start("slurmctld", "-f", str(self.conf))
         self._start("slurmd", "-f", str(self.conf), "-N", "localhost")
-        end = time.monotonic() + 30.0
+        end = time.monotonic() + 300.0
         while "idle" not in self.do("sinfo", "-h", "-o", "%T"):
             assert time.monotonic() < end, (at / "slurmctld.log").read_text()[-2000:]
             time.sleep(0.2)
@@ -77,7 +77,7 @@ class Cluster:
 
     def do(self, *argv: str) -> str:
         env = {**os.environ, "SLURM_CONF": str(self.conf)}
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=500).stdout
 
     def __exit__(self, *exc: object) -> None:
         self.do("scancel", "--me")

@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 
 import asyncssh
 
+from uvcc_console.fleet.dialer import Timeouts
+
+# comes again soon, and waits long: whoever answers has the time of a busy machine
+QUICK = Timeouts(
+    connect=60.0,
+    login=60.0,
+    operation=60.0,
+    keepalive_s=10.0,
+    backoff_first=0.01,
+    backoff_last=0.05,
+)
 Handler = Callable[[asyncssh.SSHServerProcess], Awaitable[None]]
 
 

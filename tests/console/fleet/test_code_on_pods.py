@@ -18,7 +18,7 @@ from uvcc_console.rollout.stages.fleet import code
 from uvcc_engine.contract.errors import UvccError
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
-QUICK = Timeouts(connect=5.0, login=5.0, operation=10.0)
+QUICK = Timeouts(connect=60.0, login=60.0, operation=60.0)
 
 
 async def test_half_a_tree_is_never_found_and_a_second_start_does_nothing_twice(tmp_path: Path) -> None:

@@ -90,12 +90,13 @@ class Fleet:
         def shown(s: Any) -> bool:
             return s.stage is not None and s.stage.status == "waiting" and text in s.stage.detail
 
-        await self.ctx.bus.wait(shown, 20.0)
+        await self.ctx.bus.wait(shown, 120.0)
 
 
 @pytest.fixture
 async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
     monkeypatch.setattr(adoption, "AGAIN_S", (0.02, 0.05))
+    monkeypatch.setattr(adoption, "LISTED_S", 600.0)
     monkeypatch.setattr(adoption.processes, "start", lambda *args: None)
     made = Fleet(tmp_path)
     for name in made.ctx.members:
@@ -127,7 +128,7 @@ async def test_a_pod_out_of_reach_is_named_and_waited_for_and_nothing_is_deleted
     assert link is not None
     assert link.up  # the others are back meanwhile
     await fleet.up("p1r0")
-    await asyncio.wait_for(adopting, 20.0)
+    await asyncio.wait_for(adopting, 120.0)
     assert fleet.told()[-1] == ("ok", "3 of 3 pods")
     assert fleet.provider.deletes == []
 
@@ -146,7 +147,7 @@ async def test_another_host_key_is_waited_for_too_and_never_trusted(fleet: Fleet
     assert stranger.commands == []
     await stranger.stop()
     await sound.start()
-    await asyncio.wait_for(adopting, 20.0)
+    await asyncio.wait_for(adopting, 120.0)
 
 
 async def test_a_provider_that_does_not_answer_ends_nothing(fleet: Fleet) -> None:
@@ -155,7 +156,7 @@ async def test_a_provider_that_does_not_answer_ends_nothing(fleet: Fleet) -> Non
     await fleet.waits_for("the provider: the provider does not answer")
     fleet.provider.silent = False
     fleet.machine.decide("retry")
-    await asyncio.wait_for(adopting, 20.0)
+    await asyncio.wait_for(adopting, 120.0)
     assert fleet.provider.deletes == []
 
 
@@ -165,12 +166,12 @@ async def test_only_a_pod_that_stays_unlisted_is_lost(fleet: Fleet, monkeypatch:
     adopting = asyncio.create_task(adoption.adopt(fleet.ctx, fleet.machine))
     await fleet.waits_for("p0r0: the provider does not list it")
     fleet.provider.pods[name] = pod  # its list lagged
-    await asyncio.wait_for(adopting, 20.0)
+    await asyncio.wait_for(adopting, 120.0)
     assert fleet.told()[-1] == ("ok", "3 of 3 pods")
     await provision.detach(fleet.ctx.members["p0r0"])
     del fleet.provider.pods[name]
     monkeypatch.setattr(adoption, "LISTED_S", 0.05)
-    await asyncio.wait_for(adoption.adopt(fleet.ctx, fleet.machine), 20.0)
+    await asyncio.wait_for(adoption.adopt(fleet.ctx, fleet.machine), 120.0)
     assert fleet.ctx.bus.snapshot.pods["p0r0"].state == "lost"
     assert fleet.told()[-1] == ("ok", "2 of 3 pods")
 

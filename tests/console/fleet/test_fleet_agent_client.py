@@ -91,7 +91,7 @@ async def test_a_lost_link_fails_what_waits_and_comes_back_by_itself(client_of, 
     host.drop()
     with pytest.raises(UnreachableError):
         await waiting
-    await asyncio.wait_for(back.wait(), 60)
+    await asyncio.wait_for(back.wait(), 120)
     agent_fake.answers["probe"] = lambda m: {}
     assert (await client.request(ProbeCommand()))["ok"]
 
@@ -163,7 +163,7 @@ async def test_garbage_is_counted_and_the_session_goes_on(client_of, agent_fake:
     out.write(b"Traceback (most recent call last):\n\xff\x00\n" + b"[" * 100_000 + b"\n")
     out.write(b'{"op":"lines","run":"r","src":"a","ino":"x","off":1,"lines":[]}\n{"op":"ack"}\n')
     agent_fake.tell(op="telemetry", ts=4.0)
-    seen = [await asyncio.wait_for(anext(got), 20) for _ in range(6)]
+    seen = [await asyncio.wait_for(anext(got), 120) for _ in range(6)]
     assert [type(m) for m in seen] == [*[Malformed] * 5, Telemetry]
     assert "Traceback" in seen[0].why
     assert client.malformed == 5
@@ -179,7 +179,7 @@ async def test_a_bridge_that_cannot_start_says_why(ssh_fake, link_to) -> None:
     host = await ssh_fake(broken)
     client = AgentClient(link_to(host.address))
     with pytest.raises(UnreachableError, match="not found"):
-        await client.start(patience_s=0.5)
+        await client.start(patience_s=5.0)
     await client.close()
 
 
@@ -203,7 +203,7 @@ async def test_a_close_while_a_session_ends_is_not_lost(ssh_fake, link_to, monke
     monkeypatch.setattr(client, "_greet", refused)
     monkeypatch.setattr(client, "_read", read)
     client.begin()
-    await asyncio.wait({client._keeper}, timeout=60)
+    await asyncio.wait({client._keeper}, timeout=120)
     assert client._keeper.cancelled()
 
 
@@ -213,7 +213,7 @@ async def test_a_changed_host_key_ends_the_client(client_of, ssh_fake, agent_fak
     await client.start()
     await host.stop()
     await ssh_fake(agent_fake, port=host.port)
-    await asyncio.wait_for(down.wait(), 60)
+    await asyncio.wait_for(down.wait(), 120)
     with pytest.raises(VerificationError):
         await client.request(ProbeCommand())
 
@@ -239,8 +239,9 @@ async def test_the_clock_skew_of_the_pod_is_known(client_of, agent_fake: AgentFa
 
     agent_fake.answers[wire.HELLO] = lambda m: {"ts": time.time() + 3600.0}
     _, client = await client_of()
+    begun = time.time()
     await client.start()
-    assert abs(client.clock_skew - 3600.0) < 2.0
+    assert abs(client.clock_skew - 3600.0) < 2.0 + time.time() - begun
 
 
 async def test_a_reboot_is_noticed_at_the_next_hello(client_of, agent_fake: AgentFake) -> None:
@@ -257,7 +258,7 @@ async def test_a_reboot_is_noticed_at_the_next_hello(client_of, agent_fake: Agen
     await client.start()
     agent_fake.answers[wire.HELLO] = lambda m: {"boot_id": "two"}
     host.drop()
-    await asyncio.wait_for(back.wait(), 60)
+    await asyncio.wait_for(back.wait(), 120)
     assert told[0] == (True, "")
     assert told[2][0] is True
     assert "rebooted" in told[2][1]

@@ -35,7 +35,7 @@ from uvcc_engine.contract.machine import torch_floor
 
 @pytest.fixture
 async def pod(run_dir: Path) -> AsyncIterator[Pod]:
-    provider = LocalProvider(run_dir, ttl_s=120.0)
+    provider = LocalProvider(run_dir, ttl_s=3600.0)
     made = await provider.wait_ready(await provider.create(PodRequest(f"boot-test-{os.getpid()}", 0, 0)))
     yield made
     await provider.delete(made)
@@ -71,6 +71,7 @@ async def test_a_bare_host_becomes_an_answering_agent(link: PodLink, wheel: Whee
     assert f"HF_HOME={found.home}/.uvcc/cache/hf" in environ.splitlines()  # downloads stay on the pod's disk
 
 
+@pytest.mark.ci(__file__)
 async def test_again_is_quick_and_changes_nothing(link: PodLink, wheel: Wheel) -> None:
     first = await bootstrap(link, wheel, preload="none")
     steps: list[str] = []
@@ -88,6 +89,7 @@ async def test_a_seeded_identity_is_the_same_anywhere_and_no_secret_stays_readab
     assert leaks.text == ""
 
 
+@pytest.mark.ci(__file__)
 async def test_on_a_shared_machine_imports_give_way_to_the_agent(link: PodLink, wheel: Wheel) -> None:
     done = await bootstrap(link, wheel, preload="none", give_way=11)
     agent = int(done.agent["pid"])
@@ -107,6 +109,7 @@ async def test_the_agent_survives_the_link(link: PodLink, wheel: Wheel) -> None:
     await client.close()
 
 
+@pytest.mark.ci(__file__)
 async def test_a_dead_agent_is_told_from_a_lost_link_and_another_takes_its_place(
     link: PodLink, wheel: Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +168,7 @@ async def test_a_damaged_upload_is_found_before_anything_runs(link, wheel, tmp_p
     assert (await bootstrap(link, wheel, preload="none")).code_hash == wheel.sha256
 
 
+@pytest.mark.ci(__file__)
 async def test_a_half_unpacked_site_is_replaced(link: PodLink, wheel: Wheel) -> None:
     await link.sh(f"mkdir -p .uvcc/{wheel.site_name}/uvcc_engine")
     assert (await bootstrap(link, wheel, preload="none")).code_hash == wheel.sha256
@@ -221,7 +225,7 @@ async def test_missing_packages_go_into_a_venv_over_the_image(link: PodLink, whe
 
 @pytest.mark.ci(__file__)
 async def test_many_pods_at_once_and_the_first_failure_names_its_pod(run_dir: Path, wheel: Wheel) -> None:
-    provider = LocalProvider(run_dir, ttl_s=120.0)
+    provider = LocalProvider(run_dir, ttl_s=3600.0)
     requests = [PodRequest(f"boot-many-{os.getpid()}-{p}", p, 1) for p in range(3)]
     pods = await asyncio.gather(*(provider.create(r) for r in requests))
     pods = await asyncio.gather(*(provider.wait_ready(p) for p in pods))

@@ -94,6 +94,6 @@ async def test_a_pod_that_was_restarted_from_its_image_is_not_taken_for_the_old_
     again = await ssh_fake(answer, port=pod.port)  # auto-restart: new host key, nothing of the run left
     after = link_to(pod.address, host_key=pinned)  # another console, with the pin from the journal
     with pytest.raises(VerificationError, match="another host key") as refused:
-        await after.connect_until(5.0)
+        await after.connect_until(150.0)
     assert refused.value.hint
     assert again.commands == []

@@ -21,8 +21,9 @@ from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.wheel import build_wheel
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
+from uvcc_engine.contract.machine.free_ports import ports
 
-QUICK = Timeouts(connect=2.0, login=2.0, operation=10.0)
+QUICK = Timeouts(connect=60.0, login=60.0, operation=60.0)
 
 
 def write(path: Path, *hosts: dict) -> Path:
@@ -35,7 +36,7 @@ async def machines(tmp_path: Path) -> AsyncIterator[list[dict]]:
     """Two hosts that admit the user's key, as inventory entries."""
     owner = tmp_path / "owner"
     owner.mkdir()
-    local = LocalProvider(owner, ttl_s=120.0)
+    local = LocalProvider(owner, ttl_s=3600.0)
     requests = [PodRequest(f"host-{os.getpid()}-p{p}r0", p, 0) for p in range(2)]
     pods = [await local.wait_ready(await local.create(r)) for r in requests]
     key = str(owner / ssh_keys.KEY_FILE)
@@ -101,11 +102,12 @@ async def test_a_whole_life_leaves_no_trace(provider, run_dir, machines, tmp_pat
         await link.connect()
 
 
-async def test_a_host_that_is_down_makes_a_list_unknown_not_empty(tmp_path, run_dir, machines, unused_tcp_port) -> None:
-    dead = {**machines[0], "port": unused_tcp_port}
+async def test_a_host_that_is_down_makes_a_list_unknown_not_empty(tmp_path, run_dir, machines) -> None:
+    (port,) = ports(1)
+    dead = {**machines[0], "port": port}
     provider = InventoryProvider(read_hosts(write(tmp_path / "h.yaml", dead, machines[1])), run_dir)
     assert await provider.list("uvcc-") == []
-    assert list(provider.silent) == [f"uvcc@127.0.0.1:{unused_tcp_port}"]  # nobody knows; but no claim of ours is there
+    assert list(provider.silent) == [f"uvcc@127.0.0.1:{port}"]  # nobody knows; but no claim of ours is there
     pod = await provider.create(want(0))  # and it is in nobody's way
     assert pod.port == machines[1]["port"]
     assert [(p.name, p.doubt) for p in await provider.list("uvcc-")] == [(pod.name, "")]
@@ -113,11 +115,10 @@ async def test_a_host_that_is_down_makes_a_list_unknown_not_empty(tmp_path, run_
     await provider.close()
 
 
-async def test_a_claim_on_a_host_that_went_down_is_in_doubt_not_gone(
-    tmp_path, run_dir, machines, unused_tcp_port
-) -> None:
-    dead = {**machines[0], "port": unused_tcp_port}
-    address = f"uvcc@127.0.0.1:{unused_tcp_port}"
+async def test_a_claim_on_a_host_that_went_down_is_in_doubt_not_gone(tmp_path, run_dir, machines) -> None:
+    (port,) = ports(1)
+    dead = {**machines[0], "port": port}
+    address = f"uvcc@127.0.0.1:{port}"
     provider = InventoryProvider(read_hosts(write(tmp_path / "h.yaml", dead, machines[1])), run_dir)
     Claims.of(run_dir).note("uvcc-run-p0r0", address)  # a process before this one asked for it and heard nothing
     for prefix in ("uvcc-run-", "uvcc-run-p0r0"):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -25,12 +26,12 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.machine.compiled import kept_in
 from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 
-QUICK = Timeouts(connect=2.0, login=2.0, operation=10.0, keepalive_s=0.2, keepalive_count=2)
+PATIENT = Timeouts(connect=60.0, login=60.0, operation=60.0, keepalive_s=10.0)
 
 
 @pytest.fixture
 async def provider(run_dir: Path) -> AsyncIterator[LocalProvider]:
-    made = provider_for({"provider": "local"}, run_dir, ttl_s=120.0)
+    made = provider_for({"provider": "local"}, run_dir, ttl_s=3600.0)
     assert isinstance(made, LocalProvider)
     yield made
     for pod in await made.list("uvcc-test-"):
@@ -47,8 +48,8 @@ async def up(provider: LocalProvider, party: int = 0) -> Pod:
     return await provider.wait_ready(await provider.create(request(party)))
 
 
-def link(run_dir: Path, pod: Pod) -> PodLink:
-    return PodLink(pod.name, pod.address, ssh_keys.operator_key(run_dir), timeouts=QUICK)
+def link(run_dir: Path, pod: Pod, timeouts: Timeouts = PATIENT) -> PodLink:
+    return PodLink(pod.name, pod.address, ssh_keys.operator_key(run_dir), timeouts=timeouts)
 
 
 async def test_three_pods_are_apart(provider: LocalProvider, run_dir: Path) -> None:
@@ -136,8 +137,13 @@ async def test_deleting_ends_what_moved_to_other_sessions_and_removes_the_home(p
 async def test_an_ended_orphan_leaves_no_zombie(provider, run_dir) -> None:
     pod = await up(provider)
     x = link(run_dir, pod)
-    pid = int(await x.sh("setsid -f sh -c 'echo $$ > pid; exit 0' </dev/null >/dev/null 2>&1; sleep 0.1; cat pid"))
-    async with asyncio.timeout(30):
+    pid = int(
+        await x.sh(
+            "setsid -f sh -c 'echo $$ > pid; exit 0' </dev/null >/dev/null 2>&1; "
+            "until [ -s pid ]; do sleep 0.01; done; cat pid"
+        )
+    )
+    async with asyncio.timeout(120):
         while psutil.pid_exists(pid):
             await asyncio.sleep(0.02)
     await x.close()
@@ -160,12 +166,13 @@ async def test_a_killed_pod_is_listed_and_its_orphans_are_swept(provider, run_di
 
 async def test_a_frozen_pod_can_be_deleted(provider, run_dir) -> None:
     pod = await up(provider)
-    x = link(run_dir, pod)
+    x = link(run_dir, pod, replace(PATIENT, keepalive_s=1.0, keepalive_count=2))
     await x.connect()
+    x.timeouts = replace(x.timeouts, connect=1.0, login=1.0)  # nobody will answer from here on
     for pid in procs.marked(pod.provider_id):
         os.kill(pid, signal.SIGSTOP)
     with pytest.raises(UnreachableError):  # the keepalive notices, well before the time-out
-        await x.run("echo hello", timeout=60.0)
+        await x.run("echo hello", timeout=150.0)
     assert not x.up
     await provider.delete(pod)
     assert procs.marked(pod.provider_id) == set()
@@ -177,7 +184,7 @@ async def test_a_pod_ends_with_its_runs_folder(provider, run_dir) -> None:
     for file in run_dir.iterdir():
         file.unlink()
     run_dir.rmdir()
-    assert await asyncio.to_thread(child.wait, 10) == 0
+    assert await asyncio.to_thread(child.wait, 120) == 0
     assert not Path(pod.provider_id).exists()
     assert not Path(pod.provider_id).with_suffix(".pod").exists()
 
@@ -186,7 +193,7 @@ async def test_a_pod_ends_when_its_time_is_over(run_dir: Path) -> None:
     short = provider_for({}, run_dir, ttl_s=0.3)
     assert isinstance(short, LocalProvider)
     pod = await short.create(request(2))
-    assert await asyncio.to_thread(short.children[pod.provider_id].wait, 10) == 0
+    assert await asyncio.to_thread(short.children[pod.provider_id].wait, 120) == 0
     assert await short.list(pod.name) == []
     assert procs.marked(pod.provider_id) == set()
 

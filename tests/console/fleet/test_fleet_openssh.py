@@ -15,7 +15,7 @@ from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_engine.contract.errors import UnreachableError, VerificationError
 
-QUICK = Timeouts(connect=5.0, login=10.0, operation=20.0, keepalive_s=0.5, keepalive_count=2, backoff_first=0.02)
+QUICK = Timeouts(connect=60.0, login=60.0, operation=60.0, backoff_first=0.02)
 
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
@@ -54,7 +54,7 @@ async def test_thirty_commands_at_once_stay_below_its_session_limit(link: PodLin
 
 async def test_forty_pods_at_once_stay_below_its_startup_limit(sshd: Sshd, client_key: asyncssh.SSHKey) -> None:
     links = [PodLink(f"p{n}", sshd.address, client_key, timeouts=QUICK) for n in range(40)]
-    await asyncio.gather(*(x.connect_until(30.0) for x in links))  # the server counts a moment longer than we do
+    await asyncio.gather(*(x.connect_until(150.0) for x in links))  # the server counts a moment longer than we do
     assert all(x.up for x in links)
     for x in links:
         await x.close()
@@ -64,7 +64,7 @@ async def test_a_detached_process_survives_the_link(link: PodLink, tmp_path: Pat
     mark = tmp_path / "alive"
     await link.sh(f"setsid -f sh -c 'echo $$ >{tmp_path}/pid; sleep 1; touch {mark}' </dev/null >/dev/null 2>&1")
     link.abort()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not mark.exists():
             await asyncio.sleep(0.02)
 
@@ -72,7 +72,7 @@ async def test_a_detached_process_survives_the_link(link: PodLink, tmp_path: Pat
 async def test_a_lost_link_is_unknown(link: PodLink) -> None:
     running = asyncio.create_task(link.run("echo started; sleep 60"))
     await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not link.up:
             await asyncio.sleep(0.01)
     process = await link.open("cat")

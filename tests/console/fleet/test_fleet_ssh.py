@@ -13,6 +13,7 @@ from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.sessions import LIMIT as SESSIONS
 from uvcc_console.fleet.ssherrors import classify
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.machine.free_ports import ports
 
 
 async def answer(process: asyncssh.SSHServerProcess) -> None:
@@ -125,11 +126,11 @@ async def test_a_cancellation_is_not_lost_whenever_it_comes(ssh_fake, link_to) -
     host = await ssh_fake(answer)
     for ticks in range(80):
         link = link_to(host.address)
-        running = asyncio.create_task(link.run("hang", timeout=30.0))
+        running = asyncio.create_task(link.run("hang", timeout=150.0))
         for _ in range(ticks):
             await asyncio.sleep(0)
         running.cancel()
-        done, _ = await asyncio.wait({running}, timeout=10.0)
+        done, _ = await asyncio.wait({running}, timeout=120.0)
         assert done, f"lost after {ticks} turns of the loop"
         await link.close()
 
@@ -143,7 +144,7 @@ async def test_it_reconnects_and_remembers_the_pin(ssh_fake, link_to) -> None:
     with pytest.raises(UnreachableError):
         await link.run("echo hello")
     tries: list[UvccError] = []
-    waiting = asyncio.create_task(link.connect_until(10.0, on_try=tries.append))
+    waiting = asyncio.create_task(link.connect_until(150.0, on_try=tries.append))
     while not tries:
         await asyncio.sleep(0)
     await host.start()
@@ -152,8 +153,8 @@ async def test_it_reconnects_and_remembers_the_pin(ssh_fake, link_to) -> None:
     assert await link.sh("echo back") == "back"
 
 
-async def test_giving_up_after_its_patience(link_to, unused_tcp_port: int) -> None:
-    link = link_to(f"x@127.0.0.1:{unused_tcp_port}")
+async def test_giving_up_after_its_patience(link_to) -> None:
+    link = link_to(f"x@127.0.0.1:{ports(1)[0]}")
     with pytest.raises(UnreachableError, match="refuses connections"):
         await link.connect_until(0.05)
 
@@ -345,7 +346,7 @@ async def test_whatever_listens_there_it_is_unreachable_and_in_time(link_to, beh
     server = await asyncio.start_server(behave, "127.0.0.1", 0)
     quick = Timeouts(connect=0.3, login=0.3, operation=1.0, backoff_first=0.01, backoff_last=0.02)
     link = link_to(f"x@127.0.0.1:{server.sockets[0].getsockname()[1]}", timeouts=quick)
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(120.0):
         with pytest.raises(UnreachableError) as caught:
             await link.connect()
     assert caught.value.hint
@@ -360,7 +361,7 @@ async def test_a_key_that_is_installed_late_is_waited_for(ssh_fake, link_to, cli
     await host.start()
     link = link_to(host.address)
     tries: list[UvccError] = []
-    waiting = asyncio.create_task(link.connect_until(10.0, on_try=tries.append))
+    waiting = asyncio.create_task(link.connect_until(150.0, on_try=tries.append))
     while len(tries) < 2:
         await asyncio.sleep(0.005)
     await host.stop()

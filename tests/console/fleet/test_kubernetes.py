@@ -30,8 +30,8 @@ from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.fleet.vendors import kube_tunnel, kubeconfig, kubernetes
 from uvcc_console.fleet.vendors.kubernetes import KubernetesFleet
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
+from uvcc_engine.contract.machine.free_ports import ports
 
 
 @pytest.fixture
@@ -62,16 +62,20 @@ async def _echo(process: asyncssh.SSHServerProcess[bytes]) -> None:
 
 
 class Hurried:
-    """A clock on which a minute passes in a twentieth of a second, beside sockets that are real."""
+    """A clock on which a minute passes in a twentieth of a second, beside sockets that are real. It goes on with who
+    sleeps by it: what a busy machine takes for an answer is no time.
+    """
 
     def __init__(self, run_dir: Path | None) -> None:
-        self.begun = time.monotonic()
+        self.at = 1_795_000_000.0
 
     def now(self) -> float:
-        return 1_795_000_000.0 + (time.monotonic() - self.begun) * 1200.0
+        return self.at
 
     async def sleep(self, seconds: float) -> None:
+        end = self.at + seconds
         await asyncio.sleep(seconds / 1200.0)
+        self.at = max(self.at, end)
 
 
 def _fleet(server: KubeServer, tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -128,7 +132,7 @@ async def test_the_start_of_a_pod_lets_the_run_s_key_in_and_nobody_else(
     ours = PodLink("p0r0", where, key, jump=way)
     theirs = PodLink("p0r0", where, asyncssh.generate_private_key("ssh-ed25519"), jump=way)
     try:
-        await ours.connect_until(20)
+        await ours.connect_until(150)
         assert "/lib/of-the-image" in await ours.sh("echo $LD_LIBRARY_PATH")  # as the image has it, also over SSH
         with pytest.raises(UnreachableError):
             await theirs.connect()
@@ -151,10 +155,10 @@ async def test_openssh_goes_the_same_way(server: KubeServer, run_dir: Path, tmp_
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_shell(command, stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdout is not None
-    assert (await asyncio.wait_for(process.stdout.readline(), 60)).startswith(b"SSH-2.0-")
+    assert (await asyncio.wait_for(process.stdout.readline(), 120)).startswith(b"SSH-2.0-")
     assert process.stdin is not None
     process.stdin.close()
-    await asyncio.wait_for(process.wait(), 30)
+    await asyncio.wait_for(process.wait(), 120)
     await host.stop()
 
 
@@ -169,7 +173,7 @@ async def test_a_tunnel_that_leads_nowhere_is_told(server: KubeServer, tmp_path:
         server.says, server.wrong_port = says, wrong
         sock = await tunnels.through(way, kube_tunnel.host_of("uvcc-a-p0r0xaaaaaa", NAMESPACE), 2222)
         reader, writer = await asyncio.open_connection(sock=sock)
-        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert await asyncio.wait_for(reader.read(), 120) == b""
         writer.close()
 
 
@@ -181,7 +185,7 @@ async def test_kubectl_reads_the_same_server(server: KubeServer, tmp_path: Path)
     words = ["kubectl", "--kubeconfig", str(config), "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods"]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe)
-    out, err = await asyncio.wait_for(process.communicate(), 60)
+    out, err = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, err
     assert json.loads(out)["items"][0]["metadata"]["name"] == "uvcc-a-p0r0xaaaaaa"
 
@@ -219,7 +223,14 @@ async def test_a_pod_for_which_no_node_has_room_is_told_with_the_scheduler_s_wor
     assert world.fake.billing == []
 
 
-@pytest.mark.parametrize("reason", ["ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "ImagePullBackOff",
+        pytest.param("InvalidImageName", marks=pytest.mark.ci(__file__)),
+        pytest.param("CreateContainerConfigError", marks=pytest.mark.ci(__file__)),
+    ],
+)
 async def test_an_image_that_cannot_be_pulled_ends_the_pod_soon(world: CloudWorld, reason: str) -> None:
     world.fake.waiting = {"reason": reason, "message": 'Back-off pulling image "nobody/nothing"'}
     began = world.clock.now()

@@ -236,7 +236,7 @@ def test_a_host_that_shows_another_key_at_the_end(site: Site) -> None:
     server.new_host_key()
     server.up()
     done = site.do(f"uvcc teardown {run}")
-    process.communicate(timeout=120)
+    process.communicate(timeout=500)
     assert done.returncode == 1
     name = f"uvcc-{run}-p1r0"
     command = next(line for line in done.stderr.splitlines() if name in line and "end it with: " in line)
@@ -257,7 +257,7 @@ def test_a_server_that_freezes(site: Site) -> None:
     run, process = _under_way(site)
     site.servers[1].freeze()
     done = site.do(f"uvcc teardown {run}")
-    process.communicate(timeout=200)
+    process.communicate(timeout=500)
     assert done.returncode == 1
     name = f"uvcc-{run}-p1r0"
     command = next(line for line in done.stderr.splitlines() if name in line and "end it with: " in line)

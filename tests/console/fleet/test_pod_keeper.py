@@ -31,7 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Wheel:
 
 @pytest.fixture
 async def host(run_dir: Path) -> AsyncIterator[Pod]:
-    provider = LocalProvider(run_dir, ttl_s=300.0)
+    provider = LocalProvider(run_dir, ttl_s=3600.0)
     made = await provider.wait_ready(await provider.create(PodRequest(f"keeper-test-{os.getpid()}", 0, 0)))
     yield made
     await provider.delete(made)
@@ -54,7 +54,7 @@ def keeper_of(host: Pod) -> int:
     return int(json.loads(Path(host.provider_id, ".uvcc", "keeper.json").read_text())["pid"])
 
 
-async def until(met: Callable[[], object], seconds: float = 60.0) -> None:
+async def until(met: Callable[[], object], seconds: float = 120.0) -> None:
     async with asyncio.timeout(seconds):
         while not met():
             await asyncio.sleep(0.05)
@@ -75,10 +75,10 @@ async def work(link: PodLink, *scripts: str) -> list[int]:
 @pytest.mark.ci(__file__)
 async def test_at_the_end_of_its_time_the_pod_ends_what_the_run_started(link: PodLink, wheel: Wheel, host: Pod) -> None:
     """The operator is gone, the agent is killed, a worker is stopped and another one ignores what it is told."""
-    done: Bootstrapped = await bootstrap(link, wheel, preload="none", life_s=600.0)
+    done: Bootstrapped = await bootstrap(link, wheel, preload="none", life_s=3600.0)
     first = keeper_of(host)
     stopped, stubborn = await work(link, "import time; time.sleep(600)", STUBBORN)
-    done = await bootstrap(link, wheel, preload="none", life_s=5.0)
+    done = await bootstrap(link, wheel, preload="none", life_s=20.0)
     assert procs.identify(first) is None  # there is one keeper, the last
     os.kill(int(done.agent["pid"]), signal.SIGKILL)
     os.kill(stopped, signal.SIGSTOP)
@@ -90,11 +90,11 @@ async def test_at_the_end_of_its_time_the_pod_ends_what_the_run_started(link: Po
 
 async def test_the_keeper_goes_with_what_it_keeps(link: PodLink, wheel: Wheel, host: Pod) -> None:
     """Giving the host back ends it like everything else there; and it touches nothing that is not the run's."""
-    await bootstrap(link, wheel, preload="none", life_s=600.0)
+    await bootstrap(link, wheel, preload="none", life_s=3600.0)
     keeper = keeper_of(host)
     assert keeper in here(host)
     foreign = await asyncio.create_subprocess_exec("sleep", "600")
-    said = await link.sh(f"python3 - {host.name}", stdin=pod.source("give_back.py"), timeout=60.0)
+    said = await link.sh(f"python3 - {host.name}", stdin=pod.source("give_back.py"), timeout=150.0)
     assert said == "gone"
     assert procs.identify(keeper) is None
     assert foreign.returncode is None

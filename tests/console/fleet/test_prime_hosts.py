@@ -27,6 +27,7 @@ class Hurried(RunClock):
         await asyncio.sleep(seconds / 100)
 
 
+@pytest.mark.ci("tests/console/fleet/test_fleet_bootstrap.py")
 async def test_rented_pods_are_driven_like_any_others(
     tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

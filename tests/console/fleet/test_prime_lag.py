@@ -18,8 +18,7 @@ LIVES = int(os.environ.get("UVCC_MARKET_LIVES", "10"))  # on each of the two mar
 PARTS = 5
 EACH = [
     0,
-    1,
-    *(pytest.param(n, marks=pytest.mark.ci(__file__)) for n in range(2, PARTS)),
+    *(pytest.param(n, marks=pytest.mark.ci(__file__)) for n in range(1, PARTS)),
 ]
 TTL_S = 1800.0
 

@@ -28,7 +28,7 @@ PATIENCE_S = 400.0
             {"topology.replicas": 1, "smoke.replicas": 1, "job.test_rows": 200, "job.device": "cpu"},
             1,
             id="smaller",
-            marks=pytest.mark.ci("tests/console/fleet/test_prime_hosts.py"),
+            marks=pytest.mark.ci("tests/console/fleet/test_fleet_bootstrap.py"),
         ),
     ],
 )

@@ -46,7 +46,7 @@ def beater(tmp_path: Path) -> Iterator[LocalProcess]:
 
 
 def until(tmp_path: Path, who: LocalProcess, state: str) -> pulse.Vital:
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 120.0
     while (found := vital(tmp_path, "one", who)).state != state:
         assert time.monotonic() < end, found
         time.sleep(0.01)

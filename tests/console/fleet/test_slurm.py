@@ -205,7 +205,6 @@ async def test_nothing_that_fits_and_no_slurm_at_all_are_said_before(world: Worl
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
 async def test_a_real_cluster(short: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queued by sbatch, waiting in the queue behind a full node, logged into, cancelled, proven gone."""

@@ -16,7 +16,7 @@ from uvcc_console.fleet.ssh import PodLink, Timeouts
 from uvcc_console.fleet.user_ssh import place
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
 
-QUICK = Timeouts(connect=3.0, login=3.0, operation=5.0, backoff_first=0.01, backoff_last=0.05)
+QUICK = Timeouts(connect=60.0, login=60.0, operation=60.0, backoff_first=0.01, backoff_last=0.05)
 
 
 class Box:

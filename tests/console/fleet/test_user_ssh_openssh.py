@@ -42,7 +42,7 @@ def text(data: bytes) -> bytes:
 
 
 def keygen(*args: str) -> None:
-    subprocess.run(["ssh-keygen", "-q", *args], check=True, capture_output=True, timeout=30)
+    subprocess.run(["ssh-keygen", "-q", *args], check=True, capture_output=True, timeout=500)
 
 
 class FidoKey:
@@ -108,7 +108,7 @@ def servers() -> Iterator[list[Sshd]]:
 def agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """OpenSSH's own agent, ended by its number. It may load the token in software, and no other library."""
     started = ["ssh-agent", "-s", "-P", str(SK_DUMMY.resolve()), "-a", str(home / "agent")]
-    said = subprocess.run(started, check=True, capture_output=True, text=True, timeout=30).stdout
+    said = subprocess.run(started, check=True, capture_output=True, text=True, timeout=500).stdout
     pid = int(said.partition("SSH_AGENT_PID=")[2].partition(";")[0])
     monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
     yield
@@ -173,14 +173,14 @@ async def test_a_key_that_ssh_keygen_made_on_a_token_is_used_through_openssh_s_o
     entry = {"host": "127.0.0.1", "port": there.port, "user": there.user}
     with pytest.raises(UnreachableError, match="refuses"):  # the agent does not hold it yet
         await goes(home, **entry, key=str(key))
-    subprocess.run(["ssh-add", str(key)], check=True, capture_output=True, timeout=30)
+    subprocess.run(["ssh-add", str(key)], check=True, capture_output=True, timeout=500)
     assert await goes(home, **entry, key=str(key)) == ""  # named by its file
     assert await goes(home, **entry) == ""  # one of the usual files
     key.unlink()
     assert await goes(home, **entry) == ""  # known by the agent alone
     assert f"Accepted publickey for {there.user}" in (log := (there.folder / "log").read_text())
     assert "ED25519-SK" in log
-    subprocess.run(["ssh-add", "-D"], check=True, capture_output=True, timeout=30)
+    subprocess.run(["ssh-add", "-D"], check=True, capture_output=True, timeout=500)
     with pytest.raises(UnreachableError, match="refuses"):
         await goes(home, **entry)
 
@@ -201,7 +201,7 @@ async def test_a_passphrase_is_opened_by_ssh_add_or_by_the_user_s_program(
     with pytest.raises(UnreachableError, match="refuses"):  # the agent is there, and has it not yet
         await goes(home, **entry)
     env = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
-    subprocess.run(["ssh-add", str(home / "locked")], env=env, check=True, capture_output=True, timeout=30)
+    subprocess.run(["ssh-add", str(home / "locked")], env=env, check=True, capture_output=True, timeout=500)
     assert await goes(home, **entry) == ""
     monkeypatch.delenv("SSH_AUTH_SOCK")
     monkeypatch.setenv("SSH_ASKPASS", str(ask))

@@ -68,7 +68,7 @@ def trainer(tmp_path: Path) -> Iterator[Path]:
     process.wait()
 
 
-def until(found: Callable[[], bool], limit: float = 40.0) -> None:
+def until(found: Callable[[], bool], limit: float = 120.0) -> None:
     end = time.monotonic() + limit
     while not found():
         assert time.monotonic() < end
@@ -196,7 +196,7 @@ def test_the_control_file_follows_the_one_rule_of_requests(tmp_path: Path) -> No
         channel = ControlFileChannel(reader, lambda: True, lambda told: None)
         found = []
         for mode, nonce in ((HOLD, "a"), (RELEASE, "b"), (RELEASE, "a"), (HOLD, "a"), (HALT, "c"), (RELEASE, "c")):
-            answer = channel.post(HaltCommand(run="mine-1", mode=mode, deadline_s=5.0), nonce=nonce)
+            answer = channel.post(HaltCommand(run="mine-1", mode=mode, deadline_s=60.0), nonce=nonce)
             assert answer is not None
             ack = await answer
             found.append((ack.ok, ack.code))
@@ -211,7 +211,7 @@ def test_the_control_file_follows_the_one_rule_of_requests(tmp_path: Path) -> No
         reader = FolderReader(LocalShell(), str(tmp_path))
         channel = ControlFileChannel(reader, lambda: True, told.append)
         (tmp_path / ".HALT").unlink()
-        answer = channel.post(HaltCommand(run="", mode=HALT, deadline_s=5.0), nonce="d")
+        answer = channel.post(HaltCommand(run="", mode=HALT, deadline_s=60.0), nonce="d")
         assert answer is not None
         assert (await answer).ok
         reader.run = "mine-1"

@@ -36,7 +36,7 @@ def _pump(source: socket.socket, sink: socket.socket, kept: bytearray) -> None:
 
 
 def _serve(tap: RelayTap, one: socket.socket, at: tuple[str, int]) -> None:
-    with one, contextlib.suppress(OSError), socket.create_connection(at, timeout=30) as other:
+    with one, contextlib.suppress(OSError), socket.create_connection(at, timeout=120) as other:
         sent, got = bytearray(), bytearray()
         tap.sent.append(sent)
         tap.got.append(got)
@@ -72,6 +72,6 @@ def tapped(url: str) -> Iterator[RelayTap]:
         finally:
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
-            accepting.join(30)
+            accepting.join(120)
             for thread in threads:
-                thread.join(30)
+                thread.join(120)

@@ -41,13 +41,13 @@ def relay_of(folder: Path, credentials: Sequence[Mapping[str, Any]], **more: Any
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert up.wait(30)
+    assert up.wait(120)
     try:
         yield url[0]
     finally:  # a thread that goes on would keep the whole test run from ending
         loop, stop = ending[0]
         loop.call_soon_threadsafe(stop)
-        thread.join(30)
+        thread.join(120)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from uvcc_engine.worker.relay_control import Orders, Roots
 async def _until(path: Path, wanted: Any) -> Snapshot:
     journal = Journal(path / processes.JOURNAL, readonly=True)
     try:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             while not wanted(s := read_all(journal)):
                 await asyncio.sleep(0.02)
         return s

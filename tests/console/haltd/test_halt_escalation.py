@@ -16,7 +16,8 @@ from uvcc_console.fleet import procs
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd.service import Service
 
-QUICK = Times(commit=0.3, hold=3.0, halt=3.0, term=1.0, kill=1.0, terminate=30.0)
+# honest pods halt within it on a busy machine; the lost one is given up on each rung
+QUICK = Times(commit=0.3, hold=10.0, halt=10.0, term=2.0, kill=2.0, terminate=120.0)
 ARMED = ["hold", "halt", "term", "kill", "terminate"]
 
 

@@ -32,7 +32,7 @@ def test_only_what_is_ours_counts_as_left(listed: str, word: str, said: str) -> 
 
 @pytest.fixture
 async def link(tmp_path: Path) -> AsyncIterator[PodLink]:
-    provider = LocalProvider(tmp_path, ttl_s=60.0)
+    provider = LocalProvider(tmp_path, ttl_s=3600.0)
     pod = await provider.wait_ready(await provider.create(PodRequest(f"gpu-test-{os.getpid()}", 0, 0)))
     made = PodLink("p0r0", pod.address, ssh_keys.operator_key(tmp_path))
     yield made

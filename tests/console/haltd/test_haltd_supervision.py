@@ -139,7 +139,7 @@ def pod_is(pod: str, state: str) -> ev.PodChanged:
 
 
 async def until(found: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not found():
             await asyncio.sleep(0.005)
 

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from uvcc_console.core import events as ev
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd.halter import Halter
@@ -165,10 +167,13 @@ async def test_words_about_another_run_or_nonce_do_not_count() -> None:
     assert {e.stage for e in scene.events if isinstance(e, ev.HaltAck)} == {"sent", "seen"}
 
 
-async def test_a_new_nonce_takes_over_without_weakening_and_both_hear_the_verdict() -> None:
+@pytest.mark.parametrize("drill", [True, False])
+async def test_a_new_nonce_takes_over_without_weakening_and_both_hear_the_verdict(drill: bool) -> None:
     scene = Scene()
     await scene.ask("halt", "one")
-    await scene.ask("hold", "two", drill=True)
+    await scene.ask("hold", "two", drill=drill)
+    told = [(e.nonce, e.mode, e.drill) for e in scene.events if isinstance(e, ev.HaltRequested)]
+    assert told == [("two", "halt", False)]
     assert [m["mode"] for m in scene.channels["p0r0"].sent] == ["halt", "halt"]
     scene.say("p0r0", "gone", nonce="one", step=4, checkpoint="ab")  # it obeyed the first one
     scene.say("p1r0", "gone", nonce="two", step=4, checkpoint="ab")
@@ -187,16 +192,101 @@ async def test_a_real_hold_replaces_a_drill() -> None:
     assert scene.channels["p0r0"].sent[-1]["nonce"] == "real"
 
 
+@pytest.mark.parametrize("drill", [True, False])
+async def test_what_joins_an_open_hold_neither_releases_it_nor_keeps_its_owner_waiting(drill: bool) -> None:
+    """A drill took an operator's hold over and released it: the halt that he had asked for never came."""
+    scene = Scene()
+    await scene.ask("hold", "one")
+    await scene.ask("hold", "two", drill=drill)
+    for pod in PODS:
+        scene.say(pod, "held", nonce="two", step=4)
+    await scene.at(3.0)
+    assert [m["mode"] for m in scene.channels["p0r0"].sent] == ["hold", "hold", "halt"]
+    for pod in PODS:
+        scene.say(pod, "gone", nonce="two", step=4, checkpoint="ab")
+    assert {(d.nonce, d.mode, d.verified, d.drill) for d in scene.dones()} == {
+        ("one", "halt", 2, False),
+        ("two", "halt", 2, False),
+    }
+    told = [(e.mode, e.drill) for e in scene.events if isinstance(e, ev.HaltRequested) and e.nonce == "two"]
+    assert told == ([("hold", False)] if drill else []) + [("halt", False)]
+
+
+async def test_whoever_held_first_may_still_release_what_another_held_as_well() -> None:
+    """His release found no hold of its nonce, and was a release of nothing: the pods stayed held."""
+    scene = Scene()
+    await scene.ask("hold", "one")
+    await scene.ask("hold", "two")
+    await scene.ask("release", "one")
+    assert [m["mode"] for m in scene.channels["p0r0"].sent] == ["hold", "hold", "release"]
+    for pod in PODS:
+        scene.say(pod, "released", nonce="two", step=4)
+    assert {(d.nonce, d.mode, d.verified) for d in scene.dones()} == {("one", "release", 2), ("two", "release", 2)}
+
+
 async def test_after_a_resume_nothing_of_the_old_halt_is_sent_again() -> None:
     scene = Scene()
     scene.channels["p1r0"].silent = True
     await scene.ask("halt")
     await scene.at(1.0)
+    assert len(scene.channels["p1r0"].sent) > 1  # unacknowledged, so it was repeated
+    scene.say("p0r0", "gone", step=4, checkpoint="ab")
+    await scene.at(10.0)
+    await scene.at(15.0)
+    assert [(d.verified, d.total) for d in scene.dones()] == [(1, 2)]
     before = len(scene.channels["p1r0"].sent)
-    assert before > 1  # unacknowledged, so it was repeated
-    scene.halter.forget()
+    scene.halter.renew("r.full", PODS)
     await scene.at(100.0)
     assert len(scene.channels["p1r0"].sent) == before
+
+
+@pytest.mark.parametrize("drill", [False, True])
+async def test_a_halt_without_a_verdict_holds_for_the_workers_that_are_started_under_it(drill: bool) -> None:
+    """It was forgotten: the run went on, and whoever had asked waited two minutes for nothing."""
+    scene = Scene()
+    await scene.ask("hold", drill=drill)
+    scene.halter.renew("r.full", PODS)
+    for pod in PODS:
+        scene.say(pod, "held", step=9)
+    assert [(e.mode, e.drill) for e in scene.events if isinstance(e, ev.HaltRequested)] == [("hold", drill)]
+    await scene.at(3.0)
+    stage = "released" if drill else "gone"
+    for pod in PODS:
+        scene.say(pod, stage, step=9, checkpoint="" if drill else "ab")
+    assert [m["mode"] for m in scene.channels["p0r0"].sent][-1] == ("release" if drill else "halt")
+    assert [(d.nonce, d.drill, d.verified) for d in scene.dones()] == [("n", drill, 2)]
+
+
+async def test_of_two_drills_both_hear_the_verdict() -> None:
+    """The first waited for two minutes, and then said that its ladder went on."""
+    scene = Scene()
+    await scene.ask("hold", "one", drill=True)
+    await scene.ask("hold", "two", drill=True)
+    for stage in ("held", "released"):
+        for pod in PODS:
+            scene.say(pod, stage, nonce="two", step=4)
+    assert {(d.nonce, d.verified, d.drill) for d in scene.dones()} == {("one", 2, True), ("two", 2, True)}
+
+
+async def test_whoever_drills_hears_of_the_halt_that_came_in_between() -> None:
+    scene = Scene()
+    await scene.ask("hold", "drill", drill=True)
+    await scene.ask("halt", "real")
+    for pod in PODS:
+        scene.say(pod, "gone", nonce="real", step=4, checkpoint="ab")
+    assert {(d.nonce, d.mode, d.drill) for d in scene.dones()} == {("drill", "halt", False), ("real", "halt", False)}
+
+
+async def test_whoever_released_hears_of_the_drill_that_came_in_between_as_a_release() -> None:
+    scene = Scene()
+    await scene.ask("hold", "held")
+    await scene.ask("release", "held")
+    await scene.ask("hold", "drill", drill=True)
+    for stage in ("held", "released"):
+        for pod in PODS:
+            scene.say(pod, stage, nonce="drill", step=4)
+    told = {(d.nonce, d.mode, d.drill, d.verified) for d in scene.dones()}
+    assert told == {("held", "release", False, 2), ("drill", "hold", True, 2)}
 
 
 async def test_a_refusal_is_told_and_no_worker_means_nothing_to_halt() -> None:

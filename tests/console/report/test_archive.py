@@ -59,7 +59,7 @@ def standalone(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``verify.py`` of the package, in an environment that holds nothing but the way to ssh-keygen."""
     command = [sys.executable, "-I", "verify.py", *words]
     env = {"PATH": os.environ["PATH"]}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False)
 
 
 def test_a_stranger_verifies_it_with_its_own_verifier(packed: tuple[Package, Path], opened: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_howto_is_followed_literally(packed: tuple[Package, Path], opened: P
     by_hand = re.search(r"with `jq` and OpenSSH alone:\n\n```text\n(.*?)```", text, re.DOTALL)
     assert by_hand is not None
     script = f"set -e -o pipefail; cd full; {by_hand[1]}"
-    shown = subprocess.run(["bash", "-c", script], cwd=opened, capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run(["bash", "-c", script], cwd=opened, capture_output=True, text=True, timeout=500, check=False)
     assert (shown.returncode, shown.stdout.count('Good "uvcc-')) == (0, 9), shown
 
 
@@ -201,6 +201,7 @@ def test_markup_from_anywhere_is_text(made_package: Path, tmp_path: Path) -> Non
     assert "&lt;script&gt;" in text
 
 
+@pytest.mark.ci(__file__)
 def test_a_zip_is_as_good(packed: tuple[Package, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     package = packed[0]
     out = tmp_path / "run.zip"

@@ -15,7 +15,10 @@ from uvcc_console.report.page import page
 from uvcc_console.report.record import RunRecord
 
 pytest.importorskip("matplotlib")
-pytestmark = pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not())
+pytestmark = [
+    pytest.mark.skipif(bool(browser.why_not()), reason=browser.why_not()),
+    pytest.mark.ci("tests/console/report/test_archive.py"),
+]
 SECTIONS = [
     "What was verified, and what was not",
     "Phase full: what was agreed",

@@ -96,7 +96,9 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize(
+    "lie", [pytest.param(value, marks=pytest.mark.ci(__file__) if n % 2 else ()) for n, value in enumerate(LIES)]
+)
 def test_an_entry_that_does_not_hold_is_refused_by_name_and_not_kept(lie: str, log: Log, folder: Path) -> None:
     log.lie = lie
     with pytest.raises(UvccError, match=LIES[lie]) as refused:
@@ -132,7 +134,7 @@ def test_a_log_that_begins_anew_between_the_two_is_said(log: Log, folder: Path) 
 @pytest.mark.parametrize(("skew", "word"), [(5000.0, "after"), (-5000.0, "before")])
 def test_a_log_that_dates_wrongly_is_refused(skew: float, word: str, log: Log, folder: Path) -> None:
     log.skew_s = skew
-    with pytest.raises(VerificationError, match=f"(4999|5000|5001) s {word} this machine's clock"):
+    with pytest.raises(VerificationError, match=f"(49..|50..) s {word} this machine's clock"):
         before(log, folder)
 
 
@@ -181,6 +183,7 @@ def test_entries_of_another_run_do_not_hold(log: Log, folder: Path, package: Pac
         verdict(log, folder)
 
 
+@pytest.mark.ci(__file__)
 def test_no_falsified_entry_is_accepted(log: Log, folder: Path) -> None:
     log.bodies += [b"%d" % n for n in range(9)]
     before(log, folder)

@@ -173,15 +173,18 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("what", HARD)
+@pytest.mark.parametrize(
+    "what", [pytest.param(value, marks=pytest.mark.ci(__file__) if n % 2 else ()) for n, value in enumerate(HARD)]
+)
 def test_no_line_makes_it_slow(what: str) -> None:
     def took(text: str) -> float:
         begin = time.process_time()
         found_in(list(lines_of(io.StringIO(text))))
         return time.process_time() - begin
 
-    longer = took(HARD[what] * 10)
-    assert longer < 20 * max(took(HARD[what]), 0.02)
+    # the least of three each: what else a machine does lengthens processor time, too, and never shortens it
+    longer, once = (min(took(text) for _ in range(3)) for text in (HARD[what] * 10, HARD[what]))
+    assert longer < 20 * max(once, 0.02)
     assert longer < 10  # a megabyte
 
 
@@ -201,7 +204,7 @@ def test_a_large_log_takes_bounded_memory_and_linear_time(tmp_path: Path) -> Non
         os.unlink(path)
         return time.process_time() - begin
 
-    small, large = took(2), took(8)
+    small, large = (min(took(times) for _ in range(3)) for times in (2, 8))
     assert large < 8 * small
     tracemalloc.start()
     took(4)

@@ -90,6 +90,7 @@ def test_an_address_is_one(url: str) -> None:
         check_url(url)
 
 
+@pytest.mark.ci("tests/console/report/test_public_log.py")
 def test_a_package_is_dated_and_says_when(
     service: Authority, package: Package, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,7 @@ gates: {loss_falls: false, halt_drill_s: 20}
 
 
 @pytest.mark.ci("tests/console/fleet/test_code_on_pods.py")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_it_goes_to_its_pod_and_comes_home(tmp_path: Path) -> None:
     code = tmp_path / "mine"
     (code / "lib").mkdir(parents=True)

@@ -23,6 +23,7 @@ from uvcc_console.plan import owndata, plan_rehearsal
 from uvcc_console.plan.plan import engine_job, make_plan
 from uvcc_console.plan.profile import load, parse
 from uvcc_console.plan.schema import PrivateJobSettings
+from uvcc_console.plan.step_forecast import apart, here
 from uvcc_console.rollout.stages.training.agree import check_job
 from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import ConfigError, UvccError
@@ -30,8 +31,11 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 LAYERS = "job.model=[{linear: 4}, relu, linear]"
 WORKERS = ["--workers", "--replicas", "--stages", "--tensor", "--microbatches", "--link"]
 TOOK = {"wall": 0.1, "low": 0.08, "high": 0.2, "early": 1.5, "party_cpu": 0.05, "all_cpu": 0.15, "cores": 2.0}
+TOOK |= {"replicas": 1, "workers": 3}
 REHEARSED = {"rounds": 20, "bytes": 1e5, "seconds": 0.1, "layers": [], "warnings": ["tight"], "most_frac_bits": 20}
 REHEARSED |= {"processes": TOOK}
+MOST = 8  # workers of a party that are rehearsed
+FLEET = {"rounds": 38.0, "bytes": 9e5, "pod_bytes": 15e4, "chain": 30.0}
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +45,15 @@ def rehearsals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def rehearse(args: Sequence[str], command: str) -> str:
         assert command == "rehearse"
-        assert [flag for flag in args if flag.startswith("--")][1:] == WORKERS
+        flags = [flag for flag in args if flag.startswith("--")][1:]
+        assert [flag for flag in flags if flag not in ("--apart", "--rows")] == WORKERS
         asked.append(Path(args[1]).read_text())
         if "1.23" in asked[-1]:
             raise ConfigError("with job.frac_bits 16 numbers overflow in the rehearsal: layer 0")
-        return json.dumps(REHEARSED)
+        workers, replicas = int(args[args.index("--workers") + 1]), int(args[args.index("--replicas") + 1])
+        took = TOOK | {"replicas": 1 if "--apart" in args else replicas, "workers": 3 * workers}
+        several = {"fleet": FLEET, "processes": took} if 1 < workers <= MOST else {}
+        return json.dumps(REHEARSED | several)
 
     monkeypatch.setattr(plan_rehearsal, "owners_program", rehearse)
     return asked
@@ -135,7 +143,8 @@ def test_a_rollout_of_ones_own_refuses_what_a_rehearsal_refuses_and_rehearses_a_
     assert main(["plan", "demo", "--set", cut[0], "--set", cut[1]]) == 0
     split = common.load_snapshot(create_run("demo", cut))
     assert split.foretold is not None
-    assert split.foretold.rounds == 0  # named as not foretold
+    assert (split.foretold.rounds, split.foretold.bytes) == (38, 9e5)
+    assert 0 < split.foretold.low < split.foretold.seconds < split.foretold.high
     damaged = next((paths.data_dir() / "rehearsals").iterdir())
     for file in damaged.parent.iterdir():
         file.write_text('{"rounds": "many"}')
@@ -155,9 +164,21 @@ def test_a_list_of_layers_needs_no_schema(tmp_path: Path) -> None:
     ("change", "setting", "what"),
     [
         (lambda t: t.replace("a,b,", "a,c,"), "", "patients.csv has no column 'b' .did you mean"),
-        (lambda t: t.replace("\n", "\nx,1,sick\n", 1), "", r"row 1 \(line 2\), column 'a' holds 'x'"),
-        (lambda t: t.replace("\n", "\n1,inf,sick\n", 1), "", r"column 'b' holds 'inf', which is not finite"),
-        (lambda t: t.replace("\n", "\n1,1,\n", 1), "", "column 'diagnosis' is empty"),
+        pytest.param(
+            lambda t: t.replace("\n", "\nx,1,sick\n", 1),
+            "",
+            r"row 1 \(line 2\), column 'a' holds 'x'",
+            marks=pytest.mark.ci(__file__),
+        ),
+        pytest.param(
+            lambda t: t.replace("\n", "\n1,inf,sick\n", 1),
+            "",
+            r"column 'b' holds 'inf', which is not finite",
+            marks=pytest.mark.ci(__file__),
+        ),
+        pytest.param(
+            lambda t: t.replace("\n", "\n1,1,\n", 1), "", "column 'diagnosis' is empty", marks=pytest.mark.ci(__file__)
+        ),
         (str, "job.model=[{linear: 4}, rellu, linear]", r"job.model\[1\]: unknown layer 'rellu' .did you mean 'relu'"),
         (str, "job.model=mlp-digits", "the data has 2 features and 2 classes, mlp-digits takes 64 and 10"),
         (str, "job.model=mlp-digit", "did you mean 'mlp-digits'"),
@@ -348,6 +369,18 @@ def test_epochs_are_passes_over_the_training_rows(sets: list[str], steps: int) -
     assert "epochs" not in engine_job(profile.job, profile.job.steps)
 
 
+def test_whoever_gives_epochs_needs_no_steps() -> None:
+    given = {"job": {"kind": "private", "epochs": 3, "batch": 100}, "fleet": {"provider": "local"}}
+    profile, _ = owndata.settle(parse(given), print)
+    assert isinstance(profile.job, PrivateJobSettings)
+    assert profile.job.steps == 44
+    for job in ({"kind": "private"}, {"kind": "private", "epochs": 0}, {"kind": "lm", "epochs": 3}):
+        with pytest.raises(ConfigError, match=r"job\.steps is missing|unknown key job\.epochs"):
+            parse({**given, "job": job})
+    with pytest.raises(ConfigError, match=r"job\.epochs is 'many' \(wants a whole number\)"):
+        parse({**given, "job": {"kind": "private", "epochs": "many"}})
+
+
 def test_the_key_is_called_schema_in_profiles_and_in_what_is_said_of_them(table: Path) -> None:
     _, profile = load("demo", [f"job.data={table}", "job.schema=x.yaml"])
     assert isinstance(profile.job, PrivateJobSettings)
@@ -382,6 +415,30 @@ def test_an_owner_opens_nothing_that_is_not_verified(settings: list[str]) -> Non
     assert not Path(run_dir.name).exists()
 
 
+def test_the_schema_of_a_text_in_few_words_names_no_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("the cat sat on the mat.\n" * 80)
+    assert main(["data", "infer", "mine.txt"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(" features")
+    assert first.startswith("mine.schema.yaml: ")
+
+
+def test_an_owner_is_given_the_tokenizer_that_lies_beside_the_schema(tmp_path: Path) -> None:
+    kept, out, other = tmp_path / "kept", tmp_path / "out", tmp_path / "other"
+    for folder in (kept, out, other):
+        folder.mkdir()
+    (kept / "preprocessing.yaml").write_text("text: {}\n")
+    owndata.give_fitted(kept / "preprocessing.yaml", other)
+    (kept / "own_tokenizer.json").write_text("{}")
+    owndata.give_fitted(kept / "preprocessing.yaml", out)
+    assert [p.name for p in other.iterdir()] == ["preprocessing.yaml"]
+    assert sorted(p.name for p in out.iterdir()) == ["own_tokenizer.json", "preprocessing.yaml"]
+    assert {p.stat().st_mode & 0o777 for p in out.iterdir()} == {0o600}
+
+
 def test_a_model_is_told_in_a_few_words() -> None:
     assert owndata.model_words("mlp-digits") == "mlp-digits"
     assert owndata.model_words([{"linear": 4}, "relu", "linear"]) == "linear relu linear"
@@ -407,3 +464,91 @@ def test_an_owner_is_told_how_many_rows_each_cluster_has(
     given = next(csv.DictReader(table.open()))
     assert first["cluster"] == "1"
     assert float(first["distance"]) == pytest.approx(np.hypot(float(given["a"]), float(given["b"])), rel=1e-4)
+
+
+def test_a_plan_says_what_several_workers_of_a_party_take(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*settings: str) -> str:
+        assert main(["plan", "demo", *(part for one in settings for part in ("--set", one))]) == 0
+        return capsys.readouterr().out
+
+    one = said()
+    assert "a step     20 rounds, 0.10 MB from each party, and 0.050 s of one processor for the party with most" in one
+    assert "as three processes took here now" in one
+    assert "layers, as one worker" not in one
+    cut = said("topology.stages=2", "topology.replicas=2")
+    assert "a step     38 rounds at the worker with most, 30 messages in the longest chain" in cut
+    assert ", 0.90 MB of all workers, and 0.050 s of computing for a party" in cut
+    assert "as 12 processes took here now" in cut
+    assert "layers, as one worker per party would compute them:" in cut
+    many = said("topology.stages=3", "topology.tensor=3")
+    assert "a step     20 rounds, 0.10 MB from each party, and 0.050 s of one processor for the party with" in many
+    assert "most to do, as one worker per party would take" in many
+    run = common.load_snapshot(create_run("demo", ["topology.stages=3", "topology.tensor=3"]))
+    assert run.foretold is not None
+    assert (run.foretold.rounds, run.foretold.bytes, run.foretold.high) == (0, 0, 0)  # named as not foretold
+    assert run.foretold.seconds > 0  # the times of halts follow from it
+
+
+def test_of_replicas_elsewhere_one_is_rehearsed_and_the_chain_of_messages_is_its_delay() -> None:
+    step = REHEARSED | {"fleet": FLEET, "processes": TOOK | {"replicas": 1, "workers": 6}}
+    found = apart(step, 0.02, 1e6)
+    assert found.network_s == pytest.approx(30 * 0.01 + 15e4 / 1e6)
+    assert found.seconds == pytest.approx(found.network_s + TOOK["party_cpu"])
+    two, three = (here(step | {"processes": TOOK | {"replicas": 2}}, replicas) for replicas in (2, 3))
+    assert two.seconds == pytest.approx(TOOK["wall"] / 0.95)
+    assert three.seconds == pytest.approx((TOOK["wall"] + TOOK["all_cpu"] / 2 / TOOK["cores"]) / 0.95)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What rehearsals are asked with from now on."""
+    told: list[list[str]] = []
+
+    def rehearse(args: Sequence[str], command: str) -> str:
+        told.append(list(args))
+        return json.dumps(REHEARSED)
+
+    monkeypatch.setattr(plan_rehearsal, "owners_program", rehearse)
+    return told
+
+
+def test_a_rehearsal_is_told_where_the_pods_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = recorded(monkeypatch)
+    assert main(["plan", "prime-smoke-r2"]) == 0
+    assert main(["plan", "local-smoke-r2"]) == 0
+    far, near = told
+    assert "--apart" in far
+    assert "--apart" not in near
+    assert far[far.index("--replicas") + 1] == "2"
+
+
+def test_a_rehearsal_of_trees_is_told_how_many_rows_they_answer(
+    table: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = recorded(monkeypatch)
+    create_run("demo", settings)
+    assert main(["data", "infer", str(table), "--bins", "4", "--force"]) == 0
+    create_run("demo", [*settings[:2], "job.model=[{trees: 5}]", "job.batch=10", "job.reveal=[loss, auc]"])
+    layers, trees = told
+    assert "--rows" not in layers
+    assert 30 < int(trees[trees.index("--rows") + 1]) < 50  # of 50 rows, those that are not held out
+
+
+@pytest.mark.ci(__file__)
+def test_a_table_with_decimal_commas_becomes_the_same_job_as_with_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(3)
+    rows = [f"{a:.3f};{b:.2f};{'Köln' if a > b else 'Bonn'}" for a, b in rng.normal(size=(60, 2))]
+    jobs = []
+    for name, first, lines in (("d", "sep=;\n", [row.replace(".", ",") for row in rows]), ("e", "", rows)):
+        table = tmp_path / f"{name}.csv"
+        table.write_text("\n".join([f"{first}Größe (m);b;Ort", *lines]), encoding="utf-8-sig")
+        made = settings_for(str(table))
+        assert ("numbers have decimal commas" in capsys.readouterr().err) == (name == "d")
+        jobs.append(job_of(create_run("demo", made)))
+        assert main(["data", "infer", str(table), "--bins", "4", "--force"]) == 0
+        assert "(2 bins)" in capsys.readouterr().out
+    assert {**jobs[0], "data": "", "data_schema": ""} == {**jobs[1], "data": "", "data_schema": ""}
+    table.write_text("a;b\n1,5;x\n2,5;y\n1.5;x\n")
+    assert main(["data", "infer", str(table), "--force"]) == 2
+    assert "row 3 (line 4), column 'a' holds '1.5'" in capsys.readouterr().err

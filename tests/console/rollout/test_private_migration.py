@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -18,9 +19,12 @@ from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
-from uvcc_console.rollout.stages.migration import private_migration
-from uvcc_console.rollout.stages.training import agree, phases
-from uvcc_engine.contract.errors import ConfigError, UnreachableError
+from uvcc_console.rollout.stages.fleet import preflight, replacing
+from uvcc_console.rollout.stages.links import relay
+from uvcc_console.rollout.stages.migration import private_migration, share_transfer
+from uvcc_console.rollout.stages.training import agree, silence
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, VerificationError
+from uvcc_engine.contract.job.migration import record_hash
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, PolicyParty
@@ -183,9 +187,8 @@ def test_the_journal_says_what_a_phase_goes_on_as(ctx: Rollout) -> None:
     folder.mkdir(parents=True)
     (folder / "policy.json").write_bytes(old.canonical)
     start = {"of": old.hash.hex(), "step": 10, "commit": HASH, "root": old.hash.hex(), "restored": [1]}
-    record = {"step": 10}
     made = private_migration.PhaseMigration(
-        "full", 2, "demo-1.full-2", phase.engine_run, old.hash.hex(), start, record, ("p0r0",), ("p1r0",)
+        "full", 2, "demo-1.full-2", phase.engine_run, old.hash.hex(), start, ("p0r0",), ("p1r0",)
     )
     ctx.say(made.event())
     assert private_migration.all_of(ctx) == [made]
@@ -198,6 +201,46 @@ def test_the_journal_says_what_a_phase_goes_on_as(ctx: Rollout) -> None:
         assert Policy.load(ctx.artifacts / "full-1" / "policy.json").hash == old.hash
     assert private_migration.migration_number(now) == 2
     assert ctx.plan.phases["smoke"].engine_run == "demo-1.smoke"
+
+
+async def test_the_pods_are_given_the_very_record_that_their_policy_starts_from(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the conductor that hands over knows of it by the journal alone, whose texts have no line breaks."""
+    phase = ctx.plan.phases["full"]
+    ctx.say(ev.PhaseStarted(phase="full", engine_run=phase.engine_run, steps=40, sid_job=""))
+    old = policy_of(phase.topology, 40)
+    (ctx.artifacts / "full").mkdir(parents=True)
+    (ctx.artifacts / "full" / "policy.json").write_bytes(old.canonical)
+    signed = [{"coord": f"p{p}r0s0t0", "signature": f"-----BEGIN SSH SIGNATURE-----\nAA{p}\n"} for p in range(3)]
+    record = {"step": 10, "sid_job": old.sid_job.hex(), "parties": signed}
+    survivors = [m for m in ctx.of_phase(phase) if m.name != "p1r0"]
+    done: list[str] = []
+
+    async def newest(*given: object) -> tuple[dict[str, Any], list[Member]]:
+        return record, survivors
+
+    async def noted(ctx: Rollout, *names: object) -> None:
+        done.append(str(names[0]) if names else "preflight")
+
+    monkeypatch.setattr(private_migration, "newest_commit", newest)
+    monkeypatch.setattr(private_migration, "_evidence", noted)
+    monkeypatch.setattr(private_migration, "_end_relays", noted)
+    monkeypatch.setattr(replacing, "replace_pod", noted)
+    monkeypatch.setattr(preflight, "preflight", noted)
+    monkeypatch.setattr(agree, "parties_of", lambda ctx, phase: old.parties)
+    assert "goes on from step 10" in await private_migration.go_on(ctx, ["p1r0"])
+    assert done[1:3] == ["p1r0", "preflight"]
+    made = private_migration.latest(ctx)["full"]
+    assert made.start["commit"] == record_hash(record)
+    kept = private_migration.handover_folder(ctx, made.engine_run)
+    share_transfer.check_kept(kept, made)
+    assert json.loads((kept / "COMMIT.json").read_text()) == record
+    (kept / "COMMIT.json").write_text(json.dumps(record | {"step": 11}))
+    with pytest.raises(
+        VerificationError, match=r"COMMIT\.json is not the COMMIT record that demo-1\.full-2 starts from"
+    ):
+        share_transfer.check_kept(kept, made)
 
 
 def test_what_cannot_go_on_is_refused_before_anything_is_rented(ctx: Rollout) -> None:
@@ -243,11 +286,21 @@ def test_workers_that_stop_unasked_are_trouble_once_the_rest_is_silent(ctx: Roll
         pod = c.partition("s")[0]
         ctx.say(ev.WorkerProcess(pod=pod, coord=c, state="started", pid=7))
         ctx.say(ev.HeartbeatRead(ts=100.0, pod=pod, coord=c, record={"step": 3}))
-    assert phases.deserted(ctx.bus.snapshot, phase, 1000.0) is None
+    assert silence.deserted(ctx.bus.snapshot, phase, 1000.0) is None
     ctx.say(ev.WorkerProcess(pod="p0r0", coord="p0r0s0t0", state="exited", pid=7, rc=0))
-    assert phases.deserted(ctx.bus.snapshot, phase, 110.0) is None  # its result may be on its way
-    found = phases.deserted(ctx.bus.snapshot, phase, 120.0)
+    assert silence.deserted(ctx.bus.snapshot, phase, 110.0) is None  # its result may be on its way
+    found = silence.deserted(ctx.bus.snapshot, phase, 120.0)
     assert found is not None
     assert found.what.startswith("p0r0s0t0 stopped before the last step")
     ctx.say(ev.HaltRequested(nonce="n", mode="halt", by="cli"))
-    assert phases.deserted(ctx.bus.snapshot, phase, 120.0) is None  # somebody asked, and the ladder has the word
+    assert silence.deserted(ctx.bus.snapshot, phase, 120.0) is None  # somebody asked, and the ladder has the word
+
+
+def test_the_credentials_of_a_replaced_pod_open_nothing_where_the_phase_goes_on(ctx: Rollout) -> None:
+    """They were kept by phase: a pod that came back could have read and deleted the mail of who took its place."""
+    phase = ctx.plan.phases["full"]
+    before = [relay.relay_tokens(ctx, phase, replica) for replica in range(2)]
+    assert [relay.relay_tokens(ctx, phase, replica) for replica in range(2)] == before  # a resume meets the same relay
+    after = [relay.relay_tokens(ctx, replace(phase, engine_run=f"{phase.engine_run}-2"), r) for r in range(2)]
+    every = [token for made in (*before, *after) for token in made]
+    assert len(set(every)) == len(every) == 12

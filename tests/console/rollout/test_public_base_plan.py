@@ -99,6 +99,7 @@ def test_the_head_may_be_new_for_the_datas_own_classes(tmp_path: Path) -> None:
         _job(path)
 
 
+@pytest.mark.ci(__file__)
 def test_without_data_a_base_says_the_shapes_only_where_owners_share_from_elsewhere(tmp_path: Path) -> None:
     _, profile = load(str(written(tmp_path, adapters={"rank": 2}, data="")))
     with pytest.raises(UvccError, match="the data has 64 features, 10 classes"):
@@ -120,7 +121,10 @@ def _job(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", ["infer", pytest.param("serve", marks=pytest.mark.ci(__file__))])
-@pytest.mark.parametrize(("adapters", "classes"), [({"rank": 2}, 3), ({"rank": 2, "head": "new"}, 4)])
+@pytest.mark.parametrize(
+    ("adapters", "classes"),
+    [({"rank": 2}, 3), pytest.param({"rank": 2, "head": "new"}, 4, marks=pytest.mark.ci(__file__))],
+)
 def test_a_tuned_model_is_asked_with_the_base_and_adapters_of_its_training(
     tmp_path: Path, task: str, adapters: dict[str, Any], classes: int
 ) -> None:

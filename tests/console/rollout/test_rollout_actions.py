@@ -60,7 +60,7 @@ class World:
         self.agent = Agent(["p0r0s0t0"])
         for member in members.values():
             member.agent = cast(Any, self.agent)
-        self.stages = StageRunner(self.bus, {}, frozenset(), 1.0)
+        self.stages = StageRunner(self.bus, {}, frozenset(), 1.0, deciding=True)
         self.desk = actions.ActionRunner(self.ctx, self.stages)
         self.bus.commit(
             ev.RunCreated(
@@ -81,14 +81,14 @@ class World:
         answers: list[ev.ActionDone] = []
         self.bus.listen(lambda e: answers.append(e) if isinstance(e, ev.ActionDone) else None)
         assert self.desk.take(ev.Intent(action=action, by="me", args=args))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not answers:
                 await asyncio.sleep(0.005)
         return answers[0]
 
 
 async def _until(happened: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not happened():
             await asyncio.sleep(0)
 
@@ -340,3 +340,48 @@ def test_a_smoke_too_short_to_count_between_steps_tells_bytes_since_its_start(tm
     world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
     assert forecast.volumes(world.bus.snapshot) == [1000.0]
     world.journal.close()
+
+
+async def test_pods_are_replaced_one_at_a_time(world: World) -> None:
+    """Two operators at 3 a.m., or one who is impatient: each would have rented a pod of that name."""
+    member = world.ctx.members["p0r0"]
+    member.replacing = True
+    done = await world.ask("replace", pod="p0r0")
+    assert not done.ok
+    assert "p0r0 is being replaced" in done.detail
+    member.replacing = False
+    written = {"step": 20, "sha256": "ab" * 32}
+    world.bus.commit(ev.EngineEvent(pod="p0r0", level="info", event="checkpoint_written", fields=written))
+    assert "holds the only checkpoints" in (await world.ask("replace", pod="p0r0")).detail
+    assert not member.replacing  # whatever came of it
+
+
+async def test_a_pod_out_of_reach_is_replaced_without_waiting_for_who_waits_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its relay gone the others' workers wait a quarter of an hour, and the replacing had given up by then."""
+    phase = world.ctx.plan.phases["full"]
+    ended: list[str] = []
+
+    async def unreachable(*_: object, **__: object) -> None:
+        raise UnreachableError("pod p0r0 did not acknowledge signal in 30 s")
+
+    async def stop(ctx: Any, stopped: Any) -> None:
+        ended.append(stopped.name)
+        world.bus.commit(ev.StageChanged(name="full", status="failed"))
+
+    async def go_on(ctx: Any, names: list[str]) -> str:
+        return f"{', '.join(names)} is another now"
+
+    monkeypatch.setattr(world.agent, "request", unreachable)
+    monkeypatch.setattr(actions.phases, "stop_workers", stop)
+    monkeypatch.setattr(actions.lm_migration, "check", lambda ctx, names: phase)
+    monkeypatch.setattr(actions.lm_migration, "rescue", unreachable_never)
+    monkeypatch.setattr(actions.lm_migration, "go_on", go_on)
+    done = await world.ask("replace", pod="p0r0")
+    assert (done.ok, done.detail) == (True, "p0r0 is another now")
+    assert ended == ["full"]
+
+
+async def unreachable_never(*_: object) -> None:
+    """What is rescued of a pod that has nothing more."""

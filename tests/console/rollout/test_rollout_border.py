@@ -135,7 +135,7 @@ def test_a_pods_workers_cannot_announce_a_succession(tmp_path: Path) -> None:
     class Ctx:
         run_dir = tmp_path
 
-    made = private_migration.PhaseMigration("../../x", 2, "r;id", "../..", SHA, {}, {}, ("p0r0",), ("p1r0",))
+    made = private_migration.PhaseMigration("../../x", 2, "r;id", "../..", SHA, {}, ("p0r0",), ("p1r0",))
     line = json.dumps({"event": "succession", "fields": dict(made.event().fields), "level": "warn", "ts": 1.0})
     message = Lines(run="r.full", src="events.jsonl", lines=[line], ino=1, off=1)
     journal = Journal(tmp_path / "journal.sqlite", source="test")
@@ -291,14 +291,15 @@ def link(archive: zipfile.ZipFile) -> None:
         lambda a: a.writestr("a\x1b[2J.py", "x"),
         lambda a: (a.writestr("a.py", "x"), a.writestr("A.py", "y")),
         link,
-        lambda a: a.writestr("bomb", bytes(600 << 20), zipfile.ZIP_DEFLATED),
+        lambda a: a.writestr("bomb", bytes(2 << 20), zipfile.ZIP_DEFLATED),
     ],
 )
 def test_a_wheel_unpacks_into_its_folder_or_not_at_all(
-    tmp_path: Path, fill: Callable[[zipfile.ZipFile], object]
+    tmp_path: Path, fill: Callable[[zipfile.ZipFile], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import hashlib
 
+    monkeypatch.setattr(unpack, "MOST_BYTES", 1 << 20)
     for name, act in (("good", lambda a: a.writestr("uvcc_engine/__init__.py", "")), ("bad", fill)):
         wheel = tmp_path / f"{name}.whl"
         with zipfile.ZipFile(wheel, "w") as archive:

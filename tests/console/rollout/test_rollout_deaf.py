@@ -30,7 +30,8 @@ gates: {{loss_falls: true, halt_drill_s: 20}}
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.ci("tests/console/rollout/test_readme_trainer.py")
+@pytest.mark.timeout(900)
 def test_a_trainer_that_does_not_look_fails_its_drill_by_name(tmp_path: Path) -> None:
     trainer, profile = tmp_path / "deaf.py", tmp_path / "deaf.yaml"
     trainer.write_text(TRAINER)

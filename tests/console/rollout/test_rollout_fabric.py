@@ -112,7 +112,9 @@ async def test_a_wall_before_a_sister_pod_stops_the_preflight(ctx: Rollout) -> N
     assert found.facts["p1r0"]["ports_open"] == "2/3"
 
 
-@pytest.mark.parametrize(("kind", "stops"), [("auto", False), ("direct", True), ("relay", False)])
+@pytest.mark.parametrize(
+    ("kind", "stops"), [("auto", False), ("direct", True), pytest.param("relay", False, marks=pytest.mark.ci(__file__))]
+)
 async def test_a_wall_between_parties_matters_only_where_they_talk_directly(
     ctx: Rollout, kind: str, stops: bool
 ) -> None:

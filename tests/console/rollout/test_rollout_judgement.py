@@ -15,8 +15,9 @@ from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import available, load
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.rollout.stages.fleet.findings import Requirements, find_problems
-from uvcc_console.rollout.stages.training.dying_words import last_line, last_words
-from uvcc_console.rollout.stages.training.phases import hang, trouble
+from uvcc_console.rollout.stages.training.dying_words import last_line, last_words, no_room
+from uvcc_console.rollout.stages.training.phases import trouble
+from uvcc_console.rollout.stages.training.silence import hang
 from uvcc_console.rollout.stages.verify.verification import measure
 
 COORDS = ["p0r0s0t0", "p1r0s0t0", "p2r0s0t0"]
@@ -164,6 +165,13 @@ def test_silence_is_a_hang_unless_the_run_is_held() -> None:
     assert hang(held, full_phase(), 50.0, 120.0, 500.0) is None
 
 
+def test_beats_of_before_the_clock_was_set_back_count_for_nothing() -> None:
+    """They seemed to be of the future: a run that hung was not told of for as long as the clock had been set back."""
+    s = running(ev.HeartbeatRead(ts=3700.0, pod="p0r0", coord=COORDS[0], record={"step": 3}))
+    assert hang(s, full_phase(), 100.0, 120.0, 210.0) is None
+    assert hang(s, full_phase(), 100.0, 120.0, 221.0) is not None
+
+
 def smoked(*, losses: tuple[float, ...] = (2.3, 2.1), hashes: int = 1, ok: bool = True, drill: float = 0.8) -> Snapshot:
     created = ev.RunCreated(
         run="r", profile_name="d", job_kind="private", replicas=1, pipeline_stages=1, tensor=1, stages=[]
@@ -282,6 +290,22 @@ def test_what_a_worker_noted_as_routine_is_not_told_as_the_reason_of_its_end() -
     assert told(noted) == ""
     assert told("Killed: out of memory", noted) == "Killed: out of memory"
     assert told(noted, noted.replace("INFO", "ERROR")) == noted.replace("INFO", "ERROR")
+
+
+def test_a_worker_that_found_no_room_for_its_last_words_is_told_by_its_pods_disk() -> None:
+    """Its log ended in mid-line, and what was told of its end was half a traceback."""
+
+    def told(free: float) -> tuple[str, str] | None:
+        pod = ev.PodChanged(pod="p1r0", party=1, replica=0, provider="local", state="agent")
+        disk = ev.PodTelemetry(pod="p1r0", cpu=0.0, mem_mib=0.0, disk_free_mib=free, gpus=[])
+        return no_room(running(pod, disk, exited(COORDS[1], 1)), COORDS[1])
+
+    assert told(600.0) is None
+    found = told(0.0)
+    assert found is not None
+    assert found[0] == "the disk of pod p1r0 is full"
+    assert "make room there" in found[1]
+    assert no_room(running(), COORDS[1]) is None
 
 
 SHIPPED = sorted(found.name for found in available())

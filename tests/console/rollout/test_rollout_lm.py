@@ -19,9 +19,9 @@ from demorun import PATIENT
 
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.machine.free_ports import ports
 
 STEPS = 160
 SETTINGS = (
@@ -74,7 +74,7 @@ class Operator:
         finally:
             journal.close()
 
-    def wait(self, what: str, condition: Callable[[Snapshot], Any], limit: float = 150.0) -> Snapshot:
+    def wait(self, what: str, condition: Callable[[Snapshot], Any], limit: float = 500.0) -> Snapshot:
         end = time.monotonic() + limit
         while time.monotonic() < end:
             s = self.snapshot() if (self.home / "data" / "runs").exists() else Snapshot()
@@ -85,7 +85,7 @@ class Operator:
         raise AssertionError(f"no {what} in {limit:.0f} s: {s.stage} {s.status} {s.detail}")
 
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2400)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
         yield me
     finally:
         if (home / "data" / "runs").exists() and not me.snapshot().ended:
-            me.start("teardown", me.run_dir.name).wait(60)
+            me.start("teardown", me.run_dir.name).wait(120)
         for process in me.started:
             if process.poll() is None:
                 process.kill()
@@ -122,7 +122,7 @@ def test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run(
     whole = _uninterrupted(tmp_path / "whole")
     sets = [x for setting in SETTINGS for x in ("--set", setting)]
     operator.start("rollout", "local-lm-smoke", "--headless", "--yes", "--quiet", *sets)
-    stop_at = random.Random(time.time_ns()).randrange(5, 50)  # any step must do
+    stop_at = random.Random(time.time_ns()).randrange(5, 30)  # any step must do
     operator.wait("step", lambda s: s.phase == "full" and s.step >= stop_at)
     run = operator.run_dir.name
     operator.run("halt", run, "--now")
@@ -132,11 +132,12 @@ def test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run(
     assert s.halt.verified == s.halt.total == 1
 
     operator.run("resume", run)
-    s = operator.wait("steps after the resume", lambda s: s.phase == "full" and s.step >= halted_at + 20)
+    # at once: what a busy machine shows of its workers is seconds behind them, and they may not be through by then
+    s = operator.wait("a step after the resume", lambda s: s.attempt == 1 and s.phase == "full" and s.step > halted_at)
     victim = s.workers["p0r1s0t0"]
     killed = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
-    s = operator.wait("named failure", lambda s: s.status == "failed", 60.0)  # not after one of the waits of minutes
+    s = operator.wait("named failure", lambda s: s.status == "failed", 150.0)  # not after one of the waits of minutes
     print(f"halted at step {halted_at}; the killed rank had its name after {time.monotonic() - killed:.1f} s")
     assert "p0r1s0t0" in s.detail
     assert "SIGKILL" in s.detail

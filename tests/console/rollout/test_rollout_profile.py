@@ -34,6 +34,10 @@ def refused(*settings: str) -> ConfigError:
         ("smoke.replica=1", "smoke.replica", "smoke.replicas"),
         ("gates.verifyer=ok", "gates.verifyer", "gates.verifier"),
         ("fleet.imge=x", "fleet.imge", "fleet.image"),
+        ("steps=3", "steps", "job.steps"),
+        ("batch=3", "batch", "job.batch"),
+        ("provider=local", "provider", "fleet.provider"),
+        ("ttl=1h", "ttl", "limits.ttl"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(setting: str, key: str, nearest: str) -> None:

@@ -11,7 +11,7 @@ from transparency_log import transparency_log
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import iter_events
 
-pytestmark = [pytest.mark.ci("tests/console/report/test_public_log.py"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci("tests/console/report/test_public_log.py"), pytest.mark.timeout(900)]
 
 
 def test_no_worker_starts_where_the_log_takes_up_something_else(tmp_path: Path) -> None:

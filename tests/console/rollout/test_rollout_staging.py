@@ -41,7 +41,7 @@ def test_later_pods_are_rented_after_the_gates_and_survive_their_conductor(uvcc:
     if dies_in != "provision-full":
         assert created(events[passed:]) == LATER
     os.kill(uvcc.json("status", run)["conductor"], signal.SIGKILL)
-    started.communicate(timeout=60)
+    started.communicate(timeout=500)
     done = uvcc.run("resume", run, "--wait", "--json")
     assert done.returncode == 0, done.stderr
     shown = uvcc.json("status", run)

@@ -109,7 +109,7 @@ async def test_each_side_task_that_dies_is_told_and_comes_back(
         member = ctx.members["p0r0"]
         member.agent = cast(Any, Silence())
         member.ingesting = ingest.start(ctx.beside, ctx.bus, member)
-        await ctx.bus.wait(lambda s: any(a.text.startswith(f"{name} failed") for a in s.alerts) or None, 20.0)
+        await ctx.bus.wait(lambda s: any(a.text.startswith(f"{name} failed") for a in s.alerts) or None, 120.0)
         while len(calls) < 2:
             await asyncio.sleep(0)
         seen.set()
@@ -118,7 +118,7 @@ async def test_each_side_task_that_dies_is_told_and_comes_back(
         return "done"
 
     monkeypatch.setattr(conductor, "acts_of", lambda _: {"quote": stage})
-    status = await asyncio.wait_for(conductor.conduct(ctx, ""), 60)
+    status = await asyncio.wait_for(conductor.conduct(ctx, ""), 120)
     events = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite")]
     (alert,) = [e for e in events if isinstance(e, ev.Alert) and e.name == "side_task"]
     assert (alert.level, alert.subject) == ("error", name)
@@ -144,20 +144,27 @@ async def test_the_operator_is_notified_without_a_console_and_by_nobody_else_bes
     monkeypatch.setattr(notify, "operators_program", lambda: told.append)
     monkeypatch.setattr(telling, "LOOK_EVERY_S", 0.01)
     console = SoleSender(ctx.run_dir, by_console.append)
+    looked, look = asyncio.Event(), notify.Notifier.look
+
+    def looking(notifier: notify.Notifier, *at: Any) -> None:
+        look(notifier, *at)
+        looked.set()
+
+    monkeypatch.setattr(notify.Notifier, "look", looking)
     made = {"profile_name": "demo", "profile": {}, "job_kind": "private", "stages": ["quote", "teardown"]}
     ctx.say(ev.RunCreated(run="demo-1", replicas=1, pipeline_stages=1, tensor=1, **made))
 
     async def stage(*_: object) -> str:
-        await asyncio.sleep(0.05)  # it has taken note of what there was
+        await looked.wait()  # it has taken note of what there was
         ctx.say(ev.Alert(level="warn", name="straggler", text="slow", subject="p1r0"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not told:
                 await asyncio.sleep(0.01)
         console(Note("warn", "p1r0: slow"))
         return "done"
 
     monkeypatch.setattr(conductor, "acts_of", lambda _: {"quote": stage})
-    assert await asyncio.wait_for(conductor.conduct(ctx, ""), 60) == "ok"
+    assert await asyncio.wait_for(conductor.conduct(ctx, ""), 120) == "ok"
     assert told[0] == "p1r0: slow"
     assert told[-1].startswith("demo-1: done")
     assert len(told) == 2

@@ -25,7 +25,7 @@ from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages.links import relay
 from uvcc_engine.contract.agent_protocol.agent_commands import RelayCommand
 
-PATIENCE_S = 60.0
+PATIENCE_S = 500.0
 
 
 @dataclass

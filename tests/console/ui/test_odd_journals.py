@@ -159,6 +159,7 @@ def test_every_fold_over_events_reads_it(run_dir: Path) -> None:
     live.close()
 
 
+@pytest.mark.ci("tests/console/report/test_figures.py")
 def test_reports_are_written_from_it(run_dir: Path) -> None:
     pytest.importorskip("matplotlib")
     from uvcc_console.report import metrics

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from textual.command import CommandPalette
+from textual.command import CommandList, CommandPalette
 from textual.widgets import Input
 from ui_desk import desk, typed
 from ui_journals import RUN, Story
@@ -99,7 +99,7 @@ async def test_ctrl_c_ends_nothing(folder: Path) -> None:
 # ---- panels, help, palette, command line
 
 
-@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
+@pytest.mark.parametrize("size", [pytest.param((160, 50), marks=pytest.mark.ci(__file__)), (80, 24)])
 async def test_each_number_shows_its_panel_alone_and_back(folder: Path, size: tuple[int, int]) -> None:
     async with desk(Story().full(5), folder, size) as d:
         for action in (a for a in ACTIONS.values() if a.group == "panels" and a.keys != "0"):
@@ -159,7 +159,9 @@ async def test_the_palette_runs_an_action(folder: Path) -> None:
     async with desk(Story().halted(), folder) as d:
         await d.press("ctrl+p")
         await d.press(*"resume")
-        await d.pilot.pause(0.3)
+        found = d.app.screen.query_one(CommandList)
+        while not found.option_count or "resume" not in str(found.get_option_at_index(0).prompt).lower():
+            await d.pilot.pause(0.02)
         await d.press("enter")
         await d.settle()
         assert [e.action for e in d.asked(ev.Intent)] == ["resume"]

@@ -224,7 +224,8 @@ async def see(d: OrderingApp, run: StruckRun, truth: Truth, found: Findings) -> 
     found.take(look, run.now)
 
 
-@pytest.mark.parametrize("seed", [9, pytest.param(11, marks=pytest.mark.ci(__file__))])
+@pytest.mark.ci("tests/console/ui/test_ui_truth.py")
+@pytest.mark.parametrize("seed", [9, 11])
 async def test_nothing_is_green_that_is_not_well_and_nothing_red_that_is(tmp_path: Path, seed: int) -> None:
     run = StruckRun(replicas=2, steps=10_000).begin(seed)
     truth, found = Truth(), Findings()

@@ -98,7 +98,16 @@ def test_a_log_chart_reads_as_people_count() -> None:
     assert list(labels.values()) == ["0.001", "0.01", "0.1", "1"]
 
 
-@pytest.mark.parametrize("size", [(60, 20), (80, 24), (160, 50), (200, 60)], ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize(
+    "size",
+    [
+        (60, 20),
+        pytest.param((80, 24), marks=pytest.mark.ci(__file__)),
+        pytest.param((160, 50), marks=pytest.mark.ci(__file__)),
+        (200, 60),
+    ],
+    ids=lambda s: f"{s[0]}x{s[1]}",
+)
 async def test_the_crosshair_reads_every_value_at_every_size_and_those_of_the_run_laid_over(
     folder: Path, size: tuple[int, int]
 ) -> None:

@@ -127,7 +127,7 @@ async def test_f9_with_the_palette_open(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["t", "question_mark", "ctrl+p"])
-@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((160, 50), marks=pytest.mark.ci(__file__))])
 async def test_a_dialog_stands_beside_the_halt(folder: Path, size: tuple[int, int], key: str) -> None:
     async with desk(Story().halted(), folder, size=size) as d:
         await d.press(key)

@@ -359,6 +359,14 @@ async def test_a_run_is_held_beside_the_one_under_the_cursor() -> None:
         assert " kB on this disk" in text_of(app)
 
 
+async def test_a_theme_that_is_not_there_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UVCC_THEME", "nosuch")
+    async with home() as (app, pilot):
+        await settle(app, pilot)
+        told = [note.message for note in app._notifications if "nosuch" in note.message]
+    assert told == ["there is no theme 'nosuch': :theme lists those that there are"]
+
+
 async def test_help_themes_and_what_a_read_only_start_screen_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     three_runs()
     app = HomeApp(now=lambda: T0 + 600, look_s=3600, utc=True, key_time=Keyboard(), keeps_layout=True)

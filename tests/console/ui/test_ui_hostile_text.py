@@ -88,7 +88,7 @@ def clean_screen(d: OrderingApp) -> str:
     "state",
     [
         "full",
-        "hanging",
+        pytest.param("hanging", marks=pytest.mark.ci(__file__)),
         *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in ("halted", "failed", "fork", "finished")),
     ],
 )

@@ -102,7 +102,7 @@ async def test_on_a_short_screen_the_log_is_pulled_as_well_and_a_result_has_its_
         assert log.styles.inline.height is None, "nothing stands in the way of a result"
 
 
-@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((160, 50), marks=pytest.mark.ci(__file__))])
 async def test_who_pulls_a_border_means_no_line_of_a_list(folder: Path, size: tuple[int, int]) -> None:
     async with desk(Story(replicas=2).full(20), folder, size=size) as d:
         log, fleet = d.app.main.query_one(LogView), d.app.main.query_one(FleetPanel)
@@ -119,7 +119,7 @@ async def test_who_pulls_a_border_means_no_line_of_a_list(folder: Path, size: tu
         assert d.app.screen is not d.app.main, "a click is one"
 
 
-@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((160, 50), marks=pytest.mark.ci(__file__))])
 async def test_a_click_on_a_key_of_the_last_line_does_as_the_key_and_none_halts(
     folder: Path, size: tuple[int, int]
 ) -> None:

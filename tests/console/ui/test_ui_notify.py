@@ -260,8 +260,8 @@ def test_a_notice_is_posted_as_ntfy_takes_it_and_a_failure_is_told() -> None:
         where = f"http://127.0.0.1:{server.server_port}"
         notices.post(f"{where}/topic", told.append)(Note("warn", "HALTED 3/3"))
         notices.post(f"{where}/wrong", lambda text: (told.append(text), failed.set())[0])(Note("error", "again"))  # type: ignore[func-returns-value]
-        assert failed.wait(60)
-        assert all(taken.acquire(timeout=60) for _ in range(2))
+        assert failed.wait(120)
+        assert all(taken.acquire(timeout=120) for _ in range(2))
     finally:
         server.shutdown()
         server.server_close()
@@ -274,9 +274,9 @@ def test_an_address_that_says_nothing_is_given_up_after_a_while_and_told(monkeyp
     told: queue.Queue[str] = queue.Queue()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         notices.post(f"http://127.0.0.1:{silent.getsockname()[1]}/x", told.put)(Note("warn", "HALTED"))
-        assert told.get(timeout=60) == "a notice did not reach 127.0.0.1: no answer within 0.2 s"
+        assert told.get(timeout=120) == "a notice did not reach 127.0.0.1: no answer within 0.2 s"
     notices.post("http://a b/", told.put)(Note("warn", "HALTED"))  # whatever the library thinks of it
-    assert "a notice did not reach" in told.get(timeout=60)
+    assert "a notice did not reach" in told.get(timeout=120)
 
 
 def test_what_a_pod_says_reaches_the_operators_program_as_plain_text() -> None:
@@ -288,12 +288,11 @@ def test_what_a_pod_says_reaches_the_operators_program_as_plain_text() -> None:
     assert got[0].encode()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("form", "tmux", "wanted"),
     [
         ("osc9", "", b"\x1b]9;p1r0: slow"),
-        ("osc777", "", b"\x1b]777;notify;uvcc;p1r0: slow"),
+        pytest.param("osc777", "", b"\x1b]777;notify;uvcc;p1r0: slow", marks=pytest.mark.ci(__file__)),
         ("osc9", "/tmp/tmux-0/default,1,0", b"\x1bPtmux;\x1b\x1b]9;p1r0: slow"),
     ],
 )
@@ -326,7 +325,7 @@ def test_a_notice_reaches_the_terminal_of_the_real_console(form: str, tmux: str,
 
 def _until(fd: int, wanted: bytes, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Read what a terminal shows until this was in it."""
-    got, end = b"", time.monotonic() + 90
+    got, end = b"", time.monotonic() + 300
     while wanted not in got:
         assert time.monotonic() < end, got[-500:]
         meanwhile()

@@ -50,7 +50,7 @@ def test_it_has_its_place_its_key_and_its_page(tmp_path: Path) -> None:
     where = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), str(Path(__file__).parents[3])])
     env = {**os.environ, "PYTHONPATH": where}
     command = [sys.executable, "-c", STORY, str(tmp_path / "run"), name, where_it_is]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.fullmatch(r"8 drawn for \S+ italic True\nwhat the pods draw panel_power\n", done.stdout), done.stdout
 

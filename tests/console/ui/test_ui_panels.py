@@ -300,12 +300,12 @@ def test_much_evidence_is_read_beside_the_screen(tmp_path: Path, monkeypatch: py
     first = looks.look(snap, story.now)
     assert result_of(snap, "full", first).words().endswith("its files are being read again")
     assert looks.reading is not None
-    looks.reading.result(30)
+    looks.reading.result(120)
     assert result_of(snap, "full", looks.look(snap, story.now)).verified
     (folder / "artifacts/full/proof_bundle.json").write_bytes(b"fulL")
     looks.look(snap, story.now + rechecks.EVERY_S)
     assert looks.reading is not None
-    looks.reading.result(30)
+    looks.reading.result(120)
     assert result_of(snap, "full", looks.look(snap, story.now + rechecks.EVERY_S)).mark == "changed"
     looks.close()
 

@@ -120,7 +120,10 @@ REAL: dict[str, dict[str, tuple[str, ...]]] = {
 """What the same keys show of a real run, at moments of it, the questions that narrow the view last."""
 
 
-@pytest.mark.parametrize("moment", REAL)
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(value, marks=pytest.mark.ci(__file__) if n % 3 != 1 else ()) for n, value in enumerate(REAL)],
+)
 async def test_the_answers_stand_on_the_screen_of_a_real_run(tmp_path: Path, moment: str) -> None:
     CutOff(recorded("private"), "result").write(tmp_path / "runs" / "another-run")
     async with seen("private", moment, tmp_path, SIZE) as d:

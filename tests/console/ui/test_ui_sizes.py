@@ -115,8 +115,12 @@ def test_of_192_workers_on_24_pods_each_is_told_apart_and_the_worst_is_named_at_
         assert f"slowest {slow}" in plain(heat[-1])
 
 
-@pytest.mark.parametrize("size", SIZES[:2], ids=lambda s: f"{s[0]}x{s[1]}")
-@pytest.mark.parametrize("end", ["finished", "halted", "failed"])
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(value, marks=pytest.mark.ci(__file__) if n % 2 else ()) for n, value in enumerate(SIZES[:2])],
+    ids=lambda s: f"{s[0]}x{s[1]}",
+)
+@pytest.mark.parametrize("end", ["finished", pytest.param("halted", marks=pytest.mark.ci(__file__)), "failed"])
 async def test_each_panel_s_page_has_the_room_that_an_ended_run_leaves(
     tmp_path: Path, end: str, size: tuple[int, int]
 ) -> None:

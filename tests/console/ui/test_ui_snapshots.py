@@ -123,7 +123,18 @@ def _paged(page: str) -> Story:
     return story.hanging() if page == "plane" else story
 
 
-@pytest.mark.parametrize("page", ["fleet", "charts", "log", "plane", "ledger", "rollout", "cost"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "fleet",
+        pytest.param("charts", marks=pytest.mark.ci(__file__)),
+        "log",
+        pytest.param("plane", marks=pytest.mark.ci(__file__)),
+        "ledger",
+        pytest.param("rollout", marks=pytest.mark.ci(__file__)),
+        "cost",
+    ],
+)
 def test_page_no_color(
     snap_compare: Compare, build: Callable[..., App[int]], monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:

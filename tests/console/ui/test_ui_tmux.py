@@ -22,7 +22,7 @@ from uvcc_console.core.journal import iter_events
 from uvcc_console.fleet.procs import identify
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 class Tmux:

@@ -351,6 +351,15 @@ def test_a_dead_sidecar_and_a_frozen_conductor_are_loud_with_what_follows(width:
     assert status_word(frozen)[1] == "alarm"
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_full_disk_here_is_loud_though_no_journal_can_tell_of_it(width: int) -> None:
+    view = view_of(Story().full(30), conductor=Lamp(words="the disk of /h/r is full (0.0 MiB free)"))
+    text = " ".join(plain(line) for line in bars.banner_lines(view, width))
+    assert "the disk of /h/r is full" in text
+    assert "make room there" in text
+    assert "full" not in " ".join(plain(line) for line in bars.banner_lines(view_of(Story().full(30)), width))
+
+
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_a_dead_agent_is_loud_with_whether_a_halt_comes_through_and_what_to_do(width: int) -> None:
     def loud(view: View) -> str:
@@ -428,6 +437,24 @@ def test_every_surface_counts_steps_alike(tmp_path: Path) -> None:
     assert "step 40/200" in head(view_of(story))
     assert "step 40 of 200" in status.text(s, tmp_path, story.now)
     assert "step 40/200" in ProgressLine().line(s)
+
+
+@pytest.mark.parametrize(("patience", "early"), [(2, True), (0, False)])
+def test_a_training_that_its_validation_ended_is_not_left_looking_unfinished(
+    tmp_path: Path, patience: int, early: bool
+) -> None:
+    """A served model ends before its last step, too, and nothing of validation is said of it."""
+    from uvcc_console.cli.view import status
+
+    story = Story().full(40)
+    first = next(i for i, e in enumerate(story.events) if isinstance(e, ev.RunCreated))
+    told = dict(story.events[first].profile)
+    told["job"] = {**told.get("job", {}), "patience": patience}
+    events = [replace(e, profile=told) if i == first else e for i, e in enumerate(story.events)]
+    s = fold(events)
+    assert "ended early" not in status.text(s, tmp_path, story.now)  # its workers still train
+    done = replace(s, workers={coord: replace(w, phase="done") for coord, w in s.workers.items()})
+    assert ("ended early by its validation" in status.text(done, tmp_path, story.now)) == early
 
 
 def test_how_long_it_takes_is_told_after_a_resume_too_and_the_pause_before_is_no_slow_step() -> None:

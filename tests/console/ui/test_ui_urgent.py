@@ -23,6 +23,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
+from uvcc_console.ui.halting import urgent as urgent_module
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.own_halt import OwnHaltRequest
 from uvcc_console.ui.halting.urgent import UrgentKeys
@@ -117,14 +118,15 @@ def test_an_esc_after_an_f9_that_has_not_left_cancels_it() -> None:
     assert "taken back" in app.words[0]
 
 
-def test_f9_at_the_end_of_a_paste_counts_and_esc_takes_it_back_before() -> None:
+def test_f9_at_the_end_of_a_paste_counts_and_esc_takes_it_back_before(monkeypatch: pytest.MonkeyPatch) -> None:
     app, urgent = made()
     for i in range(40):
         assert not urgent.key(key("x", 100.0 + i / 1000), always)
     assert urgent.key(key("f9", 100.041), always)
-    assert app.ordered.wait(5.0)
+    assert app.ordered.wait(120.0)
     assert app.modes == ["hold"]
     app, urgent = made()
+    monkeypatch.setattr(urgent_module, "TAIL_S", 600.0)  # the Esc comes before
     for i in range(40):
         urgent.key(key("x", 100.0 + i / 1000), always)
     urgent.key(key("f9", 100.041), always)
@@ -138,7 +140,7 @@ def test_f9_inside_a_paste_is_ignored_and_said() -> None:
     app.told = lambda text: (app.words.append(text), told.set())  # type: ignore[assignment,func-returns-value]
     for i in range(40):
         urgent.key(key("f9" if i == 20 else "x", 100.0 + i / 1000), always)
-    assert told.wait(5.0)
+    assert told.wait(120.0)
     assert not app.orders
     assert "pasted" in app.words[0]
 
@@ -283,7 +285,7 @@ def test_f9_and_esc_in_a_terminal_after_a_paste_and_during_a_storm_of_resizes() 
         code = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
         args = python("-c", code, "attach", "bench")
         with Terminal(args, {"UVCC_HOME": str(run_dir.parents[1])}) as terminal:
-            terminal.wait_for(b"Ledger", 60.0)
+            terminal.wait_for(b"Ledger", 120.0)
             journal = Journal(run_dir / "journal.sqlite", readonly=True)
             line = b"the quick brown fox jumps over the lazy dog, and over all of this text\r"
             with resizing(terminal):
@@ -293,12 +295,12 @@ def test_f9_and_esc_in_a_terminal_after_a_paste_and_during_a_storm_of_resizes() 
                     time.sleep(0.3)
                     begun = time.monotonic()
                     terminal.press(F9)
-                    held = _asked(journal, "hold", since, lambda begun=begun: time.monotonic() - begun > 5.0)  # type: ignore[misc]
+                    held = _asked(journal, "hold", since, lambda begun=begun: time.monotonic() - begun > 60.0)  # type: ignore[misc]
                     took = time.monotonic() - begun
                     assert held is not None, f"press {i}: nothing was held within {took:.1f} s"
                     print(f"F9 to the journal {1000 * took:.0f} ms")
                     terminal.press(ESCAPE)
-                    released = _asked(journal, "release", since, lambda begun=begun: time.monotonic() - begun > 8.0)  # type: ignore[misc]
+                    released = _asked(journal, "release", since, lambda begun=begun: time.monotonic() - begun > 60.0)  # type: ignore[misc]
                     assert released is not None
                     assert released.nonce == held.nonce
             journal.close()
@@ -311,10 +313,10 @@ def test_keys_that_are_typed_before_the_first_picture_are_acted_on() -> None:
         env = {"UVCC_HOME": str(run_dir.parents[1])}
         with Terminal(python("-c", code), env) as terminal:
             terminal.press(b"\r")  # opens the first run of the list, which is not there yet, nor has it the focus
-            terminal.wait_for(b"Ledger", 60.0)
+            terminal.wait_for(b"Ledger", 120.0)
         with Terminal(python("-c", code, "attach", "bench"), env) as terminal:
             terminal.press(F9)
             journal = Journal(run_dir / "journal.sqlite", readonly=True)
-            end = time.monotonic() + 60.0
+            end = time.monotonic() + 300.0
             assert _asked(journal, "hold", 0, lambda: time.monotonic() > end) is not None
             journal.close()

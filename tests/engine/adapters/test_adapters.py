@@ -110,6 +110,7 @@ def test_lightning_trains_halts_and_goes_on(tmp_path: Path) -> None:
     assert [int(r.partition(",")[0]) for r in rows] == list(range(1, STEPS + 1)), "each step once, before and after"
 
 
+@pytest.mark.ci(__file__)
 def test_transformers_trains_halts_and_goes_on(tmp_path: Path) -> None:
     import transformers
 

@@ -17,7 +17,7 @@ import pytest
 
 from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RUN, RANKS, STEPS = "mine", 2, 100_000
 COMMON = f"""
 import os, sys, time

@@ -12,10 +12,10 @@ import pytest
 
 from uvcc_engine.agent import fabric
 from uvcc_engine.agent.processes.child import ENTRIES
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.transcript.signing.identity import Identity
 
 SIZE = Topology(2)
@@ -36,7 +36,7 @@ def specs(folder: Path, **job: Any) -> dict[Coord, tuple[WorkerSpec, dict[str, s
             coord=str(c),
             topology=Topology(replicas=2),
             job={
-                "timeout_s": 20.0,
+                "timeout_s": 120.0,
                 "reduce_mib": 0.25,
                 "pair_mib": 0.25,
                 "peers": {str(p.party): who[p].public.to_json() for p in peers},

@@ -21,13 +21,14 @@ def test_hold_release_halt_with_evidence_and_resume(pod: Pod) -> None:
     with pod.console() as console, Console(pod.root) as other:
         launched(pod, console, two[0])
         launched(pod, console, two[1], run="r2")
-        assert console.ask(wire.HALT, run="r", mode="hold", nonce="h1", deadline_s=60)["ok"]
+        before = time.time()
+        assert console.ask(wire.HALT, run="r", mode="hold", nonce="h1", deadline_s=600)["ok"]
         assert console.halted("seen", "")["nonce"] == "h1"
         held = console.halted("held")
         assert held["step"] >= 0
         asked = read_halt(pod.run_dir(), "r")
         assert asked is not None
-        assert 50 < asked.deadline - time.time() <= 60
+        assert before + 600 <= asked.deadline <= time.time() + 600
         assert other.halted("held")["step"] == held["step"]
         console.ask(wire.HALT, run="r", mode="release", nonce="h1")
         assert console.halted("released")["step"] >= held["step"]
@@ -117,7 +118,7 @@ def test_a_renewed_lease_lets_the_run_go_on(pod: Pod) -> None:
     with pod.console() as console:
         launched(pod, console, pod.spec(argv=[*pod.spec()["argv"], "100", "0.01"]))
         for _ in range(1000):
-            assert console.ask(wire.LEASE, ttl_s=5.0)["ok"]
+            assert console.ask(wire.LEASE, ttl_s=120.0)["ok"]
             if any(m["op"] == wire.PROC and m["state"] == "exited" for m in console.seen):
                 break
         console.proc("p0r0s0t0", "exited")

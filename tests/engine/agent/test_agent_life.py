@@ -84,7 +84,7 @@ def test_stop_ends_every_process_and_leaves_no_socket(pod: Pod) -> None:
         ids = [pod.worker_id(c) for c in coords]
         console.ask(wire.WATCH, run="r")
         console.until(lambda m: m["op"] == wire.LINES and m["lines"] == ["deaf"])
-        stopped = console.ask(wire.STOP, grace_s=0.2)
+        stopped = console.ask(wire.STOP, grace_s=3.0)
         console.until_closed()
     assert (stopped["ok"], stopped["ended"], stopped["killed"]) == (True, 2, 1)
     assert pod.agents[-1].wait() == 0

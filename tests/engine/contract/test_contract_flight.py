@@ -56,5 +56,5 @@ def test_the_heartbeats_thread_answers_while_the_main_thread_waits(tmp_path: Pat
     flight.provide("sequence", lambda: answered.set() or [])
     with RunWriter.open(tmp_path, "r", 0, "p0r0s0t0") as writer, Ticker(writer, lambda: Waiting("p1"), period_s=0.01):
         flight.ask(tmp_path, "r", "n")
-        assert answered.wait(60), "the ticker did not look"
+        assert answered.wait(120), "the ticker did not look"
     assert json.loads((tmp_path / flight.name_of("p0r0s0t0")).read_text())["waiting_on"] == "p1"

@@ -283,3 +283,11 @@ def test_run_id_cannot_leave_its_directory() -> None:
     for bad in ("", "..", "a/b", "/x", "x" * 200):
         with pytest.raises(ConfigError, match="not a run id"):
             files.checked_run_id(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [("run-1", "run-1"), ("größe 3", "gr-e-3"), (".hidden", "hidden"), ("模型", "run"), ("x" * 200, "x" * 128)],
+)
+def test_a_folder_of_any_name_has_a_run_id(tmp_path: Path, name: str, run: str) -> None:
+    assert files.run_id_of(tmp_path / name) == files.checked_run_id(run)

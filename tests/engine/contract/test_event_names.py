@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import uvcc_engine
@@ -18,6 +19,7 @@ def literals(call: ast.Call) -> list[str]:
     return [t for t in texts if t.isidentifier() and t not in ("info", "warn", "error", "debug")][:1]
 
 
+@cache
 def written() -> dict[str, str]:
     found = {}
     for path in SOURCES:

@@ -56,7 +56,7 @@ def test_an_ended_child_is_told_and_its_group_can_still_be_ended(way: bool, monk
     assert not who.alive()
     assert len(group_members(child.pid)) == 1
     assert who.send_group(signal.SIGKILL)
-    child.wait(10)
+    child.wait(120)
     while group_members(child.pid):
         pass
     assert host.process(child.pid) is None

@@ -82,7 +82,12 @@ def test_elementwise_kernels_have_the_cpu_s_bits() -> None:
         z, left, right = on_gpu([a, b, c])
         pairs = [
             (CUDA.truncate_deal(z, left, right, *on_gpu([k, m, low]), s), PLAIN.truncate_deal(a, b, c, k, m, low, s)),
+            (
+                CUDA.truncate_deal_own(z, left, *on_gpu([torch.stack([k, m]), low, k]), s),
+                PLAIN.truncate_deal_own(a, b, torch.stack([k, m]), low, k, s),
+            ),
             (CUDA.truncate_open(z, left, right, *on_gpu([k, m]), s), PLAIN.truncate_open(a, b, c, k, m, s)),
+            (CUDA.truncate_open(z, left, *on_gpu([low, k, m]), s, s), PLAIN.truncate_open(a, b, low, k, m, s, s)),
             ((CUDA.truncate_close(z, *on_gpu([k, m]), s),), (PLAIN.truncate_close(a, k, m, s),)),
         ]
         for found, expected in pairs:

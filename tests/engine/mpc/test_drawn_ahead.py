@@ -121,7 +121,7 @@ def test_the_thread_ends_with_its_runtimes() -> None:
     assert thread.is_alive()
     del rt, ahead
     gc.collect()
-    thread.join(10.0)
+    thread.join(120.0)
     assert seen() is None
     assert not thread.is_alive()
 

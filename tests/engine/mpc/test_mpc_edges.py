@@ -26,11 +26,10 @@ DEALER = 2
 
 
 @pytest.mark.parametrize("shift", [1, 7, 20, 33, 45])
-@pytest.mark.parametrize("sparing", [False, True])
-def test_no_bit_above_the_shift_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, shift: int, sparing: bool) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_no_bit_above_the_shift_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, shift: int, own: bool) -> None:
     """A carry out of the parts' sum would be the mask's top bit, hence the sign of what is truncated."""
-    if sparing:
-        monkeypatch.setattr(truncation, "SPARING", 0)
+    monkeypatch.setattr(truncation, "OWN_FROM", 0 if own else 1 << 16)
     planes = LocalPlanes(5, keep=True)
     n = 400
 
@@ -54,6 +53,35 @@ def test_no_bit_above_the_shift_is_sent(run: Run, monkeypatch: pytest.MonkeyPatc
                 assert not bool(above.any())
                 seen += 1
     assert seen == 2
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("bare", [False, True])
+def test_every_bit_of_what_is_opened_is_hidden(
+    run: Run, monkeypatch: pytest.MonkeyPatch, own: bool, bare: bool
+) -> None:
+    """Of a truncated zero; ``bare``: planted, lower bits that the dealer does not cover show those of the value."""
+    kinds_of = type(LocalPlanes().runtimes[0].kernels)
+    opens, seen = kinds_of.truncate_open, []
+
+    def watched(*given: Any) -> tuple[Tensor, Tensor]:
+        found = opens(*given)
+        seen.append(found[0].clone())
+        return found
+
+    def uncovered(honest: Callable[..., Any], at: int) -> Callable[..., Any]:
+        return lambda *given: honest(*given[:at], torch.zeros_like(given[at]), *given[at + 1 :])
+
+    monkeypatch.setattr(kinds_of, "truncate_open", watched)
+    if bare:
+        monkeypatch.setattr(kinds_of, "truncate_deal", uncovered(kinds_of.truncate_deal, 6))
+        monkeypatch.setattr(kinds_of, "truncate_deal_own", uncovered(kinds_of.truncate_deal_own, 5))
+    monkeypatch.setattr(truncation, "OWN_FROM", 0 if own else 1 << 16)
+    run(lambda rt, zero: arithmetic.rescale_protocol(rt, zero, 3), torch.zeros(4096, dtype=torch.float64))
+    assert len(seen) == 2
+    ones = [int(((seen[0] >> bit) & 1).sum()) for bit in range(64)]
+    hidden = [abs(count - 2048) < 6 * 32 for count in ones]  # six standard deviations
+    assert hidden == [not bare or bit >= 13 for bit in range(64)]
 
 
 @pytest.mark.parametrize("f", [12, 16, 20])

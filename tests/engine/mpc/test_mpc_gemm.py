@@ -200,7 +200,7 @@ SEEN = gemm_rates.OthersWatch.others  # before the tests' own
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(gemm.VARIABLE, raising=False)
-    monkeypatch.setattr(gemm_rates, "folder", lambda: tmp_path)
+    monkeypatch.setattr(gemm_rates, "loops_folder", lambda: tmp_path)
     monkeypatch.setattr(gemm_rates.OthersWatch, "others", lambda self: 0.0)
     gemm.ranked.cache_clear()
     yield
@@ -384,7 +384,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(gemm_rates, "folder", lambda: tmp_path / "file" / "below")
+    monkeypatch.setattr(gemm_rates, "loops_folder", lambda: tmp_path / "file" / "below")
     monkeypatch.setattr(gemm_rates, "measure", lambda: {"torch": (1.0, 2.0)})
     with caplog.at_level(logging.INFO):
         assert gemm_rates.known(loops=True) == {"torch": (1.0, 2.0)}

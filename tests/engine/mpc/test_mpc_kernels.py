@@ -16,7 +16,7 @@ from torch import Tensor
 
 import uvcc_engine
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.machine.compiled import shared_loops
+from uvcc_engine.contract.machine.compiled import loops_folder, shared_loops
 from uvcc_engine.mpc.comparisons import selection
 from uvcc_engine.mpc.comparisons.boolean import QUICK, SPARING
 from uvcc_engine.mpc.comparisons.carry import tree
@@ -150,31 +150,31 @@ def test_what_can_only_be_read_is_taken_over_and_what_anybody_writes_is_not(
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.delenv("UVCC_LOOPS", raising=False)
     beside = Path(loops.__file__).parent / "__pycache__"
-    assert loops.folder() == beside == Path(shared_loops(Path(uvcc_engine.__file__).parent))
+    assert loops_folder() == beside == Path(shared_loops(Path(uvcc_engine.__file__).parent))
     loops.take_over()  # nothing is shared
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(own))
     monkeypatch.setenv("UVCC_LOOPS", str(shared))
-    assert loops.folder() == shared == mark().parent
+    assert loops_folder() == shared == mark().parent
     theirs, done = loops.code_folder(), mark()
     theirs.mkdir()
     (theirs / "jit.pack.nbc").write_bytes(b"machine code")
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.os.access", lambda *_: False)
-    assert loops.folder() == own
+    monkeypatch.setattr("uvcc_engine.contract.machine.compiled.os.access", lambda *_: False)
+    assert loops_folder() == own
     loops.take_over()  # not complete
     assert not own.exists()
     done.touch()
     shared.chmod(0o777)
     loops.take_over()  # anybody's
     assert not own.exists()
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.os.access", lambda *_: True)
-    assert loops.folder() == own
+    monkeypatch.setattr("uvcc_engine.contract.machine.compiled.os.access", lambda *_: True)
+    assert loops_folder() == own
     shared.chmod(0o755)
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.os.access", lambda *_: False)
+    monkeypatch.setattr("uvcc_engine.contract.machine.compiled.os.access", lambda *_: False)
     loops.take_over()
     assert (loops.code_folder() / "jit.pack.nbc").read_bytes() == b"machine code"
     assert loops.code_folder().parent == own
     monkeypatch.setenv("UVCC_LOOPS", str(tmp_path / "gone"))
-    assert loops.folder() == own
+    assert loops_folder() == own
     loops.take_over()
 
 
@@ -277,8 +277,15 @@ def test_truncation_kernels(n: int, s: int) -> None:
         CPU.truncate_deal(z, left, right, k, m, low, s), PLAIN.truncate_deal(z, left, right, k, m, low, s), strict=True
     ):
         assert torch.equal(mine, reference)
-    for mine, reference in zip(CPU.truncate_open(z, a, b, k, m, s), PLAIN.truncate_open(z, a, b, k, m, s), strict=True):
+    own = (z, left, torch.stack([k, m]), low, k, s)
+    for mine, reference in zip(CPU.truncate_deal_own(*own), PLAIN.truncate_deal_own(*own), strict=True):
         assert torch.equal(mine, reference)
+    into = torch.empty_like(z)
+    assert CPU.truncate_deal_own(*own, into)[1] is into
+    assert torch.equal(into, PLAIN.truncate_deal_own(*own)[1])
+    for given in ((z, a, b, k, m, s), (z, a, low, k, m, s, s)):
+        for mine, reference in zip(CPU.truncate_open(*given), PLAIN.truncate_open(*given), strict=True):
+            assert torch.equal(mine, reference)
     assert torch.equal(CPU.truncate_close(z, k, m, s), PLAIN.truncate_close(z, k, m, s))
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.comparisons import boolean, gated, maximum, selection
 from uvcc_engine.mpc.foundation import chunking
+from uvcc_engine.mpc.foundation.claim_ledger import MATMUL, ClaimLedger
+from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.functions import exponential, nonlinear
@@ -55,7 +57,7 @@ def test_matrix_product_with_folded_scale(run: Run, gen: torch.Generator) -> Non
 
 
 @pytest.mark.parametrize("dealer", [0, 1, 2])
-@pytest.mark.parametrize(("scale", "each"), [(1.0, 62), (2.0**-9, 68), (2.0**-20, 71)])
+@pytest.mark.parametrize(("scale", "each"), [(1.0, 56), (2.0**-9, 64), (2.0**-20, 68)])
 def test_a_product_and_the_choice_by_a_bit_take_the_product_s_rounds(
     run: Run, gen: torch.Generator, dealer: int, scale: float, each: int
 ) -> None:
@@ -308,8 +310,8 @@ def test_a_reduced_ring_of_another_size_is_refused(run: Run) -> None:
 
 
 @pytest.mark.parametrize("shift", [33, 40, 41, 50])
-def test_wide_shifts_travel_packed_and_sparing(run: Run, gen: torch.Generator, shift: int) -> None:
-    n = truncation.SPARING + 100
+def test_wide_shifts_travel_packed(run: Run, gen: torch.Generator, shift: int) -> None:
+    n = truncation.OWN_FROM + 100
     ring = torch.randint(-(2**62) + 1, 2**62, (n,), generator=gen)
 
     def build(rt: Runtime, zero: Share) -> MpcProtocol[Share]:
@@ -318,8 +320,8 @@ def test_wide_shifts_travel_packed_and_sparing(run: Run, gen: torch.Generator, s
 
     out = run(build, torch.zeros(n, dtype=torch.float64))
     assert set((out.rings[0] - (ring >> shift)).unique().tolist()) == {0, 1}
-    assert out.rounds == 3
-    assert out.bytes_total == (24 + 4 * -(-shift // 8)) * n
+    assert out.rounds == 2
+    assert out.bytes_total == (24 + 5 * -(-shift // 8)) * n
 
 
 def test_a_comparison_starts_from_a_product_that_is_being_truncated(run: Run, gen: torch.Generator) -> None:
@@ -328,6 +330,66 @@ def test_a_comparison_starts_from_a_product_that_is_being_truncated(run: Run, ge
     assert (out.values[0] - (x @ w).clamp(min=0)).abs().max() <= UNIT
     assert torch.equal(out.values[1], (x @ w >= 0).to(torch.float64))
     assert out.rounds == 4
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("rows", [40, 32])
+def test_for_few_rounds_the_three_share_what_one_dealer_would_send(
+    run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch, few: bool, rows: int
+) -> None:
+    """As many rounds and bytes as with one dealer; also where a part has rows of its own number (40 = 14 + 14 + 12)."""
+    x, w = fixed(normal(gen, rows, 30)), fixed(normal(gen, 30, 64))
+
+    def build(rt: Runtime, a: Share, b: Share) -> MpcProtocol[list[Share]]:
+        value, bit = yield from selection.matmul_relu_protocol(rt, a, b, dealer=1)
+        return [value, bit, (yield from arithmetic.matmul_protocol(rt, a, b, dealer=1))]
+
+    found = {}
+    for spread in (1 << 21, 1 << 10):
+        monkeypatch.setattr(chunking, "SPREAD", spread)
+        planes = LocalPlanes(few_rounds=few)
+        out = found[spread] = run(build, x, w, planes=planes)
+        assert (out.values[0] - (x @ w).clamp(min=0)).abs().max() <= UNIT
+        assert torch.equal(out.values[1], (x @ w >= 0).to(torch.float64))
+        assert (out.values[2] - x @ w).abs().max() <= UNIT
+        sent = sorted(rt.bytes_sent for rt in planes.runtimes)
+        assert (sent[-1] < 1.2 * sent[0]) == (few and spread < 1 << 21)
+    one, three = found.values()
+    assert (one.rounds, one.bytes_total) == (three.rounds, three.bytes_total)
+
+
+def test_what_is_compared_in_fewer_rounds_does_not_depend_on_how_it_is_shared_out(
+    run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More outputs than are compared wide stay so in three parts, each of which would be few enough."""
+    monkeypatch.setattr(selection, "WIDE_UP_TO", 1000)
+    x, w = fixed(normal(gen, 18, 5)), fixed(normal(gen, 5, 64))
+    rounds = []
+    for spread in (1 << 21, 1 << 10):
+        monkeypatch.setattr(chunking, "SPREAD", spread)
+        rounds.append(run(selection.matmul_relu_protocol, x, w).rounds)
+    assert rounds == [5, 5]
+
+
+def test_what_is_proved_is_dealt_by_one(run: Run, gen: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part would be a claim of its own."""
+    monkeypatch.setattr(chunking, "SPREAD", 1)
+    filed, file = [], ClaimLedger.file
+
+    def counting(ledger: ClaimLedger, notes: Any) -> Any:
+        filed.append(notes.form)
+        return file(ledger, notes)
+
+    monkeypatch.setattr(ClaimLedger, "file", counting)
+
+    def build(rt: Runtime, a: Share, b: Share) -> MpcProtocol[Share]:
+        rt.ledger = ClaimLedger()
+        found = yield from arithmetic.matmul_protocol(rt, a, b)
+        rt.ledger = None
+        return found
+
+    run(build, fixed(normal(gen, 40, 8)), fixed(normal(gen, 8, 64)))
+    assert filed == [MATMUL] * 3
 
 
 def test_long_vectors_flow_in_chunks_with_the_rounds_of_one(

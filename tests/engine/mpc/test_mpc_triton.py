@@ -41,9 +41,12 @@ def test_elementwise_kernels() -> None:
 def test_truncation_kernels(s: int) -> None:
     z, left, right, a, b = (random(1100, seed=i) for i in range(5))
     k, m, low = (random(1100, seed=i).to(wire_dtype(s)) for i in range(3))
+    own = (z, left, torch.stack([k, m]), low, k, s)
     pairs = [
         (CUDA.truncate_deal(z, left, right, k, m, low, s), PLAIN.truncate_deal(z, left, right, k, m, low, s)),
+        (CUDA.truncate_deal_own(*own), PLAIN.truncate_deal_own(*own)),
         (CUDA.truncate_open(z, a, b, k, m, s), PLAIN.truncate_open(z, a, b, k, m, s)),
+        (CUDA.truncate_open(z, a, low, k, m, s, s), PLAIN.truncate_open(z, a, low, k, m, s, s)),
         ((CUDA.truncate_close(z, k, m, s),), (PLAIN.truncate_close(z, k, m, s),)),
     ]
     for found, expected in pairs:

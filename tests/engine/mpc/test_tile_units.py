@@ -75,6 +75,7 @@ def test_other_systems_and_processors_are_not_asked(monkeypatch: pytest.MonkeyPa
 
 if HAS_TILES:  # what follows needs the units themselves
 
+    @pytest.mark.ci(__file__)
     def test_a_process_that_was_compiled_for_without_the_units_goes_another_way() -> None:
         """Numba's own variable, as an operator may have set it: the compiler would end the process."""
         code = """
@@ -96,6 +97,7 @@ print(tile_units.loops(), gemm.choose(64, 64, 64, forced="tiles"))
                 x, y = torch.full((33, 2 * tiles.BLOCK + 1), u), torch.full((2 * tiles.BLOCK + 1, 17), v)
                 assert torch.equal(gemm_paths.prepared("tiles", [y])([x]), x @ y)
 
+    @pytest.mark.ci(__file__)
     def test_forked_processes_use_them_too() -> None:
         """Workers are forked after the loops have been loaded."""
         code = """

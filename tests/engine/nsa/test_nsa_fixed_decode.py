@@ -44,7 +44,7 @@ def fixed_from(model: LanguageModel, prompt: Tensor, most: int = LENGTH) -> tupl
 @pytest.mark.parametrize(
     "nsa", [SMALL, ODD, NSAConfig(l=4, d=2, l_sel=4, n_sel=3, w=200)], ids=["small", "odd", "wide"]
 )
-@pytest.mark.parametrize("prompt", [1, 7, 41])
+@pytest.mark.parametrize("prompt", [1, pytest.param(7, marks=pytest.mark.ci(__file__)), 41])
 def test_it_gives_what_growing_caches_give(nsa: NSAConfig, prompt: int) -> None:
     model = model_of(nsa)
     tokens = torch.randint(0, 16, (2, prompt + LENGTH))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from nsa_kit import SMALL, edits_change_nothing_before, results, small_layer, starts_of
 
-from uvcc_engine.nsa import dispatch, kept, spans
+from uvcc_engine.nsa import dispatch, kept, loops, spans
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import route_of
 from uvcc_engine.nsa.visibility import Layout
@@ -21,6 +21,7 @@ WIDE = NSAConfig(l=8, d=8, l_sel=16, n_sel=12, w=500)
 @pytest.fixture(autouse=True)
 def _one_thread_and_small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(loops, "found", lambda: None)
     monkeypatch.setattr(spans, "ROWS", 48)
     monkeypatch.setattr(spans, "SCORES", 1500)
     yield
@@ -28,14 +29,18 @@ def _one_thread_and_small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @pytest.mark.parametrize("nsa", [NARROW, WIDE], ids=["narrow window", "wide window"])
-@pytest.mark.parametrize("lengths", [(90,), (7,), (43, 9, 34), (5, 30, 60)])
+@pytest.mark.parametrize(
+    "lengths",
+    [(7,), (43, 9, 34), *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in ((90,), (5, 30, 60)))],
+    ids=str,
+)
 def test_outputs_and_gradients_are_the_oracles(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:
     """Rows of one document and of several, and one that is shorter than a block."""
     layer, rows = small_layer(nsa), 2
     x = torch.randn(rows, sum(lengths), 24, dtype=torch.float64, requires_grad=True)
     found = starts_of(*lengths)
     starts = None if found is None else found.expand(rows, -1)
-    assert dispatch.together(Layout(nsa, sum(lengths), CPU, starts), torch.float64)
+    assert dispatch.together(Layout(nsa, sum(lengths), CPU, starts), torch.float64, 2, (8, 4)) is kept
     for ours, theirs in zip(results("kept", layer, x, starts), results(None, layer, x, starts), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 

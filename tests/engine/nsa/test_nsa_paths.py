@@ -12,7 +12,7 @@ import torch
 from nsa_kit import SMALL, edits_change_nothing_before, results, small_layer, starts_of
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx, part_of_keys, products, spans
+from uvcc_engine.nsa import blocks, chunked, dispatch, flex, longctx, loops, part_of_keys, products, spans
 from uvcc_engine.nsa.config import NSAConfig
 from uvcc_engine.nsa.index import as_mask, invert, pool, pool_weights, top_blocks
 from uvcc_engine.nsa.visibility import Layout
@@ -78,7 +78,7 @@ def test_plain_arithmetic_and_torchs_fused_operations_agree(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("path", ["masked", "chunked", "flex"])
-@pytest.mark.parametrize("lengths", [(130,), (50, 80)])
+@pytest.mark.parametrize("lengths", [pytest.param((130,), marks=pytest.mark.ci(__file__)), (50, 80)])
 def test_editing_a_token_changes_nothing_before_it(path: str, lengths: tuple[int, ...]) -> None:
     dispatch.force(path)
     random = torch.randint(1, 130, (6,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -97,7 +97,7 @@ def test_the_path_for_long_rows_computes_in_bf16_too() -> None:
 
 
 @pytest.mark.parametrize("nsa", [SMALL, FLAT])
-@pytest.mark.parametrize("lengths", [(200,), (7,), (90, 9, 101)])
+@pytest.mark.parametrize("lengths", [pytest.param((200,), marks=pytest.mark.ci(__file__)), (7,), (90, 9, 101)])
 def test_flex_attention_computes_what_the_masked_path_does(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:
     """Forward only: torch has no backward of it on a CPU."""
     layer = small_layer(nsa).float()
@@ -157,6 +157,7 @@ def test_the_inverse_names_each_query_of_each_block_once_in_order() -> None:
 def test_the_route_follows_the_length_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(loops, "found", lambda: None)
     assert dispatch.route(Layout(NSAConfig(), 512, cpu, None), 12, 2).to_json() == {
         "cmp": "masked",
         "sel": "dense",
@@ -183,7 +184,8 @@ def test_the_production_trainings_come_to_the_kernels(name: str, monkeypatch: py
     assert dispatch.route(layout, cfg.model.n_heads, cfg.model.n_kv_groups) == dispatch.Route(*["triton"] * 3)
 
 
-def test_long_context_counts_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_context_counts_what_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "found", lambda: None)
     cfg, s = NSAConfig(l=8, d=4, l_sel=16, n_sel=3, w=12), 90
     zeros = torch.zeros(1, s, dtype=torch.int64)
     pos = torch.arange(s)

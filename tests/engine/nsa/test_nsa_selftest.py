@@ -9,6 +9,7 @@ from uvcc_engine.nsa import blocks, decode, selftest
 from uvcc_engine.nsa.visibility import forget
 
 
+@pytest.mark.ci(__file__)
 def test_all_quick_checks_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert selftest.main(["--device", "cpu"]) == 0
     assert capsys.readouterr().out.count("ok ") == len(selftest.QUICK)

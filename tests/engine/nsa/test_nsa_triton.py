@@ -73,6 +73,7 @@ def in_form(*, tma: bool, edges: bool) -> None:
         tiles.force(kernel, tiles.Tiles(rows=16, keys=16, tma=tma, edges=edges))
 
 
+@pytest.mark.ci(__file__)
 def test_descriptors_and_masks_of_edges_alone_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and gradients of packed documents, the last tiles cut short."""
     from triton.runtime.interpreter import InterpreterBuilder
@@ -144,7 +145,7 @@ def test_the_streaming_choice_is_the_sorted_one_ties_included() -> None:
     assert torch.equal(as_mask(found, layout.n_blocks), blocks.select_blocks(cfg, p, layout.positions, layout.starts))
 
 
-@pytest.mark.parametrize("prompt", [50, pytest.param(4, marks=pytest.mark.ci(__file__))])
+@pytest.mark.parametrize("prompt", [pytest.param(50, marks=pytest.mark.ci(__file__)), 4])
 def test_the_split_kernel_decodes_what_prefill_computes(prompt: int) -> None:
     torch.manual_seed(1)
     nsa = NSAConfig(l=8, d=4, l_sel=8, n_sel=4, w=10)

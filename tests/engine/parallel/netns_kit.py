@@ -35,7 +35,7 @@ class Machines:
     def __init__(self) -> None:
         self._holders = [subprocess.Popen(["unshare", "-n", "cat"], stdin=subprocess.PIPE) for _ in ADDRESSES]
         own = os.readlink("/proc/self/ns/net")
-        end = time.monotonic() + 20.0
+        end = time.monotonic() + 120.0
         for holder in self._holders:
             while os.readlink(f"/proc/{holder.pid}/ns/net") == own:
                 if holder.poll() is not None or time.monotonic() > end:
@@ -85,12 +85,12 @@ class Machines:
 
         thread = threading.Thread(target=record, daemon=True)
         thread.start()
-        assert listens.wait(20.0)
+        assert listens.wait(120.0)
         try:
             yield packets
         finally:
             over.set()
-            thread.join(30.0)
+            thread.join(120.0)
 
 
 @contextlib.contextmanager

@@ -18,9 +18,9 @@ import torch
 import torch.distributed  # imported before the fork, so that the ranks need not
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.mpc.kernels.preload import load_for_children
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.meeting import BACKEND_VARIABLE
@@ -50,7 +50,7 @@ def run_ranks(
     topology: Topology,
     body: Body,
     *,
-    timeout_s: float = 20.0,
+    timeout_s: float = 100.0,
     end_gracefully: bool = True,
     dies: int = -1,
     gives_up: Mapping[int, str] = MappingProxyType({}),
@@ -177,7 +177,7 @@ class SocketPlane:
 
     def recv(self, src: int, tag: Tag) -> memoryview:
         with self._arrived:
-            self._arrived.wait_for(lambda: (src, tag) in self._seen or (src, _END) in self._seen, 60.0)
+            self._arrived.wait_for(lambda: (src, tag) in self._seen or (src, _END) in self._seen, 120.0)
             if (src, tag) not in self._seen:
                 raise PeerLostError(f"party {src} never sent {tag}", party=src)
             return memoryview(self._seen.pop((src, tag)))
@@ -223,7 +223,7 @@ def run_fleet(topology: Topology, work: Work, device: str = "cpu") -> dict[Coord
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:
             os.environ["NCCL_HOSTID"] = str(coord)
-            _rank(coord, topology, masters[coord.party], _worker(work, coord, ends), writer, 30.0, True, device=device)
+            _rank(coord, topology, masters[coord.party], _worker(work, coord, ends), writer, 0.0, True, device=device)
         os.close(writer)
         pids.append((coord, pid, reader))
     for others in ends.values():

@@ -61,4 +61,4 @@ def members(count: int, body: Callable[[SealedGroup, int], Any]) -> list[Any]:
             network = PartyNetwork(keys, index, doors.enter_context(open_door(keys, index)), [HERE])
             groups.append(SealedGroup(store, index, count, timedelta(seconds=60), network))
         with ThreadPoolExecutor(count) as pool:
-            return [f.result(90) for f in [pool.submit(body, g, k) for k, g in enumerate(groups)]]
+            return [f.result(300) for f in [pool.submit(body, g, k) for k, g in enumerate(groups)]]

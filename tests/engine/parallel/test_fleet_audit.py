@@ -30,7 +30,9 @@ JOB = PrivateJob(
 """A rate so high that its second validation ends it."""
 
 
-@pytest.mark.parametrize("size", [Topology(2, 2, 1, 2), Topology(1, 1, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "size", [pytest.param(Topology(2, 2, 1, 2), marks=pytest.mark.ci(__file__)), Topology(1, 1, 2, 1)], ids=str
+)
 def test_a_run_on_every_kind_of_workers_is_as_the_program_computes_it(
     forker: Forker, tmp_path: Path, size: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ def test_a_rank_that_ends_is_named_by_the_collective_that_missed_it(sealed: bool
         groups.start_dp()
         return "went on without it"
 
-    found = run_ranks(Topology(2), body, timeout_s=3.0, end_gracefully=False, sealed=sealed)
+    found = run_ranks(Topology(2), body, timeout_s=15.0, end_gracefully=False, sealed=sealed)  # which it waits for
     assert isinstance(found[0], PeerLostError)
     assert "dp" in found[0].what
     assert found[1] is None

@@ -79,10 +79,11 @@ def same(ours: list[Ints], theirs: list[Ints]) -> bool:
     [
         ALONE,
         Topology(1, 1, 1, 2),
-        Topology(2, 2, 1, 2),
-        Topology(1, 1, 2, 1),
-        Topology(1, 1, 3, 1),
-        Topology(2, 1, 2, 1),
+        *(
+            pytest.param(size, marks=pytest.mark.ci(__file__))
+            for size in (Topology(2, 2, 1, 2), Topology(1, 1, 2, 1), Topology(2, 1, 2, 1))
+        ),
+        pytest.param(Topology(1, 1, 3, 1), marks=pytest.mark.ci(__file__)),
     ],
     ids=str,
 )
@@ -130,13 +131,20 @@ def variance_a_unit_off() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("size", "rules"), [(Topology(1, 1, 3, 1), each_rank_rounds), (ALONE, variance_a_unit_off)])
+@pytest.mark.parametrize(
+    ("size", "rules"),
+    [
+        pytest.param(Topology(1, 1, 3, 1), each_rank_rounds, marks=pytest.mark.ci(__file__)),
+        (ALONE, variance_a_unit_off),
+    ],
+)
 def test_a_rounding_or_a_unit_too_much_is_seen(
     size: Topology, rules: Callable[[], AbstractContextManager[None]]
 ) -> None:
     assert not same(rounded_down(size, rules), in_integers(1))
 
 
+@pytest.mark.ci(__file__)
 def test_a_convolutional_network_that_normalises_gives_the_same_bits_however_its_work_is_divided() -> None:
     model = model_to_json(model_of_module(ResNet(norm=True), (1, 8, 8), 3).model)
     rng = np.random.default_rng(4)

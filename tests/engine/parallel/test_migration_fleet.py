@@ -117,7 +117,7 @@ def test_a_successor_that_is_killed_resumes_to_the_same_end(forker: Forker, whol
     whole.hand_over(rough, AT, ALL)
     rough.launch()
     victim = Coord(0, 2, 0, 1)
-    until(lambda: rough.events(victim, "checkpoint_written"), 120, "the first checkpoint")
+    until(lambda: rough.events(victim, "checkpoint_written"), 500, "the first checkpoint")
     rough.end()
     rough.launch(resume=True)
     assert set(rough.wait().values()) == {0}, rough.logs()

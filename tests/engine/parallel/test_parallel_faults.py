@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from uvcc_engine.bench.launch.fleet import Fleet, Forker, ports, until
+from uvcc_engine.bench.launch.fleet import Fleet, Forker, until
 from uvcc_engine.bench.launch.plane_links import RelayProcess
 from uvcc_engine.contract.job.link_spec import RelayPlace
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.control import HOLD, RELEASE
 

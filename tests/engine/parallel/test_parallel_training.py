@@ -24,9 +24,9 @@ FIRST = Coord(0, 0, 0, 0)
     [
         (MLP, Topology(2)),
         (MLP, Topology(1, 2, 1, 4)),
-        (MLP, Topology(1, 1, 2, 2)),
-        (MLP, Topology(2, 2, 2, 2)),
-        (GPT, Topology(1, 1, 2, 2)),
+        pytest.param(MLP, Topology(1, 1, 2, 2), marks=pytest.mark.ci(__file__)),
+        pytest.param(MLP, Topology(2, 2, 2, 2), marks=pytest.mark.ci(__file__)),
+        pytest.param(GPT, Topology(1, 1, 2, 2), marks=pytest.mark.ci(__file__)),
         (GPT, Topology(1, 3, 1, 2)),
     ],
     ids=lambda value: value.model if isinstance(value, PrivateJob) else str(value)[9:-1],
@@ -42,7 +42,9 @@ def test_every_way_of_splitting_trains_the_same_model(job: PrivateJob, size: Top
     check_replicas(found)
 
 
-@pytest.mark.parametrize("size", [Topology(2), Topology(1, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "size", [Topology(2), pytest.param(Topology(1, 2, 2, 2), marks=pytest.mark.ci(__file__))], ids=str
+)
 def test_weights_of_classes_and_rows_count_the_same_however_the_work_is_split(size: Topology) -> None:
     """A row's smoothed target is split over tensor ranks and replicas as any other; what it counts lies in it."""
     weighted: dict[str, Any] = {"class_weights": (3.0, *[1.0] * 8, 0.5), "label_smoothing": 0.1, "row_weights": True}
@@ -57,7 +59,9 @@ def test_weights_of_classes_and_rows_count_the_same_however_the_work_is_split(si
     check_replicas(found)
 
 
-@pytest.mark.parametrize("size", [Topology(1, 2, 1, 2), Topology(2, 1, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "size", [pytest.param(Topology(1, 2, 1, 2), marks=pytest.mark.ci(__file__)), Topology(2, 1, 2, 1)], ids=str
+)
 def test_norms_are_cut_and_weights_decay_as_in_clear_however_the_work_is_split(size: Topology) -> None:
     """The norm is that of a weight's whole gradient, though every worker has a slice of it."""
     job = replace(MLP, steps=2, clip_norm=0.05, weight_decay=0.4)

@@ -43,10 +43,10 @@ def test_a_hold_and_a_halt_on_one_pod_stop_everybody_at_one_step(forker: Forker,
     fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
     fleet.launch()
     fleet.halt(HOLD, LAST)
-    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 120, "the hold")
+    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 500, "the hold")
     assert len({fleet.events(c, "held")[0]["step"] for c in fleet.coords}) == 1
     fleet.halt(RELEASE, LAST)
-    until(lambda: fleet.steps(FIRST) >= 2, 120, "going on")
+    until(lambda: fleet.steps(FIRST) >= 2, 500, "going on")
     fleet.halt(HALT, FIRST, "n2")
     assert set(fleet.wait().values()) == {0}, fleet.logs()
     ends = [fleet.exit(c) for c in fleet.coords]
@@ -65,7 +65,7 @@ def test_a_killed_worker_ends_all_and_a_resume_comes_to_the_same_end(
     fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE, env={"UVCC_GROUP_BACKEND": "sealed"})
     fleet.launch()
     victim = Coord(1, 1, 0, 0)
-    until(lambda: fleet.events(victim, "checkpoint_written"), 120, "the first checkpoint")
+    until(lambda: fleet.events(victim, "checkpoint_written"), 500, "the first checkpoint")
     os.kill(fleet.pids[victim], signal.SIGKILL)
     codes = fleet.wait()
     assert codes.pop(victim) == -signal.SIGKILL
@@ -87,7 +87,7 @@ def test_a_stopped_worker_delays_all_and_changes_nothing(forker: Forker, whole: 
     fleet.launch()
     victim = Coord(0, 2, 1, 0)
     fleet.halt(HOLD, LAST)
-    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 120, "the hold")  # nobody is done before
+    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 500, "the hold")  # nobody is done before
     os.kill(fleet.pids[victim], signal.SIGSTOP)
     fleet.halt(RELEASE, LAST)
     # of its two peers one waits for it by name; the other may wait for that one, and the rest of the fleet for them
@@ -95,7 +95,7 @@ def test_a_stopped_worker_delays_all_and_changes_nothing(forker: Forker, whole: 
     until(
         lambda: any(long_wait(fleet.waiting_on(c), "p2") for c in peers), 120, "a peer that names the one it waits for"
     )
-    until(lambda: long_wait(fleet.waiting_on(FIRST)), 120, "being told whom it waits for")
+    until(lambda: long_wait(fleet.waiting_on(FIRST)), 500, "being told whom it waits for")
     os.kill(fleet.pids[victim], signal.SIGCONT)
     assert set(fleet.wait().values()) == {0}, fleet.logs()
     same_end(fleet, whole)
@@ -109,9 +109,9 @@ def test_a_pod_with_anothers_keys_is_refused(forker: Forker, tmp_path: Path) -> 
     pod_identity(1, 0).store(home / "identity")
     fleet.launch()
     refused, sister = Coord(1, 1, 0, 0), Coord(0, 1, 1, 0)
-    until(lambda: (fleet.dir(refused) / "exit.json").exists(), 120, "the refusal")
+    until(lambda: (fleet.dir(refused) / "exit.json").exists(), 500, "the refusal")
     assert "another pod of P1" in fleet.exit(refused)["error"]
-    until(lambda: (fleet.dir(sister) / "exit_rank1.json").exists(), 120, "the end of a wait in vain")
+    until(lambda: (fleet.dir(sister) / "exit_rank1.json").exists(), 500, "the end of a wait in vain")
     said = fleet.exit(sister)
     assert said["status"] == "failed"
     assert "will not come to the meeting" in said["error"]

@@ -53,7 +53,9 @@ def moved(ended: Ended, job: PrivateJob, model: Any) -> bool:
     return all((ended[2][f"weight.{at}"] != ring).any() for at, ring in enumerate(rings))
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(
+    "word", [pytest.param(value, marks=pytest.mark.ci(__file__) if n % 2 != 1 else ()) for n, value in enumerate(WORDS)]
+)
 def test_two_steps_of_every_word_are_those_in_plain_integers(word: str) -> None:
     """Masks lift some truncations by a unit, and what follows differs by a few: measured, of these models."""
     model = table.model_of(word)
@@ -84,7 +86,10 @@ def lines_of(model: ModelSpec) -> Dataset:
     return Dataset(x[8:], y[8:], x[:8], y[:8], model.classes)
 
 
-@pytest.mark.parametrize("operation", table.modules())
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(value, marks=pytest.mark.ci(__file__) if n % 2 else ()) for n, value in enumerate(table.modules())],
+)
 def test_two_steps_of_every_operation_of_a_module_are_those_in_plain_integers(operation: str) -> None:
     model = model_of_operation(operation)
     job = job_of(model)

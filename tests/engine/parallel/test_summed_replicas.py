@@ -75,8 +75,17 @@ def alone(job: PrivateJob, data: Dataset, *, stream: str) -> tuple[list[Floats],
     return found, told[0][1], told[0][0]
 
 
-@pytest.mark.parametrize("classes", [1, 3, 0], ids=["a number", "three classes", "k-means"])
-@pytest.mark.parametrize(("replicas", "batch"), [(2, ROWS), (3, 36)], ids=["all rows", "three with some rows"])
+@pytest.mark.parametrize(
+    ("classes", "replicas", "batch"),
+    [
+        pytest.param(1, 2, ROWS, id="a number, all rows"),
+        pytest.param(0, 3, 36, id="k-means, three with some rows"),
+        pytest.param(3, 2, ROWS, id="three classes, all rows", marks=pytest.mark.ci(__file__)),
+        pytest.param(0, 2, ROWS, id="k-means, all rows", marks=pytest.mark.ci(__file__)),
+        pytest.param(1, 3, 36, id="a number, three with some rows", marks=pytest.mark.ci(__file__)),
+        pytest.param(3, 3, 36, id="three classes, three with some rows", marks=pytest.mark.ci(__file__)),
+    ],
+)
 def test_replicas_grow_the_bits_of_one_worker(
     classes: int, replicas: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +122,9 @@ def each_replica_rounds() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("rules", "same"), [(nullcontext, True), (each_replica_rounds, False)], ids=["as it is", "rounded apart"]
+    ("rules", "same"),
+    [pytest.param(nullcontext, True, marks=pytest.mark.ci(__file__)), (each_replica_rounds, False)],
+    ids=["as it is", "rounded apart"],
 )
 def test_a_sum_that_is_rounded_at_each_replica_is_seen(
     rules: Callable[[], AbstractContextManager[None]], same: bool, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +137,8 @@ def test_a_sum_that_is_rounded_at_each_replica_is_seen(
     assert np.array_equal(found[0], expected[0]) is same
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.ci("tests/engine/proofs/test_proved_replicas.py")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("classes", [1, 0], ids=["trees", "k-means"])
 def test_proved_replicas_find_the_model_that_one_proved_worker_finds(classes: int) -> None:
     """Each replica's sums are claims of its own and rounded by themselves: equal up to that."""

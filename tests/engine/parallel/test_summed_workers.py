@@ -28,7 +28,8 @@ def job_with(classes: int) -> PrivateJob:
     return job_for(classes, 2, 36, checkpoint_every=1, reveal=told)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.ci("tests/engine/parallel/test_parallel_worker.py")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("classes", [3, 0], ids=["trees of three classes", "k-means"])
 def test_a_killed_replica_ends_all_and_a_resume_comes_to_the_end_of_an_undisturbed_run(
     classes: int, forker: Forker, tmp_path: Path
@@ -38,8 +39,8 @@ def test_a_killed_replica_ends_all_and_a_resume_comes_to_the_end_of_an_undisturb
     fleet = Fleet(tmp_path / "fleet", forker, job, SIZE, data=data)
     fleet.launch()
     fleet.halt(HOLD, LAST)
-    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 120, "the hold")
-    until(lambda: fleet.events(VICTIM, "checkpoint_committed"), 120, "a checkpoint that all have")
+    until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 500, "the hold")
+    until(lambda: fleet.events(VICTIM, "checkpoint_committed"), 500, "a checkpoint that all have")
     os.kill(fleet.pids[VICTIM], signal.SIGKILL)
     codes = fleet.wait()
     assert codes.pop(VICTIM) == -signal.SIGKILL

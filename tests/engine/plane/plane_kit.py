@@ -20,8 +20,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.relay import config as relay_config
@@ -50,12 +50,16 @@ class Log:
         self.foreseen: list[tuple[int, Any, bytes]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.seen = threading.Event()
+        self.waits = 0
 
     def record(self, direction: int, peer: int, tag: Any, payload: Any) -> None:
         self.records.append((direction, peer, tag, bytes(payload)))
 
     def hash_ahead(self, peer: int, tag: Any, payload: memoryview) -> None:
         self.foreseen.append((peer, tuple(tag), bytes(payload)))
+
+    def catch_up(self) -> None:
+        self.waits += 1
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append((name, fields))
@@ -119,12 +123,12 @@ def relay_thread(folder: Path, **more: Any) -> Iterator[str]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(120)
     try:
         yield found["url"]
     finally:
         found["loop"].call_soon_threadsafe(found["stop"])
-        thread.join(15)
+        thread.join(120)
         assert stop.is_set()
 
 
@@ -175,7 +179,7 @@ def make_plane(
 def run_parties(*bodies: Callable[[], Any]) -> list[Any]:
     """Run one body per thread; returns their results, raises the first failure."""
     with ThreadPoolExecutor(len(bodies)) as pool:
-        return [f.result(60) for f in [pool.submit(b) for b in bodies]]
+        return [f.result(120) for f in [pool.submit(b) for b in bodies]]
 
 
 def read_json(path: Path) -> Any:

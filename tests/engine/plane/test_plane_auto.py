@@ -58,12 +58,12 @@ def test_direct_is_found_lost_and_replaced(tmp_path: Path, front: str) -> None:
             plane = make_plane(party, links[party], logs[party])
             others = [p for p in range(3) if p != party]
             op = ping_until(plane, 0, dict.fromkeys(others, "direct"))
-            cut.wait(20)
+            cut.wait(120)
             with plane._lock:
                 link = plane._link
                 assert isinstance(link, AutoLink)
                 link._direct.sever()
-            cut.wait(20)
+            cut.wait(120)
             op = ping_until(plane, op, dict.fromkeys(others, front))
             plane.close()
 

@@ -90,7 +90,7 @@ def test_thousands_of_strangers_cost_a_few_lines_and_no_signature(
     op = 0
     try:
         while flood.poll() is None or op < 20:
-            assert time.monotonic() - begun < 170
+            assert time.monotonic() - begun < 500
             if not one and rejections.total > connections // 40:
                 met = time.monotonic()
                 one.append(make_plane(1, link[1], logs[1]))
@@ -111,7 +111,7 @@ def test_thousands_of_strangers_cost_a_few_lines_and_no_signature(
             plane.close(graceful=False)
     assert counted["connections"] > 0.9 * connections
     assert op >= 20
-    assert met < 30  # also on a machine that is busy otherwise
+    assert met < 120  # also on a machine that is busy otherwise
     assert crowd <= lobby_module.ROOM
     assert files < lobby_module.ROOM + 100
     assert len(logs[0].events) + len(logs[1].events) <= 30, logs[0].events
@@ -269,7 +269,7 @@ def test_whoever_answers_at_a_peers_address_is_not_called_that_peer() -> None:
             sock, _ = impostor.accept()
             assert len(sock.recv(KNOCK_BYTES)) == KNOCK_BYTES
             sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4)
-            ending.wait(20)
+            ending.wait(120)
             sock.close()
 
         def dial() -> None:

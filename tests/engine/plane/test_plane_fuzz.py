@@ -7,6 +7,7 @@ them), so a million is a matter of a few runs. No input may take long, and memor
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import random
 import resource
 import struct
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ INPUTS = int(os.environ.get("UVCC_FUZZ_INPUTS", "2000"))
 SEED = int(os.environ.get("UVCC_FUZZ_SEED", "1"))
 SLOWEST_S = 10.0  # of processor time
 GROWTH = 96 << 20
-pytestmark = pytest.mark.timeout(180 + INPUTS // 10)
+pytestmark = [pytest.mark.timeout(INPUTS // 10)] if INPUTS > 6000 else []
 NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFF_FFFF, 0xFFFF_FFFF, (1 << 63) - 1, (1 << 64) - 1)
 ODD: tuple[Any, ...] = (
     None,
@@ -440,7 +442,7 @@ async def _attack_fronts(folder: Path) -> None:
                 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             await _feed(front, config, rng, framed)
             path, document = rng.choice(documents)
-            body = json_bytes(rng, [document]).replace(b'"wait_s": 1', b'"wait_s": 0').replace(b"e+308", b"")
+            body = json_bytes(rng, [document])
             status = await _post(app, gate, path, body)
             assert status in (200, 400, 403, 409, 413, 429), (n, SEED, path, body[:300], status)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
@@ -478,14 +480,40 @@ async def _post(app: RelayApp, gate: Gate, path: str, body: bytes) -> int:
     visitor = gate.arrive("127.0.0.1")
     scope = {"type": "http", "path": path, "method": "POST", "query_string": b"", "root_path": ""}
     headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await app({**scope, "headers": headers, "visitor": visitor, "http_version": "1.1"}, receive, send)
     visitor.left()
     return found[0]
 
 
-def test_both_fronts_of_a_relay_survive_everything(tmp_path: Path) -> None:
+def test_both_fronts_of_a_relay_survive_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_requests, "MAX_WAIT_S", 0.01)  # longer ones, and two seconds by default, are cut
     asyncio.run(_attack_fronts(tmp_path))
+
+
+async def _claim_and_leave(folder: Path, times: int) -> int:
+    """Bytes that lie there when clients have announced the largest frame, sent a little of it, and gone."""
+    config = settings(folder)
+    async with running_hub(config) as (hub, _):
+        front = RelayFront(hub, config, Gate(config, time.monotonic))
+        gc.disable()  # a connection that has ended is part of cycles, and nobody says when those are collected
+        tracemalloc.start()
+        try:
+            for _ in range(times):
+                connection = stream.StreamProtocol(front, config, set(), front.gate.arrive("127.0.0.1"))
+                connection.connection_made(Pipe())  # type: ignore[arg-type]
+                data = stream.hello(TOKEN) + stream.LENGTH.pack(config.max_body) + b"x"
+                connection.get_buffer(-1)[: len(data)] = data
+                connection.buffer_updated(len(data))
+                connection.connection_lost(None)
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+def test_a_connection_that_ends_in_the_middle_of_a_frame_leaves_nothing_of_it(tmp_path: Path) -> None:
+    assert asyncio.run(_claim_and_leave(tmp_path, 3)) < 1 << 20
 
 
 def test_documents_of_requests_raise_value_errors_only() -> None:

@@ -38,7 +38,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def exchange_all(folder: Path, url: str) -> list[Log]:
     """Three parties exchange known shares and check them."""
     logs = [Log() for _ in range(3)]
-    links = relay_links(folder, url)
+    links, all_have_all = relay_links(folder, url), threading.Barrier(3)
 
     def body(party: int) -> None:
         plane = make_plane(party, links[party] | {"close_s": 1.0}, logs[party])
@@ -52,6 +52,7 @@ def exchange_all(folder: Path, url: str) -> list[Log]:
             plane.send(p, Tag(1, 1, 0, 2), LARGE[party, p])
         for p in others:
             assert plane.recv(p, Tag(1, 1, 0, 2)) == LARGE[p, party]
+        all_have_all.wait(120)  # before anybody closes, and gives up soon what the relay withholds
         plane.close()
 
     run_parties(*(lambda p=p: body(p) for p in range(3)))
@@ -201,7 +202,7 @@ def test_strangers_on_a_direct_port_change_nothing() -> None:
             aad = fr.pack_header(fr.HELLO, 1, 0, fr.sid64(SID), 0, 0, 0, 0, len(body))
             s.sendall(b"GET /" * 40 if n % 2 else fr.finish(aad, body) + body)
         assert plane.recv(1, Tag(0, 0, 0, 1)) == b"real"
-        up.wait(20)
+        up.wait(120)
         plane.close()
         for s in strangers:
             s.close()
@@ -210,7 +211,7 @@ def test_strangers_on_a_direct_port_change_nothing() -> None:
         plane = make_plane(1, links[1], logs[1])
         plane.send(0, Tag(0, 0, 0, 1), b"real")
         plane.flush()
-        up.wait(20)
+        up.wait(120)
         plane.close()
 
     run_parties(zero, one)

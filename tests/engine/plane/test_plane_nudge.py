@@ -28,10 +28,10 @@ def test_a_nudge_lets_a_waiting_plane_ask_again_and_nothing_else_does() -> None:
     waiter = threading.Thread(target=plane.wait_any, args=([[(1, Tag(0, 1, 0, 1))]], other))
     waiter.start()
     assert isinstance(plane, Wakeable)
-    assert first.wait(30)
+    assert first.wait(120)
     ready.set()
     plane.wake()
-    waiter.join(30)
+    waiter.join(120)
     assert not waiter.is_alive()
     assert asked[-1]
     plane.close(graceful=False)

@@ -17,10 +17,11 @@ from typing import Any
 from warm_kit import WarmChild
 
 import uvcc_engine
-from uvcc_engine.bench.launch.fleet import CODE, ports
+from uvcc_engine.bench.launch.fleet import CODE
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 from uvcc_engine.data.sets import load_digits
 from uvcc_engine.sealing.inputs import PartyInputs, SharedInputs, open_inputs, share_dataset
@@ -42,6 +43,11 @@ def shared_digits(job: PrivateJob) -> SharedInputs:
 def opened_digits(job: PrivateJob) -> list[PartyInputs]:
     made = shared_digits(job)
     return [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
+
+
+SOON_LOST = {"first_contact_s": 150.0, "peer_timeout_s": 15.0, "refused_s": 1.0}
+"""For links of workers of which one is killed: its host refuses connections, or it is silent. No living worker does the
+one, nor on a busy machine the other."""
 
 
 def free_port() -> int:
@@ -102,7 +108,7 @@ class LoneZygote(Zygote):
     def close(self) -> None:
         assert self._own.stdin is not None
         self._own.stdin.close()
-        self._own.wait(60)
+        self._own.wait(120)
 
 
 class Fleet:
@@ -224,7 +230,8 @@ def relay_links(folder: Path, clients: int = 0) -> Iterator[list[dict[str, Any]]
     config.chmod(0o600)
     process = subprocess.Popen([sys.executable, "-m", "uvcc_engine.relay", "--config", str(config)])
     try:
-        ready = until(lambda: (folder / "ready.json").exists() and (folder / "ready.json").read_text(), 20, "the relay")
+        place = folder / "ready.json"
+        ready = until(lambda: place.exists() and place.read_text(), 500, "the relay")
         url = json.loads(ready)["url"]
         links = []
         for p, token in enumerate(tokens):
@@ -235,4 +242,4 @@ def relay_links(folder: Path, clients: int = 0) -> Iterator[list[dict[str, Any]]
         yield links
     finally:
         process.terminate()
-        process.wait(15)
+        process.wait(120)

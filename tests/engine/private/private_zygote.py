@@ -36,11 +36,11 @@ def child(request: dict[str, object]) -> None:
 
 
 def ended(pid: int) -> int:
-    """Exit code of a worker; one that does not end within a minute is killed."""
+    """Exit code of a worker; one that does not end within five minutes is killed."""
     ready = select.poll()
     handle = os.pidfd_open(pid)
     ready.register(handle, select.POLLIN)
-    if not ready.poll(60_000):
+    if not ready.poll(300_000):
         os.kill(pid, signal.SIGKILL)
     os.close(handle)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -89,6 +89,7 @@ def test_an_unknown_case_is_refused() -> None:
         epochs.main(["--case", "resnet"])
 
 
+@pytest.mark.ci(__file__)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_a_benchmark_that_is_ended_leaves_no_workers(tmp_path: Path, end: signal.Signals) -> None:
     """They would hold the processor, or the GPU, of whatever is measured next."""
@@ -96,10 +97,10 @@ def test_a_benchmark_that_is_ended_leaves_no_workers(tmp_path: Path, end: signal
     command = [sys.executable, "-m", "uvcc_engine.cli", "bench", "epochs", "--case", "logistic"]
     bench = subprocess.Popen(command, env=inside, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: len(_working_in(tmp_path)) == 3, 120, "the workers' beginning")
+        until(lambda: len(_working_in(tmp_path)) == 3, 500, "the workers' beginning")
         bench.send_signal(end)
-        bench.wait(60)
-        until(lambda: not _working_in(tmp_path), 60, "the workers' end")
+        bench.wait(120)
+        until(lambda: not _working_in(tmp_path), 500, "the workers' end")
     finally:
         bench.kill()
         for pid in _working_in(tmp_path):

@@ -18,6 +18,7 @@ from uvcc_engine.contract.errors import ConfigError
 torch.set_num_threads(1)
 
 
+@pytest.mark.ci(__file__)
 def test_a_case_is_measured_beside_its_clear_twin(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     assert tabular.main(["--case", "diabetes_linear", "--runs", "2", "--json"]) == 0
@@ -54,6 +55,7 @@ def test_made_up_cover_types_can_be_learned_but_for_what_is_noise() -> None:
     assert 0.015 < ways.min() <= ways.max() < 0.6
 
 
+@pytest.mark.ci(__file__)
 def test_a_vision_transformer_is_trained_on_shares_as_in_clear() -> None:
     pytest.importorskip("sklearn")
     case = replace(tabular.CASES["digits_vit"], epochs=1, batch=718)  # two steps

@@ -86,6 +86,7 @@ def test_categories_become_vectors_that_are_learned(tmp_path: Path, capsys: pyte
     assert sum(said["classes"].values()) == 160
 
 
+@pytest.mark.ci(__file__)
 def test_a_table_of_one_embedded_column_begins_with_its_table_and_a_module_is_fed_the_vectors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

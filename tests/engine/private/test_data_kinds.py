@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data import image_folder, text_windows
 from uvcc_engine.data import schema as schemas
@@ -25,11 +26,12 @@ from uvcc_engine.data.features import prepare, transform
 from uvcc_engine.data.fitting_pass import FittingPass
 from uvcc_engine.data.infer import infer
 from uvcc_engine.data.schema import Schema, SchemaColumn, load_schema, parse_schema
-from uvcc_engine.data.schema_text import schema_text
+from uvcc_engine.data.schema_text import schema_text, write_fitted
 from uvcc_engine.data.table_batches import table_batches
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.data.text_windows import infer_text, text_dataset
-from uvcc_engine.owner import own_data
+from uvcc_engine.model.definition.specs import find_model
+from uvcc_engine.owner import client, own_data
 from uvcc_engine.owner.rows import rows_of
 
 FIRST = date(2023, 12, 25)  # a Monday
@@ -245,6 +247,40 @@ def test_a_text_is_read_by_the_owners_tokenizer_whose_hash_the_policy_names(
         text_dataset(text, schema)
     with pytest.raises(ConfigError, match=r"words\.json has the hash .*, schema: text\.sha256 is"):
         parse_schema(_plain(schema_text(schema)))
+
+
+def test_what_an_owner_receives_of_a_text_can_be_moved(
+    own_tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On another machine there is neither the owner's folder nor the file that the schema was written with."""
+    schema, text, results = load_schema(own_tokens), own_tokens.with_name("mine.txt"), tmp_path / "results"
+    results.mkdir()
+    layers = '[{"embedding": 8}, {"attention": {"causal": true}}, "linear"]'
+    assert own_data.main(["plan", "--data", str(text), "--schema", str(own_tokens), "--model", layers]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    asked = {"model": planned["model"], "test_rows": planned["rows"]["test"], "tokenizer": planned["tokenizer"]}
+    job = PrivateJob.from_json({**asked, "batch": 4})
+    client.dataset_for(job, text, schema=own_tokens, fitted=results / owner_files.PREPROCESSING)
+    assert str(tmp_path) not in (results / owner_files.PREPROCESSING).read_text()
+    moved = results.rename(tmp_path / "elsewhere")
+    own_tokens.with_name("words.json").unlink()
+    there = load_schema(moved / owner_files.PREPROCESSING)
+    assert there.text is not None
+    assert schema.text is not None
+    assert (there.values, there.text.sha256) == (schema.values, schema.text.sha256)
+    assert Path(there.text.tokenizer) == moved / owner_files.TOKENIZER
+    assert {p.stat().st_mode & 0o777 for p in moved.iterdir()} == {0o600}
+    (moved / owner_files.MODEL).write_text(json.dumps(planned["model"]))
+    shapes = [spec.weight_shape for spec in find_model(job.model).weights]
+    np.savez(moved / owner_files.WEIGHTS, **{f"weight.{i}": np.zeros(shape) for i, shape in enumerate(shapes)})
+    assert own_data.main(["predict", "--model", str(moved), "--data", str(text)]) == 2
+    assert "a model of a text predicts letters, not columns" in capsys.readouterr().err  # as it is read, not the path
+    with pytest.raises(UnreadableError, match=r"cannot read .*words\.json"):
+        write_fitted(tmp_path / "again.yaml", schema)
+    own_tokens.with_name("words.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"words\.json has changed since the schema was read"):
+        write_fitted(tmp_path / "again.yaml", schema)
+    assert not (tmp_path / "again.yaml").exists()
 
 
 def test_a_tokenizer_that_is_none_is_refused_by_its_file(own_tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:

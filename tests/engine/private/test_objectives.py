@@ -126,7 +126,12 @@ def check(found: Any, wanted: Any, off: float = 1e-9) -> None:
         ("mse", TRUTH, ["loss", "rmse", "r2"]),
         ("huber", TRUTH + 8.0 * (np.arange(150) % 30 == 0), ["loss", "rmse"]),
         ("poisson", RNG.poisson(np.exp(0.4 * TRUTH)).astype(float), ["loss", "rmse"]),
-        ("binary", np.where(TRUTH > 0, "yes", "no"), ["loss", "accuracy", "auc", "confusion"]),
+        pytest.param(
+            "binary",
+            np.where(TRUTH > 0, "yes", "no"),
+            ["loss", "accuracy", "auc", "confusion"],
+            marks=pytest.mark.ci(__file__),
+        ),
     ],
 )
 def test_training_on_shares_is_that_in_clear(objective: str, y: Any, reveal: list[str]) -> None:

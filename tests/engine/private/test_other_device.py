@@ -131,7 +131,10 @@ SETTINGS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.ci(__file__) if name in ("adam", "audited") else ()) for name in SETTINGS],
+)
 def test_no_objective_optimizer_or_metric_mixes_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, settings = SETTINGS[name]
     outputs = layers[-1]["linear"]

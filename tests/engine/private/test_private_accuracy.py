@@ -20,6 +20,7 @@ def test_enlarged_digits_are_the_digits() -> None:
     assert (wide[:, :2] == x.min()).all()
 
 
+@pytest.mark.ci("tests/engine/private/test_private_training.py")
 def test_a_short_run_is_within_the_bar_and_a_worse_one_would_not_be() -> None:
     row = measure(PrivateJob(steps=16, batch=64, lr=0.2), load_digits(7))
     assert row.holds

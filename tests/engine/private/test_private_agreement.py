@@ -63,14 +63,14 @@ class Recorded(LocalPlane):
 
 def run_sessions(folder: Path, alter: Alter) -> list[RunOutcome | UvccError]:
     fleet = Fleet(folder, None, JOB, [{}, {}, {}])  # type: ignore[arg-type]  # no process is started
-    inputs, wire, done = opened_digits(JOB), Wire(wait_s=3.0), threading.Barrier(3, timeout=30)
+    inputs, wire, done = opened_digits(JOB), Wire(wait_s=150.0), threading.Barrier(3, timeout=120)
 
     def body(party: int) -> RunOutcome | UvccError:
         recorder = LateRecorder()
         plane = Recorded(wire, party, recorder, alter)
         coord = Coord(0, party, 0, 0)
         admitted = Admission(fleet.policy, PARTIES[party], JOB, find_model(JOB.model), inputs[party], coord)
-        table = StepConsensus(plane, fleet.run, wait_s=10.0)
+        table = StepConsensus(plane, fleet.run, wait_s=150.0)
         with RunWriter.open(fleet.dir(party), fleet.run, 0, str(coord)) as writer:
             groups = PartyGroups.open(RankAddress(coord, admitted.policy.topology), on_event=lambda name, fields: None)
             ranks = Ranks(groups)
@@ -82,6 +82,7 @@ def run_sessions(folder: Path, alter: Alter) -> list[RunOutcome | UvccError]:
                 return table.reason_of(error)
             except UvccError as error:
                 table.tell_stopped(error)
+                wire.abort()  # nobody waits for what it will not send
                 return error
             finally:
                 session.close()

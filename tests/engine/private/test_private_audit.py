@@ -65,6 +65,7 @@ def assert_form_is_the_programs(fleet: Fleet) -> None:
     assert len(epochs) == JOB.steps + 1
 
 
+@pytest.mark.ci("tests/engine/private/test_served_base.py")
 def test_an_honest_run_is_as_the_program_computes_it(
     zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,30 @@ def test_missing_and_extra_messages_are_found_unless_the_epoch_was_cut_short() -
     held[leaves[2].key] = gone
     extra = Leaf(0, 2, 0, 2, 9, 0, 0, 8, bytes(32))
     assert owners_audit.first_deviation(program, held | {extra.key: extra.pack()}, whole=True) == extra
+
+
+def _all_leaves(sent: list[Leaf]) -> list[list[bytes]]:
+    """By party, in order: what it records of these messages, each sent and received."""
+    both = [(leaf.src, leaf) for leaf in sent] + [(leaf.dst, leaf._replace(direction=1)) for leaf in sent]
+    both.sort(key=lambda one: (one[1].op, one[1].direction))
+    return [[leaf.pack() for party, leaf in both if party == p] for p in range(3)]
+
+
+def test_who_was_misled_is_not_named_for_what_it_said_afterwards() -> None:
+    """P1 records another message than it sends P2, and what P2 then sends P0 is not what the program sends either."""
+    honest = [Leaf(0, 2, 1, 2, 0, 0, 0, 8, bytes(32)), Leaf(0, 2, 2, 0, 1, 0, 0, 8, bytes(32))]
+    program = _all_leaves(honest)
+    misled = _all_leaves([leaf._replace(digest=bytes(31) + b"x") for leaf in honest])
+    held = [misled[0], program[1], misled[2]]
+    found = [({Leaf.unpack(r).key: r for r in records}, True) for records in held]
+    verdict = owners_audit.judge(2, program, found)
+    assert verdict is not None
+    assert verdict.parties == (1, 2)
+    coords = [Coord(0, p, 0, 0) for p in range(3)]
+    timed = {c: [(Leaf.unpack(r).op, r) for r in program[c.party]] for c in coords}
+    verdict = owners_audit.judge_fleet(2, timed, dict(zip(coords, found, strict=True)))
+    assert verdict is not None
+    assert verdict.parties == (1, 2)
 
 
 def test_seeds_are_for_one_owner_one_job_and_agree_at_both_ends(zygote: Zygote, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.owner import program_form
 from uvcc_engine.owner.audit import audit
 from uvcc_engine.owner.client import write_shared
+from uvcc_engine.proofs.audit_draws import audited
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file
@@ -200,6 +201,15 @@ def test_a_run_goes_on_with_the_audits_that_it_would_have_had(whole: Fleet, zygo
 def _drawn_in(fleet: Fleet) -> list[Verdict]:
     lines = (fleet.dir(0) / "transcript_p0r0s0t0" / "roots.jsonl").read_text().splitlines()
     return [Verdict.from_json(json.loads(line)["statement"]["proved"]) for line in lines]
+
+
+def test_a_worker_tells_how_many_audits_its_rounds_and_bytes_are_of(whole: Fleet) -> None:
+    drawn = [len(audited(v.drawn, JOB.audit_one_in)) for v in _drawn_in(whole)][1 : JOB.steps]
+    assert sum(drawn) > 0
+    for p in range(3):
+        told = json.loads((whole.dir(p) / "heartbeat_rank0.jsonl").read_text().splitlines()[-1])
+        assert told["step_audits"] == pytest.approx(sum(drawn) / len(drawn), abs=1e-6)
+        assert told["step_audited"] == pytest.approx(sum(k > 0 for k in drawn) / len(drawn), abs=1e-6)
 
 
 def test_another_attempt_draws_anew(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:

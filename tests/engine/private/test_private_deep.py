@@ -125,8 +125,18 @@ def train(job: PrivateJob, data: Dataset) -> tuple[list[float], int]:
 @pytest.mark.parametrize(
     ("job", "fall", "off"),
     [
-        (PrivateJob(model="gpt-tiny", steps=6, batch=16, lr=0.02, optimizer="adam", test_rows=10), 0.5, 0.03),
-        (PrivateJob(model="gpt-tiny", steps=3, batch=16, lr=0.1, frac_bits=20, test_rows=10), 0.05, 0.01),
+        pytest.param(
+            PrivateJob(model="gpt-tiny", steps=6, batch=16, lr=0.02, optimizer="adam", test_rows=10),
+            0.5,
+            0.03,
+            marks=pytest.mark.ci(__file__),
+        ),
+        pytest.param(
+            PrivateJob(model="gpt-tiny", steps=3, batch=16, lr=0.1, frac_bits=20, test_rows=10),
+            0.05,
+            0.01,
+            marks=pytest.mark.ci(__file__),
+        ),
         (PrivateJob(model="cnn-digits-norm", steps=5, batch=32, lr=0.2, test_rows=60), 0.3, 0.02),
     ],
     ids=["gpt-adam", "gpt-f20", "norm"],

@@ -44,7 +44,7 @@ def job_of(layers: object, vocabulary: int, positions: int) -> PrivateJob:
     return PrivateJob.from_json(json.loads(json.dumps(values)))
 
 
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("learned", [pytest.param(False, marks=pytest.mark.ci(__file__)), True])
 def test_letters_are_those_that_the_clear_model_would_write(learned: bool) -> None:
     first = [{"embedding": 8}, *LAYERS[1:]] if learned else LAYERS
     job = job_of(first, 5, 8)
@@ -89,6 +89,7 @@ def test_a_step_of_a_language_model_is_rehearsed_on_made_up_letters() -> None:
     assert found.warnings == ()
 
 
+@pytest.mark.ci(__file__)
 def test_one_command_writes_both_curves_and_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     poem = tmp_path / "poem.txt"
     poem.write_text(private_gpt.SHIPPED.read_text()[:3000])

@@ -234,7 +234,7 @@ def test_share_opens_the_results_of_a_run(tmp_path: Path, capsys: pytest.Capture
     ("name", "content", "words"),
     [
         ("a.npz", b"not a zip", "cannot read"),
-        ("a.csv", b"1,2,x\n3,4,y\n", "cannot read"),
+        ("a.csv", b"1,2,x\n3,4,y\n", r"cannot read.*without a schema each cell is a number; uvcc data infer writes"),
         ("a.csv", b"1\n2\n", "column"),
         ("a.csv", b"1,0.5\n2,1\n", "whole numbers"),
         ("a.pt", b"junk", "cannot read"),
@@ -245,6 +245,12 @@ def test_share_opens_the_results_of_a_run(tmp_path: Path, capsys: pytest.Capture
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UvccError, match=words):
+        read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["pictures", "a.xyz", "a.csv"])
+def test_a_file_that_is_not_there_is_told_as_such(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UvccError, match=r"cannot read .*No such file or directory"):
         read_rows(tmp_path / name)
 
 

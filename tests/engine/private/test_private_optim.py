@@ -43,8 +43,16 @@ MLP = PrivateJob(model="mlp-digits", steps=8, batch=32, test_rows=100)
 @pytest.mark.parametrize(
     "job",
     [
-        PrivateJob(model="logistic-digits", steps=12, batch=64, lr=0.02, optimizer="adam", test_rows=100),
-        PrivateJob(model="mlp-digits", steps=6, batch=32, lr=0.02, optimizer="adam", objective="mse", test_rows=100),
+        pytest.param(
+            PrivateJob(model="logistic-digits", steps=12, batch=64, lr=0.02, optimizer="adam", test_rows=100),
+            marks=pytest.mark.ci(__file__),
+        ),
+        pytest.param(
+            PrivateJob(
+                model="mlp-digits", steps=6, batch=32, lr=0.02, optimizer="adam", objective="mse", test_rows=100
+            ),
+            marks=pytest.mark.ci(__file__),
+        ),
         PrivateJob(model="mlp-digits", steps=6, batch=32, lr=0.1, objective="mse", test_rows=100),
         PrivateJob(model="mlp-digits", steps=6, batch=32, lr=0.2, frac_bits=22, test_rows=100),
         replace(MLP, lr=0.2, schedule="cosine", warmup=2, weight_decay=0.1, clip_norm=0.5),

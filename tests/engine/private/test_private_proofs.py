@@ -265,6 +265,7 @@ def test_a_withheld_proof_ends_within_the_limit_of_the_plane(lie: str, zygote: Z
     assert max(fleet.roots(0)) == 1
 
 
+@pytest.mark.ci(__file__)
 def test_a_run_goes_on_from_its_last_proved_checkpoint(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
     fleet = _fleet(tmp_path, zygote)
     _run(fleet, zygote, "dies_in_an_epoch")

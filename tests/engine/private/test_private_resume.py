@@ -28,9 +28,9 @@ def halted(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     """Stopped at step 4 or later, with checkpoints of step 2 and of where it stopped, at least."""
     fleet = Fleet(tmp_path_factory.mktemp("halted"), zygote, SMALL, direct_links())
     fleet.launch(halt=HOLD)
-    until(lambda: fleet.events(0, "held"), 60, "the hold")
+    until(lambda: fleet.events(0, "held"), 500, "the hold")
     halt(fleet, 2, RELEASE, "early")
-    until(lambda: len(fleet.roots(0)) >= 4, 60, "steps")
+    until(lambda: len(fleet.roots(0)) >= 4, 500, "steps")
     halt(fleet, 0, HALT, "stop")
     assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     return fleet
@@ -133,6 +133,7 @@ def test_a_checkpoint_that_was_never_completed_is_passed_over(fleet: Fleet) -> N
     assert not fleet.events(1, "checkpoint_refused")
 
 
+@pytest.mark.ci(__file__)
 def test_the_operator_may_decide_to_go_on_from_an_earlier_checkpoint(
     fleet: Fleet, zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -182,7 +182,7 @@ def test_a_run_that_is_held_and_halted_behind_a_silent_step_hears_its_verdicts_f
     fleets = [Fleet(tmp_path / name, zygote, job, direct_links(), shared) for name in ("whole", "halted")]
     assert _run(fleets[0], zygote) == [0, 0, 0], [fleets[0].exit(p) for p in range(3)]
     fleets[1].launch(halt=HOLD)
-    until(lambda: fleets[1].events(0, "held"), 60, "the hold")
+    until(lambda: fleets[1].events(0, "held"), 500, "the hold")
     halt(fleets[1], 0, HALT, "stop")
     assert fleets[1].wait() == [0, 0, 0], [fleets[1].exit(p) for p in range(3)]
     assert [fleets[1].exit(p)["status"] for p in range(3)] == ["halted"] * 3

@@ -57,7 +57,7 @@ def mailboxes() -> dict[tuple[int, int], queue.Queue[bytes]]:
 
 
 def tables(
-    run: str = "r", wait_s: float = 5.0, mail: dict[tuple[int, int], queue.Queue[bytes]] | None = None
+    run: str = "r", wait_s: float = 120.0, mail: dict[tuple[int, int], queue.Queue[bytes]] | None = None
 ) -> list[StepConsensus]:
     mail = mailboxes() if mail is None else mail
     return [StepConsensus(ControlOnly(p, mail), run, wait_s=wait_s) for p in range(3)]
@@ -103,7 +103,7 @@ def test_a_party_at_another_step_or_run_is_named() -> None:
     t = tables(mail=mail)
     got = together([lambda i=i: step(t[i], 5 if i < 2 else 6, Vote()) for i in range(3)])
     assert [e.party for e in got] == [2, 2, 0]
-    strangers = [StepConsensus(ControlOnly(p, mail), "other" if p == 1 else "r", wait_s=1.0) for p in range(3)]
+    strangers = [StepConsensus(ControlOnly(p, mail), "other" if p == 1 else "r", wait_s=120.0) for p in range(3)]
     for q in mail.values():
         while not q.empty():
             q.get()

@@ -180,6 +180,9 @@ def test_public_weights_cost_no_message_for_their_gradient(tmp_path: Path) -> No
     around = simulate.train(job_of(model, steps=2), data, model=model)
     whole = simulate.train(job_of(wide, base="", steps=2), data)
     assert around.bytes_sent < 0.35 * whole.bytes_sent
+    page = (Path(__file__).parents[3] / "docs" / "tutorials" / "public-base.md").read_text()
+    said = f"{around.bytes_sent / 1e6:.1f} MB in place of {whole.bytes_sent / 1e6:.1f} MB in two steps"
+    assert said in " ".join(page.split())
     secret = [w.size for w in around.weights]
     assert secret == [(64 + 256) * 4, 512 * 4, 257 * 10]
 
@@ -267,6 +270,7 @@ def fleet_of(folder: Path, zygote: Zygote, model: ModelSpec, data: Dataset) -> F
     return Fleet(folder, zygote, job, direct_links(), made)
 
 
+@pytest.mark.ci(__file__)
 def test_workers_train_around_a_base_and_the_owner_gets_adapters_and_model(tmp_path: Path, zygote: Zygote) -> None:
     (tmp_path / "at").mkdir()
     base = base_of(tmp_path / "at", mlp("m", 5, 6, 3))
@@ -386,6 +390,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     assert made_up(replace(model, public={})).public.keys() == {"weight.0", "weight.1"}
 
 
+@pytest.mark.ci(__file__)
 def test_a_base_of_a_text_learns(tmp_path: Path) -> None:
     model = gpt("g", 27, 8, 8, heads=2, blocks=1)
     text = load_text(7, 40, 8).train_y.reshape(-1)

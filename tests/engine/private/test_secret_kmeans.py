@@ -41,7 +41,7 @@ def heaps(rows: int = 90, columns: int = 3, heaps: int = 3) -> Floats:
         (12, {"steps": 3, "min_rows": 2}),
         (2, {"steps": 4, "batch": 20, "lr": 0.5, "schedule": "linear"}),
         (3, {"steps": 3, "standardise": True}),
-        (3, {"steps": 2, "verify": "products"}),
+        pytest.param(3, {"steps": 2, "verify": "products"}, marks=pytest.mark.ci(__file__)),
         (2, {"steps": 1, "verify": "proofs"}),
     ],
 )
@@ -63,6 +63,7 @@ def test_every_step_goes_where_the_twins_does(clusters: int, job: dict[str, Any]
         fit.predict_proba(heaps())
 
 
+@pytest.mark.ci(__file__)
 def test_it_finds_what_scikit_learn_finds_of_the_wines() -> None:
     sklearn_datasets = pytest.importorskip("sklearn.datasets")
     from sklearn.cluster import KMeans

@@ -52,14 +52,13 @@ def clearly(fit: simulate.SimulatedFit, x: Floats) -> list[int]:
     return outputs.argmax(1).tolist()
 
 
-@pytest.mark.parametrize(
-    "verify", ["off", *(pytest.param(mode, marks=pytest.mark.ci(__file__)) for mode in ("proofs", "covert"))]
-)
+@pytest.mark.ci("tests/engine/private/test_served_model.py")
+@pytest.mark.parametrize("verify", ["off", "proofs", "covert"])
 def test_what_was_tuned_is_served_around_its_public_base_through_a_halt(
     verify: str, tmp_path: Path, zygote: Zygote
 ) -> None:
     fit = tuned(tmp_path / "at")
-    given = {"task": "serve", "reveal": ["answers"], "clients": [ALICE.public.x25519], "idle": 3.0, "steps": 6}
+    given = {"task": "serve", "reveal": ["answers"], "clients": [ALICE.public.x25519], "idle": 10.0, "steps": 6}
     often = {"audit_one_in": 2} if verify == "covert" else {}
     job = job_of(fit.model, **given, **often, verify=verify, checkpoint_every=1)
     named = {f"weight.{i}": encode_fixed(f"weight.{i}", w, 16) for i, w in enumerate(fit.weights)}
@@ -84,15 +83,15 @@ def test_a_served_text_model_answers_at_every_place(tmp_path: Path, zygote: Zygo
     model = model_of_list([{"embedding": {"vocabulary": 4, "width": 6}}, "linear"], 12, 4, 3)
     tune = {"model": model_to_json(model), "steps": 6, "batch": 8, "test_rows": 5, "lr": 1.0, "reveal": ["loss"]}
     fit = simulate.train(PrivateJob.from_json(tune), Dataset(letters[5:], after[5:], letters[:5], after[:5], 4))
-    given = {"task": "serve", "reveal": ["answers"], "clients": [ALICE.public.x25519], "idle": 2.0, "steps": 4}
+    given = {"task": "serve", "reveal": ["answers"], "clients": [ALICE.public.x25519], "idle": 10.0, "steps": 4}
     job = PrivateJob.from_json({"model": model_to_json(model), "batch": 8} | given)
     named = {f"weight.{i}": encode_fixed(f"weight.{i}", w, 16) for i, w in enumerate(fit.weights)}
     made = share_tensors(named, 16, PUBLIC, OWNER, seed=1, purpose=Purpose.of(job, [OWNER.public.x25519]))
     with relay_links(tmp_path, clients=1) as links:
         fleet = Fleet(tmp_path / "fleet", zygote, job, links, made)
-        fleet.launch()
         client = Client(fleet, 0, ALICE, letters[:5], tmp_path)
-        client.join(90)
+        fleet.launch()
+        client.join(200)
         assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     told = [line.split(",") for line in client.out.read_text().splitlines()]
     assert told[0] == ["row", "answer 1", "answer 2", "answer 3"]

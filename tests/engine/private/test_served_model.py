@@ -46,7 +46,7 @@ JOB = PrivateJob(
     batch=8,
     reveal=("answers",),
     clients=(ALICE.public.x25519, BOB.public.x25519),
-    idle=3.0,
+    idle=10.0,
     checkpoint_every=2,
 )
 SERVED = ServedJob("ab" * 32, JOB.clients, 64, 8, 16)
@@ -203,7 +203,7 @@ def ticket(fleet: Fleet, number: int, folder: Path) -> Path:
 class Client(threading.Thread):
     """Asks beside the others by the command that clients have."""
 
-    def __init__(self, fleet: Fleet, number: int, who: Identity, x: Floats, folder: Path, wait: float = 60.0) -> None:
+    def __init__(self, fleet: Fleet, number: int, who: Identity, x: Floats, folder: Path, wait: float = 150.0) -> None:
         super().__init__()
         self.folder = folder / f"asks{number}"
         self.folder.mkdir()
@@ -219,18 +219,17 @@ class Client(threading.Thread):
         self.code = asking.main([str(a) for a in self.argv])
 
     def answers(self) -> list[int]:
-        self.join(90)
+        self.join(200)
         assert self.code == 0
         return [int(row["answer"]) for row in csv.DictReader(self.out.open())]
 
 
 def test_two_clients_are_answered_each_its_own_and_replays_are_not(
-    tmp_path: Path, zygote: Zygote, weights: tuple[Floats, ...]
+    tmp_path: Path, zygote: Zygote, weights: tuple[Floats, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = load_digits(7).test_x
     with relay_links(tmp_path, clients=2) as links:
         fleet = Fleet(tmp_path, zygote, JOB, links, shared(weights))
-        fleet.launch()
         served = ServedJob(fleet.policy.sid_job.hex(), JOB.clients, 64, 8, 16)
         mail = RelayMail(links[0]["relay_url"], client_token(0), box_of("served", "test.full"))
         stranger = seal_query(x[:2], served, EVE, PUBLIC)
@@ -245,8 +244,18 @@ def test_two_clients_are_answered_each_its_own_and_replays_are_not(
                 mail.send(party, name, known.boxes[party])
         half = seal_query(x[:1], served, ALICE, PUBLIC)  # to one party only: never answered
         mail.send(0, "half", half.boxes[0])
+        sent, send = [], RelayMail.send
+
+        def noted(mail: RelayMail, *message: Any, **more: Any) -> bool:
+            found = send(mail, *message, **more)
+            sent.append(message)
+            return found
+
+        monkeypatch.setattr(RelayMail, "send", noted)
         alice = Client(fleet, 0, ALICE, x[:11], tmp_path)
         bob = Client(fleet, 1, BOB, x[100:113], tmp_path)
+        until(lambda: len(sent) >= 3 * 4, 500, "two queries of each")  # before anybody answers, and fills other batches
+        fleet.launch()
         assert alice.answers() == exact(weights, x[:11])
         assert bob.answers() == exact(weights, x[100:113])
         assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
@@ -266,12 +275,12 @@ def test_killed_and_halted_between_batches_it_goes_on_and_answers_once(
     tmp_path: Path, zygote: Zygote, weights: tuple[Floats, ...]
 ) -> None:
     x = load_digits(7).test_x
-    job = replace(JOB, steps=8, idle=4.0, checkpoint_every=3)
+    job = replace(JOB, steps=8, idle=20.0, checkpoint_every=3)
     with relay_links(tmp_path, clients=2) as links:
         fleet = Fleet(tmp_path, zygote, job, links, shared(weights, job))
         fleet.launch()
         first = Client(fleet, 0, ALICE, x[:30], tmp_path, wait=120)
-        until(lambda: len(fleet.events(1, "batch_answered")) >= 2, 60, "two batches")
+        until(lambda: len(fleet.events(1, "batch_answered")) >= 2, 500, "two batches")
         os.kill(fleet.pids[1], signal.SIGKILL)
         assert fleet.wait()[0] != 0
         decided = (fleet.dir(1) / "queries" / "decided.jsonl").read_text()

@@ -34,6 +34,23 @@ def test_rounds_and_bytes_are_those_of_the_training(rounds: str) -> None:
     assert found.warnings == ()
 
 
+def test_audits_that_are_drawn_in_the_run_are_foretold_by_how_many_there_are() -> None:
+    job = replace(JOB, model="logistic-digits", steps=6, batch=8, seed=8, verify="covert", audit_one_in=3)
+    found, real = rehearse(job), train(job, load_digits(40))
+    assert found.audit is not None
+    assert (found.audit.audits, found.audit.audited) == (1.0, pytest.approx(19 / 27))
+    later, drawn = real.step_costs[1:], [len(one) for one in real.audited[1 : job.steps]]
+    assert 0 < sum(drawn) < 15
+    assert 0 in drawn
+    share = sum(k > 0 for k in drawn) / 5 - found.audit.audited
+    more = sum(drawn) / 5 - found.audit.audits
+    assert sum(cost[0] for cost in later) / 5 == pytest.approx(found.rounds + share * found.audit.rounds)
+    sent = 3 * (found.bytes_sent + more * found.audit.bytes_sent)
+    assert sum(cost[1] for cost in later) / 5 == pytest.approx(sent, rel=0.01)
+    assert found.to_json()["audit"]["audits"] == 1.0
+    assert rehearse(JOB).audit is None
+
+
 def test_a_loss_that_is_seldom_revealed_is_counted_as_often_as_it_is() -> None:
     every, seldom = rehearse(JOB), rehearse(replace(JOB, steps=100, loss_every=10))
     never = rehearse(replace(JOB, reveal=("accuracy",)))
@@ -50,6 +67,21 @@ def test_every_kind_of_target_is_rehearsed(objective: str, reveal: str) -> None:
     revealed = list(dict.fromkeys(("loss", reveal)))
     job = PrivateJob.from_json(sizes | {"model": model, "objective": objective, "reveal": revealed})
     assert rehearse(job).rounds > 0
+
+
+def test_the_manual_s_figures_of_trees_and_clusters_are_those_of_a_rehearsal() -> None:
+    page = " ".join((Path(__file__).parents[3] / "docs" / "tutorials" / "own-table.md").read_text().split())
+    plain = {"steps": 20, "test_rows": 40, "momentum": 0.0, "schedule": "constant"}
+    trees = model_to_json(model_of_list([{"trees": {"count": 20, "depth": 2}}], 210, 1))
+    told = {"model": trees, "batch": 440, "objective": "binary", "reveal": ["loss", "weights"], "lr": 0.3}
+    found = rehearse(PrivateJob.from_json(plain | told))
+    said = f"{found.rounds:.0f} rounds and {found.bytes_sent / 1e6:.1f} MB from each party"
+    assert f"with 210 bits of 440 rows and depth 2 {said}" in page
+    groups = model_to_json(model_of_list([{"kmeans": 3}], 13, 0))
+    told = {"model": groups, "batch": 149, "objective": "inertia", "reveal": ["loss", "inertia"], "lr": 1.0}
+    found = rehearse(PrivateJob.from_json(plain | told))
+    said = f"{found.rounds:.0f} rounds and {found.bytes_sent / 1e6:.2f} MB from each party"
+    assert f"With 3 clusters of 149 rows and 13 columns a step takes {said}" in page
 
 
 def test_the_manual_says_how_many_steps_are_rehearsed() -> None:

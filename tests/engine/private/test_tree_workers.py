@@ -100,7 +100,7 @@ def keys_of(policy: Policy, party: int) -> PairKeys:
 
 @pytest.mark.parametrize(
     ("job", "kind"),
-    [(JOB, "trees"), (SORTS, "trees"), (CLUSTERS, "k-means")],
+    [(JOB, "trees"), pytest.param(SORTS, "trees", marks=pytest.mark.ci(__file__)), (CLUSTERS, "k-means")],
     ids=["trees", "trees of three classes", "k-means"],
 )
 def test_workers_have_the_numbers_of_a_simulation_through_a_halt(

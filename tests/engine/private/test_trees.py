@@ -62,7 +62,7 @@ def trained(y: Any, x: Floats, **job: Any) -> SimulatedFit:
         ("binary", "auc", {"batch": ROWS}),
         ("mse", "rmse", {"batch": 70, "trees": {"min_gain": 2.0}}),
         ("cross-entropy", "accuracy", {"batch": 80, "label_smoothing": 0.1}),
-        ("cross-entropy", "perplexity", {"verify": "proofs", "steps": 1}),
+        pytest.param("cross-entropy", "perplexity", {"verify": "proofs", "steps": 1}, marks=pytest.mark.ci(__file__)),
     ],
 )
 def test_every_question_is_near_the_best_and_every_leaf_the_twins(
@@ -149,7 +149,7 @@ def test_trees_of_several_classes_grow_in_the_rounds_of_one() -> None:
     assert many.step_costs[0][0] == trained(numbers, bits, **job).step_costs[0][0]
 
 
-@pytest.mark.parametrize("objective", ["binary", "cross-entropy"])
+@pytest.mark.parametrize("objective", [pytest.param("binary", marks=pytest.mark.ci(__file__)), "cross-entropy"])
 def test_a_checkpoint_goes_on_to_the_same_trees(objective: str) -> None:
     bits, classes, numbers = some_rows()
     y = targets_for(objective, classes, numbers)

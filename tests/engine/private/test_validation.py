@@ -19,7 +19,7 @@ from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
 
 from uvcc_engine import simulate
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.job.early_stop import ValidationLog, steps_done
+from uvcc_engine.contract.job.early_stop import ValidationLog, course, steps_done
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.run_files.control import HALT
 from uvcc_engine.data.sets import TEST, TRAIN, VALIDATION, Dataset, load_digits
@@ -69,8 +69,18 @@ JOB = PrivateJob(
         ("cross-entropy", (TRUTH > 0).astype(int), ["val_loss", "val_accuracy", "val_auc", "val_perplexity"]),
         ("mse", TRUTH, ["val_loss", "val_rmse", "val_r2"]),
         ("huber", TRUTH, ["val_loss", "val_rmse"]),
-        ("poisson", RNG.poisson(np.exp(0.4 * TRUTH)).astype(float), ["val_loss", "val_rmse"]),
-        ("binary", (TRUTH > 0).astype(int), ["val_loss", "val_accuracy", "val_precision", "val_recall"]),
+        pytest.param(
+            "poisson",
+            RNG.poisson(np.exp(0.4 * TRUTH)).astype(float),
+            ["val_loss", "val_rmse"],
+            marks=pytest.mark.ci(__file__),
+        ),
+        pytest.param(
+            "binary",
+            (TRUTH > 0).astype(int),
+            ["val_loss", "val_accuracy", "val_precision", "val_recall"],
+            marks=pytest.mark.ci(__file__),
+        ),
     ],
 )
 def test_validation_after_every_epoch_is_that_in_clear(objective: str, y: Any, reveal: list[str]) -> None:
@@ -89,6 +99,7 @@ def test_validation_after_every_epoch_is_that_in_clear(objective: str, y: Any, r
     assert np.allclose(made.weights[0], clear.weights[0], atol=0.01)
 
 
+@pytest.mark.ci(__file__)
 def test_a_training_ends_where_validation_stopped_falling_and_keeps_the_best_weights() -> None:
     asked: dict[str, Any] = {"batch": 32, "lr": 0.5, "reveal": ["accuracy", "val_loss"], "validation": 0.3}
     made = simulate.fit(list(OVERFITS), ROWS, NOISY, epochs=40, patience=3, keep_best=True, **asked)
@@ -122,6 +133,9 @@ def test_the_rule_that_ends_a_training(losses: list[float], patience: int, ended
     assert (again.ended, again.best, again.waited) == (ended, best, log.waited)
     told = [{"val_loss": loss} for loss in losses]
     assert steps_done({"steps": 99, "patience": patience}, 0, told) == (len(losses) if ended else 99)
+    went = course({"steps": 99, "patience": patience}, 0, told)
+    assert (went.steps, went.best) == (len(losses) if ended else 99, best)
+    assert went.least == (losses[best - 1] if best else float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -257,8 +271,13 @@ def test_both_verifiers_recompute_where_the_run_ended(run: Fleet, tmp_path: Path
     [
         (lambda rows: [*rows[:1], rows[1].replace(",", ",0.", 1).replace("0.0.", "0.1"), *rows[2:]], "says "),
         (lambda rows: [*rows[:1], rows[1].rpartition(",")[0] + ",", *rows[2:]], "names"),
-        (lambda rows: [*rows, "3,0.9,0.1"], "names"),  # of a step that validated nothing
-        (lambda rows: [rows[0] + ",auc", *(row + ",0.99" for row in rows[1:])], "names"),
+        # of a step that validated nothing
+        pytest.param(lambda rows: [*rows, "3,0.9,0.1"], "names", marks=pytest.mark.ci(__file__)),
+        pytest.param(
+            lambda rows: [rows[0] + ",auc", *(row + ",0.99" for row in rows[1:])],
+            "names",
+            marks=pytest.mark.ci(__file__),
+        ),
     ],
 )
 def test_a_table_of_validation_says_what_was_signed_and_no_more(

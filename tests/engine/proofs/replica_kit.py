@@ -47,9 +47,9 @@ class _Table:
     def swap(self, index: int, x: Any) -> list[Any]:
         try:
             self.slots[index] = x
-            self.barrier.wait(60.0)
+            self.barrier.wait(120.0)
             found = list(self.slots)
-            self.barrier.wait(60.0)
+            self.barrier.wait(120.0)
         except threading.BrokenBarrierError:
             raise PeerLostError("a sister worker is gone") from None
         return found
@@ -61,7 +61,7 @@ class _Table:
 
     def take(self, key: tuple[int, int, int]) -> Tensor:
         with self.news:
-            self.news.wait_for(lambda: key in self.passed or self.broken, 60.0)
+            self.news.wait_for(lambda: key in self.passed or self.broken, 120.0)
             if key not in self.passed:
                 raise PeerLostError("a sister worker is gone")
             return self.passed.pop(key)  # type: ignore[no-any-return]
@@ -229,7 +229,7 @@ def train(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(120.0)
     for course in found.values():
         if course.failure is not None:
             raise course.failure

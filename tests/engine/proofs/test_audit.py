@@ -68,7 +68,7 @@ def _opened_wrong(found: Ending, name: str, seed: int) -> bool:
     return not torch.equal(first, right)
 
 
-@pytest.mark.parametrize("name", ["elementwise", "matmul", "relu"])
+@pytest.mark.parametrize("name", ["elementwise", "matmul", pytest.param("relu", marks=pytest.mark.ci(__file__))])
 def test_a_lie_in_an_audited_step_is_always_caught_and_in_another_one_never(name: str) -> None:
     seen, liar, wrong = {True: 0, False: 0}, 1, 0
     for seed in range(8):

@@ -150,7 +150,13 @@ def _told(party: int, program: Program, *, lies: bool, patch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("program", "party", "lies"),
-    [(_many, 0, True), (_many, 1, True), (_many, 2, True), (_bare, 2, True), (_bare, 2, False)],
+    [
+        (_many, 0, True),
+        pytest.param(_many, 1, True, marks=pytest.mark.ci(__file__)),
+        pytest.param(_many, 2, True, marks=pytest.mark.ci(__file__)),
+        (_bare, 2, True),
+        (_bare, 2, False),
+    ],
 )
 def test_a_proof_tells_nothing_to_who_checks_it_nor_to_who_lied(
     program: Program, party: int, lies: bool, monkeypatch: pytest.MonkeyPatch
@@ -205,7 +211,9 @@ def test_a_proof_without_one_of_its_masks_is_found_out(
     assert _told(party, _bare, lies=lies, patch=monkeypatch)
 
 
-@pytest.mark.parametrize("party", [0, 1, 2])
+@pytest.mark.parametrize(
+    "party", [0, pytest.param(1, marks=pytest.mark.ci(__file__)), pytest.param(2, marks=pytest.mark.ci(__file__))]
+)
 def test_halves_that_are_released_though_something_did_not_hold_are_found_out(
     party: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,12 @@ def test_stages_tensor_ranks_and_microbatches_are_proved_as_well(
 @pytest.mark.parametrize(
     ("mode", "size", "job"),
     [
-        ("proofs", TWO, {"optimizer": "adam", "lr": 0.01, "clip_norm": 0.5, "weight_decay": 0.1}),
+        pytest.param(
+            "proofs",
+            TWO,
+            {"optimizer": "adam", "lr": 0.01, "clip_norm": 0.5, "weight_decay": 0.1},
+            marks=pytest.mark.ci(__file__),
+        ),
         ("products", Topology(1, 1, 2), {"optimizer": "adam", "lr": 0.01, "clip_norm": 0.5, "objective": "mse"}),
         ("products", Topology(1, 2), {"clip_norm": 0.1, "layers": [{"linear": 2}, {"dropout": 0.5}, "linear"]}),
     ],
@@ -222,9 +227,9 @@ def _ended_unopened(found: Outcome, liar: int, epoch: int) -> None:
         (Coord(1, 0, 0, 0), 0, "one"),
         (Coord(1, 1, 0, 0), 0, "top"),
         (Coord(1, 2, 0, 0), 1, "random"),
-        (Coord(1, 0, 0, 0), 1, "bit"),
-        (Coord(0, 1, 0, 0), 1, "swapped"),
-        (Coord(1, 2, 0, 0), 0, "all"),
+        pytest.param(Coord(1, 0, 0, 0), 1, "bit", marks=pytest.mark.ci(__file__)),
+        pytest.param(Coord(0, 1, 0, 0), 1, "swapped", marks=pytest.mark.ci(__file__)),
+        pytest.param(Coord(1, 2, 0, 0), 0, "all", marks=pytest.mark.ci(__file__)),
     ],
     ids=str,
 )
@@ -240,7 +245,14 @@ def test_a_lie_in_a_product_of_one_replica_ends_the_step_at_both_before_anything
     assert sister.what.startswith(f"p{(liar.party + 1) % 3}r{liar.replica}s0t0: "), "it does not say at which place"
 
 
-@pytest.mark.parametrize(("party", "how"), [(0, "bit"), (1, "random"), (2, "all")])
+@pytest.mark.parametrize(
+    ("party", "how"),
+    [
+        (0, "bit"),
+        pytest.param(1, "random", marks=pytest.mark.ci(__file__)),
+        pytest.param(2, "all", marks=pytest.mark.ci(__file__)),
+    ],
+)
 def test_a_lie_in_any_message_of_one_replica_ends_the_step_at_both(party: int, how: str) -> None:
     """The liar's every seventh message of the step, such as bits and what is dealt, and it goes on with them."""
     liar, lied = Coord(1, party, 0, 0), list[int]()
@@ -361,7 +373,7 @@ def test_a_proof_of_another_place_or_epoch_is_refused(whose: str) -> None:
             if c != liar or tag.epoch != epoch:
                 return body
             where = (Coord(0, 1, 0, 0), dst, tag) if whose == "sister" else (c, dst, tag._replace(epoch=0))
-            news.wait_for(lambda: where in kept, 30.0)
+            news.wait_for(lambda: where in kept, 120.0)
             used.append(tag)
             return kept[where]
 

@@ -55,7 +55,7 @@ def test_a_proved_training_learns_what_an_unproved_one_does(verify: str) -> None
     assert proved.rounds > plain.rounds
 
 
-@pytest.mark.parametrize("verify", ["products", "proofs"])
+@pytest.mark.parametrize("verify", [pytest.param("products", marks=pytest.mark.ci(__file__)), "proofs"])
 def test_a_proved_training_of_convolutions_learns_what_an_unproved_one_does(verify: str) -> None:
     """Two convolutions, so that the gradient goes through one of them to the other, and pooling of both kinds."""
     x = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64).numpy()
@@ -68,7 +68,7 @@ def test_a_proved_training_of_convolutions_learns_what_an_unproved_one_does(veri
     assert plain.accuracy == proved.accuracy
 
 
-@pytest.mark.parametrize("verify", ["products", "proofs"])
+@pytest.mark.parametrize("verify", ["products", pytest.param("proofs", marks=pytest.mark.ci(__file__))])
 def test_a_proved_training_of_activations_and_residuals_learns_what_an_unproved_one_does(verify: str) -> None:
     x, y = _data()
     curved: list[Any] = [{"linear": 4}, "gelu", {"residual": ["silu"]}]
@@ -80,7 +80,7 @@ def test_a_proved_training_of_activations_and_residuals_learns_what_an_unproved_
         assert np.allclose(a, b, atol=2.0**-9)
 
 
-@pytest.mark.parametrize("verify", ["products", "proofs"])
+@pytest.mark.parametrize("verify", [pytest.param("products", marks=pytest.mark.ci(__file__)), "proofs"])
 def test_a_proved_training_of_norms_learns_what_an_unproved_one_does(verify: str) -> None:
     """A row's squares are added up before their one truncation, as without proofs."""
     x, y = _data()
@@ -93,7 +93,14 @@ def test_a_proved_training_of_norms_learns_what_an_unproved_one_does(verify: str
     assert np.abs(proved.weights[1] - np.stack([np.ones(4), np.zeros(4)])).max() > 2.0**-8, "the norm learnt nothing"
 
 
-@pytest.mark.parametrize(("spec", "verify"), zip(LETTERS, ("proofs", "products"), strict=True), ids=["gpt", "turned"])
+@pytest.mark.parametrize(
+    ("spec", "verify"),
+    [
+        pytest.param(*value, marks=pytest.mark.ci(__file__) if n % 2 != 1 else ())
+        for n, value in enumerate(zip(LETTERS, ("proofs", "products"), strict=True))
+    ],
+    ids=["gpt", "turned"],
+)
 def test_a_proved_training_with_attention_learns_what_an_unproved_one_does(spec: ModelSpec, verify: Any) -> None:
     """Products of several heads and rows at once; with places that are turned, and heads that share keys."""
     letters = np.random.default_rng(2).integers(0, 3, (10, 4))
@@ -107,7 +114,9 @@ def test_a_proved_training_with_attention_learns_what_an_unproved_one_does(spec:
         assert np.allclose(a, b, atol=2.0**-9)
 
 
-@pytest.mark.parametrize("liar", [0, 1, 2])
+@pytest.mark.parametrize(
+    "liar", [0, pytest.param(1, marks=pytest.mark.ci(__file__)), pytest.param(2, marks=pytest.mark.ci(__file__))]
+)
 def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
     liar: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +137,9 @@ def test_a_lie_in_a_step_ends_the_training_before_its_loss_is_opened(
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("liar", [0, 1, 2])
+@pytest.mark.parametrize(
+    "liar", [0, pytest.param(1, marks=pytest.mark.ci(__file__)), pytest.param(2, marks=pytest.mark.ci(__file__))]
+)
 def test_a_lie_about_a_bit_ends_the_training_before_its_loss_is_opened(
     liar: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,15 @@ def _honest(name: str) -> Ending:
     return _run(name)
 
 
-@pytest.mark.parametrize("name", ["matmul", "sign", "patches", "relu"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "matmul",
+        pytest.param("sign", marks=pytest.mark.ci(__file__)),
+        pytest.param("patches", marks=pytest.mark.ci(__file__)),
+        "relu",
+    ],
+)
 def test_who_computes_wrongly_and_goes_on_in_good_faith_is_named_by_both_others(name: str) -> None:
     """As on a machine that errs: by its own numbers its statement does not hold, and it says so."""
     inputs = {"patches": (normal(1, 8, 3), normal(2, 3, 4))}.get(name, INPUTS)
@@ -136,7 +144,7 @@ def _lies(name: str, at: random.Random, count: int) -> Iterator[tuple[int, dict[
             yield message[0], {"lie": _only(message, at.choice(("one", "top", "random", "bit")), number)}
 
 
-@pytest.mark.parametrize("name", ["matmul", "sign"])
+@pytest.mark.parametrize("name", [pytest.param("matmul", marks=pytest.mark.ci(__file__)), "sign"])
 def test_no_honest_party_is_named_whatever_the_liar_says_in_the_second_round(name: str) -> None:
     """A seeded sample of what ``battery.py`` does with every lie."""
     at = random.Random(f"again {name}")

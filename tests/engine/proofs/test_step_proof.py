@@ -97,7 +97,9 @@ def _lies(name: str, dealer: int, per_message: int) -> Iterator[tuple[int, int, 
                 yield liar, number, how, at.randrange(1 << 16)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(value, marks=pytest.mark.ci(__file__) if n % 2 else ()) for n, value in enumerate(ALL)]
+)
 def test_no_party_gets_away_with_anything_that_it_sends_in_a_step(name: str) -> None:
     """A seeded sample of what ``battery.py`` does whole."""
     dealer = len(name) % 3

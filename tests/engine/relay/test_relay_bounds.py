@@ -30,7 +30,8 @@ from uvcc_engine.relay.server import serving
 
 T = TypeVar("T")
 TOKENS = [f"token-of-party-{p}-0123456789" for p in range(3)]
-COMMON = {"stream_listen": "127.0.0.1:0", "strangers": 40, "login_s": 0.7, "request_s": 1.0, "stall_s": 0.7}
+COMMON = {"stream_listen": "127.0.0.1:0", "strangers": 40, "login_s": 60.0}
+SHORT = {"login_s": 0.7, "request_s": 1.0, "stall_s": 0.7}  # for whoever is to be sent away
 
 
 class Place:
@@ -56,12 +57,12 @@ class Place:
 
     def __enter__(self) -> Place:
         self._thread.start()
-        assert self._up.wait(20)
+        assert self._up.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop)
-        self._thread.join(30)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
     def at(self, front: str) -> tuple[str, int]:
@@ -70,7 +71,7 @@ class Place:
 
     def client(self, party: int) -> httpx.Client:
         headers = {"authorization": f"Bearer {TOKENS[party]}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=40, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
     def figure(self, name: str) -> int:
         with self.client(2) as two:
@@ -84,11 +85,17 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield found
 
 
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Place]:
+    with Place(tmp_path, **SHORT) as found:
+        yield found
+
+
 def message(receiver: int, ident: str, payload: bytes = b"x", **more: Any) -> dict[str, Any]:
     return {"receiver": receiver, "msg_id": ident, "payload_b64": base64.b64encode(payload).decode(), **more}
 
 
-def closes(sock: socket.socket, within_s: float = 15.0) -> bool:
+def closes(sock: socket.socket, within_s: float = 120.0) -> bool:
     """Whether the other end closes the connection."""
     sock.settimeout(within_s)
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -98,7 +105,7 @@ def closes(sock: socket.socket, within_s: float = 15.0) -> bool:
 
 
 def subscribe(place: Place, party: int, box: int = 0, window: int = 1 << 20) -> socket.socket:
-    sock = socket.create_connection(place.at("stream"), 40)
+    sock = socket.create_connection(place.at("stream"), 120)
     sock.sendall(stream.hello(TOKENS[party]))
     if not (said := sock.recv(4, socket.MSG_WAITALL)):
         sock.close()
@@ -127,8 +134,9 @@ def send(place: Place, n: int) -> int:
 
 
 @pytest.mark.ci(__file__)
-@pytest.mark.timeout(400)  # the flood takes what processors there are
-def test_a_flood_of_strangers_keeps_nobody_with_a_token_out(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.timeout(900)  # the flood takes what processors there are
+def test_a_flood_of_strangers_keeps_nobody_with_a_token_out(impatient: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place = impatient
     fronts = [":".join(map(str, place.at(front))) for front in ("http", "stream")]
     with caplog.at_level(logging.WARNING):
         flood = subprocess.Popen([sys.executable, str(Path(__file__).with_name("relay_flood.py")), *fronts])
@@ -151,21 +159,21 @@ def test_a_flood_of_strangers_keeps_nobody_with_a_token_out(place: Place, caplog
 
 @pytest.mark.parametrize("front", ["http", "stream"])
 @pytest.mark.parametrize("first", [b"", b"U", b"POST /exchange HTTP/1.1\r\nho"])
-def test_who_shows_no_token_is_gone_soon(place: Place, front: str, first: bytes) -> None:
-    with socket.create_connection(place.at(front), 10) as sock:
+def test_who_shows_no_token_is_gone_soon(impatient: Place, front: str, first: bytes) -> None:
+    with socket.create_connection(impatient.at(front), 120) as sock:
         sock.sendall(first)
         assert closes(sock)
-    assert place.figure("strangers") <= 1
+    assert insistent(lambda: impatient.figure("strangers")) <= 1
 
 
 def test_a_silent_tls_handshake_is_counted_and_ended(tmp_path: Path) -> None:
     from test_relay_server import certificate
 
     certificate(tmp_path)
-    with Place(tmp_path, tls_cert="cert.pem", tls_key="key.pem", strangers=6) as place:
+    with Place(tmp_path, tls_cert="cert.pem", tls_key="key.pem", strangers=6, **SHORT) as place:
         kept = []
         for _ in range(30):
-            kept.append(socket.create_connection(place.at("stream"), 10))
+            kept.append(socket.create_connection(place.at("stream"), 120))
         assert all(closes(sock) for sock in kept)
         for sock in kept:
             sock.close()
@@ -177,7 +185,7 @@ def test_a_silent_tls_handshake_is_counted_and_ended(tmp_path: Path) -> None:
 def test_a_credential_has_its_share_of_connections_and_the_others_theirs(tmp_path: Path) -> None:
     with Place(tmp_path, connections=5) as place:
         mine = [subscribe(place, 0, box=n) for n in range(5)]
-        with socket.create_connection(place.at("stream"), 10) as sixth:
+        with socket.create_connection(place.at("stream"), 120) as sixth:
             sixth.sendall(stream.hello(TOKENS[0]))
             assert closes(sixth)
         with place.client(0) as zero:
@@ -201,34 +209,42 @@ def test_boxes_are_counted_per_credential(tmp_path: Path, caplog: pytest.LogCapt
         assert [zero.post("/poll", json={"wait_s": 0, "box": b}).status_code for b in (100, 101)] == [429, 429]
         assert one.post("/enqueue", json=message(2, "m")).status_code == 200
         assert one.post("/poll", json={"wait_s": 0, "box": 1}).json()["messages"]
-        with socket.create_connection(place.at("stream"), 10) as sock:
+        with socket.create_connection(place.at("stream"), 120) as sock:
             body = b"".join(binary.request_pieces(999, 1, 0, 1 << 20, [], []))
             sock.sendall(stream.hello(TOKENS[0]) + struct.pack("<I", len(body)) + body)
             assert closes(sock)
         assert not [r for r in caplog.records if r.exc_info], "an error while the refused reader was let go"
 
 
-def test_a_request_that_stops_is_ended_and_one_that_goes_on_slowly_is_not(place: Place) -> None:
+@pytest.fixture
+def steady(tmp_path: Path) -> Iterator[Place]:
+    """It ends what stops for seconds, which nobody does who sends each half second, on a busy machine either."""
+    with Place(tmp_path, stall_s=4.0, request_s=5.0) as found:
+        yield found
+
+
+def test_a_request_that_stops_is_ended_and_one_that_goes_on_slowly_is_not(steady: Place) -> None:
+    place = steady
     body = b"".join(binary.request_pieces(0, 1, 0, 1 << 20, [], [binary.Item(1, 0, 0, b"id", bytes(90_000))]))
     framed = struct.pack("<I", len(body)) + body
     stopped, slow = subscribe(place, 0, box=1), subscribe(place, 0, box=2)
     stopped.sendall(framed[:70_000])
     for at in range(0, len(framed), len(framed) // 8):
         slow.sendall(framed[at : at + len(framed) // 8])
-        threading.Event().wait(0.25)  # two seconds in all, which is more than stall_s
+        threading.Event().wait(0.6)  # more than stall_s in all
     (length,) = struct.unpack("<I", slow.recv(4, socket.MSG_WAITALL))
     assert binary.read_reply(slow.recv(length, socket.MSG_WAITALL)).fates == b"\0"
     assert closes(stopped)
     slow.close()
-    with socket.create_connection(place.at("http"), 10) as half:
+    with socket.create_connection(place.at("http"), 120) as half:
         head = f"POST /exchange HTTP/1.1\r\nauthorization: Bearer {TOKENS[0]}\r\ncontent-length: 900000\r\n\r\n"
         half.sendall(head.encode() + bytes(100_000))
         assert closes(half)
-    assert place.figure("arriving_bytes") == 0
+    assert insistent(lambda: place.figure("arriving_bytes")) == 0
 
 
 def test_unfinished_requests_are_bounded_per_credential(tmp_path: Path) -> None:
-    with Place(tmp_path, arriving_bytes=4 << 20, stall_s=30.0, request_s=30.0) as place:
+    with Place(tmp_path, arriving_bytes=4 << 20, stall_s=600.0, request_s=600.0) as place:
         many = [subscribe(place, 0, box=n) for n in range(8)]
         for sock in many:
             sock.sendall(struct.pack("<I", 1 << 20) + bytes(200_000))
@@ -242,7 +258,7 @@ def test_unfinished_requests_are_bounded_per_credential(tmp_path: Path) -> None:
 
 
 def test_who_does_not_read_is_ended_and_the_relay_does_not_swell(tmp_path: Path) -> None:
-    with Place(tmp_path, max_body=32 << 20) as place, place.client(0) as zero:
+    with Place(tmp_path, max_body=32 << 20, stall_s=4.0) as place, place.client(0) as zero:
         blob = bytes(1 << 20)
         for n in range(48):
             items = [binary.Item(1, 0, 0, b"%d" % n, blob)]
@@ -250,7 +266,7 @@ def test_who_does_not_read_is_ended_and_the_relay_does_not_swell(tmp_path: Path)
             assert zero.post("/exchange", content=body).status_code == 200
         lazy = []
         for n in range(12):  # each takes everything anew, and reads nothing
-            sock = socket.create_connection(place.at("http"), 10)
+            sock = socket.create_connection(place.at("http"), 120)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             body = b"".join(binary.request_pieces(0, n + 2, 0, 0xFFFF_FFFF, [], []))
             head = (
@@ -272,7 +288,7 @@ def test_a_stream_client_that_reads_no_replies_is_not_read_either(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "PUSH_BYTES", 1 << 16)
-    with socket.create_connection(place.at("stream"), 10) as sock:
+    with socket.create_connection(place.at("stream"), 120) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(stream.hello(TOKENS[0]))
         body = b"".join(binary.request_pieces(0, 1, 0, 0, [], [binary.Item(9, 0, 0, b"i", b"")]))  # forbidden

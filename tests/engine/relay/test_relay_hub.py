@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from relay_kit import PARTIES, Bench
 
 from uvcc_engine.relay import binary, db
 from uvcc_engine.relay.config import Credential
+from uvcc_engine.relay.segments import Segments
 
 
 @pytest.fixture
@@ -178,6 +181,75 @@ def test_payloads_beyond_the_memory_limit_come_from_disk(tmp_path: Path) -> None
     assert payloads(got) == sent
     bench.ack(1, got)
     assert bench.hub.state()["bytes_in_memory"] == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_payload_that_its_segment_has_no_more_is_lost_and_may_come_again(tmp_path: Path, damage: str) -> None:
+    """Handed out cut short it was a broken frame of an honest sender; kept as known, it could never be sent again."""
+    bench = Bench(tmp_path, memory_bytes=1)
+    first, second = os.urandom(90_000), os.urandom(90_000)
+    bench.send(0, 1, first, second)
+    [segment] = (tmp_path / "segments").glob("*.seg")
+    if damage == "cut":
+        os.truncate(segment, 150_000)
+    elif damage == "gone":
+        os.truncate(segment, 90_000)
+    else:
+        with segment.open("r+b") as f:
+            f.seek(100_000)
+            f.write(bytes(5))
+    assert payloads(bench.take(1)) == [first]
+    assert bench.hub.usage["g", 0].messages == 1
+    assert bench.send(0, 1, second) == bytes([binary.STORED])
+    bench.hub.tick()
+    bench.reopen()
+    assert payloads(bench.take(1)) == [first, second]
+
+
+def test_a_disk_that_is_full_lets_no_segment_write_into_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither the rest of a segment nor the next one found room, the closed one's number was written to again."""
+    segments = Segments(tmp_path / "segments")
+    assert segments.append([b"a" * 70_000]) == [(1, 0)]
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", full)
+        patched.setattr(os, "open", full)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                segments.append([b"b" * 70_000])
+    other = tmp_path / "other"
+    with other.open("wb", buffering=0) as f:
+        f.write(b"somebody else's")
+        [(number, offset)] = segments.append([b"c" * 70_000])
+        f.write(b", to the end")
+    assert other.read_bytes() == b"somebody else's, to the end"
+    assert segments.read(number, offset, 70_000) == b"c" * 70_000
+    assert segments.read(1, 0, 70_000) == b"a" * 70_000
+    segments.close()
+
+
+def test_a_segment_that_nothing_needs_is_given_back_though_nothing_follows_it(tmp_path: Path) -> None:
+    """Where the disk is short of room nothing is appended, and the file that was written to stayed for good."""
+    segments = Segments(tmp_path / "segments")
+    segments.append([b"a" * 70_000, b"b" * 70_000])
+    segments.release(1)
+    segments.give_back()
+    assert segments.path(1).exists()
+    segments.release(1)
+    segments.give_back()
+    assert not segments.path(1).exists()
+    assert segments.append([b"c" * 70_000]) == [(2, 0)]
+    segments.close()
+    again = Segments(tmp_path / "segments")  # it has not written yet
+    again.keep_only([2])
+    again.release(2)
+    assert not again.path(2).exists()
+    again.close()
 
 
 def test_segments_without_content_are_deleted(bench: Bench) -> None:

@@ -65,7 +65,7 @@ def ask(url: str, who: tuple[str, int], path: str, body: Any) -> tuple[int, Any]
     headers = {"Authorization": f"Bearer {token(*who)}", "Content-Type": "application/json"}
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers), timeout=120) as answer:
             text = answer.read()
             return answer.status, json.loads(text) if text[:1] == b"{" else text
     except urllib.error.HTTPError as error:
@@ -140,7 +140,7 @@ def test_the_stream_lets_in_who_has_a_mailbox(tmp_path: Path) -> None:
     with relay_of(tmp_path, CREDENTIALS, stream_listen="127.0.0.1:0") as url:
         host, _, port = ask(url, ("party", 0), "/healthz", None)[1]["stream"].rpartition(":")
         for who in PEOPLE:
-            with socket.create_connection((host, int(port)), timeout=30) as sock:
+            with socket.create_connection((host, int(port)), timeout=120) as sock:
                 sock.sendall(hello(token(*who)))
                 assert sock.recv(4) == (MAGIC if SENDS[who[0]] else b""), who
 

@@ -87,6 +87,7 @@ def test_a_row_holds_one_against_the_other() -> None:
     assert step.rate(2) > 0
 
 
+@pytest.mark.ci(__file__)
 def test_telling_costs_a_share_of_a_real_trainers_time() -> None:
     assert 0 < train.loading_share(20) < 1
 

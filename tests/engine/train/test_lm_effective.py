@@ -32,6 +32,7 @@ print(dist.get_debug_level().name)
 """
 
 
+@pytest.mark.ci(__file__)
 def test_a_level_that_is_set_after_the_import_has_effect() -> None:
     told = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True).stdout
     assert told.split() == ["OFF", "DETAIL", "OFF"], "without the second look torch keeps what it read at the import"

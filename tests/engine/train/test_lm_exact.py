@@ -12,7 +12,7 @@ import pytest
 from forked import ForkedRank, Module
 from lm_kit import free_port, start_ranks
 
-pytestmark = pytest.mark.timeout(400)  # a busy machine
+pytestmark = pytest.mark.timeout(900)  # a busy machine
 HERE = Path(__file__).parent
 
 
@@ -29,7 +29,7 @@ def started(folder: Path, world: int, accumulate: str, **more: object) -> list[i
     }
     ranks = [ForkedRank({**env, "RANK": str(r)}, folder / f"stderr{r}.txt", main) for r in range(world)]
     for p in ranks:
-        p.communicate(timeout=350)
+        p.communicate(timeout=500)
     return [p.returncode for p in ranks]
 
 
@@ -56,7 +56,9 @@ def test_a_resume_is_exact_for_every_way_of_reducing(tmp_path: Path, world: int,
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
-@pytest.mark.parametrize("ddp", [{}, {"shard": True}], ids=["copies", "parts"])
+@pytest.mark.parametrize(
+    "ddp", [{}, pytest.param({"shard": True}, marks=pytest.mark.ci(__file__))], ids=["copies", "parts"]
+)
 def test_a_fault_of_one_rank_takes_all_back_to_the_same_bits(tmp_path: Path, ddp: dict[str, object]) -> None:
     more: dict[str, object] = {"ddp": ddp} if ddp else {"static": [True]}
     train = {"nonfinite": "rollback"}
@@ -118,7 +120,10 @@ def test_a_kill_before_any_write_changes_nothing(tmp_path: Path, world: int, sha
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
-@pytest.mark.parametrize(("world", "accumulate"), [(2, "2"), pytest.param(4, "1,2,4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("world", "accumulate"),
+    [pytest.param(2, "2", marks=pytest.mark.ci(__file__)), pytest.param(4, "1,2,4", marks=pytest.mark.slow)],
+)
 def test_a_resume_is_exact_where_each_rank_holds_a_part(tmp_path: Path, world: int, accumulate: str) -> None:
     train = {"loss_chunk": 32, "eval_every": 2, "eval_batches": 1}  # a checkpoint follows each evaluation
     found = exact(tmp_path / "run", world, accumulate, ddp={"shard": True}, train=train)
@@ -136,6 +141,7 @@ def test_a_resume_is_exact_where_two_ranks_compute_each_block(tmp_path: Path, wo
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
 
 
+@pytest.mark.ci(__file__)
 def test_a_resume_is_exact_with_muon(tmp_path: Path) -> None:
     found = exact(tmp_path / "run", 1, "1", train={"optimizer": "muon"})
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
@@ -148,7 +154,7 @@ def test_a_checkpoint_of_parts_goes_on_whole_and_the_other_way_round(tmp_path: P
         ddp = {"ddp.shard": str(shard).lower(), "ddp.tensor": tensor, "model.n_kv_groups": 2, "train.steps": steps}
         changed = [word for key, value in ddp.items() for word in ("--set", f"{key}={value}")]
         processes = start_ranks(tmp_path, free_port(), *changed, world=ranks)
-        said = [p.communicate(timeout=200)[1] for p in processes]
+        said = [p.communicate(timeout=500)[1] for p in processes]
         assert [p.returncode for p in processes] == [0] * ranks, said
     lines = [json.loads(x) for x in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert {e["fields"]["step"] for e in lines if e["event"] == "resumed"} == {3, 6}

@@ -32,6 +32,7 @@ def losses(folder: Path, precision: str, **more: dict[str, object]) -> list[floa
     return [float(row["loss"]) for row in csv.DictReader((folder / "training.csv").open())]
 
 
+@pytest.mark.ci(__file__)
 @pytest.mark.usefixtures("emulated")
 def test_losses_follow_those_of_sixteen_bits(tmp_path: Path) -> None:
     wide, eight = (losses(tmp_path / name, name) for name in ("bf16", "fp8"))

@@ -199,6 +199,7 @@ def test_the_estimate_is_what_the_step_allocates(monkeypatch: pytest.MonkeyPatch
         assert wanted == pytest.approx(peak.peak, rel=0.1)
 
 
+@pytest.mark.ci(__file__)
 def test_the_estimate_follows_batch_ranks_and_recomputation() -> None:
     cfg = small(batch_size=16)
     one = memory_plan.estimate(cfg, 1)
@@ -354,18 +355,48 @@ def test_a_file_where_the_runs_directory_is_to_be_is_named(tmp_path: Path, out: 
     assert (tmp_path / "a file").read_text() == "mine"
 
 
-def test_a_second_training_in_the_same_directory_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["runtime.precision=fp8"], "runtime.precision is fp8, and a cpu device has no such products"),
+        (["data.source=local", "data.path=no such.txt"], "no text at no such.txt"),
+    ],
+)
+def test_what_ends_a_training_by_hand_is_told_as_every_error_is(
+    settings: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.json").write_text(json.dumps(SMALL))
+    sets = [part for one in [*settings, "runtime.device=cpu"] for part in ("--set", one)]
+    assert cli(["small.json", "--out", "run", *sets]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {said}")
+
+
+def test_a_warm_up_longer_than_the_training_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "small.json").write_text(json.dumps(SMALL))
     command = [str(tmp_path / "small.json"), "--out", str(tmp_path / "run"), "--set", "train.steps=2"]
+    warned = "warning: train.warmup=3 is more than train.steps=2: the learning rate never reaches train.lr=0.01"
+    for more, told in (("3", True), ("2", False)):
+        assert cli([*command, "--set", f"train.warmup={more}", "--check"]) == 0
+        assert (warned in capsys.readouterr().err.splitlines()) is told
+    assert cli([*command, "--set", "train.warmup=3"]) == 0
+    assert warned in capsys.readouterr().err.splitlines()
+
+
+def test_a_second_training_in_the_same_directory_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "zweite Läufe"  # a folder's name may be any; the run's id is made of it
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    command = [str(tmp_path / "small.json"), "--out", str(run), "--set", "train.steps=2"]
     assert cli(command) == 0
-    (tmp_path / "run" / ".HALT").touch()
-    os.utime(tmp_path / "run" / ".HALT", (0, 0))
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
-    with only_training(tmp_path / "run", leads=True):
-        for again in (command, ["--resume", str(tmp_path / "run")]):
+    assert json.loads((run / "run.json").read_text())["run"] == "zweite-L-ufe"
+    (run / ".HALT").touch()
+    os.utime(run / ".HALT", (0, 0))
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    with only_training(run, leads=True):
+        for again in (command, ["--resume", str(run)]):
             with pytest.raises(ConfigError, match="another training runs in"):
                 cli(again)
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
     assert cli(command) == 0
 
 

@@ -49,7 +49,7 @@ def test_a_sink_is_told_the_run_its_figures_and_its_end(tmp_path: Path) -> None:
 def test_a_sink_that_ends_is_named_once_with_its_last_word(tmp_path: Path) -> None:
     told: Told = []
     feed = sinks(tmp_path, "import sys; sys.exit('no such\\x1b[31m project')", told)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not told and time.monotonic() < end:
         feed.log(1, {"train/loss": 2.5})
     feed.log(2, {"train/loss": 2.5})
@@ -65,14 +65,17 @@ def test_a_sink_that_hangs_costs_rows_and_is_killed(tmp_path: Path, monkeypatch:
     for step in range(5000):
         feed.log(step, {"train/loss": 2.5, "train/lr": 1e-3})
     feed.close()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 90  # the sink itself would go on for longer
     ((name, error, dropped),) = told
     assert (name, error) == ("x", "it did not end in time and was killed")
     assert 1000 < dropped < 5000
 
 
-def test_a_slow_sink_hears_the_end_behind_what_it_has_not_read_yet(tmp_path: Path) -> None:
+def test_a_slow_sink_hears_the_end_behind_what_it_has_not_read_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: Told = []
+    monkeypatch.setitem(PATIENCE_S, "halted", 200.0)
     opened, got = tmp_path / "opened", tmp_path / "got"
     wait = f"import os, sys, time\nwhile not os.path.exists({str(opened)!r}): time.sleep(0.01)\ntime.sleep(0.3)\n"
     feed = sinks(tmp_path, f"{wait}open({str(got)!r}, 'w').write(sys.stdin.read())", told)
@@ -93,7 +96,7 @@ def test_a_sink_that_reads_no_more_and_stays_is_killed(tmp_path: Path, monkeypat
     monkeypatch.setitem(PATIENCE_S, "failed", 0.5)
     closed = tmp_path / "closed"
     feed = sinks(tmp_path, f"import os, time\nos.close(0)\nopen({str(closed)!r}, 'w')\ntime.sleep(100)", told)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not closed.exists() and time.monotonic() < end:
         time.sleep(0.01)
     feed.close()
@@ -161,7 +164,7 @@ def test_the_real_libraries_hold_what_the_training_said(tmp_path: Path, monkeypa
         assert worker.train(cfg, out, "run") == 0
     assert "sink_failed" not in (out / "events.jsonl").read_text(), (out / "sink_mlflow.log").read_text()
     seen = subprocess.run(
-        [sys.executable, "-c", READ, str(out)], capture_output=True, text=True, timeout=200, check=True
+        [sys.executable, "-c", READ, str(out)], capture_output=True, text=True, timeout=500, check=True
     )
     found = json.loads(seen.stdout)
     rows = [row.split(",") for row in (out / "training.csv").read_text().splitlines()]

@@ -57,6 +57,7 @@ def test_the_window_does_not_reach_what_is_asked_for() -> None:
     assert text.data.source == "python_docs"
 
 
+@pytest.mark.ci(__file__)
 def test_what_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
         usefulness.main(["--out", str(tmp_path)])

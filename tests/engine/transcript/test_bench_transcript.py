@@ -28,6 +28,7 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
                 "slowdown_cpu",
                 "recording",
                 "recording_cpu",
+                "waiting",
                 "beside",
                 "hashing",
                 "agreeing",
@@ -51,11 +52,19 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_hash_s_floor_counts_every_message_at_both_of_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate of 1 MB/s, and three parties that record so many bytes of a step that takes two seconds of theirs."""
     monkeypatch.setattr(transcript_share, "sha256_rate", lambda: 1e6)
-    off, on = {"wall": 1.0, "cpu": 2 / 3}, {"wall": 1.0, "cpu": 1.0, "recording": 0.1, "beside": 0.1, "agreeing": 0.1}
-    took = [[[off, on | {"leaves": 4, "hashed": hashed}]] * 3 for hashed in (300_000, 100_000, 200_000)]
+    off, on = {"wall": 1.0, "cpu": 2 / 3}, {"wall": 1.0, "cpu": 1.0, "recording": 0.1, "waiting": 0.05}
+    on |= {"beside": 0.1, "agreeing": 0.1}
+    plain = {"wall": 1.0, "cpu": 0.7}
+    took = [[[off, plain, on | {"leaves": 4, "hashed": hashed}]] * 3 for hashed in (300_000, 100_000, 200_000)]
     monkeypatch.setattr(transcript_share, "run_parties", lambda *job: took)
     rows = {row.name: row for row in transcript_share.share_rows("demo", 3)}
     assert rows["transcript.step.demo.hashing"].value == pytest.approx(0.3)
+    assert rows["transcript.step.demo.slowdown_cpu"].value == pytest.approx(1.05), (
+        "of the step whose parts are not timed"
+    )
+    assert rows["transcript.step.demo.recording_cpu"].value == pytest.approx(0.15)
+    assert rows["transcript.step.demo.recording"].value == pytest.approx(0.1)
+    assert rows["transcript.step.demo.waiting"].value == pytest.approx(0.05)
 
 
 def test_the_rate_of_sha256_is_a_processor_s() -> None:

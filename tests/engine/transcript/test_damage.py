@@ -31,6 +31,7 @@ class Killed:
             w.begin(OPEN)
         exchange(self.world.workers, OPEN)
         for w in self.world.workers.values():
+            w.recorder.catch_up()  # they waited for each other
             w.recorder.close(sync=False)
         self.world.close()
         shutil.copytree(folder / "run", self.kept)
@@ -148,6 +149,7 @@ def open_again(killed: Killed) -> None:
     exchange(killed.world.workers, OPEN)
 
 
+@pytest.mark.ci(__file__)
 def test_the_open_epoch_is_refused_by_the_name_of_its_file(killed: Killed) -> None:
     """Every byte of the head and of the records; a second process reads the same."""
     data = killed.before(leaf_file.OPEN_EPOCH).read_bytes()

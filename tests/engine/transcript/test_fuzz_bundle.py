@@ -144,6 +144,7 @@ def test_what_only_python_takes_for_equal_is_refused(run: Rehearsal) -> None:
     refused("a long name", run.bundle, canonical(data), text, bundle=run.bundle)
 
 
+@pytest.mark.ci(__file__)
 def test_bundles_of_any_values(run: Rehearsal) -> None:
     rng, text = random.Random(12 + 1000 * SEED), run.bundle.read_bytes()
     data = json.loads(text)
@@ -158,6 +159,7 @@ def test_bundles_of_any_values(run: Rehearsal) -> None:
         refused(f"value {i}", run.bundle, canonical(changed), text, bundle=run.bundle, allowed_signers=pins)
 
 
+@pytest.mark.ci(__file__)
 @pytest.mark.parametrize("name", [leaf_file.LEAVES])
 def test_transcripts_of_any_bytes(run: Rehearsal, name: str) -> None:
     rng = random.Random(13 + 1000 * SEED)

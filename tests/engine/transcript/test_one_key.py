@@ -203,7 +203,16 @@ def test_the_genuine_run_signed_again_is_the_same(forge: Callable[..., Forgery],
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("parties", [(0,), (1,), (2,), (0, 1), (1, 2)])
+@pytest.mark.parametrize(
+    "parties",
+    [
+        (0,),
+        pytest.param((1,), marks=pytest.mark.ci(__file__)),
+        pytest.param((2,), marks=pytest.mark.ci(__file__)),
+        (0, 1),
+        (1, 2),
+    ],
+)
 def test_the_last_epochs_cannot_be_rewritten(forge: Callable[..., Forgery], parties: tuple[int, ...], k: int) -> None:
     """Other checkpoints, or none, in the last k epochs: leaves, proofs, roots, heads and the result all fit again."""
     for heads in (True, False):
@@ -217,7 +226,9 @@ def test_the_last_epochs_cannot_be_rewritten(forge: Callable[..., Forgery], part
             assert failed <= {"countersignature", "history"}, failed
 
 
-@pytest.mark.parametrize("party", [0, 1, 2])
+@pytest.mark.parametrize(
+    "party", [0, pytest.param(1, marks=pytest.mark.ci(__file__)), pytest.param(2, marks=pytest.mark.ci(__file__))]
+)
 def test_no_field_of_any_epoch_can_be_changed(forge: Callable[..., Forgery], target: Target, party: int) -> None:
     zero = "00" * 32
     for epoch in range(EPOCHS):

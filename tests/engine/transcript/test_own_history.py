@@ -93,6 +93,16 @@ def test_whole_evidence_is_replayed_and_counted(recorded: World, folder: Path) -
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
+@pytest.mark.parametrize("keep", [1, leaf_file.HEADER.size - 1, leaf_file.HEADER.size + 40])
+def test_a_block_that_a_full_disk_cut_short_behind_the_last_epoch_is_not_looked_at(
+    recorded: World, folder: Path, keep: int
+) -> None:
+    """Its epoch is repeated, and the store removes it; a resume was refused for it once there was room again."""
+    with (folder / leaf_file.LEAVES).open("ab") as file:
+        file.write((leaf_file.header(EPOCHS, 5, b"s" * 32, b"r" * 32) + bytes(60))[:keep])
+    assert check_history(folder, recorded.policy, ME, EPOCHS) == 3 * 20
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

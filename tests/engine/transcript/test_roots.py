@@ -6,11 +6,21 @@ import hashlib
 import hmac
 import struct
 
+import pytest
+
 from uvcc_engine.contract import ids
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import roots
-from uvcc_engine.transcript.leaves.leaf import Leaf, blind_at, blind_state, blinded_digest, epoch_prefix, leaf_hash
+from uvcc_engine.transcript.leaves.leaf import (
+    Leaf,
+    blind_at,
+    blind_state,
+    blinded_digest,
+    epoch_prefix,
+    head_of,
+    leaf_hash,
+)
 
 JOB = hashlib.sha256(b"a job").digest()
 
@@ -44,15 +54,16 @@ def test_replica_and_global_roots() -> None:
     assert roots.subsession_root(JOB, 5, [top, JOB, top]) == H(b"UVCC_SUB_ROOT_V1", JOB, le(5, 4), top, JOB, top)
 
 
-def test_leaf_layout_hash_and_blind() -> None:
-    sub, key, payload = H(b"sub"), H(b"key"), b"a share"
+@pytest.mark.parametrize("key", [H(b"key"), H(b"key")[:5], H(b"key") * 2, H(b"key") * 3], ids=len)
+def test_leaf_layout_hash_and_blind(key: bytes) -> None:
+    sub, payload = H(b"sub"), b"a share"
     blind = hmac.new(
         key,
         b"UVCC_BLIND_V1" + sub + le(6, 4) + bytes([kinds.OPEN, 1, 2]) + le(10, 4) + le(0, 4) + le(3, 8),
         hashlib.sha256,
     ).digest()
     state = blind_state(key, sub, 6)
-    assert [blind_at(state, (3, 10, 0, way, 1, 2, kinds.OPEN)) for way in (0, 1)] == [blind, blind]
+    assert [blind_at(state, head_of((3, 10, 0, way, 1, 2, kinds.OPEN))) for way in (0, 1)] == [blind, blind]
     digest = blinded_digest(blind, payload)
     assert digest == H(blind, payload)
     record = Leaf(0, kinds.OPEN, 1, 2, 10, 0, 3, len(payload), digest).pack()

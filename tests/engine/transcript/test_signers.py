@@ -121,6 +121,7 @@ def test_a_malformed_line_is_named_and_openssh_takes_it_no_more_than_we(
         assert not openssh(allowed, "P0", keys[0])
 
 
+@pytest.mark.ci(__file__)
 @needs_openssh
 def test_random_files_are_decided_alike(keys: list[Identity], allowed: Path) -> None:
     """Several lines and several keys for one principal, in random combination: 60 files, each asked four times."""

@@ -19,6 +19,7 @@ from uvcc_engine.transcript.leaves.leaf import RECORD, Leaf, blind_state, epoch_
 from uvcc_engine.transcript.leaves.merkle import root_from_inclusion, tree_root
 from uvcc_engine.transcript.leaves.replay import first_difference, summarise
 from uvcc_engine.transcript.leaves.store import TranscriptStore
+from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog
 
 SID = hashlib.sha256(b"sub").digest()
 PARTY = {"party": 0, "sid_sub": SID, "own_key": b"own", "pair_keys": {1: b"one", 2: b"two"}}
@@ -208,6 +209,7 @@ def test_killed_in_an_epoch_what_was_received_before_a_send_is_remembered(tmp_pa
     s.begin_epoch(0)
     s.record(1, 1, (0, 0, 0, kinds.OPEN), b"first")
     s.record(0, 2, (0, 0, 1, kinds.RESHARE), b"depends on it")
+    s.catch_up()
     s.record(1, 1, (0, 0, 2, kinds.OPEN), b"nothing sent since")
     s.close(sync=False)
     again = open_store(tmp_path, 0)
@@ -224,6 +226,77 @@ def test_killed_in_an_epoch_what_was_received_before_a_send_is_remembered(tmp_pa
     assert again.finalize_epoch().leaves == 3
     again.begin_epoch(1)
     assert again.finalize_epoch().leaves == 0
+
+
+@pytest.mark.parametrize("size", [32, payload_digests.LARGE, payload_digests.CHUNK + 1])
+def test_killed_before_it_waits_what_was_sent_is_made_again_and_what_was_received_is_bound(
+    tmp_path: Path, size: int
+) -> None:
+    """The leaf of what was sent is made while its sender waits; that of what was received before it is read."""
+    s = open_store(tmp_path, 0)
+    s.begin_epoch(0)
+    s.record(1, 1, (0, 0, 0, kinds.OPEN), b"first")
+    s.record(0, 2, (0, 0, 1, kinds.RESHARE), bytes(size))
+    s.close(sync=False)
+    again = open_store(tmp_path, 0)
+    again.begin_epoch(0)
+    with pytest.raises(ProtocolError, match="differs"):
+        again.record(1, 1, (0, 0, 0, kinds.OPEN), b"other")
+    again.record(1, 1, (0, 0, 0, kinds.OPEN), b"first")
+    again.record(0, 2, (0, 0, 1, kinds.RESHARE), bytes(size))
+    assert again.finalize_epoch().leaves == 2 + (size > payload_digests.CHUNK)
+
+
+def test_a_differing_repeat_of_what_was_sent_is_found_at_once(stores: dict[int, TranscriptStore]) -> None:
+    s = stores[0]
+    s.begin_epoch(0)
+    for waits in (False, True):
+        for op, size in enumerate((32, payload_digests.LARGE)):
+            s.record(0, 1, (0, waits, op, kinds.OPEN), bytes(size))
+            if waits:
+                s.catch_up()
+            s.record(0, 1, (0, waits, op, kinds.OPEN), bytes(size))
+            with pytest.raises(ProtocolError, match="differs"):
+                s.record(0, 1, (0, waits, op, kinds.OPEN), b"1" + bytes(size - 1))
+    assert s.finalize_epoch().leaves == 4
+
+
+@pytest.mark.parametrize("waits", [0, 1, 3])
+def test_when_the_caller_waits_changes_no_leaf(tmp_path: Path, waits: int) -> None:
+    """Many small ones and more large ones than may wait at a time."""
+    found = []
+    for name, often in (("never", 0), ("often", waits)):
+        s = open_store(tmp_path / name, 0)
+        s.begin_epoch(0)
+        for op in range(60):
+            s.record(0, 1 + op % 2, (0, 0, op, kinds.OPEN), bytes([op]) * (100 if op % 3 else payload_digests.CHUNK))
+            s.record(1, 1 + op % 2, (0, 0, op, kinds.OPEN), bytes([op]) * 100)
+            if often and op % often == 0:
+                s.catch_up()
+                s.catch_up()
+        found.append((s.finalize_epoch(), s.records(0)))
+        s.close()
+    assert found[0] == found[1]
+
+
+def test_a_leaf_that_a_full_disk_kept_out_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = open_store(tmp_path, 0)
+    s.begin_epoch(0)
+    for op in range(3):
+        s.record(0, 1, (0, 0, op, kinds.OPEN), b"%d" % op)
+    add, room = WriteAheadLog.add, [1]
+
+    def full(log: WriteAheadLog, record: bytes) -> None:
+        if not room:
+            raise UvccError("cannot write open.bin: No space left on device")
+        room.pop()
+        add(log, record)
+
+    monkeypatch.setattr(WriteAheadLog, "add", full)
+    with pytest.raises(UvccError, match="No space"):
+        s.catch_up()
+    monkeypatch.undo()
+    assert s.finalize_epoch().leaves == 3
 
 
 def fill(s: TranscriptStore, ops: int) -> None:

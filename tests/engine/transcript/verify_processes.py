@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PATIENCE_S = 120.0
+PATIENCE_S = 500.0
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from uvcc_console.core.words import engine_words
 from uvcc_console.plan.plan import FULL, RESUMABLE, SMOKE
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs import processes
+from uvcc_console.runs.disk_space import HINT, full_disk
 from uvcc_engine.contract.run_files.files import STEPS_REPEATED
 from uvcc_engine.contract.text import clean
 
@@ -164,19 +165,21 @@ def follow(
     ``known`` is a failed stage that has just been resumed: its failure is no news.
     """
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
-    follower, seen = Follower(journal), ProgressLine()
+    follower, seen, began = Follower(journal), ProgressLine(), time.time()
     printer = Printer(sys.stderr if progress else None)
-    watched, frozen = Watched(follower.snapshot, seen), ""
+    watched, frozen, room = Watched(follower.snapshot, seen), "", ""
     try:
         while True:
             lost = not processes.conducted(run_dir) and (child is None or child.poll() is not None)
             while batch := follower.poll():
                 for event in batch:
                     seen.see(event)
+                    tell_of_alert(printer, event, began)
             s = watched.snapshot = follower.snapshot
             stage = f"{s.stage.name} {s.stage.status}" if s.stage else ""
             printer.show(seen.line(s), stage, time.monotonic())
             frozen = tell_of_frozen(run_dir, printer, frozen)
+            room = tell_of_full_disk(run_dir, printer, room)
             if s.ended:
                 _wait_for_exits(run_dir, child)
                 return watched
@@ -196,6 +199,13 @@ def follow(
         journal.close()
 
 
+def tell_of_alert(printer: Printer, event: ev.Event, began: float) -> None:
+    """A grave alert has a line of its own, as on the screen; those from before ``began``, a time stamp, are old."""
+    if isinstance(event, ev.Alert) and event.level == "error" and event.ts >= began:
+        who = f"{event.subject}: " if event.subject else ""
+        printer.note(f"alert {event.name}: {who}{event.text}" + (f" ({event.hint})" if event.hint else ""))
+
+
 def tell_of_frozen(run_dir: Path, printer: Printer, told: str) -> str:
     """Say once when the conductor stops moving, and when it moves again; the state that was told last."""
     conductor = processes.vital(run_dir, processes.CONDUCTOR)
@@ -210,6 +220,16 @@ def tell_of_frozen(run_dir: Path, printer: Printer, told: str) -> str:
             f"  kill -CONT {conductor.who.pid} lets it go on; uvcc teardown {run_dir.name} ends it and the run"
         )
     return state
+
+
+def tell_of_full_disk(run_dir: Path, printer: Printer, told: str) -> str:
+    """Say once that the disk here is full, which no journal can tell, and when it takes more; what was told last."""
+    found = full_disk(run_dir)
+    if found and not told:
+        printer.note(f"alert {found} ({HINT})")
+    elif told and not found:
+        printer.note(f"the disk of {run_dir} takes more again")
+    return found
 
 
 def _wait_for_exits(run_dir: Path, child: subprocess.Popen[bytes] | None) -> None:

@@ -40,8 +40,9 @@ def run(argv: list[str]) -> int:
     viewer = shutil.which("man") if sys.stdout.isatty() else None
     if viewer is None:
         try:
-            common.show(found.read_text(encoding="utf-8").rstrip("\n"))
+            source = found.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise UnreadableError(f"cannot read {found}: {e}") from e
+        common.show(source.rstrip("\n"))
         return OK
     return subprocess.run([viewer, str(found)], check=False).returncode

@@ -72,9 +72,11 @@ def infer_schema(
 def summary(found: dict[str, Any]) -> str:
     """A schema in a few lines, for people."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["columns"].items())
+    of_kinds = f" ({kinds})" if kinds else ""  # a text has no columns
     lines = [
-        f"{found['schema']}: {found['rows']} rows, {found['features']} features ({kinds})",
+        f"{found['schema']}: {found['rows']} rows, {found['features']} features{of_kinds}",
         f"target {found['target']}: {', '.join(found['classes']) or found['kind']}" if found["target"] else "no target",
+        *(["numbers have decimal commas, and no points"] if found["decimal"] == "," else []),
         *(f"{name}: {note}" for name, note in found["notes"].items()),
     ]
     return "\n".join(lines)

@@ -19,15 +19,17 @@ from uvcc_console.core.shown import shown
 from uvcc_console.federation import data_owner, owner_joining, owner_results
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.proposing import screen
-from uvcc_console.plan.owndata import fitted_file, owners_program
+from uvcc_console.plan.owndata import fitted_file, give_fitted, owners_program
 from uvcc_console.plan.plan import FULL
 from uvcc_console.report.model_card import model_card
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.column_join import ColumnJoin
+from uvcc_engine.contract.job.early_stop import Course
 from uvcc_engine.contract.job.topology import PARTIES
-from uvcc_engine.transcript.proof.bundle import POLICY_FILE
+from uvcc_engine.transcript.leaves.leaf_file import BUNDLE
+from uvcc_engine.transcript.proof.bundle import POLICY_FILE, read_bundle
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -192,8 +194,7 @@ def _results(args: argparse.Namespace) -> int:
     if not (out / MODEL).exists():  # with a base it is the merged model's
         (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
     _about_statistics(found.policy)
-    if (fitted := kept / FITTED).exists():
-        shutil.copyfile(fitted, out / FITTED)
+    give_fitted(kept / FITTED, out)
     common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     _about_coefficients(out, said)
     return OK
@@ -259,13 +260,21 @@ def _open(args: argparse.Namespace) -> int:
     try:
         said = _put_results(run_dir, policy, model, out)
         if "weights" in revealed:
-            (out / CARD).write_text(model_card(policy, result, [path.name for path in out.iterdir()]))
+            files = [path.name for path in out.iterdir()]
+            (out / CARD).write_text(model_card(policy, result, files, _course(policy, artifacts)))
     except UvccError:
         shutil.rmtree(out, ignore_errors=True)
         raise
     common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     _about_coefficients(out, said)
     return OK
+
+
+def _course(policy: Policy, artifacts: Path) -> Course | None:
+    """How the training went, where its validation decided something. Raises UnreadableError."""
+    if not policy.job.get("patience") and not policy.job.get("keep_best"):
+        return None
+    return read_bundle(artifacts / BUNDLE, lambda found: found.hash == policy.hash).course
 
 
 def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> str:
@@ -282,10 +291,7 @@ def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> str:
     if not (out / MODEL).exists():  # with a base it is the merged model's
         (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
     _about_statistics(policy)
-    fitted = fitted_file(run_dir)
-    if fitted.exists():
-        shutil.copyfile(fitted, out / FITTED)
-        (out / FITTED).chmod(0o600)
+    give_fitted(fitted_file(run_dir), out)
     return said
 
 

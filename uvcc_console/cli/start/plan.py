@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from uvcc_console.cli import common
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.text import counted
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def _said(plan: Plan) -> dict[str, Any]:
         model = full.job["model"]
         found["model"] = model if isinstance(model, str) else model.get("name", "a list of layers")
         found["reveal"] = revealed_values(full.job)
+        found["task"] = full.job.get("task", "train")
     return found
 
 
@@ -107,6 +109,28 @@ def _where(step: dict[str, Any], over: dict[str, float]) -> str:
     return f": {share:.0f} % of it on links of {1e3 * over['rtt_s']:g} ms and {8 * over['bytes_s'] / 1e6:g} Mbit/s"
 
 
+def _counts(step: dict[str, Any], workers: int) -> str:
+    """Rounds, bytes and computing of a step: of a party's one worker, or of all workers of several."""
+    cpu = f"{step['processes']['party_cpu']:.3f} s"
+    if (fleet := step.get("fleet")) is None:
+        rounds, sent = f"{step['rounds']:.0f} rounds", f"{step['bytes'] / 1e6:.2f} MB from each party"
+        whose = "" if workers == PARTIES else ", as one worker per party would take"
+        return f"a step     {rounds}, {sent}, and {cpu} of one processor for the party with most to do{whose}"
+    rounds = f"{fleet['rounds']:.0f} rounds at the worker with most, {fleet['chain']:.0f} messages in the longest chain"
+    return f"a step     {rounds}, {fleet['bytes'] / 1e6:.2f} MB of all workers, and {cpu} of computing for a party"
+
+
+def _of_model(found: dict[str, Any]) -> str:
+    """What a private job does with its model."""
+    does = {"train": "training of", "infer": "answers by", "serve": "service of"}
+    return f" {does[found['task']]} {found['model']}" if "model" in found else ""
+
+
+def _timed(step: dict[str, Any]) -> str:
+    """How many workers were timed."""
+    return "three" if "fleet" not in step else f"{step['processes']['workers']}"
+
+
 def lines(found: dict[str, Any]) -> list[str]:
     """The plan for people."""
     from uvcc_console.plan.command_halt import WORDS
@@ -115,7 +139,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     split = " ".join(f"{name} {count}" for name, count in t.items() if count > 1)
     spent = f"${cap['total']:g} in all, ${cap['hourly']:g} an hour" if cap["total"] else "nothing"
     told = [
-        f"{found['profile']}   {found['job']}{' training of ' + found['model'] if 'model' in found else ''}",
+        f"{found['profile']}   {found['job']}{_of_model(found)}",
         f"pods       {found['pods']} at {found['provider']}, {counted(found['workers'], 'worker')}"
         f"{', ' + split if split else ''}",
         "steps      " + ", ".join(f"{count} in the {name} phase" for name, count in reversed(steps.items())),
@@ -136,11 +160,11 @@ def lines(found: dict[str, Any]) -> list[str]:
         told += [
             f"a number   {found['frac_bits']} bits behind the point; what the layers give leaves room for"
             f" {step['most_frac_bits']}",
-            f"a step     {step['rounds']:.0f} rounds, {step['bytes'] / 1e6:.2f} MB from each party, and"
-            f" {step['processes']['party_cpu']:.3f} s of one processor for the party with most to do",
+            _counts(step, found["workers"]),
             f"foretold   {over['step_s']:.2f} s a step ({over['low_s']:.2f} to {over['high_s']:.2f}),"
             f" {over['full_s']:.0f} s for {counted(steps['full'], 'step')}{_where(step, over)}",
-            "           as three processes took here now, transcript included; the smoke measures the pods themselves",
+            f"           as {_timed(step)} processes took here now, transcript included;"
+            " the smoke measures the pods themselves",
         ]
         if "epoch_s" in over:
             each = f"at the hourly cap ${over['epoch_cap']:.2f}" if cap["hourly"] else "for nothing"
@@ -148,12 +172,12 @@ def lines(found: dict[str, Any]) -> list[str]:
                 f"an epoch   {counted(steps['full'] // found['epochs'], 'step')}, {over['epoch_s']:.0f} s, {each}"
             )
         if split:
-            told.append(
-                "           as one worker per party would take; stages, replicas and tensor ranks share the work"
-            )
+            told += ["", "layers, as one worker per party would compute them:"]
         told += ["", f"{'layer':<20}{'rounds':>8}{'kB a party':>12}{'headroom':>11}"]
         told += [
             f"{one['layer']:<20}{one['rounds']:>8.1f}{one['bytes'] / 1e3:>12.1f}{one['headroom_bits']:>6.0f} bits"
             for one in step["layers"]
         ]
+    elif found.get("task", "train") != "train":
+        told.append("a step     not foretold: only trainings are rehearsed")
     return [*told, *(f"note: {note}" for note in found["notes"])]

@@ -89,7 +89,8 @@ def run(argv: list[str]) -> int:
         if args.wait:
             watched = headless.follow(run_dir, child, received, progress=not args.json, known=stage)
             return headless.report(watched, run_dir, as_json=args.json)
-        running = _until_running(run_dir, s.seq, child, args.timeout, quiet=args.json)
+        lived = s.engine_run if not live and any(w.state == "started" for w in s.workers.values()) else ""
+        running = _until_running(run_dir, s.seq, child, args.timeout, lived=lived, quiet=args.json)
     s = common.load_snapshot(run_dir)
     if args.json:
         common.emit({"run": s.run, "running": running, "phase": s.phase, "attempt": s.attempt, "step": s.step})
@@ -98,7 +99,8 @@ def run(argv: list[str]) -> int:
     else:
         stage = s.stage
         why = stage.detail if stage is not None and stage.detail and not s.ended else s.detail
-        common.say(f"{s.run} does not run: {why}")
+        unheard = f"nothing was heard of its workers in {args.timeout:.0f} s; see: uvcc status {s.run}"
+        common.say(f"{s.run} does not run: {why or unheard}")
     return OK if running else FAILED
 
 
@@ -112,10 +114,13 @@ def _check_own_part(run_dir: Path, *, live: bool, plain: bool) -> None:
         raise ConfigError("one domain alone does not choose where three go on", hint)
 
 
-def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float, *, quiet: bool = False) -> bool:
+def _until_running(
+    run_dir: Path, seq: int, child: Popen[bytes] | None, limit: float, *, lived: str, quiet: bool = False
+) -> bool:
     """Wait for a heartbeat of a worker that trains after the resumed phase began, or for a later stage to begin.
 
-    Whom the new conductor waits for is said meanwhile.
+    ``lived``: the engine run whose workers may have gone on while nobody conducted them; then no phase begins, and
+    their stage is entered again. Whom the new conductor waits for is said meanwhile.
     """
     journal = Journal(run_dir / processes.JOURNAL, readonly=True)
     end, started, entered = time.monotonic() + limit, False, False
@@ -127,8 +132,10 @@ def _until_running(run_dir: Path, seq: int, child: Popen[bytes] | None, limit: f
             for _, event in batch:
                 if isinstance(event, ev.PhaseStarted):
                     started = True
-                elif started and isinstance(event, ev.HeartbeatRead):
-                    if event.record.get("phase") not in NOT_YET:
+                elif isinstance(event, ev.WorkerProcess):
+                    lived = "" if event.state != "started" and event.engine_run == lived else lived
+                elif isinstance(event, ev.HeartbeatRead):
+                    if (started or (lived and entered)) and event.record.get("phase") not in NOT_YET:
                         return True
                 elif isinstance(event, ev.Consent) and not quiet:
                     common.say(f"{event.by} signed for {event.what}")

@@ -27,6 +27,8 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 POLL_S = 0.02
 START_S = 5.0
+QUIET_S = 5.0
+_TOO_LATE = ("the hold had become a halt before: a release comes too late", "uvcc resume goes on from its checkpoint")
 
 
 def run(argv: list[str]) -> int:
@@ -50,16 +52,20 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"{run_dir.name} {what}; there is nothing to halt", f"see: uvcc status {run_dir.name}")
     if s.no_halt:
         raise ConfigError(f"nothing can be halted at {s.followed}: {s.no_halt}", "end it there, by hand")
+    if args.release and (not s.halt.nonce or (s.halt.done and s.halt.mode != "halt")):
+        raise ConfigError(f"nothing is held at {run_dir.name}", f"uvcc halt {run_dir.name} holds it")
     mode = "release" if args.release else "halt" if args.now else "hold"
     nonce = s.halt.nonce if args.release else secrets.token_hex(8)
     asked = ev.HaltRequested(nonce=nonce, mode=mode, by="cli", drill=args.drill, reason=args.reason)
     way = open_route(run_dir)
     try:
-        waiting = _Waiting(way, asked, frozenset(s.pods))
+        waiting = WaitedHalt(way, asked, frozenset(s.pods))
         done = waiting.run(args.timeout)
     finally:
         way.close()
-    return _report(done, waiting.mode, asked, args.json)
+    if done is None and not args.json:
+        common.say(_without_verdict(run_dir, asked, ended=waiting.ended))
+    return report(done, waiting.mode, asked, args.json, waiting.gone)
 
 
 class HaltRoute(Protocol):
@@ -184,20 +190,30 @@ class _Alone:
         pass
 
 
-class _Waiting:
+class WaitedHalt:
     """From the request to its HaltDone; commits a hold as soon as every pod holds."""
 
     def __init__(self, way: HaltRoute, asked: ev.HaltRequested, pods: frozenset[str]) -> None:
         self._way = way
         self._asked = asked
-        self._held: set[str] = set()
+        self._stages: dict[str, str] = {}
         self._pods = pods
         self.mode = asked.mode if asked.drill or asked.mode == "release" else "halt"
         self._committed = asked.drill or asked.mode != "hold"
+        self._heard = time.monotonic()
+        self.ended = False  # the run was over before there was a verdict
         way.ask(asked)
 
+    @property
+    def gone(self) -> int:
+        """Pods of which it is proven that no worker runs there, with a checkpoint or without."""
+        return sum(stage == "gone" for stage in self._stages.values())
+
     def run(self, limit: float) -> ev.HaltDone | None:
-        """None when there is no verdict within ``limit`` seconds; the ladder goes on by itself."""
+        """None when there is no verdict within ``limit`` seconds; the ladder goes on by itself.
+
+        Raises UvccError for a release that comes too late: what is held is halted three seconds after it was asked for.
+        """
         end = time.monotonic() + limit
         old = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -205,11 +221,17 @@ class _Waiting:
                 try:
                     for event in self._way.poll():
                         if isinstance(event, ev.HaltDone) and event.nonce == self._asked.nonce:
-                            if event.mode == self.mode:
-                                return event
+                            if self.mode == "release" and event.mode == "halt":
+                                raise UvccError(*_TOO_LATE)
+                            self.mode = event.mode  # somebody else may have released it, or a drill met a halt
+                            return event
+                        elif isinstance(event, ev.Alert) and event.name == "halt_release_late":
+                            raise UvccError(*_TOO_LATE)
                         elif isinstance(event, ev.RunEnded):
+                            self.ended = True
                             return None
                         self._see(event)
+                    self._tell_of_waiting(end)
                     time.sleep(POLL_S)
                 except KeyboardInterrupt:
                     if self._committed:
@@ -224,30 +246,53 @@ class _Waiting:
         self._committed = True
         self._way.ask(ev.HaltRequested(nonce=self._asked.nonce, mode=mode, by="cli"))
 
+    def _tell_of_waiting(self, end: float) -> None:
+        """Nothing was heard for a while: say of whom, so that nobody takes the silence for a verb that hangs."""
+        now = time.monotonic()
+        if now - self._heard >= QUIET_S:
+            self._heard = now
+            slow = ", ".join(sorted(self._pods - self._stages.keys())) or "the verdict"
+            common.say(f"waiting for {slow}, for {max(0.0, end - now):.0f} s more at most")
+
     def _see(self, event: ev.Event) -> None:
         if not isinstance(event, ev.HaltAck) or event.nonce != self._asked.nonce:
             return
+        self._heard = time.monotonic()
         if event.gpu:
             return common.say(f"{event.pod:<8} {event.detail}")
         step = f" at step {event.step}" if event.step >= 0 else ""
         common.say(f"{event.pod:<8} {event.stage}{step} {event.detail}".rstrip())
         if event.stage in ("held", "halted", "gone"):
-            self._held.add(event.pod)
-        if not self._committed and self._held >= self._pods:
-            self._ask("halt")
+            self._stages[event.pod] = event.stage
+        if not self._committed and self._stages.keys() >= self._pods and "held" in self._stages.values():
+            self._ask("halt")  # where none holds any more the sidecar has committed it already
 
 
-def _report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_json: bool) -> int:
-    word = "DRILL" if asked.drill else mode.upper()
+def _without_verdict(run_dir: Path, asked: ev.HaltRequested, *, ended: bool) -> str:
+    """Why there is none: the run is over, another order took this one's place, or the ladder goes on."""
+    word, now = "DRILL" if asked.drill else asked.mode.upper(), halt_snapshot(run_dir)
+    if ended or now.ended:
+        return f"{word}: no verdict, the run has ended; see: uvcc status {run_dir.name}"
+    if now.halt.nonce not in ("", asked.nonce):
+        return f"{word}: no verdict, {now.halt.by} asked for another halt since; see: uvcc status {run_dir.name}"
+    return f"{word}: no verdict yet; the ladder goes on, see: uvcc status {run_dir.name}"
+
+
+def report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_json: bool, gone: int) -> int:
+    overtaken = asked.drill and done is not None and not done.drill
+    word = "DRILL" if asked.drill and not overtaken else mode.upper()
+    if overtaken:
+        common.say("somebody holds or halts the run: nothing was drilled, and this is how it ended")
     if done is None:
         if as_json:
             common.emit({"nonce": asked.nonce, "mode": mode, "drill": asked.drill, "done": False})
-        common.say(f"{word}: no verdict yet; the ladder goes on, see: uvcc status")
         return FAILED
     if as_json:
         row: dict[str, Any] = {"done": True, **ev.to_json(done)}
         common.emit(row)
     else:
-        unknown = f", {done.total - done.verified} UNKNOWN" if done.verified < done.total else ""
+        known = max(gone, done.verified)
+        unknown = f", {known - done.verified} without a checkpoint" if done.verified < known else ""
+        unknown += f", {done.total - known} UNKNOWN" if known < done.total else ""
         common.show(f"{word} {halt_words(done.verified, done.total, done.step, unknown)}, {done.seconds:.1f} s")
-    return OK if done.verified == done.total else FAILED
+    return OK if done.verified == done.total and not overtaken else FAILED

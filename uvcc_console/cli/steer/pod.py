@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 
@@ -35,8 +36,9 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"{run_dir.name} has no pod {args.pod!r}", f"pods: {', '.join(s.pods)}")
     if args.action == "triage" and not triage.impossible(s):
         common.say("\n".join([*triage.story(s), f"next: {getattr(triage.propose(s), 'change', 'nothing is left')}"]))
-    headless.ask(run_dir, args.action, pod=args.pod)
-    done = _answer(run_dir / processes.JOURNAL, s.seq, args.action, args.pod, args.timeout)
+    order = secrets.token_hex(4)
+    headless.ask(run_dir, args.action, pod=args.pod, order=order)
+    done = _answer(run_dir / processes.JOURNAL, s.seq, order, args.timeout)
     if args.json:
         common.emit({"run": s.run, "action": args.action, "pod": args.pod, **done})
     else:
@@ -44,14 +46,14 @@ def run(argv: list[str]) -> int:
     return OK if done["ok"] else FAILED
 
 
-def _answer(path: Path, seq: int, action: str, pod: str, limit: float) -> dict[str, object]:
-    """The conductor's word in the journal."""
+def _answer(path: Path, seq: int, order: str, limit: float) -> dict[str, object]:
+    """The conductor's word on this order in the journal; somebody else may have asked for the same."""
     journal = Journal(path, readonly=True)
     end = time.monotonic() + limit
     try:
         while time.monotonic() < end:
             for _, event in journal.since(seq, kinds=(ev.ActionDone.kind,)):
-                if isinstance(event, ev.ActionDone) and (event.action, event.pod) == (action, pod):
+                if isinstance(event, ev.ActionDone) and event.order == order:
                     return {"ok": event.ok, "detail": event.detail}
             time.sleep(POLL_S)
     finally:

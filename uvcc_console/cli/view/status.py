@@ -15,6 +15,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.words import halt_words
 from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck
+from uvcc_console.runs.disk_space import HINT, full_disk
 from uvcc_console.runs.processes import CONDUCTOR, running
 
 _MARK = {"ok": "+", "failed": "x", "running": ">", "waiting": "=", "skipped": "-", "pending": "."}
@@ -34,10 +35,13 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         loss = jsonview.last_value(s, "loss")
         shown = f", loss {loss:.4f}" if loss is not None else ""
         planned = f" of {s.steps_planned}" if s.steps_planned else ""
-        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step, 0)}{planned}{shown}")
+        early = ", ended early by its validation" if s.ended_early else ""
+        lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step, 0)}{planned}{shown}{early}")
         lines.append(f"agreed   epoch {s.agreed_epoch}" if s.agreed_epoch >= 0 else "agreed   not yet")
     if s.fork:
         lines.append(f"FORK     {s.fork}")
+    if room := "" if s.ended else full_disk(run_dir):
+        lines.append(f"DISK     {room} ({HINT})")
     for p in s.pods.values():
         ways = " ".join(f"{n}{'+' if up else '-'}" for n, (up, _) in p.paths.items())
         lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}".rstrip())

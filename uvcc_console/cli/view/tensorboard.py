@@ -31,8 +31,11 @@ def run(argv: list[str]) -> int:
     s = common.load_snapshot(run_dir)
     pods = {name: p for name, p in s.pods.items() if p.address and p.state not in pod_states.LEAVING}
     name = args.pod or next(iter(pods), "")
+    if not pods:
+        hint = "its curves are in the console and in uvcc figures; a folder here is for tensorboard --logdir itself"
+        raise ConfigError(f"{run_dir.name} has no live pod whose TensorBoard could be forwarded", hint)
     if name not in pods:
-        raise ConfigError(f"{run_dir.name} has no live pod {name or 'at all'}", f"pods: {', '.join(pods) or 'none'}")
+        raise ConfigError(f"{run_dir.name} has no live pod {name}", f"pods: {', '.join(pods)}")
     folder = f".uvcc/runs/{s.engine_run}/tb"
     try:
         asyncio.run(_forward(run_dir, pods[name], folder, dict(s.profile.get("fleet", {})), as_json=args.json))

@@ -15,6 +15,8 @@ from uvcc_console.core.snapshot import Snapshot
 
 DETECTORS: tuple[Detector, ...] = (*progress.DETECTORS, *quality.DETECTORS, *fleet.DETECTORS, *cards.DETECTORS)
 AGAIN_S = 600.0
+STEPPED_S = 5.0  # between two looks: somebody set the clock, or the machine slept
+SETTLES_S = 30.0  # until what is compared with the clock was written by it
 
 
 def detect(s: Snapshot, now: float) -> list[Finding]:
@@ -41,8 +43,19 @@ class Watch:
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], float] = {}
+        self._ahead: float | None = None  # of the machine's counter, at the last look
+        self._settled = float("-inf")
 
-    def look(self, s: Snapshot, now: float) -> Sequence[ev.Event]:
+    def look(self, s: Snapshot, now: float, up: float) -> Sequence[ev.Event]:
+        """``now``: the wall clock, by which events are dated; ``up``: seconds of a counter that nobody sets.
+
+        After a step of the one against the other nothing is judged for a while: each heartbeat looks hours old.
+        """
+        ahead, self._ahead = self._ahead, now - up
+        if ahead is not None and abs(now - up - ahead) > STEPPED_S:
+            self._settled = up + SETTLES_S
+        if up < self._settled:
+            return []
         found = {(f.name, f.subject): f for f in detect(s, now)}
         fresh = [f for key, f in found.items() if now - self._told.get(key, float("-inf")) >= AGAIN_S]
         self._told = {key: at for key, at in self._told.items() if key in found} | {
@@ -51,4 +64,4 @@ class Watch:
         return [ev.Alert(level=f.level, name=f.name, text=f.text, hint=f.hint, subject=f.subject) for f in fresh]
 
 
-__all__ = ["AGAIN_S", "DETECTORS", "Finding", "Watch", "detect"]
+__all__ = ["AGAIN_S", "DETECTORS", "SETTLES_S", "Finding", "Watch", "detect"]

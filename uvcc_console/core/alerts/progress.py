@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from uvcc_console.core.alerts.finding import Finding, middle, step_time, training, usual_and_recent
 from uvcc_console.core.snapshot import Snapshot, WorkerView
@@ -13,6 +14,7 @@ from uvcc_engine.contract.run_files.waiting import Waiting
 
 SILENT_S = 15.0  # a heartbeat is due every 5 s
 STUCK_STEPS, STUCK_S = 10, 30.0
+RELAY_AWAY_S = 10.0  # a relay that died is there again within a few
 SLOWER = 2.0
 BEHIND = 2
 
@@ -21,8 +23,10 @@ def stalled_heartbeat(s: Snapshot, now: float) -> Iterator[Finding]:
     """A worker said nothing for three beats, or for as long as its pod's own longest step may last."""
     limit = max(SILENT_S, 3 * step_time(s))
     for w in training(s):
-        if (age := now - w.beat_ts) > limit:
-            text = f"no heartbeat for {age:.0f} s (last step {w.step}, limit {limit:.0f} s)"
+        age = now - w.beat_ts
+        if age > limit or age < -limit:  # of a later time than now: from before this machine's clock was set back
+            since = f"for {age:.0f} s" if age > 0 else "since this machine's clock was set back"
+            text = f"no heartbeat {since} (last step {w.step}, limit {limit:.0f} s)"
             yield Finding(
                 "stalled_heartbeat", text, "look at its pod: log, shell; F9 if it does not come back", w.coord, "error"
             )
@@ -72,8 +76,28 @@ def first_that_differs(workers: list[WorkerView]) -> str:
     return ""
 
 
+def relay_away_s(s: Snapshot, now: float) -> float:
+    """For how long workers have made no step because what stands between the parties is away; 0 if it is not so."""
+    workers = [w for w in training(s) if w.pod in s.outages]
+    found = min((min(now - w.step_ts, now - s.outages[w.pod].ts) for w in workers), default=0.0)
+    return found if found > RELAY_AWAY_S else 0.0
+
+
+def relay_away(s: Snapshot, now: float) -> Iterator[Finding]:
+    """The relay, or the broker, that the parties' messages go through is out of reach, and the run stands still."""
+    if not (seconds := relay_away_s(s, now)):
+        return
+    found = min(s.outages.values(), key=lambda o: o.ts)
+    what = "NATS server" if urlsplit(found.url).scheme in ("nats", "tls") else "relay"
+    text = f"the {what} {found.url} is out of reach of {', '.join(sorted(s.outages))} for {seconds:.0f} s: {found.why}"
+    own = "its pod starts it again by itself; else " if what == "relay" else "start it again; else "
+    yield Finding("relay_away", text, f"{own}F9, then uvcc resume {s.run}", level="error")
+
+
 def hang_in_collective(s: Snapshot, now: float) -> Iterator[Finding]:
     """Everybody lives and nobody makes a step: they wait in a collective, and one rank is not where the others are."""
+    if relay_away_s(s, now):
+        return  # that is why, and it has an alert of its own
     workers = training(s)
     alive = [w for w in workers if now - w.beat_ts <= SILENT_S]
     foretold = s.foretold.seconds if s.foretold is not None else 0.0  # before a step was measured, all that is known
@@ -111,4 +135,4 @@ def skew_between_parties(s: Snapshot, now: float) -> Iterator[Finding]:
         yield Finding("skew_between_parties", text, "see the link of the party that is behind, panel 4", f"P{slow[1:]}")
 
 
-DETECTORS = (stalled_heartbeat, slow_but_alive, hang_in_collective, straggler, skew_between_parties)
+DETECTORS = (stalled_heartbeat, slow_but_alive, relay_away, hang_in_collective, straggler, skew_between_parties)

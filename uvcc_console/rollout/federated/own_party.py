@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
@@ -349,8 +350,7 @@ class FederatedParty:
 
         Raises PeerLostError naming who is missing once they had their time.
         """
-        clock = asyncio.get_running_loop().time
-        end = clock() + self.seat.terms.wait_s
+        end = time.monotonic() + self.seat.terms.wait_s
         found: dict[int, T] = {}
         while len(found) < PARTIES:
             try:
@@ -358,7 +358,7 @@ class FederatedParty:
             except UnreachableError as e:
                 log.warning("the rendezvous: %s", e)
             if len(found) < PARTIES:
-                if clock() > end:
+                if time.monotonic() > end:
                     late = [p for p in range(PARTIES) if p not in found]
                     names = ", ".join(f"P{p}'s domain" for p in late)
                     told = f"{names} has not {what} after {self.seat.terms.wait_s:.0f} s"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from uvcc_console.core.paths import DOMAIN
+from uvcc_console.runs.disk_space import full_disk
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, STARTING, Lamp
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files import control
@@ -48,7 +49,7 @@ class RunProcesses:
         name = self._name(name)
         found = processes.vital(self._run_dir, name)
         if found.moving:
-            return Lamp()
+            return Lamp(words=full_disk(self._run_dir))
         if found.who is not None:
             return Lamp(FROZEN, found.words())
         return Lamp(DEAD if (self._run_dir / f"{name}.json").exists() else STARTING)

@@ -157,8 +157,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
     def get_default_screen(self) -> HomeScreen:
         return self._home
 
-    def on_mount(self) -> None:
-        super().on_mount()
+    def on_mount(self) -> None:  # textual calls the base's as well
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:

@@ -19,7 +19,6 @@ class ManualApp(ConsoleApp[None]):
         super().__init__(ascii_only=ascii_wanted())
         self._manual = ManualScreen(known, address)
 
-    def on_mount(self) -> None:
-        super().on_mount()
+    def on_mount(self) -> None:  # textual calls the base's as well
         self.push_screen(self._manual, lambda _: self.exit())
         self.call_after_refresh(self.opened)

@@ -138,8 +138,11 @@ def _leave_exit(spec: WorkerSpec, error: Exception, started: float) -> None:
         found = files.read_json_of_run(directory / files.exit_name(spec.rank, lead=lead), spec.run)
         if found is not None and found.get("pid") == os.getpid() and float(found.get("ts", 0.0)) >= started:
             return
-    with RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer:
-        writer.exit("failed", error=error)
+    try:
+        with RunWriter.open(directory, spec.run, spec.rank, spec.coord, lead=spec.lead) as writer:
+            writer.exit("failed", error=error)
+    except (UvccError, OSError) as refused:  # a full disk: the exit code and the log's last line tell of the error
+        log.info("no exit record: %s", refused)
 
 
 def _dump_stacks_on_usr1(directory: Path, coord: str) -> None:

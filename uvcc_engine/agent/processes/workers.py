@@ -86,13 +86,17 @@ def register(root: Path, spec: WorkerSpec) -> None:
 
 
 def exit_record(worker: Worker) -> records.Exit | None:
-    """The worker's ``exit.json``, if it is one, of this run and of this process."""
+    """The worker's ``exit.json``, if it is one, of this run and of this process.
+
+    Whose it is says the process itself. A trainer in a child of the worker is known by its time, if no clock is set.
+    """
     spec = worker.spec
     for lead in (spec.lead, not spec.lead):  # who leads a world may not lead its directory
         document = files.read_json_of_run(Path(spec.dir) / files.exit_name(spec.rank, lead=lead), spec.run)
         found = records.exit_record(document) if document is not None else None
         if isinstance(found, records.Exit) and found.coord in ("", spec.coord):
-            return found if found.ts >= worker.started - 1.0 else None
+            own = (found.fields.get("pid"), found.fields.get("starttime")) == (worker.id.pid, worker.id.starttime)
+            return found if own or found.ts >= worker.started - 1.0 else None
     return None
 
 

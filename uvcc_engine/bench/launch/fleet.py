@@ -6,16 +6,13 @@ once and talk over direct links. The keys are public: never use this for data th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import random
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +26,7 @@ from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 from uvcc_engine.contract.run_files.waiting import Waiting
@@ -70,19 +68,6 @@ def until(found: Callable[[], Any], seconds: float, what: str) -> Any:
             return value
         pause.poll(10)
     raise UvccError(f"{what} did not happen within {seconds} s")
-
-
-def ports(count: int) -> list[int]:
-    """Free ports, all different, below the range that outgoing connections take theirs from."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
-            if len(found) == count:
-                break
-            with contextlib.suppress(OSError):
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-                found.append(port)
-    return found
 
 
 def _parent(pid: int) -> int:

@@ -143,7 +143,7 @@ def mlp_step_protocol(
     *hidden, last = weights
     inputs, bits = [x], []
     value = x
-    for i, weight in enumerate(hidden):  # the dealer, who sends the most, is another one in each layer
+    for i, weight in enumerate(hidden):  # of a small layer the dealer, who sends the most, is another one each time
         value, bit = yield from matmul_relu_protocol(rt, value, weight, dealer=i % 2)
         inputs.append(value)
         bits.append(bit)
@@ -157,7 +157,7 @@ def mlp_step_protocol(
 
     def beside(found: Share) -> MpcProtocol[list[Share]]:
         column = found.reshape(-1, 1)
-        return [column, (yield from mul_protocol(rt, column, bits[-2]))]
+        return [column, (yield from mul_protocol(rt, column, bits[-2], dealer=0))]
 
     kept: list[Share] = []
 
@@ -172,7 +172,7 @@ def mlp_step_protocol(
     second, *lower = yield from par(
         _scaled_gate_protocol(rt, powers_down, hidden[-1].T, gate),
         mul_protocol(rt, kept[0], inverse),
-        mul_protocol(rt, powers_down, inverse),
+        mul_protocol(rt, powers_down, inverse, dealer=0),
     )
     fine = x.f + INVERSE_BITS
     deltas = [sub(at_layer, w) for at_layer, w in zip(lower, [y, wanted[0]], strict=True)]
@@ -191,7 +191,7 @@ def _down_protocol(rt: Runtime, grad: Share, weights: list[Share], bits: list[Sh
 
 def _scaled_gate_protocol(rt: Runtime, x: Share, y: Share, gate: Share) -> MpcProtocol[Share]:
     """``(x @ y) * gate`` for a gate that is no bit but has fractional bits; the result has those of both."""
-    found = yield from matmul_gated_protocol(rt, x, y, gate.with_f(0))
+    found = yield from matmul_gated_protocol(rt, x, y, gate.with_f(0), dealer=1)
     return found.with_f(x.f + gate.f)
 
 

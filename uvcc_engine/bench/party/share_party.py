@@ -1,7 +1,8 @@
 """One party of the transcript's share: ``-m uvcc_engine.bench.party.share_party CONFIG PARTY`` prints a line of JSON.
 
-It trains real steps over a sealed link, one with the transcript and one without in turn, and says of each what it took
-and how much of that went into recording, hashing and finalising, and how much into signing and agreeing.
+It trains real steps over a sealed link, with the transcript and without in turn, and says of each what it took. How
+much of that went into recording, hashing and finalising, and how much into signing and agreeing, is said of steps of
+their own: to read a clock around each message takes a fiftieth of the step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -35,48 +36,66 @@ from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.leaves.roots import EpochRoot, sid_of
 
+WAYS: Final = ((False, False), (True, False), (True, True))
+"""The steps of a round: whether with the transcript, and whether its parts are timed."""
+
 
 @dataclass(slots=True)
 class StepSeconds:
     """Seconds of one step: on the clock, of this process's processor time, and of that in the transcript's parts.
 
-    ``beside`` is the hashing thread's processor time: of what waits to be read and of what was sent. ``hashed``: bytes
-    of the messages that were recorded.
+    ``waiting`` is what of the recording is done while the party waits for another; ``beside`` is the hashing thread's
+    processor time: of what waits to be read and of what was sent. ``hashed``: bytes of the messages that were recorded.
     """
 
     wall: float = 0.0
     cpu: float = 0.0
     recording: float = 0.0
     agreeing: float = 0.0
+    waiting: float = 0.0
     beside: float = 0.0
     leaves: int = 0
     hashed: int = 0
 
 
 class Switch:
-    """Stands where the plane expects a recorder; records only while it is on, in epochs of its own count."""
+    """Stands where the plane expects a recorder; records only while it is on, in epochs of its own count, and reads
+    clocks only while it is ``timed``."""
 
     def __init__(self, evidence: WorkerEvidence) -> None:
         self.evidence = evidence
-        self.on = False
+        self.on = self.timed = False
         self.epoch = 0
         self.took = StepSeconds()
 
     def record(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         """See ``plane.api.Recorder``."""
-        if self.on:
-            begun = time.thread_time()
-            self.evidence.recorder.record(direction, peer, (self.epoch, tag.stream, tag.op, tag.kind), payload)
+        if not self.on:
+            return
+        begun = time.thread_time() if self.timed else 0.0
+        self.evidence.recorder.record(direction, peer, (self.epoch, tag.stream, tag.op, tag.kind), payload)
+        if self.timed:
             self.took.recording += time.thread_time() - begun
             self.took.leaves += 1
             self.took.hashed += memoryview(payload).nbytes
 
     def hash_ahead(self, peer: int, tag: Tag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``."""
-        if self.on:
-            begun = time.thread_time()
-            self.evidence.recorder.hash_ahead(peer, Tag(self.epoch, tag.stream, tag.op, tag.kind), payload)
+        if not self.on:
+            return
+        begun = time.thread_time() if self.timed else 0.0
+        self.evidence.recorder.hash_ahead(peer, Tag(self.epoch, tag.stream, tag.op, tag.kind), payload)
+        if self.timed:
             self.took.recording += time.thread_time() - begun
+
+    def catch_up(self) -> None:
+        """See ``plane.api.Recorder``."""
+        if not self.on:
+            return
+        begun = time.thread_time() if self.timed else 0.0
+        self.evidence.recorder.catch_up()
+        if self.timed:
+            self.took.waiting += time.thread_time() - begun
 
     def finish(self) -> None:
         """Finalise the epoch, which is the end of its recording, and sign its root."""
@@ -109,28 +128,34 @@ class Party:
         self._plane, self._rt, self._trainer, self._switch = plane, rt, trainer, switch
         self._peers = [p for p in range(PARTIES) if p != plane.party]
 
-    def step(self, number: int, *, on: bool) -> StepSeconds:
-        """Train once. With the transcript: begin, record, finalise, sign, and agree with both peers."""
+    def step(self, number: int, *, on: bool, timed: bool = False) -> StepSeconds:
+        """Train once. With the transcript: begin, tell both peers of the root before, record, check what they told,
+        finalise, and sign, in the order of a worker's session.
+
+        What its parts take is said where they are ``timed``.
+        """
         switch, evidence = self._switch, self._switch.evidence
-        switch.on, switch.took = on, StepSeconds()
+        switch.on, switch.timed, switch.took = on, timed, StepSeconds()
         self._meet()
         begun, busy, beside = time.perf_counter(), time.process_time(), evidence.recorder.beside_s
         self._rt.begin_epoch(number)
+        told, notes = on and switch.epoch > 0, dict.fromkeys(self._peers, b"{}")
         if on:
             with switch.counted("recording"):
                 evidence.begin(switch.epoch)
-        self._trainer.step(number)
-        if on:
-            switch.finish()
+        if told:
             with switch.counted("agreeing"):
                 notes = {p: evidence.agreement(p) for p in self._peers}
-        for peer in self._peers:
-            self._plane.send_control(peer, notes[peer] if on else b"{}")
+        for peer, note in notes.items():
+            self._plane.send_control(peer, note)
+        self._trainer.step(number)
         heard = {peer: self._plane.recv_control(peer, 120.0) for peer in self._peers}
-        if on:
+        if told:
             with switch.counted("agreeing"):
                 for peer, note in heard.items():
                     evidence.check(peer, note)
+        if on:
+            switch.finish()
             switch.epoch += 1
         switch.took.wall, switch.took.cpu = time.perf_counter() - begun, time.process_time() - busy
         switch.took.beside = evidence.recorder.beside_s - beside
@@ -154,10 +179,10 @@ class Party:
 
 @contextlib.contextmanager
 def training(config: dict[str, Any], party: int, folder: Path, rounds: int) -> Iterator[Party]:
-    """A party at its link, ready to train: at most ``rounds`` steps with the transcript, and as many without."""
-    job = PrivateJob(model=config["model"], batch=config["batch"], steps=2 * rounds + 2, lr=0.1)
+    """A party at its link, ready to train: at most ``rounds`` times a step of each of ``WAYS``."""
+    job = PrivateJob(model=config["model"], batch=config["batch"], steps=len(WAYS) * (rounds + 1), lr=0.1)
     parties = [identity(p) for p in range(PARTIES)]
-    policy = make_policy(parties, Topology(), rounds + 1)
+    policy = make_policy(parties, Topology(), sum(on for on, _ in WAYS) * (rounds + 1))
     evidence = WorkerEvidence.open(folder / f"w{party}", parties[party], policy, Coord(0, party, 0, 0))
     switch = Switch(evidence)
     plane = open_plane(
@@ -183,15 +208,18 @@ def training(config: dict[str, Any], party: int, folder: Path, rounds: int) -> I
 
 
 def measure(config: dict[str, Any], party: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """Of every round: the step without the transcript, and the step with it."""
+    """Of every round: the step in each of ``WAYS``, which take turns at being the first."""
     rounds = int(config["rounds"])
     found = []
     with training(config, party, folder, rounds) as body:
         for k in range(rounds + 1):  # the first one warms up
-            order = (False, True) if k % 2 else (True, False)
-            took = {on: body.step(2 * k + i, on=on) for i, on in enumerate(order)}
+            order = [(k + i) % len(WAYS) for i in range(len(WAYS))][:: 1 if k % 2 else -1]
+            took = {}
+            for i, way in enumerate(order):
+                on, timed = WAYS[way]
+                took[way] = asdict(body.step(len(WAYS) * k + i, on=on, timed=timed))
             if k:
-                found.append([asdict(took[False]), asdict(took[True])])
+                found.append([took[way] for way in range(len(WAYS))])
     return found
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.bench.peers import mpspdz, mpspdz_training
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row
+from uvcc_engine.contract.machine.free_ports import ports
 
 SPU_PYTHON: Final = "UVCC_SPU_PYTHON"
 Seconds = Mapping[str, list[float]]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.free_ports import ports
 
 MPSPDZ: Final = "UVCC_MPSPDZ"
 _PARTY: Final = "replicated-ring-party.x"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.bench.launch.parties import said_by
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.contract.machine.free_ports import ports
 
 LATENCY_S: Final = 0.02
 BAR: Final = 0.6

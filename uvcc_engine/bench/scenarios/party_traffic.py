@@ -11,9 +11,9 @@ from __future__ import annotations
 import statistics
 from typing import Any, Final
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.bench.launch.parties import said_by
 from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.contract.machine.free_ports import ports
 
 BLOCK_BYTES: Final = 16 << 20  # gradients of a network of two million weights
 _LIMIT_S: Final = 300.0

@@ -1,8 +1,9 @@
 """Rows ``transcript.step.*`` of ``bench transcript``: what the transcript costs a real secret-shared training step.
 
-Three processes train over sealed links; every other step goes without the transcript, in alternating order, so that
-what the machine does meanwhile meets both alike. ``demo`` is the demonstration's step over its own relay. All three
-parties share this host's processors, which no deployment does; ``_direct`` goes without any latency, which none has;
+Three processes train over sealed links; a step without the transcript, one with it, and one with it whose parts are
+timed take turns, so that what the machine does meanwhile meets all alike. ``demo`` is the demonstration's step over its
+own relay. All three parties share this host's processors, which no deployment does; ``_direct`` goes without any
+latency, which none has;
 ``_20ms`` is a step between providers that lie 20 ms apart. Where nothing takes time on the way the step has the more
 rounds and fewer bytes that ``job.rounds: auto`` chooses on local pods, else the fewer rounds.
 """
@@ -17,11 +18,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.bench.launch.parties import said_by
 from uvcc_engine.bench.launch.plane_links import relay
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, row
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.contract.machine.turns import ratio
 
 BAR: Final = 0.03
@@ -52,7 +53,7 @@ def _links(kind: str, latency_s: float) -> Iterator[list[dict[str, Any]]]:
 
 
 def run_parties(model: str, link: str, latency_s: float, rounds: int) -> list[list[MeasuredRound]]:
-    """By party and round: what the step without and the step with the transcript took. Raises UvccError."""
+    """By party and round: what the step without and the steps with the transcript took. Raises UvccError."""
     with _links(link, latency_s) as links:
         config = {"model": model, "batch": _BATCH, "rounds": rounds, "links": links, "few_rounds": latency_s > 0}
         return said_by("share_party", config, _LIMIT_S)
@@ -61,36 +62,38 @@ def run_parties(model: str, link: str, latency_s: float, rounds: int) -> list[li
 def share_rows(name: str, rounds: int) -> list[Row]:
     """The rows of one job: the slow-down by the clock and by the processor time of the three parties together, which
     does not depend on who else wants the processors (``slowdown_cpu``); and, as shares of the step, the processor time
-    of recording, hashing and finalising in the thread that trains (``recording``), of hashing beside it (``beside``),
-    and of signing and checking (``agreeing``); ``recording_cpu`` is the first as a share of the step's processor
-    time. ``hashing`` is the least that the format costs: SHA-256 of every message, once at each end, at this machine's
-    rate, as a share of the processor time of the step without the transcript."""
+    of recording, hashing and finalising in the thread that trains (``recording``), of what of that it does while it
+    waits for another party, which holds nobody up (``waiting``), of hashing beside it (``beside``), and of signing and
+    checking (``agreeing``); ``recording_cpu`` is the first two as a share of the step's processor time. ``hashing`` is
+    the least that the format costs: SHA-256 of every message, once at each end, at this machine's rate, as a share of
+    the processor time of the step without the transcript."""
     rounds_of = [list(r) for r in zip(*run_parties(*JOBS[name], rounds), strict=True)]
     off = [max(party[0]["wall"] for party in r) for r in rounds_of]
     on = [max(party[1]["wall"] for party in r) for r in rounds_of]
     cpu_off, cpu_on = ([sum(party[with_]["cpu"] for party in r) for r in rounds_of] for with_ in (0, 1))
     at = f"transcript.step.{name}"
 
-    def share(part: str, of: str) -> list[float]:
-        """The share of time that the transcript takes, at the party where it is largest."""
-        return [max(party[1][part] / party[1][of] for party in r) for r in rounds_of]
+    def share(part: str, of: str, other: str = "") -> list[float]:
+        """The share of time that the transcript takes, at the party where it is largest, of the step that is timed."""
+        return [max((p[2][part] + p[2].get(other, 0.0)) / p[2][of] for p in r) for r in rounds_of]
 
     return [
         _slowdown(f"{at}.slowdown", on, off),
         _slowdown(f"{at}.slowdown_cpu", cpu_on, cpu_off),
         row(f"{at}.recording", "share", "step", share("recording", "wall"), BAR),
-        row(f"{at}.recording_cpu", "share", "processor time", share("recording", "cpu")),
+        row(f"{at}.recording_cpu", "share", "processor time", share("recording", "cpu", "waiting")),
+        row(f"{at}.waiting", "share", "step", share("waiting", "wall")),
         row(f"{at}.beside", "share", "step", share("beside", "wall")),
         row(f"{at}.hashing", "share", "processor time", _hashing(rounds_of, cpu_off)),
         row(f"{at}.agreeing", "share", "step", share("agreeing", "wall"), BAR),
-        row(f"{at}.leaves", "rate", "leaves/step", [float(r[0][1]["leaves"]) for r in rounds_of]),
+        row(f"{at}.leaves", "rate", "leaves/step", [float(r[0][2]["leaves"]) for r in rounds_of]),
     ]
 
 
 def _hashing(rounds_of: list[list[MeasuredRound]], cpu_off: list[float]) -> list[float]:
     """By round: the processor time of SHA-256 alone over that of the step without the transcript."""
     each_s = 1 / sha256_rate()
-    hashed = [sum(party[1]["hashed"] for party in r) for r in rounds_of]
+    hashed = [sum(party[2]["hashed"] for party in r) for r in rounds_of]
     return [size * each_s / cpu for size, cpu in zip(hashed, cpu_off, strict=True)]
 
 

@@ -11,10 +11,10 @@ import json
 import sys
 from typing import Any
 
-from uvcc_engine.bench.launch.fleet import ports
 from uvcc_engine.bench.launch.parties import said_by
 from uvcc_engine.bench.launch.plane_links import relay
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.free_ports import ports
 
 
 def main() -> int:

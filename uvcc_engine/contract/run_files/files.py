@@ -114,6 +114,12 @@ def checked_run_id(run: str) -> str:
     return run
 
 
+def run_id_of(folder: Path) -> str:
+    """The run id of a folder that a person named: its name, with a ``-`` for each run of characters that no id has."""
+    fits = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("._-")
+    return fits[:128] or "run"
+
+
 def write_failed(path: Path, error: OSError) -> UvccError:
     """The error of a write that did not happen, with a hint at what stopped it."""
     if error.errno in _FULL_DISK:

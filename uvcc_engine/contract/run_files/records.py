@@ -49,6 +49,8 @@ _REAL: Final = (
     "waiting_s",
     "step_rounds",
     "step_bytes",
+    "step_audits",
+    "step_audited",
 )
 _MEASURED: Final = ("loss", "toks_per_s", "samples_per_s")  # may be NaN: that is a finding
 _WORDS: Final = ("msg", "halt_nonce", "waiting_on", "coord")

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
-from uvcc_engine.contract.machine.host import resident_mib
+from uvcc_engine.contract.machine.host import process, resident_mib
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.control import Control, HaltRequest
 from uvcc_engine.contract.run_files.eventlog import EventLog
@@ -36,7 +36,7 @@ WAIT_TOLD_S: Final = 2.0
 MEMORY_EVERY_S: Final = 1.0
 _CODE: Final = {"tree": "UVCC_CODE_TREE", "commit": "UVCC_CODE_COMMIT", "dirty": "UVCC_CODE_DIRTY"}  # of job.code
 # totals and means so far: true until the next one, whatever phase says so in between
-COUNTS: Final = ("sent_bytes", "step_rounds", "step_bytes")
+COUNTS: Final = ("sent_bytes", "step_rounds", "step_bytes", "step_audits", "step_audited")
 HEARTBEAT_KEEP_BYTES: Final = 16 << 20
 
 
@@ -271,6 +271,8 @@ class RunWriter:
             raise ConfigError(f"unknown exit status {status!r}", f"one of {', '.join(STATUSES)}")
         record: dict[str, Any] = {"run": self.run, "status": status, "step": step, "checkpoint": checkpoint}
         record |= {"coord": self.coord, "pid": os.getpid(), "ts": self._clock()}
+        if (me := process(os.getpid())) is not None:
+            record["starttime"] = me.starttime  # with the pid, whose record it is whatever the clock says
         if error is not None:
             record |= error_fields(error)
         path = self.directory / files.exit_name(self.rank, lead=self.lead)

@@ -16,7 +16,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.comparisons.selection import pair_to_share_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import MATMUL, PATCHES
-from uvcc_engine.mpc.foundation.roles import Roles, known, mine_part, online_part, roles
+from uvcc_engine.mpc.foundation.roles import Places, Roles, known, mine_part, online_part, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
@@ -30,7 +30,17 @@ from uvcc_engine.mpc.products.arithmetic import (
     matmul_local,
     mul_protocol,
 )
-from uvcc_engine.mpc.products.truncation import check_shift, from_wire, refuse_unproved, to_wire, wire_form
+from uvcc_engine.mpc.products.truncation import (
+    check_shift,
+    deal_own_mask,
+    draw_own_mask,
+    from_wire,
+    refuse_unproved,
+    take_own_mask,
+    to_wire,
+    want_own_mask,
+    wire_form,
+)
 from uvcc_engine.transcript.formats import kinds
 
 
@@ -39,7 +49,7 @@ def matmul_gated_protocol(
 ) -> MpcProtocol[Share]:
     """``(x @ y) * scale * bit`` for arithmetic bits (``f = 0``) of the product's shape; the result keeps ``x.f``.
 
-    2 rounds, as the product alone: 56 bytes + 3 elements modulo 2^s per output over the three parties (62 bytes for
+    2 rounds, as the product alone: 48 bytes + 4 elements modulo 2^s per output over the three parties (56 bytes for
     s <= 16, where product and choice one after the other take 64 and 3 rounds).
     """
     return (yield from _gated_protocol(rt, x, y, bit, matmul_local(rt, x), scale, dealer, MATMUL))
@@ -91,41 +101,33 @@ def truncate_gated_protocol(rt: Runtime, z: Tensor, bit: Share, s: int, f: int, 
     refuse_unproved(rt)
     rt.watch(z, parties=3, shift=s)
     role = roles(rt, dealer)
+    nowhere = Places()
+    mask = draw_own_mask(rt, role, z, s, nowhere)
     draws = rt.draws()
-    left = draws.ring(role.with_left, *z.shape) if not role.is_right else None
-    right = draws.ring(role.with_right, *z.shape) if not role.is_left else None
-    shares = draws.narrow(role.with_right, s, 3, *z.shape) if not role.is_left else None
-    cover = draws.ring(role.with_right, *z.shape) if not role.is_left else None
+    cover = draws.ring(role.with_left, *z.shape) if not role.is_right else None
+    third = draws.narrow(role.with_left, s, *z.shape) if not role.is_right else None
     message = Round()
     y: Tensor | None = None
     if role.is_dealer:
-        low = draws.narrow(-1, s, *z.shape)
-        k, m, third = known(shares)
-        masked, dealt = rt.kernels.truncate_deal(z, known(left), known(right), k, m, low, s)
-        r, total = masked - z, bit.first + bit.second
-        message.send(role.left, kinds.DEALER, to_wire(rt, dealt, s))
-        message.send(role.left, kinds.DEALER, to_wire(rt, narrow(total * shift_logical(r, 63) - third, s), s))
-        message.send(role.left, kinds.DEALER, known(cover) - shift_logical(r, s) * total)
-        message.send(role.left, kinds.RESHARE, masked)
-        message.send(role.right, kinds.RESHARE, masked)
+        r, total = (known(mask.dealt)[0].to(z.dtype) & ((1 << s) - 1)) - z, bit.first + bit.second
+        deal_own_mask(rt, role, mask, s, message)
+        message.send(role.right, kinds.RESHARE, known(cover) - shift_logical(r, s) * total)
+        message.send(role.right, kinds.RESHARE, to_wire(rt, narrow(total * shift_logical(r, 63) - known(third), s), s))
         yield message
     else:
         dtype, shape = wire_form(s, z.shape)
-        if role.is_left:
-            message.want(role.d, kinds.DEALER, dtype, 2, *shape)
-            message.want(role.d, kinds.DEALER, dtype, *shape)
-            message.want(role.d, kinds.DEALER, z.dtype, *z.shape)
+        want_own_mask(role, z.shape, s, message)
+        if role.is_right:
+            message.want(role.d, kinds.RESHARE, z.dtype, *z.shape)
+            message.want(role.d, kinds.RESHARE, dtype, *shape)
         message.send(role.other, kinds.RESHARE, z)
-        message.want(role.d, kinds.RESHARE, z.dtype, *z.shape)
         message.want(role.other, kinds.RESHARE, z.dtype, *z.shape)
         got: list[Tensor] = yield message
-        if role.is_left:
-            k, m = from_wire(got[0], s)
-            third, plus = from_wire(got[1], s), got[2]
-        else:
-            (k, m, third), plus = known(shares), -known(cover)
-        c, part = rt.kernels.truncate_open(z, got[-2], got[-1], k, m, s)
-        y = _online(rt, role, bit, (c, part, known(left if role.is_left else right), third), s).add_(plus)
+        take_own_mask(role, mask, got, s, nowhere)
+        third, plus = (known(third), -known(cover)) if role.is_left else (from_wire(got[3], s), got[2])
+        c, part = rt.kernels.truncate_open(z, got[-1], known(mask.shown), known(mask.k), known(mask.m), s, s)
+        upper = known(mask.left if role.is_left else mask.right)
+        y = _online(rt, role, bit, (c, part, upper, third), s).add_(plus)
     return (yield from pair_to_share_protocol(rt, y, z.shape, f, role.d))
 
 

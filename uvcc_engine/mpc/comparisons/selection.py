@@ -16,13 +16,15 @@ from torch import Tensor
 
 from uvcc_engine.mpc.comparisons.boolean import WIDE_UP_TO, PairBits, drelu_protocol, sign_protocol
 from uvcc_engine.mpc.comparisons.proved_bits import numbers_proved_protocol, sign_proved_protocol
-from uvcc_engine.mpc.foundation.chunking import chunk_slices, in_chunks_protocol
+from uvcc_engine.mpc.foundation.chunking import chunk_slices, dealt_slices, in_chunks_protocol
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, mine_part, online_part, places, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, matmul_protocol, mul_protocol, sub
 from uvcc_engine.mpc.products.truncation import Opened
 from uvcc_engine.transcript.formats import kinds
+
+_DEALT, _DEALT_WIDE = 64, 272  # bytes that the dealer of a product's ReLU sends for one output
 
 
 def open_bits(role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None) -> Tensor | None:
@@ -216,28 +218,49 @@ def matmul_relu_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DEALE
     truncated. Up to ``boolean.WIDE_UP_TO`` outputs 4 rounds, and 190 bytes more each.
 
     The bit is the sign of the product before rounding. ``x``: [..., m, k]; ``y``: [..., k, n]. Where everything is
-    proved the two run one after the other: 12 rounds, and the bit is that of the rounded product.
+    proved the two run one after the other: 12 rounds, and the bit is that of the rounded product. For few rounds the
+    rows are shared out to the three dealers, who send at the same time what one would send alone.
     """
     if rt.proves_everything:
         return (yield from relu_protocol(rt, (yield from matmul_protocol(rt, x, y, dealer=dealer)), dealer=dealer))
-    opened = Opened()
     shape = torch.Size((*x.shape[:-1], y.shape[-1]))
-    product = matmul_open_protocol(rt, x, y, opened, dealer=dealer)
-    both: MpcProtocol[list[Any]] = par(product, sign_of_opened_protocol(rt, opened, shape, dealer))
-    z, b = yield from both
-    value, bit = yield from _value_and_bit_protocol(rt, b, z)
+    most = WIDE_UP_TO if shape.numel() <= WIDE_UP_TO else 0  # of the whole, however it is shared out
+    rows = [slice(0, 1)]
+    if x.first.dim() == 2 and y.first.dim() == 2:
+        rows = dealt_slices(rt, shape[0], shape.numel() * (_DEALT_WIDE if most else _DEALT))
+
+    def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
+        part = x if len(rows) == 1 else x.index(place)
+        into = [None if out is None else out.reshape(-1) for out in outs]
+        return (yield from _open_relu_protocol(rt, part, y, dealer, most, into))
+
+    value, bit = yield from in_chunks_protocol(rows, shape, [x.f, 0], build, dealer, rt.device)
     return value.reshape(*shape), bit.reshape(*shape)
 
 
-def sign_of_opened_protocol(rt: Runtime, opened: Opened, shape: torch.Size, dealer: int) -> MpcProtocol[PairBits]:
+def _open_relu_protocol(
+    rt: Runtime, x: Share, y: Share, dealer: int, most: int, outs: Sequence[Share | None]
+) -> MpcProtocol[list[Share]]:
+    """Value and bit, flat, of ``x @ y``, compared in 2 rounds up to ``most`` outputs."""
+    opened = Opened()
+    shape = torch.Size((*x.shape[:-1], y.shape[-1]))
+    product = matmul_open_protocol(rt, x, y, opened, dealer=dealer)
+    both: MpcProtocol[list[Any]] = par(product, sign_of_opened_protocol(rt, opened, shape, dealer, most=most))
+    z, b = yield from both
+    return (yield from _value_and_bit_protocol(rt, b, z, outs))
+
+
+def sign_of_opened_protocol(
+    rt: Runtime, opened: Opened, shape: torch.Size, dealer: int, *, most: int = WIDE_UP_TO
+) -> MpcProtocol[PairBits]:
     """``[z >= 0]`` for a product that runs beside this (before it in ``par``) and fills ``opened``. 3 rounds in all, or
-    2 for few."""
+    2 for few up to ``most`` elements."""
     u = known(opened.u).reshape(-1) if roles(rt, dealer).is_dealer else None
 
     def v() -> Tensor:
         return known(opened.v).reshape(-1)
 
-    return (yield from sign_protocol(rt, dealer, shape.numel(), u, v, most=WIDE_UP_TO))
+    return (yield from sign_protocol(rt, dealer, shape.numel(), u, v, most=most))
 
 
 def mux_protocol(rt: Runtime, bit: Share, x: Share, y: Share) -> MpcProtocol[Share]:

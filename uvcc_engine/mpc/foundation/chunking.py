@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.foundation.rounds import MpcProtocol, par
 from uvcc_engine.mpc.foundation.share import Share
 
+if TYPE_CHECKING:
+    from uvcc_engine.mpc.foundation.runtime import Runtime
+
 CHUNK = 1 << 19  # elements
+SPREAD = 1 << 21  # bytes that a dealer sends for one operation, above which the three share them for few rounds
 ChunkProtocol = Callable[[int, slice, Sequence[Share | None]], MpcProtocol[list[Share]]]
 
 
@@ -28,6 +34,16 @@ def chunk_slices(n: int, size: int = CHUNK) -> list[slice]:
     count = -(-n // (3 * size)) * 3
     step = -(-n // count // 64) * 64 if n >= 64 * count else -(-n // count)
     return [slice(at, min(at + step, n)) for at in range(0, n, step)]
+
+
+def dealt_slices(rt: Runtime, rows: int, sent: int) -> list[slice]:
+    """``rows``, of which one dealer would send ``sent`` bytes, in three parts with a dealer each, where few rounds
+    matter: a round takes as long as the longest line, and with one dealer two lines lie idle. One part up to ``SPREAD``
+    bytes, and where products are proved, since each part would be a claim of its own."""
+    if not rt.few_rounds or rt.ledger is not None or rows < PARTIES or sent <= SPREAD:
+        return [slice(0, rows)]
+    step = -(-rows // PARTIES)
+    return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
 
 
 def in_chunks_protocol(

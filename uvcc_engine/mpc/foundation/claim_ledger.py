@@ -4,8 +4,9 @@ A ledger is a party's own notes: what it put into a product, what it sent, what 
 All parties file the same claims in the same order, because they run the same program.
 
 The runtime asks it before every message, and it lets no opening go while a claim is left to prove; one of
-``everything`` lets no message go that no claim covers. A party of several workers has a ledger at each,
-and an opening waits for the proofs of all of them (``sisters``), not only for those of the worker that opens.
+``everything`` lets no message go that no claim covers, and refuses a protocol that filed none for what it sent. A party
+of several workers has a ledger at each, and an opening waits for the proofs of all of them (``sisters``), not only for
+those of the worker that opens.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ class _Homeward:
 
 
 _OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN, kinds.AUDIT, kinds.FINDING)
+NEEDS_NO_CLAIM: Final = (*_OF_THE_PROOF, kinds.OPEN)  # of an opening that is withheld: zeros
+_ENTRIES_A_CLAIM: Final = 2  # of messages, at most: 4/3 is what the dealer of a truncation sends for each of its output
 
 
 class ClaimLedger:
@@ -151,6 +154,8 @@ class ClaimLedger:
         """Whether the verdicts of a step before were not heard yet."""
         self.unheard: Callable[[], None] | None = None
         """Has them heard: what :meth:`hear` calls."""
+        self.filed = 0
+        """Entries of all that was filed so far, proved or not."""
         self._waits = sisters
         self._products: list[ProductNotes] = []
         self._claims: list[BilinearClaim] = []
@@ -179,12 +184,14 @@ class ClaimLedger:
                 "verify: off, or a model of dense and convolutional layers",
             )
         self._products.append(notes)
+        self.filed += notes.count
         return notes
 
     def claim(self, *claims: BilinearClaim) -> None:
         """Keep equations that will be proved."""
         self._waits |= self.sisters
         self._claims += claims
+        self.filed += sum(one.count for one in claims)
 
     @property
     def copies_agree(self) -> bool:
@@ -247,6 +254,16 @@ class ClaimLedger:
             raise ConfigError(
                 f"a message of kind {kinds.NAMES.get(kind, kind)} has no proof",
                 "verify: products, or a job that can be proved whole",
+            )
+
+    def check_promises(self, promised: int, filed: int) -> None:
+        """Refuse (ConfigError) a protocol that said of ``promised`` entries of its messages that claims cover them, and
+        has filed claims of ``filed`` entries: nobody's word but this one's is taken for it, and a receiver that
+        files nothing proves nothing."""
+        if self.everything and promised > _ENTRIES_A_CLAIM * filed:
+            raise ConfigError(
+                f"{promised} numbers were sent as proved, and claims of {filed} cover them",
+                "report this: it is a defect; a protocol that sends what it says is proved files a claim of it",
             )
 
     def __len__(self) -> int:

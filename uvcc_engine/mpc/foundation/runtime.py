@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
-from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.claim_ledger import NEEDS_NO_CLAIM, ClaimLedger
 from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, Forecaster, PairKeys, derive_key
 from uvcc_engine.mpc.foundation.range_watch import RangeWatch
 from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 
 class ProtocolTask:
-    """A protocol on its way: waiting for a round (``request``) or for its branches (``left``)."""
+    """A protocol on its way: waiting for a round (``request``) or for its branches (``left``). ``promised``: entries
+    that it and its branches sent as covered by claims; ``filed``: entries of the claims that they filed."""
 
-    __slots__ = ("left", "parent", "place", "request", "results", "steps")
+    __slots__ = ("filed", "left", "parent", "place", "promised", "request", "results", "steps")
 
     def __init__(self, steps: Generator[Any, Any, Any], parent: ProtocolTask | None, place: int) -> None:
         self.steps = steps
@@ -35,7 +36,7 @@ class ProtocolTask:
         self.place = place
         self.request: Round | None = None
         self.results: list[Any] = []
-        self.left = 0
+        self.left = self.promised = self.filed = 0
 
 
 class Runtime:
@@ -199,10 +200,13 @@ class Runtime:
     def _resume(self, task: ProtocolTask, answer: list[Any] | None) -> list[ProtocolTask]:
         """Advance a task to its next round. Returns the tasks that wait now in its place (with its branches)."""
         task.request = None
+        before = 0 if self.ledger is None else self.ledger.filed
         try:
             request = task.steps.send(answer)
         except StopIteration as done:
+            self._note_filed(task, before)
             return self._finish(task, done.value)
+        self._note_filed(task, before)
         if isinstance(request, Fork):
             task.left = len(request.branches)
             task.results = [None] * task.left
@@ -218,16 +222,25 @@ class Runtime:
                 self.dealt_bytes += data.numel() * data.element_size()
             if self.ledger is not None:
                 self.ledger.check_message(kind, proved=request.proved, opening=request.opening)
+                if request.proved and not request.opening and kind not in NEEDS_NO_CLAIM:
+                    task.promised += data.numel()
             for message in self._outbox[peer].add(kind, data):
                 self._send(peer, *message)
         return [task]
 
+    def _note_filed(self, task: ProtocolTask, before: int) -> None:
+        if self.ledger is not None:
+            task.filed += self.ledger.filed - before
+
     def _finish(self, task: ProtocolTask, result: Any) -> list[ProtocolTask]:
         parent = task.parent
         if parent is None:
+            if self.ledger is not None:
+                self.ledger.check_promises(task.promised, task.filed)
             task.results = [result]
             return []
         parent.results[task.place] = result
+        parent.promised, parent.filed = parent.promised + task.promised, parent.filed + task.filed
         parent.left -= 1
         return self._resume(parent, parent.results) if parent.left == 0 else []
 

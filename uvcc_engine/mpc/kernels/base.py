@@ -36,8 +36,20 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """The dealer's (masked ``z``, corrections ``[2, ...]`` for the left party); see ``mpc.products.truncation``."""
 
-    def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
-        """``c = z + a + b + 2^62`` and this online party's part ``k + m [c >= 0]`` of the upper bits, modulo 2^s."""
+    def truncate_deal_own(
+        self, z: Tensor, left: Tensor, drawn: Tensor, more: Tensor, low: Tensor, s: int, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The dealer's (``[2, ...]``, below 2^s: bits that it shows, correction of the right party; component of the
+        right party, into ``out`` if given) where its own summand ``z`` is the mask; see ``mpc.products.truncation``.
+
+        ``drawn`` ``[2, ...]`` is drawn with the left, ``more`` with the right, ``low`` by the dealer alone.
+        """
+
+    def truncate_open(
+        self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int, bits: int = 64
+    ) -> tuple[Tensor, Tensor]:
+        """``c = z + a + b + 2^62``, of ``b`` the lowest ``bits``, and this online party's part ``k + m [c >= 0]`` of
+        the upper bits, modulo 2^s."""
 
     def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:
         """The online component of the result from the opened ``c`` and both parts (into ``out`` if given)."""

@@ -74,11 +74,24 @@ class CpuKernels(PlainKernels):
         )
         return masked, dealt
 
-    def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
+    def truncate_deal_own(
+        self, z: Tensor, left: Tensor, drawn: Tensor, more: Tensor, low: Tensor, s: int, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if not self._sums(z.numel(), z, left, drawn, more, low):
+            return super().truncate_deal_own(z, left, drawn, more, low, s, out)
+        dealt = torch.empty((2, *z.shape), dtype=wire_dtype(s))
+        right = torch.empty_like(z) if out is None else out
+        given = (_flat(z), _flat(left), _rows(drawn), _flat(more), _flat(low))
+        self._jit.truncate_deal_own(*given, s, _rows(dealt), _flat(right))
+        return dealt, right
+
+    def truncate_open(
+        self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int, bits: int = 64
+    ) -> tuple[Tensor, Tensor]:
         if not self._sums(z.numel(), z, a, b, k, m):
-            return super().truncate_open(z, a, b, k, m, s)
+            return super().truncate_open(z, a, b, k, m, s, bits)
         c, part = torch.empty_like(z), torch.empty_like(k)
-        self._jit.truncate_open(_flat(z), _flat(a), _flat(b), _flat(k), _flat(m), _flat(c), _flat(part))
+        self._jit.truncate_open(_flat(z), _flat(a), _flat(b), _flat(k), _flat(m), bits, _flat(c), _flat(part))
         return c, part
 
     def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:

@@ -55,8 +55,17 @@ class CudaKernels(PlainKernels):
     ) -> tuple[Tensor, Tensor]:
         return triton_ops.truncate_deal(z.contiguous(), left, right, k.contiguous(), m.contiguous(), low, s)
 
-    def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
-        return triton_ops.truncate_open(z.contiguous(), a.contiguous(), b.contiguous(), k.contiguous(), m.contiguous())
+    def truncate_deal_own(
+        self, z: Tensor, left: Tensor, drawn: Tensor, more: Tensor, low: Tensor, s: int, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        narrow = (drawn.contiguous(), more.contiguous(), low.contiguous())
+        return triton_ops.truncate_deal_own(z.contiguous(), left.contiguous(), *narrow, s, out)
+
+    def truncate_open(
+        self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int, bits: int = 64
+    ) -> tuple[Tensor, Tensor]:
+        given = (z.contiguous(), a.contiguous(), b.contiguous(), k.contiguous(), m.contiguous())
+        return triton_ops.truncate_open(*given, bits)
 
     def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:
         return triton_ops.truncate_close(c, part, theirs.contiguous(), s, out)

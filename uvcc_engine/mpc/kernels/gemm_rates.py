@@ -26,8 +26,9 @@ from typing import Final, TextIO
 
 import torch
 
+from uvcc_engine.contract.machine.compiled import loops_folder
 from uvcc_engine.mpc.kernels import gemm_paths, limbs, tile_units
-from uvcc_engine.mpc.kernels.loops import LOOPS, folder
+from uvcc_engine.mpc.kernels.loops import LOOPS
 
 log = logging.getLogger(__name__)
 Rates = Mapping[str, tuple[float, ...]]
@@ -173,7 +174,7 @@ def path() -> Path:
     sources = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES]
     said = [processor_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, str(SIZES)]
     digest = hashlib.sha256(b"\0".join([*(s.encode() for s in said), *sources])).hexdigest()
-    return folder() / f"gemm-{digest[:16]}.json"
+    return loops_folder() / f"gemm-{digest[:16]}.json"
 
 
 def processor_name() -> str:

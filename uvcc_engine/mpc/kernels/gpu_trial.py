@@ -54,8 +54,12 @@ def _truncated(s: int, n: int) -> Callable[[Kernels, torch.device], list[Tensor]
 
     def by(kernels: Kernels, *given: Tensor) -> list[Tensor]:
         z, left, right, a, b, k, m, low = given
-        dealt = kernels.truncate_deal(z, left, right, k, m, low, s)
-        return [*dealt, *kernels.truncate_open(z, a, b, k, m, s), kernels.truncate_close(z, k, m, s)]
+        dealt = (
+            *kernels.truncate_deal(z, left, right, k, m, low, s),
+            *kernels.truncate_deal_own(z, left, torch.stack([k, m]), low, k, s),
+        )
+        opened = *kernels.truncate_open(z, a, b, k, m, s), *kernels.truncate_open(z, a, low, k, m, s, s)
+        return [*dealt, *opened, kernels.truncate_close(z, k, m, s)]
 
     return _on(by, *whole, *narrow)
 

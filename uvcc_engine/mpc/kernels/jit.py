@@ -288,12 +288,35 @@ def truncate_deal(
 
 
 @compiled_loop
-def truncate_open(z: Words, a: Words, b: Words, k: Narrow, m: Narrow, c: Words, part: Narrow) -> None:
-    """``c = z + a + b + 2^62`` and ``part = k + m [c >= 0]``, each [n], at an online party."""
+def truncate_deal_own(
+    z: Words, left: Words, drawn: Narrow, more: Narrow, low: Narrow, s: int, dealt: Narrow, right: Words
+) -> None:
+    """The dealer's ``dealt`` [2, n], shown lower bits and a correction, and ``right`` where ``z`` is the mask: see
+    ``truncation``.
+
+    ``drawn`` is [2, n], all other vectors are [n].
+    """
+    shift, rest, top = np.uint64(s), np.uint64(64 - s), np.uint64(63)
+    modulus = (np.uint64(1) << shift) - np.uint64(1)
+    for i in range(z.shape[0]):
+        seen = (z[i] + np.uint64(low[i])) & modulus
+        r = seen - z[i]
+        dealt[0, i] = seen
+        dealt[1, i] = ((r >> top) - np.uint64(drawn[1, i])) & modulus
+        right[i] = np.uint64(0) - ((r >> shift) + left[i] + ((np.uint64(drawn[0, i]) + np.uint64(more[i])) << rest))
+
+
+@compiled_loop
+def truncate_open(
+    z: Words, a: Words, b: Words | Narrow, k: Narrow, m: Narrow, bits: int, c: Words, part: Narrow
+) -> None:
+    """``c = z + a + b + 2^62``, of ``b`` the lowest ``bits``, and ``part = k + m [c >= 0]``, each [n], at an online
+    party."""
     one, top = np.uint64(1), np.uint64(63)
     offset = one << np.uint64(62)
+    lowest = ~np.uint64(0) >> np.uint64(64 - bits)
     for i in range(z.shape[0]):
-        value = z[i] + a[i] + b[i] + offset
+        value = z[i] + a[i] + (np.uint64(b[i]) & lowest) + offset
         c[i] = value
         # the top bit less one: all ones where it is clear
         part[i] = np.uint64(k[i]) + (np.uint64(m[i]) & ((value >> top) - one))

@@ -1,45 +1,22 @@
-"""Numba's cache, but found by what the source says instead of by where it lies.
-
-Pods on one machine have a copy of the package each. Numba would compile for each copy anew; with this, whoever comes
-first compiles for all of them. Only numba's choice of folder and its test for freshness are replaced, in the way that
-it offers for that (``NUMBA_CACHE_LOCATOR_CLASSES``, numba 0.62; an older one goes on as it would by itself).
-"""
+"""The folder of the machine code of the protocols' loops, and how a loop gets there."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
-import numba.core.caching
-import numba.core.config
-
+from uvcc_engine.contract.machine.numba_cache import SourceLocator, kept_loop
 from uvcc_engine.mpc.kernels.loops import code_folder
 
-_Locator: Any = numba.core.caching.InTreeCacheLocator
-_config: Any = numba.core.config
-_njit: Callable[[Callable[..., Any]], Any] = numba.njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 
-
-class LoopLocator(_Locator):  # type: ignore[misc]  # numba has no types
-    """One folder for all copies of a source, which is fresh as long as the source says the same."""
+class LoopLocator(SourceLocator):
+    """The folder that all these loops share."""
 
     def get_cache_path(self) -> str:
-        """The folder of this source's machine code."""
+        """The folder of these sources' machine code."""
         return str(code_folder())
-
-    def get_source_stamp(self) -> str:
-        """The SHA-256 of the source as hexadecimal digits. Raises OSError if it cannot be read."""
-        return hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
 
 
 def compiled_loop(function: Callable[..., Any]) -> Any:
     """``numba.njit`` of a single-threaded loop that is kept in the folder above."""
-    before = getattr(_config, "CACHE_LOCATOR_CLASSES", "")
-    _config.CACHE_LOCATOR_CLASSES = f"{__name__}.{LoopLocator.__name__}"
-    try:
-        return _njit(function)
-    finally:
-        _config.CACHE_LOCATOR_CLASSES = before
+    return kept_loop(LoopLocator, function)

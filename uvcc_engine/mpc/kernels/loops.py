@@ -15,7 +15,6 @@ import importlib.util
 import logging
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -24,40 +23,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from uvcc_engine.contract.machine.compiled import LOOPS_ENV, kept_in
+from uvcc_engine.contract.machine.compiled import LOOPS_ENV, is_guarded, loops_folder
 
 log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
 LOOK_S: Final = 0.25  # between two looks for the mark
 
 
-def folder() -> Path:
-    """Where the machine code is kept and the mark lies: UVCC_LOOPS if it can be written and by nobody else.
-
-    Machine code from a folder that anybody may write would be anybody's program.
-    """
-    shared = os.environ.get(LOOPS_ENV)
-    if shared and os.access(shared, os.W_OK | os.X_OK) and _is_guarded(Path(shared)):
-        return Path(shared)
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    return Path(chosen) if chosen else kept_in(Path(__file__).parents[2])
-
-
-def _is_guarded(path: Path) -> bool:
-    return not path.stat().st_mode & stat.S_IWOTH
-
-
 @cache
 def _mark_name() -> str:
     loops = (f"{of}_loops.py" for of in ("gemm", "tile", "proof", "polynomial", "bit", "weigh"))
     files = (*loops, "jit.py", "loop_cache.py")
-    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in files)
+    shared = Path(__file__).parents[2] / "contract" / "machine" / "numba_cache.py"
+    source = b"".join(path.read_bytes() for path in (*map(Path(__file__).with_name, files), shared))
     return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
 
 
 def mark() -> Path:
     """The file that says that all loops of this source are compiled, by this Python."""
-    return folder() / _mark_name()
+    return loops_folder() / _mark_name()
 
 
 def code_folder() -> Path:
@@ -71,9 +55,9 @@ def take_over() -> None:
     So a domain's own user compiles nothing that the administrator's installation has compiled. Raises OSError if the
     copy cannot be kept.
     """
-    theirs, mine = Path(os.environ.get(LOOPS_ENV) or folder()), folder()
+    theirs, mine = Path(os.environ.get(LOOPS_ENV) or loops_folder()), loops_folder()
     done = theirs / mark().name
-    if theirs != mine and done.exists() and _is_guarded(theirs):
+    if theirs != mine and done.exists() and is_guarded(theirs):
         shutil.copytree(done.with_suffix(""), code_folder(), copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 

@@ -65,8 +65,21 @@ class PlainKernels:
         # -(X + Y) = (r >> s) + 2^(64-s) k, so subtracting r >> s leaves X + Y + 2^(64-s) k
         return z + r, narrow(torch.stack([shift_logical(total, 64 - s) - k, shift_logical(r, 63) - m]), s)
 
-    def truncate_open(self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int) -> tuple[Tensor, Tensor]:
-        c = z + a + b + (1 << 62)
+    def truncate_deal_own(
+        self, z: Tensor, left: Tensor, drawn: Tensor, more: Tensor, low: Tensor, s: int, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        modulus = (1 << s) - 1
+        shown = (z + low) & modulus
+        r = shown - z
+        overflow = (drawn[0].to(torch.int64) + more) << (64 - s)
+        right = -(shift_logical(r, s) + left + overflow)
+        dealt = narrow(torch.stack([shown, (shift_logical(r, 63) - drawn[1]) & modulus]), s)
+        return dealt, right if out is None else out.copy_(right)
+
+    def truncate_open(
+        self, z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, s: int, bits: int = 64
+    ) -> tuple[Tensor, Tensor]:
+        c = z + a + (b if bits == 64 else b.to(torch.int64) & ((1 << bits) - 1)) + (1 << 62)
         return c, narrow(k.to(torch.int64) + (m & ~(c >> 63)), s)
 
     def truncate_close(self, c: Tensor, part: Tensor, theirs: Tensor, s: int, out: Tensor | None = None) -> Tensor:

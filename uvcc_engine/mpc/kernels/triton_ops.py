@@ -84,11 +84,44 @@ def truncate_deal(
 
 
 @triton.jit
-def _truncate_open(z, a, b, k, m, c, part, n, BLOCK: tl.constexpr):
+def _truncate_deal_own(z, left, drawn, more, low, dealt, right, n, S: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    own = tl.load(z + at, mask=inside, other=0)
+    ones: tl.constexpr = (1 << S) - 1
+    upper: tl.constexpr = (1 << (64 - S)) - 1
+    seen = (own + tl.load(low + at, mask=inside, other=0).to(tl.int64)) & ones
+    r = seen - own
+    overflow = tl.load(drawn + at, mask=inside, other=0).to(tl.int64)
+    overflow += tl.load(more + at, mask=inside, other=0).to(tl.int64)
+    total = ((r >> S) & upper) + tl.load(left + at, mask=inside, other=0) + (overflow << (64 - S))
+    top = ((r >> 63) & 1) - tl.load(drawn + n + at, mask=inside, other=0).to(tl.int64)
+    kind = dealt.dtype.element_ty
+    tl.store(dealt + at, seen.to(kind), mask=inside)
+    tl.store(dealt + n + at, (top & ones).to(kind), mask=inside)
+    tl.store(right + at, -total, mask=inside)
+
+
+def truncate_deal_own(
+    z: Tensor, left: Tensor, drawn: Tensor, more: Tensor, low: Tensor, s: int, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """See ``Kernels.truncate_deal_own``."""
+    right = torch.empty_like(z) if out is None else out
+    dealt = torch.empty((2, *z.shape), dtype=drawn.dtype, device=z.device)
+    n = z.numel()
+    _truncate_deal_own[_grid(n)](z, left, drawn, more, low, dealt, right, n, S=s, BLOCK=_ELEMENTS)
+    return dealt, right
+
+
+@triton.jit
+def _truncate_open(z, a, b, k, m, c, part, n, BITS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     value = tl.load(z + at, mask=inside, other=0) + tl.load(a + at, mask=inside, other=0)
-    value += tl.load(b + at, mask=inside, other=0) + (1 << 62)
+    third = tl.load(b + at, mask=inside, other=0).to(tl.int64)
+    if BITS < 64:
+        third = third & ((1 << BITS) - 1)
+    value += third + (1 << 62)
     tl.store(c + at, value, mask=inside)
     clear = ((value >> 63) & 1) - 1  # all ones where the top bit is clear
     found = tl.load(k + at, mask=inside, other=0).to(tl.int64)
@@ -96,11 +129,11 @@ def _truncate_open(z, a, b, k, m, c, part, n, BLOCK: tl.constexpr):
     tl.store(part + at, found.to(part.dtype.element_ty), mask=inside)
 
 
-def truncate_open(z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+def truncate_open(z: Tensor, a: Tensor, b: Tensor, k: Tensor, m: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """See ``Kernels.truncate_open``."""
     c, part = torch.empty_like(z), torch.empty_like(k)
     n = z.numel()
-    _truncate_open[_grid(n)](z, a, b, k, m, c, part, n, BLOCK=_ELEMENTS)
+    _truncate_open[_grid(n)](z, a, b, k, m, c, part, n, BITS=bits, BLOCK=_ELEMENTS)
     return c, part
 
 

@@ -26,6 +26,8 @@ def warm(kernels: CpuKernels) -> None:
     for s in (16, 32, 50):
         half = zeros(_N, bits=s)
         kernels.truncate_deal(x, x, x, half, half, half, s)
+        kernels.truncate_deal_own(x, x, zeros(2, _N, bits=s), half, half, s)
+        kernels.truncate_open(x, x, half, half, half, s, s)
         c, part = kernels.truncate_open(x, x, x, half, half, s)
         kernels.truncate_close(c, part, half, s)
     kernels.pack(x, 5)

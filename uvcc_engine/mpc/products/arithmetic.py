@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, in_chunks_protocol
+from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, dealt_slices, in_chunks_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, PATCHES, SUMMED, ProductNotes
 from uvcc_engine.mpc.foundation.roles import Roles, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
@@ -28,6 +28,7 @@ from uvcc_engine.transcript.formats import kinds
 DEALER = 2
 _SCALE_BITS = 11
 _LONG = 1 << 10  # summands from which a sum of products is proved in parts
+_DEALT = 20  # bytes that the dealer of a truncated product sends for one output, where 16 bits are cut off
 _PARTS = 64  # a multiple of what a proof takes at once
 Pair = tuple[Share, Share]
 
@@ -163,6 +164,7 @@ def matmul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, deal
     rows = [slice(0, 1)]
     if x.first.dim() == 2 and y.first.dim() == 2:
         rows = chunk_slices(x.shape[0], max(64, CHUNK // max(1, y.shape[1])))
+        rows = rows if len(rows) > 1 else dealt_slices(rt, x.shape[0], _DEALT * x.shape[0] * y.shape[1] if y.f else 0)
     if len(rows) == 1:
         return (yield from _product_protocol(rt, x, y, matmul_local(rt, x), scale, dealer, form=MATMUL))
     whole = object()

@@ -50,9 +50,8 @@ def truncate_proved_protocol(
     """``sum z / 2^s`` of a product that is in the ledger, ``|sum z| < 2^62``; right on average, and off by less than
     1.5 units.
 
-    2 rounds; 32 bytes + 4 numbers modulo 2^s per output over the three parties (40 bytes for s <= 16), as many as
-    without proofs.
-    Shape of the product.
+    2 rounds; 32 bytes + 4 numbers modulo 2^s per output over the three parties (40 bytes for s <= 16), as a
+    small one without proofs. Shape of the product.
     """
     check_shift(s)
     z = notes.z

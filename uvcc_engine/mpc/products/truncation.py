@@ -7,10 +7,17 @@ knows: ``c = z + 2^62 + r (mod 2^64)``. Then, for a shift ``s``,
     z >> s  =  (c >> s) - (r >> s) + 2^(64-s) * msb(r) * (1 - msb(c)) - 2^(62-s)   (+ 0 or 1)
 
 because ``0 < z + 2^62 < 2^63``. (Escudero et al., CRYPTO 2020; Dalskov et al., USENIX Security 2021; Damgard et al.,
-IEEE S&P 2019 for the mask bit.) Here ``r >> s`` is never sent: the dealer's two output components ``X`` and ``Y``
-come from its pairwise streams and *define* the upper bits of the mask, ``r >> s = -(X + Y) mod 2^(64-s)``; what that
-overflows, and the mask's top bit, concern only the upper ``s`` bits of the result and travel as numbers modulo
-``2^s``.
+IEEE S&P 2019 for the mask bit.) The dealer's output components ``X``, which the left knows, and ``Y``, which the right
+knows, share ``-(r >> s)``; the mask's top bit concerns only the upper ``s`` bits of the result and travels as a number
+modulo ``2^s``. There are two masks:
+
+- *Of the dealer's streams*: ``X`` and ``Y`` are drawn and *define* its upper bits, ``r >> s = -(X + Y) mod 2^(64-s)``;
+  what that overflows travels beside the top bit, and the dealer sends ``z_d + r`` to both. What it deals for a
+  comparison that starts from what is opened depends on no data.
+- *The dealer's own summand* ``z_d`` of the product, uniform to either online party by the zero share in it, with lower
+  bits that it draws: it shows ``t = z_d + low mod 2^s`` to both, and ``r = t - z_d``. ``X`` is drawn, ``Y`` is sent.
+  That is fewer bytes. Where masks are zero the result lies in two components, not in the online one alone, which the
+  twins of trainings in plain integers tell from each other.
 
 The rounding is the sum of a floor and a carry that depends on the low bits of ``r``: the result is the floor, or one
 above it, with expectation within 2^-s of the exact quotient. As with every rounding of this kind, the functionality
@@ -28,7 +35,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.prg import OWN
-from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, places, roles
+from uvcc_engine.mpc.foundation.roles import Places, Roles, assemble, known, places, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.kernels.layout import wire_dtype
@@ -36,7 +43,7 @@ from uvcc_engine.mpc.kernels.plain import narrow, shift_logical
 from uvcc_engine.transcript.formats import kinds
 
 MAX_SHIFT = 50
-SPARING = 1 << 17  # outputs from which bytes matter more than a round, for shifts of more than 16 bits
+OWN_FROM = 1 << 16  # outputs from which the bytes matter more than that a result without masks lies in one component
 OFFSET = 1 << 62
 
 
@@ -189,16 +196,16 @@ def truncate_product_protocol(
     """Additive product share ``z`` (already re-randomised by a zero share), ``|sum z| < 2^62`` -> share of ``sum z >>
     s``.
 
-    The dealer adds the mask to its own ``z``. ``out`` takes the result in place (contiguous, of ``z``'s shape). 2
-    rounds; 32 bytes + 4 elements modulo 2^s per output, over the three parties (40 bytes for s <= 16). From
-    ``SPARING`` outputs and 17 bits on, the left party alone opens and passes on: 3 rounds, 8 bytes less.
+    ``out`` takes the result in place (contiguous, of ``z``'s shape). 2 rounds; 32 bytes + 4 elements modulo 2^s per
+    output, over the three parties (40 bytes for s <= 16). From ``OWN_FROM`` outputs on, if nothing starts from what is
+    ``opened``, the dealer's own ``z`` is the mask: 24 bytes + 5 elements (34 bytes).
     """
     check_shift(s)
     refuse_unproved(rt)
     rt.watch(z, parties=3, shift=s)
-    if s > 16 and z.numel() >= SPARING and opened is None:
-        return (yield from _truncate_sparing_protocol(rt, z, s, f, dealer, out))
     role = roles(rt, dealer)
+    if opened is None and z.numel() >= OWN_FROM:
+        return (yield from _truncate_own_protocol(rt, role, z, s, f, out))
     mask, masked, dealt = _product_mask(rt, role, z, s, out)
     message = Round()
     if role.is_dealer:
@@ -221,44 +228,88 @@ def truncate_product_protocol(
     return (yield from _finish_protocol(rt, role, mask, (z, got[-2], got[-1]), f, opened))
 
 
-def _truncate_sparing_protocol(
-    rt: Runtime, z: Tensor, s: int, f: int, dealer: int, out: Share | None
-) -> MpcProtocol[Share]:
-    """See ``truncate_product_protocol``: 24 bytes + 4 elements modulo 2^s, 3 rounds."""
-    role = roles(rt, dealer)
-    mask, masked, dealt = _product_mask(rt, role, z, s, out)
-    dtype, shape = wire_form(s, z.shape)
-    first, second, third = Round(), Round(), Round()
-    if role.is_dealer:
-        first.send(role.left, kinds.DEALER, to_wire(rt, known(dealt), s))
-        first.send(role.left, kinds.RESHARE, known(masked))
-        yield first
-        yield second
-        yield third
-        return assemble(role, with_left=mask.left, with_right=mask.right, online=None, f=f)
+@dataclass(slots=True)
+class OwnMask:
+    """One party's part of a mask that is the dealer's own summand: ``r = shown - z``, with ``0 <= shown < 2^s``.
+
+    ``left`` and ``right`` are the output components, of which the dealer sends the right one; ``k`` and ``m`` are as in
+    :class:`Mask`. ``dealt`` is what the dealer sends besides: ``[2, ...]``, ``shown`` to both and ``m`` to the right.
+    """
+
+    left: Tensor | None = None
+    right: Tensor | None = None
+    dealt: Tensor | None = None
+    shown: Tensor | None = None
+    k: Tensor | None = None
+    m: Tensor | None = None
+
+
+def draw_own_mask(rt: Runtime, role: Roles, z: Tensor, s: int, to: Places) -> OwnMask:
+    """What the party draws and, at the dealer, computes from its summand ``z`` of the product (any shape)."""
+    draws = rt.draws()
+    if role.is_right:
+        return OwnMask(k=draws.narrow(role.with_right, s, *z.shape))
+    left = draws.ring(role.with_left, *z.shape, out=to.with_left)
+    drawn = draws.narrow(role.with_left, s, 2, *z.shape)
     if role.is_left:
-        first.want(role.d, kinds.DEALER, dtype, 2, *shape)
-        first.want(role.d, kinds.RESHARE, torch.int64, *z.shape)
-        first.want(role.right, kinds.RESHARE, torch.int64, *z.shape)
-        got: list[Tensor] = yield first
-        mask.k, mask.m = from_wire(got[0], s)
-        c, part = rt.kernels.truncate_open(z, got[1], got[2], known(mask.k), known(mask.m), s)
-        second.send(role.right, kinds.RESHARE, c)
-        second.send(role.right, kinds.RESHARE, part_to_wire(rt, part, s))
-        yield second
-        third.want(role.right, kinds.RESHARE, dtype, *shape)
-        (theirs,) = yield third
-        return _close(rt, role, mask, c, part, from_wire(theirs, s), f)
-    first.send(role.left, kinds.RESHARE, z)
-    yield first
-    second.want(role.left, kinds.RESHARE, torch.int64, *z.shape)
-    second.want(role.left, kinds.RESHARE, dtype, *shape)
-    got = yield second
-    none = torch.full_like(z, -OFFSET)  # what arrives is the opened sum, its offset included
-    c, part = rt.kernels.truncate_open(got[0], none, torch.zeros_like(z), known(mask.k), known(mask.m), s)
-    third.send(role.left, kinds.RESHARE, part_to_wire(rt, part, s))
-    yield third
-    return _close(rt, role, mask, c, part, from_wire(got[1], s), f)
+        return OwnMask(left=left, k=drawn[0], m=drawn[1])
+    more, low = draws.narrow(role.with_right, s, *z.shape), draws.narrow(OWN, s, *z.shape)
+    dealt, right = rt.kernels.truncate_deal_own(z, left, drawn, more, low, s, to.with_right)
+    return OwnMask(left=left, right=right, dealt=dealt)
+
+
+def _truncate_own_protocol(
+    rt: Runtime, role: Roles, z: Tensor, s: int, f: int, out: Share | None
+) -> MpcProtocol[Share]:
+    """See ``truncate_product_protocol``. The online parties learn ``c`` from both their summands and ``shown``."""
+    to = places(role, out)
+    mask = draw_own_mask(rt, role, z, s, to)
+    message = Round()
+    if role.is_dealer:
+        deal_own_mask(rt, role, mask, s, message)
+        yield message
+        yield Round()
+        return assemble(role, with_left=mask.left, with_right=mask.right, online=None, f=f)
+    want_own_mask(role, z.shape, s, message)
+    message.send(role.other, kinds.RESHARE, z)
+    message.want(role.other, kinds.RESHARE, torch.int64, *z.shape)
+    got: list[Tensor] = yield message
+    take_own_mask(role, mask, got, s, to)
+    c, part = rt.kernels.truncate_open(z, got[-1], known(mask.shown), known(mask.k), known(mask.m), s, s)
+    second = Round()
+    dtype, shape = wire_form(s, z.shape)
+    second.send(role.other, kinds.RESHARE, part_to_wire(rt, part, s))
+    second.want(role.other, kinds.RESHARE, dtype, *shape)
+    (theirs,) = yield second
+    online = rt.kernels.truncate_close(c, part, from_wire(theirs, s), s, to.online)
+    return assemble(role, with_left=mask.left, with_right=mask.right, online=online, f=f)
+
+
+def deal_own_mask(rt: Runtime, role: Roles, mask: OwnMask, s: int, message: Round) -> None:
+    """Let the dealer send in ``message`` what the online parties want by :func:`want_own_mask`."""
+    dealt = to_wire(rt, known(mask.dealt), s)
+    message.send(role.left, kinds.RESHARE, dealt[0])
+    message.send(role.right, kinds.RESHARE, known(mask.right))
+    message.send(role.right, kinds.RESHARE, dealt)
+
+
+def want_own_mask(role: Roles, size: torch.Size, s: int, message: Round) -> None:
+    """Let an online party expect what the dealer has for it, for outputs of shape ``size``."""
+    dtype, shape = wire_form(s, size)
+    if role.is_left:
+        message.want(role.d, kinds.RESHARE, dtype, *shape)
+    else:
+        message.want(role.d, kinds.RESHARE, torch.int64, *size)
+        message.want(role.d, kinds.RESHARE, dtype, 2, *shape)
+
+
+def take_own_mask(role: Roles, mask: OwnMask, got: list[Tensor], s: int, to: Places) -> None:
+    """Complete an online party's ``mask`` by what it was sent (``got``, of the shapes of :func:`want_own_mask`)."""
+    if role.is_left:
+        mask.shown = from_wire(got[0], s)
+    else:
+        mask.right = got[0] if to.with_right is None else to.with_right.copy_(got[0])
+        mask.shown, mask.m = from_wire(got[1], s)
 
 
 def truncate_pair_protocol(

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.links.direct import DirectLink
-from uvcc_engine.plane.links.link import Arrival, Link
+from uvcc_engine.plane.links.link import Arrival, Link, no_work
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
 
 AUTO_POLICY: Final = LinkTiming(
@@ -74,7 +74,7 @@ class AutoLink:
     def flush(self) -> None:
         self._direct.flush()
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         arrivals = self._direct.exchange(0.0, src)
         now = self._clock()
         end = now + wait
@@ -83,18 +83,20 @@ class AutoLink:
             if (src is not None and self._direct.connected(src)) or all(map(self._direct.connected, self._peers)):
                 if self._relay.pending() or now >= self._next_glance:
                     arrivals = self._by_relay(0.0, src, now)
-                arrivals = arrivals or self._direct.exchange(slice_s, src)
+                arrivals = arrivals or self._direct.exchange(slice_s, src, meanwhile)
             else:
-                arrivals = self._by_relay(slice_s, src, now) or self._direct.exchange(0.0, src)
-            now = self._clock()
+                arrivals = self._by_relay(slice_s, src, now, meanwhile) or self._direct.exchange(0.0, src)
+            now, meanwhile = self._clock(), no_work
             if now >= end or self._resets or self._notices:
                 break
         self._tell()
         return arrivals
 
-    def _by_relay(self, wait: float, src: int | None, now: float) -> list[Arrival]:
+    def _by_relay(
+        self, wait: float, src: int | None, now: float, meanwhile: Callable[[], None] = no_work
+    ) -> list[Arrival]:
         self._next_glance = now + _GLANCE_S
-        arrivals = self._relay.exchange(wait, src)
+        arrivals = self._relay.exchange(wait, src, meanwhile)
         if self._relay.down_s() > _GIVE_UP_S and len(self._relays) > 1:
             before = self._relay
             self._relay = self._relays[(self._relays.index(before) + 1) % len(self._relays)]

@@ -21,7 +21,7 @@ from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableE
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.links.connection import Connection
 from uvcc_engine.plane.links.knocking import KnockAuthenticator, Stranger
-from uvcc_engine.plane.links.link import Arrival
+from uvcc_engine.plane.links.link import Arrival, no_work
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
 from uvcc_engine.relay.lobby import Lobby, Rejections
 
@@ -146,14 +146,15 @@ class DirectLink:
         if not connection.out:
             self._dirty.discard(connection)
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         if self._dirty:
             self.flush()
         first = self._active.get(src) if src is not None else None
         if first is not None and (arrivals := self._read(first)):
             return arrivals
+        end = self._clock() + wait
+        meanwhile()
         now = self._clock()
-        end = now + wait
         full = [c for c in self._dirty if not c.room]
         while True:
             arrivals = self._look(end, now)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from uvcc_engine.contract.job.link_spec import FAULT_KINDS
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.plane.api import Buffer
-from uvcc_engine.plane.links.link import Arrival, Link, LinkWrapper
+from uvcc_engine.plane.links.link import Arrival, Link, LinkWrapper, no_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class FaultyLink(LinkWrapper[Link]):
         self._clock = clock
         self.faults = FaultInjector(plan, party, clock())
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         now = self._clock()
-        arrivals = self._inner.exchange(max(0.0, min(wait, self.faults.next_due() - now)), src)
+        arrivals = self._inner.exchange(max(0.0, min(wait, self.faults.next_due() - now)), src, meanwhile)
         now = self._clock()
         for arrival in arrivals:
             # a link may reuse the memory of a body at its next exchange; what is held back has to be a copy

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.frame import Header
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
+
+
+def no_work() -> None:
+    """What there is to do meanwhile, where there is nothing."""
 
 
 class Arrival(NamedTuple):
@@ -35,10 +40,11 @@ class Link(Protocol):
     def flush(self) -> None:
         """Move taken frames on as far as that goes without waiting, where the link can."""
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         """Send what was taken and return what has arrived, after at most ``wait`` seconds if nothing has.
 
-        ``src`` is the party whose message is awaited most. Raises UnreachableError if the link is down for good.
+        ``src`` is the party whose message is awaited most. ``meanwhile`` is called at most once: when what was taken is
+        on its way, and before it waits. It raises nothing. Raises UnreachableError if the link is down for good.
         """
 
     def proven(self, src: int, path: object) -> None:

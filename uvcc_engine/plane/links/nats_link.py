@@ -26,7 +26,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
-from uvcc_engine.plane.links.link import Arrival
+from uvcc_engine.plane.links.link import Arrival, no_work
 from uvcc_engine.plane.links.relay_client import read_token
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
 
@@ -35,12 +35,16 @@ NATS_POLICY: Final = LinkTiming(
 )
 PIECE = struct.Struct("<QIQHHHxx")  # session, stream, seq, try, piece, pieces
 _UNSENT: Final = 32 << 20
-_FETCH: Final = 256
+_FETCH: Final = 32  # messages of a megabyte at most: a server ends a connection on which 64 MiB wait
+_FETCH_S: Final = 5.0
 _PARTIES: Final = frozenset(map(str, range(PARTIES)))
 _MAX_AGE_S: Final = 86_400
-_ACK_WAIT_S: Final = 60
+_ACK_WAIT_S: Final = 10  # what lay on a connection that broke is handed out again after so long
 _DUPLICATE_WINDOW_S: Final = 120
 _RETRY_S: Final = 1.0
+_AGAIN_S: Final = 2.0  # between two tries of what the broker refused
+_NO_STORE: Final = frozenset({10023, 10047})  # error codes of JetStream
+_FULL_STREAM: Final = frozenset({10077})
 _REST_S: Final = 0.02
 _WAITING: Final = 2048  # messages taken from the broker and not from us: then it keeps them, and passing ones are lost
 _PIECES: Final = 1024  # of a frame
@@ -87,6 +91,7 @@ class NatsLink:
         self.policy = policy
         self._url = url
         self._party = party
+        self._peers = [p for p in range(PARTIES) if p != party]
         self._stream = f"uvcc-{subject_word(group)}"
         self._prefix = f"{subject_word(group)}.{box:016x}"
         self._token = read_token(token_file) if token_file else None
@@ -100,7 +105,14 @@ class NatsLink:
         self._inbox: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         self._pieces: dict[tuple[int, bytes], list[bytes | None]] = {}
         self._notices: list[Notice] = []
+        self._resets: list[int] = []
+        self._portion = _FETCH  # messages asked for at once
+        self._fetched = 0  # times that so many came through
+        self._refused = False  # whether the broker would not store what was sent to it last
+        self._tried_at = float("-inf")  # when that was sent again
+        self._in_doubt = False  # whether the stream may be another one than the one that was made
         self._down_since: float | None = clock()
+        self._why = ""  # told last of this outage
         self._client: Any = None
         self._jetstream: Any = None
         self._loop = asyncio.new_event_loop()
@@ -120,13 +132,16 @@ class NatsLink:
     def flush(self) -> None:
         """Frames leave with the next exchange."""
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         if self._items and self._jetstream is not None:
             items, self._items = self._items, []
             with self._lock:
                 self._unsent += self._bytes
             self._bytes = 0
             self._call(self._publish_all(items))
+        end = self._clock() + wait
+        meanwhile()
+        wait = end - self._clock()
         found: list[Arrival] = []
         try:
             found += self._arrivals(*self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait())
@@ -139,7 +154,8 @@ class NatsLink:
         """The broker says who sent a frame; the seal proves it."""
 
     def resets(self) -> list[int]:
-        return []
+        found, self._resets = self._resets, []
+        return found
 
     def notices(self) -> list[Notice]:
         found, self._notices = self._notices, []
@@ -228,6 +244,8 @@ class NatsLink:
                 fetching = asyncio.create_task(self._fetch(await self._connect()))
             except (OSError, nats.errors.Error) as error:
                 self._say_down(error)
+                if self._client is not None:
+                    await self._client.close()  # the next try has one of its own
                 await self._pause()
         await self._ended.wait()
         if fetching is not None:
@@ -248,7 +266,6 @@ class NatsLink:
     async def _connect(self) -> Any:
         """Connect, make sure of the stream and subscribe; returns the pull subscription."""
         import nats
-        from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 
         self._client = await nats.connect(
             self._url,
@@ -262,6 +279,16 @@ class NatsLink:
             reconnected_cb=self._on_reconnected,
             name=f"uvcc party {self._party}",
         )
+        subscription = await self._provide()
+        await self._client.subscribe(f"uvccp.{self._prefix}.*.{self._party}", cb=self._on_passing)
+        self._jetstream = self._client.jetstream()
+        self._say_up()
+        return subscription
+
+    async def _provide(self) -> Any:
+        """Make sure that the broker has the stream and this party's consumer; returns the pull subscription."""
+        from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
+
         jetstream = self._client.jetstream()
         group = self._prefix.split(".")[0]
         await jetstream.add_stream(
@@ -275,17 +302,13 @@ class NatsLink:
                 duplicate_window=_DUPLICATE_WINDOW_S,
             )
         )
-        await self._client.subscribe(f"uvccp.{self._prefix}.*.{self._party}", cb=self._on_passing)
         box = self._prefix.split(".")[1]
-        subscription = await jetstream.pull_subscribe(
+        return await jetstream.pull_subscribe(
             f"uvcc.{self._prefix}.*.{self._party}",
             durable=f"{box}-{self._party}",
             stream=self._stream,
             config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=_ACK_WAIT_S, max_ack_pending=4096),
         )
-        self._jetstream = jetstream
-        self._say_up()
-        return subscription
 
     async def _fetch(self, subscription: Any) -> None:
         import nats.errors
@@ -294,22 +317,64 @@ class NatsLink:
             try:
                 while self._inbox.qsize() > _WAITING:
                     await asyncio.sleep(_REST_S)
-                for message in await subscription.fetch(_FETCH, timeout=5):
+                self._try_again()
+                if self._in_doubt:
+                    subscription = await self._anew(subscription)
+                wait = _AGAIN_S if self._refused else _FETCH_S
+                for message in await subscription.fetch(self._portion, timeout=wait):
                     self._inbox.put((sender_in(message.subject), message.data))
                     await message.ack()
+                self._fetched += 1
+                if self._fetched >= _FETCH:
+                    self._portion, self._fetched = min(_FETCH, 2 * self._portion), 0
+                if self._down_since is not None and self._client.is_connected and not self._refused:
+                    self._say_up()
             except (TimeoutError, nats.errors.TimeoutError):
-                continue
+                self._in_doubt = self._client.is_connected  # silence is also what a stream has to say that is gone
             except (OSError, nats.errors.Error) as error:
+                self._in_doubt = True
                 self._say_down(error)
                 await self._pause()
 
+    async def _anew(self, subscription: Any) -> Any:
+        """The subscription, if the broker still has what it leads to; else it is made anew, and everything that the
+        peers have not acknowledged themselves is sent again: a broker that lost its store has lost that."""
+        from nats.js.errors import NotFoundError
+
+        try:
+            await subscription.consumer_info()
+        except NotFoundError as error:
+            self._say_down(error)
+            subscription = await self._provide()
+            self._resets += self._peers
+        self._in_doubt = False
+        if self._down_since is not None and not self._refused:
+            self._say_up()
+        return subscription
+
+    def _try_again(self) -> None:
+        """What the broker refused is sent again every now and then: by its own clock the channel waits up to a minute,
+        also when the stream has had room for long."""
+        now = self._clock()
+        if self._refused and now - self._tried_at >= _AGAIN_S:
+            self._tried_at = now
+            self._resets += self._peers
+
     async def _publish_all(self, items: list[tuple[int, Outgoing]]) -> None:
         import nats.errors
+        from nats.js.errors import APIError
 
         try:
             await asyncio.gather(*(self._publish(dst, out) for dst, out in items))
+            if self._refused and not all(out.slot for _, out in items):
+                self._refused = False
+                self._say_up()
+        except APIError as error:
+            self._refused = True
+            self._say_down(error)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             # what was not stored is not acknowledged by the peer either, so the channel sends it again
+            self._in_doubt = True
             self._notices.append(Notice("relay_refused", {"why": str(error) or type(error).__name__}))
         finally:
             with self._lock:
@@ -333,20 +398,42 @@ class NatsLink:
             self._inbox.put((sender_in(message.subject), message.data))
 
     async def _on_error(self, error: Exception) -> None:
+        if self._down_since is not None:
+            self._say_down(error)
+            return
         self._notices.append(Notice("link_down", {"kind": self.kind, "why": str(error) or type(error).__name__}))
 
     async def _on_disconnected(self) -> None:
+        self._portion, self._fetched = max(1, self._portion // 8), 0  # for a server that found it too slow
         if not self._ended.is_set():
             self._say_down(ConnectionError("disconnected"))
 
     async def _on_reconnected(self) -> None:
+        self._in_doubt = True
+        self._resets += self._peers  # what was under way when the connection broke
         self._say_up()
 
     def _say_down(self, error: Exception) -> None:
-        if self._down_since is None or self._client is None:
-            self._notices.append(Notice("relay_down", {"url": self._url, "why": str(error) or type(error).__name__}))
-        self._down_since = self._down_since or self._clock()
+        """Once an outage, and again for another reason; reconnecting fails several times a second."""
+        why = self._words(error)
+        if why != self._why:
+            self._notices.append(Notice("relay_down", {"url": self._url, "why": why}))
+        self._why = why
+        self._down_since = self._clock() if self._down_since is None else self._down_since
+
+    def _words(self, error: Exception) -> str:
+        """Why, and what helps where the broker's limits are why."""
+        code = getattr(error, "err_code", None)
+        size = f"{self._max_bytes >> 20} MiB"
+        if code in _NO_STORE:
+            cure = f"raise jetstream.max_file_store above {size} in its configuration, or make room on its disk"
+            return f"it has no room for the stream {self._stream} of {size}: {cure}"
+        if code in _FULL_STREAM:
+            return (
+                f"its stream {self._stream} is full: raise its max_bytes, or see which party does not take its messages"
+            )
+        return str(error) or type(error).__name__
 
     def _say_up(self) -> None:
-        self._down_since = None
+        self._down_since, self._why = None, ""
         self._notices.append(Notice("relay_up", {"url": self._url, "kind": self.kind}))

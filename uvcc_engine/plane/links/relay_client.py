@@ -26,7 +26,7 @@ from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
 from uvcc_engine.plane.channel import Timing
-from uvcc_engine.plane.links.link import Arrival
+from uvcc_engine.plane.links.link import Arrival, no_work
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
 from uvcc_engine.relay import binary
 
@@ -100,7 +100,7 @@ class HttpConnection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = self._tls.wrap_socket(sock, server_hostname=self._host) if self._tls else sock
 
-    def post(self, pieces: list[Buffer], timeout: float) -> bytes:
+    def post(self, pieces: list[Buffer], timeout: float, meanwhile: Callable[[], None] = no_work) -> bytes:
         """Send a request and return the reply's body; each wait takes at most ``timeout`` seconds.
 
         Raises OSError or HttpError.
@@ -112,6 +112,7 @@ class HttpConnection:
         try:
             length = sum(len(p) for p in pieces)
             _send_all(sock, [b"%b%d\r\n\r\n" % (self._head, length), *pieces])
+            meanwhile()
             self._body, self._complete = [], False
             parser = httptools.HttpResponseParser(self)
             view, end, got = memoryview(self._buffer), time.monotonic() + timeout, 0
@@ -327,7 +328,7 @@ class RelayLink(RelayBase):
         super().__init__(url=url, box=box, policy=policy, standing=standing)
         self._http = HttpConnection(url, read_token(token_file), ca_file)
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         """See ``Link.exchange``. Raises UnreachableError if the relay refuses from the beginning."""
         if self._resting(wait):
             return []
@@ -335,7 +336,7 @@ class RelayLink(RelayBase):
         flags = binary.RESYNC if self._down_since is not None else 0
         pieces = binary.request_pieces(self._box, self._consumer, int(wait * 1000), _MAX_REPLY, acks, items, flags)
         try:
-            reply = binary.read_reply(self._http.post(pieces, wait + _SLACK_S))
+            reply = binary.read_reply(self._http.post(pieces, wait + _SLACK_S, meanwhile))
             again = self._refused(items, reply.fates)
         except HttpError as error:
             if error.status in (401, 403):

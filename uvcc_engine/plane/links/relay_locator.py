@@ -18,7 +18,7 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec, RelayPlace
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.links.auto import RelayPath
-from uvcc_engine.plane.links.link import Arrival, LinkWrapper
+from uvcc_engine.plane.links.link import Arrival, LinkWrapper, no_work
 
 LOOK_S: Final = 0.5
 _RETRY_S: Final = 1.0
@@ -92,9 +92,9 @@ class RelocatingLink(LinkWrapper[RelayPath]):
         self._inner = fresh
         self._resets += self._peers
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         self._follow()
-        return self._inner.exchange(wait, src)
+        return self._inner.exchange(wait, src, meanwhile)
 
     def resets(self) -> list[int]:
         found, self._resets = self._resets + self._inner.resets(), []

@@ -10,6 +10,7 @@ import select
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links.direct import parse_address
-from uvcc_engine.plane.links.link import Arrival
+from uvcc_engine.plane.links.link import Arrival, no_work
 from uvcc_engine.plane.links.relay_client import RELAY_POLICY, RelayBase, RelayStanding, read_token
 from uvcc_engine.plane.links.sockets import OutQueue
 from uvcc_engine.plane.timing import LinkTiming
@@ -117,7 +118,7 @@ class StreamLink(RelayBase):
     def ready(self, dst: int) -> bool:
         return self._bytes + self._unconfirmed_bytes < _UNCONFIRMED
 
-    def exchange(self, wait: float, src: int | None) -> list[Arrival]:
+    def exchange(self, wait: float, src: int | None, meanwhile: Callable[[], None] = no_work) -> list[Arrival]:
         if self._sock is None and (self._resting(wait) or not self._connect(wait)):
             return []
         end = self._clock() + wait
@@ -132,7 +133,9 @@ class StreamLink(RelayBase):
                     return found
                 if full and self._unconfirmed_bytes <= _UNCONFIRMED // 2:
                     return found  # there is room again for whoever waits to send
-                self._wait(min(end, self._ack_due) - now)
+                meanwhile()
+                meanwhile = no_work
+                self._wait(min(end, self._ack_due) - self._clock())
         except (OSError, ValueError) as error:
             self._disconnect(error)
             return []

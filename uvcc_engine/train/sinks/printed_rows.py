@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 
@@ -23,7 +24,10 @@ class PrintedRows:
         self._first: tuple[int, float] | None = None
 
     def show(self, step: int, row: Mapping[str, float]) -> None:
-        """Say a row: loss, lr and toks_per_s after ``step`` steps."""
+        """Say a row: loss, lr and toks_per_s after ``step`` steps.
+
+        A terminal that has gone, or a full disk, stops no training: every row is in ``training.csv``.
+        """
         now = self._clock()
         left = ""
         if self._first is None:
@@ -34,4 +38,5 @@ class PrintedRows:
             hours, minutes = divmod(minutes, 60)
             left = f"  {hours}:{minutes:02}:{seconds:02} left" if hours else f"  {minutes}:{seconds:02} left"
         figures = f"loss {row['loss']:.4f}  lr {row['lr']:.2e}  {row['toks_per_s']:,.0f} tokens/s"
-        self._say(f"step {step}/{self._steps}  {figures}{left}")
+        with contextlib.suppress(OSError):
+            self._say(f"step {step}/{self._steps}  {figures}{left}")

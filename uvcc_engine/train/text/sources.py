@@ -18,6 +18,10 @@ from uvcc_engine.train.text.hidden_letters import HiddenLetters, Hideout
 from uvcc_engine.train.text.prepared import PreparedText
 from uvcc_engine.train.text.tokenizer import tokenizer_id
 
+_TEXTS: Final = (
+    "data.path names a .txt or .jsonl file of UTF-8, or a folder of them; for .parquet data.source: fineweb_edu"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalText:
@@ -36,8 +40,7 @@ class LocalText:
         path = self.path
         files = sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".jsonl")) if path.is_dir() else [path]
         if not files or not all(p.is_file() for p in files):
-            hint = "data.path names a .txt or .jsonl file, or a folder of them; for .parquet data.source: fineweb_edu"
-            raise UnreadableError(f"no text at {path}", hint)
+            raise UnreadableError(f"no text at {path}", _TEXTS)
         for file in files:
             if file.suffix == ".jsonl":
                 yield from _json_lines(file)
@@ -49,7 +52,7 @@ def _read(file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as e:
-        raise UnreadableError(f"{file} is not UTF-8 text: {e.reason} at byte {e.start}") from e
+        raise UnreadableError(f"{file} is not UTF-8 text: {e.reason} at byte {e.start}", _TEXTS) from e
 
 
 def _json_lines(file: Path) -> Iterator[str]:
@@ -124,7 +127,8 @@ ROWS: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class FineWeb:
-    """A dataset of the hub, or a folder of its shards, as a stream; each rank reads its own shards and no others.
+    """A dataset of the hub, or a folder of its shards, as a stream; each rank reads its own shards and no others. One
+    shard is a .parquet or .jsonl file; what the datasets library saved (``save_to_disk``) is one shard as well.
 
     Where there are fewer shards than ranks, all read all shards and keep their own rows. Raises ConfigError without
     the ``train`` extra, UnreadableError if the shards are not those that a cursor speaks of.
@@ -140,7 +144,9 @@ class FineWeb:
                 "FineWeb-Edu needs the datasets library", "pip install 'uvcc[train]', or data.source: local"
             ) from e
         with _failed_reads():
-            whole = datasets.load_dataset(self.name, split="train", streaming=True)
+            whole = _on_disk(datasets, Path(self.name).expanduser())
+            if whole is None:
+                whole = datasets.load_dataset(self.name, split="train", streaming=True)
         stream = _Shards(whole, first, rank, world)
         if facts and facts != stream.facts():
             raise UnreadableError(
@@ -158,6 +164,26 @@ class FineWeb:
                 return
             if isinstance(text, str):
                 yield text
+
+
+def _on_disk(datasets: Any, path: Path) -> Any:
+    """The stream of one file, or of what ``save_to_disk`` wrote; None of anything else. Raises UnreadableError."""
+    if path.is_file():
+        kind = {".parquet": "parquet", ".jsonl": "json"}.get(path.suffix)
+        if kind is None:
+            raise UnreadableError(f"{path} is no shard of a dataset", "name a .parquet or .jsonl file, or their folder")
+        return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
+    if not path.is_dir():
+        return None
+    saved = (datasets.config.DATASET_STATE_JSON_FILENAME, datasets.config.DATASETDICT_JSON_FILENAME)
+    if not any((path / name).is_file() for name in saved):
+        return None
+    found = datasets.load_from_disk(str(path))
+    if isinstance(found, datasets.DatasetDict):
+        if "train" not in found:
+            raise UnreadableError(f"{path} has no part train, but {', '.join(found)}", f"name one: {path}/PART")
+        found = found["train"]
+    return found.to_iterable_dataset()
 
 
 _BELOW: Final = ("httpx", "httpx2", "httpcore", "httpcore2", "aiohttp", "requests", "pyarrow")

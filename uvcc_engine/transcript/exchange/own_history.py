@@ -115,8 +115,6 @@ def _check_leaves(folder: Path, policy: Policy, coord: Coord, epochs: int, said:
     at = leaves = 0
     try:
         for file, block in leaf_file.blocks(folder / name):
-            if at == epochs:
-                break
             signed = said[at].root
             if (block.epoch, block.sid_sub) != (at, sid):
                 raise _damage(folder, name, at, f"the block header says epoch {block.epoch}, or another session")
@@ -127,6 +125,8 @@ def _check_leaves(folder: Path, policy: Policy, coord: Coord, epochs: int, said:
                 what = f"its leaves give root {found.root.hex()[:16]}, signed was {signed.root.hex()[:16]}"
                 raise _damage(folder, name, at, what)
             at, leaves = at + 1, leaves + block.count
+            if at == epochs:
+                break  # before the next header: a full disk or a kill may have cut it short
     except UnreadableError as e:
         raise _damage(folder, name, at, e.what) from e
     except VerificationError as e:

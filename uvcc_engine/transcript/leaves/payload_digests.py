@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.transcript.leaves.leaf import RECORD, Buffer, Key, blinded_digest
+from uvcc_engine.transcript.leaves.leaf import Buffer, blinded_digest
 
-LARGE: Final = 1 << 17  # bytes: below, to copy and hand over costs as much as hashing
-AHEAD: Final = 1 << 16  # the same for what needs no copy
-MOST: Final = 1 << 25  # bytes that wait at a time
+LARGE: Final = 1 << 17  # bytes of what was sent: below, to hand over costs as much as hashing
+AHEAD: Final = 1 << 16  # the same for what has arrived, which somebody will wait for
 CHUNK: Final = 1 << 20  # bytes of a message that one leaf covers: what one frame of the plane carries
 
 
@@ -30,12 +29,6 @@ def chunks(payload: Buffer) -> Iterator[tuple[int, Buffer]]:
     whole = memoryview(view)
     for chunk, at in enumerate(range(0, len(whole), CHUNK)):
         yield chunk, whole[at : at + CHUNK]
-
-
-def packed(key: Key, size: int, digest: bytes) -> bytes:
-    """The record of a message whose digest is known."""
-    stream, op, chunk, direction, src, dst, kind = key
-    return RECORD.pack(direction, kind, src, dst, op, chunk, stream, size, digest)
 
 
 class Job:

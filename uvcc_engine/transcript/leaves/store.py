@@ -4,9 +4,12 @@ Leaves of the open epoch are noted in ``open.bin`` (``write_ahead_log``) and col
 (``sorted_runs.RunSet``); finalising sorts them, hashes them once and appends one block to ``leaves.bin``. What was
 received is with the operating system before anything that depends on it is sent, so after a killed process every
 message received again is compared with the one received before. ``fsync`` happens at checkpoints and at the end only:
-after a power cut the store holds at least everything up to the last checkpoint. A large payload is hashed beside the
-caller, if there is a processor for it: from when it arrives until it is read, or from when it is sent until the epoch
-ends.
+after a power cut the store holds at least everything up to the last checkpoint.
+
+The leaf of what was sent is made while its sender waits for a peer (``sent_payloads``), or at the epoch's end: who is
+killed before makes the same message again from what it received. Where an epoch is repeated, it is compared before it
+is sent. A large payload is hashed beside the caller, if there is a processor for it: from when it arrives until it is
+read, or from the first wait after it was sent until the epoch ends.
 """
 
 from __future__ import annotations
@@ -26,19 +29,24 @@ from uvcc_engine.transcript.leaves.leaf import (
     RECEIVED,
     RECORDED_KINDS,
     SENT,
+    SIZE,
+    BlindState,
     Buffer,
     Key,
     Leaf,
     blind_at,
     blind_state,
     epoch_prefix,
+    head_of,
     leaf_hash,
     make_record,
     name_of,
+    record_of,
 )
 from uvcc_engine.transcript.leaves.merkle import inclusion_proofs
 from uvcc_engine.transcript.leaves.replay import peers_of, summarise
 from uvcc_engine.transcript.leaves.roots import EpochRoot
+from uvcc_engine.transcript.leaves.sent_payloads import SentPayloads
 from uvcc_engine.transcript.leaves.sorted_runs import EMPTY, LIMIT, KnownKeys, RunSet, SortedRun, first_missing, key_of
 from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog
 
@@ -99,13 +107,12 @@ class TranscriptStore:
         self._sealed = False
         self._new = False  # whether nothing of the open epoch was recorded before it was begun
         self._hasher = payload_digests.Hasher() if (os.cpu_count() or 1) > 1 else None
-        self._later: dict[Key, tuple[int, payload_digests.Job]] = {}  # size, and who hashes it
-        self._later_bytes = 0
+        self._sent = SentPayloads(self._hasher)  # of the open epoch; their leaves are not made yet
         self._ahead: dict[Key, payload_digests.Job] = {}  # arrived and not read: who hashes it
         self._early: list[tuple[int, LeafTag, memoryview]] = []  # of an epoch to come
         self._to_open: list[tuple[Key, bytes, bytes]] = []
-        self._blind: dict[int, Any] = {}
-        self._open: tuple[int, dict[int, Any], bool] = (-1, self._blind, False)
+        self._blind: dict[int, BlindState] = {}
+        self._open: tuple[int, dict[int, BlindState], bool] = (-1, self._blind, False)
         self._fd = os.open(folder / leaf_file.LEAVES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._log: WriteAheadLog | None = None
         try:
@@ -227,7 +234,7 @@ class TranscriptStore:
         epoch = self._epoch
         if epoch < 0:
             raise ConfigError("no epoch is open", "begin_epoch first")
-        self._settle(self._later)
+        self._make(self._sent.all())
         run = self._recorded.merged(self._clash)
         if (missing := first_missing(self._before.run, run)) is not None:
             raise ProtocolError(f"epoch {epoch}: {name_of(key_of(missing))} was not repeated", _RERUN)
@@ -279,17 +286,34 @@ class TranscriptStore:
             raise ConfigError(f"no transcript message: {tag} with P{peer} while epoch {self._epoch} is open")
         src, dst = (peer, self.party) if direction else (self.party, peer)
         size = _size(payload)
-        if direction == SENT and size >= payload_digests.LARGE:
-            for chunk, piece in payload_digests.chunks(payload):
-                self._note_large((stream, op, chunk, direction, src, dst, kind), state, piece)
-            return
         for chunk, piece in payload_digests.chunks(payload) if size > payload_digests.CHUNK else ((0, payload),):
             key = (stream, op, chunk, direction, src, dst, kind)
+            head = head_of(key)
+            if direction == SENT and self._put_off(key, state, head, piece):
+                continue
             job = self._ahead.pop(key, None) if direction else None
             if job is None:
-                self._take(key, make_record(state, key, piece)[0])
+                self._take(key, record_of(state, head, piece)[0])
             else:
-                self._take(key, payload_digests.packed(key, _size(piece), job.wait()))
+                self._take(key, head + SIZE.pack(_size(piece)) + job.wait())
+
+    def _put_off(self, key: Key, state: BlindState, head: bytes, piece: Buffer) -> bool:
+        """Whether the leaf of what was sent can wait until the caller waits. A repeat is compared at once."""
+        if not self._new or key in self._sent or self._recorded.get(key) is not None:
+            self._make(self._sent.all())
+            return False
+        self._sent.put(key, state, head, piece)
+        if self._sent.full:
+            self._make(self._sent.all())
+        return True
+
+    def catch_up(self) -> None:
+        """See ``plane.api.Recorder``: the leaves of what was sent; large payloads are hashed beside the caller."""
+        self._make(self._sent.made())
+
+    def _make(self, records: Iterable[tuple[Key, bytes]]) -> None:
+        for key, record in records:
+            self._take(key, record)
 
     def hash_ahead(self, peer: int, tag: LeafTag, payload: memoryview) -> None:
         """See ``plane.api.Recorder``: a large message is hashed while it waits for its reader."""
@@ -302,7 +326,7 @@ class TranscriptStore:
         elif epoch == open_epoch and new and peer in blinds and kind in RECORDED_KINDS:
             for chunk, piece in payload_digests.chunks(payload):
                 key = (stream, op, chunk, RECEIVED, peer, self.party, kind)
-                self._ahead[key] = self._hasher.submit(blind_at(blinds[peer], key), piece)
+                self._ahead[key] = self._hasher.submit(blind_at(blinds[peer], head_of(key)), piece)
 
     def _foresee_early(self) -> None:
         """What arrived before its epoch was open."""
@@ -320,34 +344,10 @@ class TranscriptStore:
             raise ConfigError(f"no local transcript event: {tag} while epoch {self._epoch} is open")
         key = (stream, op, 0, SENT, self.party, self.party, kind)
         known = self._recorded.get(key) is not None
-        blind = self._note(key, self._blind[self.party], payload)
+        record, blind = make_record(self._blind[self.party], key, payload)
+        self._take(key, record)
         if kind in OPENED_KINDS and not known:
             self._to_open.append((key, blind, bytes(payload)))
-
-    def _note(self, key: Key, state: Any, payload: Buffer) -> bytes:
-        record, blind = make_record(state, key, payload)
-        self._take(key, record)
-        return blind
-
-    def _note_large(self, key: Key, state: Any, piece: Buffer) -> None:
-        """Let the digest of a new message be computed beside the caller, who may change it afterwards: so, a copy."""
-        if key in self._later:
-            self._settle(self._later)
-        if self._hasher is None or not self._new or self._recorded.get(key) is not None:
-            self._note(key, state, piece)
-            return
-        blind, held = blind_at(state, key), bytes(piece)
-        self._later[key] = (len(held), self._hasher.submit(blind, held))
-        self._later_bytes += len(held)
-        if self._later_bytes > payload_digests.MOST:
-            self._settle(self._later)
-
-    def _settle(self, keys: Iterable[Key]) -> None:
-        """Wait for the digests of these keys and take their records."""
-        for key in list(keys):
-            size, job = self._later.pop(key)
-            self._later_bytes -= size
-            self._take(key, payload_digests.packed(key, size, job.wait()))
 
     def _take(self, key: Key, record: bytes) -> None:
         assert self._log is not None
@@ -418,7 +418,7 @@ class TranscriptStore:
         if self._fd < 0:
             return
         if sync:
-            self._settle(self._later)
+            self._make(self._sent.all())
             self.sync()
         if self._hasher is not None:
             self._hasher.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
-from uvcc_engine.contract.job.early_stop import steps_done
+from uvcc_engine.contract.job.early_stop import Course, course
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.evidence import read_signed
@@ -70,8 +70,13 @@ class Bundle:
     @property
     def steps(self) -> int:
         """After how many steps the run ended, by the policy's rule over the values that its first worker signed."""
+        return self.course.steps
+
+    @property
+    def course(self) -> Course:
+        """How the training went, by the same values."""
         values = (statement.values for _, statement in self.workers[0].roots)
-        return steps_done(self.policy.job, self.policy.first_step, values)
+        return course(self.policy.job, self.policy.first_step, values)
 
 
 def read_bundle(path: Path, trusted: Callable[[Policy], bool] = lambda policy: False) -> Bundle:

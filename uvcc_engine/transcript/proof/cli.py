@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import approval_check, package, public_log
 from uvcc_engine.transcript.signed import proof_findings
@@ -36,14 +37,14 @@ EXITS = """exit codes:
 
 
 def parser(
-    prog: str = "verify", kind: type[argparse.ArgumentParser] = argparse.ArgumentParser
+    prog: str = "uvcc-engine verify", kind: type[argparse.ArgumentParser] = argparse.ArgumentParser
 ) -> argparse.ArgumentParser:
     """The arguments of the verb; ``kind`` tells wrong usage in its own way."""
     made = kind(
         prog=prog,
         description=__doc__,
         epilog=EXITS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     made.add_argument("path", type=Path, help="a run, its artifacts, a phase's folder, or a proof_bundle.json")
@@ -101,7 +102,7 @@ def main(
     *,
     pins: PinsFound = lambda path: None,
     resolve: Callable[[str], Path] = Path,
-    prog: str = "verify",
+    prog: str = "uvcc-engine verify",
 ) -> int:
     """Run the verb; returns its exit code.
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.evidence import blinding_keys
 from uvcc_engine.transcript.formats import reading
@@ -28,6 +29,7 @@ from uvcc_engine.transcript.leaves.leaf import (
     blind_state,
     blinded_digest,
     epoch_prefix,
+    head_of,
     leaf_hash,
 )
 from uvcc_engine.transcript.leaves.merkle import inclusion_proofs, root_from_inclusion
@@ -90,7 +92,7 @@ def open_leaf(found: dict[str, Any], policy: Policy, identity: Identity, payload
     state = blind_state(
         blinding_keys(identity, policy, coord)[other], sid_of(policy.sid_job, coord), statement.root.epoch
     )
-    blind = blind_at(state, leaf.key)
+    blind = blind_at(state, head_of(leaf.key))
     if (blinded_digest(blind, payload), len(payload)) != (leaf.digest, leaf.size):
         raise ConfigError(f"these {len(payload)} bytes are not the payload of {leaf.name} ({leaf.size} bytes)")
     return {**found, "blind": blind.hex(), "payload": payload.hex()}
@@ -233,7 +235,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog=f"uvcc-engine {verb}",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Check a UVCC package without any code of UVCC: Python's standard library and ``ssh-keygen`` are enough.
+"""Check a UVCC package without any code of UVCC: Python's standard library and `ssh-keygen` are enough.
 
-    python3 -I verify.py [PATH] [--allowed-signers FILE] [--policy FILE]
+Usage: python3 -I verify.py [PATH] [--allowed-signers FILE] [--policy FILE].
 PATH is an unpacked package, a run's artifacts, the folder of one phase, or a proof_bundle.json; without it, the folder
-in which this file lies. FILE is an OpenSSH allowed_signers file with the keys of P0, P1, P2 (and ``collector``) that
+in which this file lies. FILE is an OpenSSH allowed_signers file with the keys of P0, P1, P2 (and `collector`) that
 you got from their owners yourself, or a policy.json. Sections are those of EVIDENCE.md, which lies beside this file.
 Exit codes: 0 verified; 1 something does not hold; 2 something cannot be read; holds as far as checked, but 3 nobody
 said whose keys are expected, 4 no leaf was recomputed, 5 the full phase is missing, 6 no manifest of a known collector.
@@ -582,7 +582,7 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
     print("\n".join(f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()) or "VERIFIED")
     return min((CODES[name] for name in lacks), default=0)
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).resolve().parent)
     for name in ("--allowed-signers", "--policy"): parser.add_argument(name, type=Path, metavar="FILE")
     args = parser.parse_args(argv)

@@ -279,7 +279,9 @@ class Signed:
 
 
 def sign_root(identity: Identity, statement: RootStatement) -> Signed:
-    return _signed(identity, ROOT_NAMESPACE, statement.to_json())
+    made = _signed(identity, ROOT_NAMESPACE, statement.to_json())
+    made.__dict__["root"] = statement  # what its property would read again
+    return made
 
 
 def sign_result(identity: Identity, statement: ResultStatement) -> Signed:

@@ -16,6 +16,7 @@ import binascii
 import hashlib
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -155,17 +156,25 @@ def holds(line: str, namespace: str, payload: bytes, armored: str) -> bool:
     if line.startswith(_TOKEN_TYPE.decode()):
         return _held_by_token(line, namespace, payload, armored)
     try:
-        public = public_raw(line)
+        key, prefix = _signer_of(line, namespace)
         blob = base64.b64decode(armored[len(_HEAD) : -len(_TAIL)].replace("\n", ""), validate=True)
     except (binascii.Error, UnicodeEncodeError, ValueError, UnreadableError):
         return False
-    if blob[:-64] != _prefix(public, namespace) or armor_text(blob) != armored:
+    if blob[:-64] != prefix or armor_text(blob) != armored:
         return False
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(blob[-64:], _signed(namespace, payload))
+        key.verify(blob[-64:], _signed(namespace, payload))
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=64)
+def _signer_of(line: str, namespace: str) -> tuple[Ed25519PublicKey, bytes]:
+    """The key of a line, and what its signatures under a namespace begin with: a worker asks for those of two peers in
+    every step. Raises UnreadableError, ValueError."""
+    public = public_raw(line)
+    return Ed25519PublicKey.from_public_bytes(public), _prefix(public, namespace)
 
 
 def _held_by_token(line: str, namespace: str, payload: bytes, armored: str) -> bool:

@@ -1,7 +1,8 @@
 """Ports that workers will listen on, chosen on their pods before the workers start.
 
 They are looked for below the range from which the system takes the ports of outgoing connections, so that none of
-those takes one in the meantime, and all of one host at once, so that pods which share a host do not get the same.
+those takes one in the meantime, and all of one host at once. Neither pods which share a host nor two runs that start
+there at the same time get the same.
 """
 
 from __future__ import annotations
@@ -17,19 +18,27 @@ LINKS: Final = range(20_000, 28_000)
 MASTERS: Final = range(28_000, 32_000)
 LOOPBACK: Final = "127.0.0.1"
 
-# prints free ports of a range, all held at the same time; they are closed again when it ends
+# prints free ports of a range; for a minute whoever asks in this way gets others (see uvcc_engine's free_ports)
 _FREE = """
 import random, socket, sys
 address, count, low, high = sys.argv[1], *map(int, sys.argv[2:])
-held = []
+found = []
 for port in random.sample(range(low, high), high - low):
-    if len(held) == count:
+    if len(found) == count:
         break
-    try:
-        held.append(socket.create_server((address, port)))
-    except OSError:
-        continue
-print(*(s.getsockname()[1] for s in held))
+    with socket.socket() as door, socket.socket() as visitor:
+        try:
+            door.bind((address, port))
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            door.listen(1)
+            visitor.connect(("127.0.0.1", port))
+            inside, _ = door.accept()
+        except OSError:
+            continue
+        inside.close()
+        visitor.recv(1)
+        found.append(port)
+print(*found)
 """
 
 

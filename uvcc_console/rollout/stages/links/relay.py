@@ -162,11 +162,19 @@ async def dial_all(ctx: Rollout, wanted: Mapping[str, Sequence[str]]) -> dict[tu
 
 
 def relay_tokens(ctx: Rollout, phase: Phase, replica: int = 0) -> list[str]:
-    """One relay credential per party, replica and phase, kept in the run's private folder."""
-    path = ctx.run_dir / "relay" / f"{phase.name}{_of(replica)}.json"
+    """One relay credential per party, replica and engine run, kept in the run's private folder.
+
+    A phase that goes on without a pod is another engine run: the replaced pod's credential opens nothing there, should
+    that machine come back to life; who shares a party's number reads and deletes its mail.
+    """
+    path = ctx.run_dir / "relay" / _tokens_file(phase, replica)
     if not path.exists():
         _private(path, json.dumps([secrets.token_urlsafe(32) for _ in range(PARTIES)]))
     return list(json.loads(path.read_text()))
+
+
+def _tokens_file(phase: Phase, replica: int) -> str:
+    return f"{phase.engine_run.rpartition('.')[2]}{_of(replica)}.json"
 
 
 def served(phase: Phase) -> bool:
@@ -225,7 +233,7 @@ async def relay_link(ctx: Rollout, phase: Phase, *, replica: int = 0, stream: bo
                 "url": url,
                 "group": group,
                 "engine_run": run,
-                "tokens": f"{phase.name}{_of(replica)}.json",
+                "tokens": _tokens_file(phase, replica),
                 "ca": f"cert{_of(replica)}.pem" if remote else "",
             }
         ),

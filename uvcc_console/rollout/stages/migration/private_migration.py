@@ -5,8 +5,9 @@ under a policy of its own: it names the new pod's identity, cites the old policy
 (``job.start``), is signed by all three parties' agents, and has an engine run, a session id, masks and epochs of its
 own. The surviving pods hand the shares over (``handover``). What the old policy proved stays in ``artifacts/PHASE-N``.
 
-The journal says it first (an engine event ``succession``): a conductor that dies in between is followed by one that
-does the rest.
+The COMMIT record is kept as a file, since the journal's texts are cleaned of line breaks, which its signatures have.
+Then the journal says it (an engine event ``succession``) before anything else does: a conductor that dies in between is
+followed by one that does the rest.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
 from uvcc_console.core.journal import iter_events
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.plan.plan import Phase
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_console.rollout.context import Member, Rollout
@@ -36,6 +39,7 @@ from uvcc_engine.transcript.terms.migration_plan import migration_after
 from uvcc_engine.transcript.terms.policy import Policy
 
 EVENT = "succession"
+KIND = "handover"
 ANSWER_S = 10.0  # a pod that says nothing for so long may be lost
 VERDICT_S = 20.0  # so long the provider has to say that it is
 LOOK_S = 3.0
@@ -52,7 +56,7 @@ class PhaseMigration:
     """``engine_run`` goes on where ``before`` left off; ``number`` counts from 2.
 
     ``of``: hash of the policy before; ``start``: :class:`Migration` as JSON, empty if no checkpoint was committed;
-    ``record``: the COMMIT record; ``sources``: pods that hand their shares over; ``lost``: those that were replaced.
+    ``sources``: pods that hand their shares over; ``lost``: those that were replaced.
     """
 
     phase: str
@@ -61,7 +65,6 @@ class PhaseMigration:
     before: str
     of: str
     start: Mapping[str, Any]
-    record: Mapping[str, Any]
     sources: tuple[str, ...]
     lost: tuple[str, ...]
 
@@ -81,9 +84,9 @@ def all_of(ctx: Rollout) -> list[PhaseMigration]:
         for _, e in iter_events(ctx.run_dir / processes.JOURNAL, (ev.EngineEvent.kind,))
         if isinstance(e, ev.EngineEvent) and not e.pod
     ]
-    lists = ("sources", "lost")
-    own = [e for e in told if e.event == EVENT]
-    return [PhaseMigration(**e.fields | {n: tuple(e.fields[n]) for n in lists}) for e in own]
+    known, lists = PhaseMigration.__dataclass_fields__, ("sources", "lost")  # an older version said more
+    own = [{n: v for n, v in e.fields.items() if n in known} for e in told if e.event == EVENT]
+    return [PhaseMigration(**fields | {n: tuple(fields[n]) for n in lists}) for fields in own]
 
 
 def latest(ctx: Rollout) -> dict[str, PhaseMigration]:
@@ -204,15 +207,22 @@ async def go_on(ctx: Rollout, names: Sequence[str]) -> str:
         phase.engine_run,
         old.hash.hex(),
         start,
-        record,
         tuple(m.name for m in sources),
         tuple(names),
     )
+    if record:
+        with DownloadFolder(handover_folder(ctx, run)) as folder:
+            folder.write((RECORD,), json.dumps(record).encode())
     ctx.say(made.event())
     apply(ctx)
     await _end_relays(ctx, phase)
     where = f"step {record['step']}" if record else "the beginning: no committed checkpoint is left"
     return f"{', '.join(names)} replaced; {run} goes on from {where}"
+
+
+def handover_folder(ctx: Rollout, engine_run: str) -> Path:
+    """Where what the pods of ``engine_run`` go on from lies on this machine: the COMMIT record, and sealed boxes."""
+    return ctx.run_dir / KIND / engine_run
 
 
 def migration_number(phase: Phase) -> int:

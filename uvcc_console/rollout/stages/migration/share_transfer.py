@@ -17,16 +17,17 @@ from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.plan.plan import Phase
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
-from uvcc_console.rollout.stages.migration.private_migration import PhaseMigration
+from uvcc_console.rollout.stages.migration.private_migration import KIND, PhaseMigration, handover_folder
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, WatchCommand
 from uvcc_engine.contract.errors import UvccError, VerificationError
+from uvcc_engine.contract.job.migration import record_hash
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.safepaths import shown
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.terms.commit_record import RECORD
 
-KIND = "handover"
 HANDOVER_S = 300.0
 MOST_BOXES = 9 * 4096
 MOST_BYTES = 64 << 30
@@ -36,15 +37,22 @@ POLL_S = 0.1
 async def hand_over(ctx: Rollout, phase: Phase, made: PhaseMigration) -> None:
     """Bring every pod of the phase its boxes; safe to repeat. The pods hold the new policy and its signatures already.
 
-    Raises UvccError with a pod's own words if it refuses to hand over.
+    Raises UvccError with a pod's own words if it refuses to hand over, VerificationError if the COMMIT record that was
+    kept is another than the policy cites.
     """
-    home = ctx.run_dir / KIND / phase.engine_run
+    home = handover_folder(ctx, phase.engine_run)
+    check_kept(home, made)
     boxes = await each((ctx.members[name] for name in made.sources), lambda m: _made(ctx, phase, made, m, home))
-    with DownloadFolder(home) as downloads:
-        downloads.write((RECORD,), json.dumps(dict(made.record)).encode())
     old = ctx.artifacts / f"{phase.name}-{made.number - 1}" / POLICY_FILE
     names = sorted({name for found in boxes.values() for name in found})
     await all_of(_given(phase, m, home, old, names) for m in ctx.of_phase(phase))
+
+
+def check_kept(home: Path, made: PhaseMigration) -> None:
+    """Whether the COMMIT record in ``home`` is the one that a migration starts from. Raises UvccError if it is not."""
+    if record_hash(files.read_json(home / RECORD)) != made.start["commit"]:
+        what = f"{home / RECORD} is not the COMMIT record that {made.engine_run} starts from"
+        raise VerificationError("handover", what, f"bring it back as it was, or replace {', '.join(made.lost)} again")
 
 
 async def _made(ctx: Rollout, phase: Phase, made: PhaseMigration, member: Member, home: Path) -> list[str]:
@@ -55,7 +63,7 @@ async def _made(ctx: Rollout, phase: Phase, made: PhaseMigration, member: Member
         kind=KIND,
         coord=str(Coord(member.request.replica, member.request.party, 0, 0)),
         topology=phase.topology,
-        job={"from": f"runs/{made.before}", "policy": f"runs/{made.before}/{POLICY_FILE}", "step": made.record["step"]},
+        job={"from": f"runs/{made.before}", "policy": f"runs/{made.before}/{POLICY_FILE}", "step": made.start["step"]},
         policy=f"runs/{phase.engine_run}/{POLICY_FILE}",
         signatures=f"runs/{phase.engine_run}/{SIGNATURES_FILE}",
     )

@@ -1,4 +1,4 @@
-"""What a worker that has ended left behind of why: its exit record, else the last line that its program wrote."""
+"""What a worker that has ended left behind of why: its exit record, else a full disk, else the last line of its log."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import re
 from typing import Final
 
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.rollout.bus import Bus
+from uvcc_console.runs.disk_space import FULL_MIB
 from uvcc_engine.contract.run_files.files import log_name
 from uvcc_engine.contract.text import clean
 
 MOST = 200
+TELEMETRY_S: Final = 2.5  # a pod tells of its disk every two seconds
 _ROUTINE: Final = re.compile(r"[\d:,.T -]+ (?:INFO|DEBUG) ")  # how such a line of a worker's own log begins
 
 
@@ -17,6 +20,26 @@ def last_words(s: Snapshot, coord: str) -> tuple[str, str] | None:
     """What a worker's exit record said of its end, and what to do about it, if it could still write one."""
     worker = s.workers.get(coord)
     return (worker.error, worker.hint) if worker is not None and worker.error else None
+
+
+def no_room(s: Snapshot, coord: str) -> tuple[str, str] | None:
+    """That the disk of a worker's pod is full, by its telemetry, and what to do about it."""
+    worker = s.workers.get(coord)
+    pod = s.pods.get(worker.pod) if worker is not None else None
+    if pod is None or pod.disk.last is None or pod.disk.last[1] >= FULL_MIB:
+        return None
+    hint = f"make room there (df -h, du), then uvcc resume {s.run} goes on from the last common checkpoint"
+    return f"the disk of pod {pod.pod} is full", hint
+
+
+async def full_disk(bus: Bus, coord: str) -> tuple[str, str] | None:
+    """Whether that is why a worker left no record of its end. One that was killed could write none anyway."""
+    worker = bus.snapshot.workers.get(coord)
+    patience = 0.0 if worker is None or worker.signal else TELEMETRY_S
+    try:
+        return await bus.wait(lambda s: no_room(s, coord), patience)
+    except TimeoutError:
+        return None
 
 
 def last_line(s: Snapshot, coord: str) -> str:

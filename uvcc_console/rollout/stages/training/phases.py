@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.shown import shown
-from uvcc_console.core.snapshot import HaltView, Snapshot, WorkerView
+from uvcc_console.core.snapshot import HaltView, Snapshot
 from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import certificate
 from uvcc_console.plan import changed_settings, code_tree, long_steps
-from uvcc_console.plan.plan import FULL, SIGTERM, SMOKE, Phase
+from uvcc_console.plan.plan import FULL, SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
 from uvcc_console.rollout.context import Halted, Member, Rollout, each
@@ -23,8 +23,16 @@ from uvcc_console.rollout.stages.fleet import code, volume
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
 from uvcc_console.rollout.stages.migration import earlier_checkpoint, private_migration, share_transfer
-from uvcc_console.rollout.stages.training import agree, dying_words, resume_rehearsal, signal_drill, triage_rungs
+from uvcc_console.rollout.stages.training import (
+    agree,
+    dying_words,
+    halts_in_between,
+    resume_rehearsal,
+    signal_drill,
+    triage_rungs,
+)
 from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
+from uvcc_console.rollout.stages.training.silence import Trouble, by_signal, deserted, hang, without_result, workers_of
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.job.link_spec import LinkSpec
@@ -37,19 +45,9 @@ from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 GRACE_S, KILL_S = 3.0, 6.0
 DRILL_S = 60.0
 START_S = 120.0
-DESERTED_S = 15.0
 LONG_SMOKE = 20
 LAST_WORDS_S = 0.7
 ASK_S = 10.0  # between looks for pods that their provider took away
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why a phase cannot go on; ``coord`` names the worker whose last words explain it."""
-
-    what: str
-    hint: str = "uvcc resume goes on from the last common checkpoint"
-    coord: str = ""
 
 
 async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
@@ -94,6 +92,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         start=start,
         masks=masks,
     )
+    known_to = await halts_in_between.heed(ctx, s.halt.nonce, start)
     ctx.say(started)
     await _watch(ctx, phase)
 
@@ -112,6 +111,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         return {w.coord: w.pid for w in listed}
 
     acks = await each(ctx.of_phase(phase), begin)
+    halts_in_between.ask_again(ctx, known_to)
     return {coord: pid for by_coord in acks.values() for coord, pid in by_coord.items()}
 
 
@@ -199,23 +199,14 @@ def _argv(ctx: Rollout, phase: Phase) -> list[str]:
     return list(job.argv) if tree is None else code.command(job, tree, phase.engine_run)
 
 
-def by_signal(phase: Phase) -> bool:
-    """Whether its processes never look at a control file: SIGTERM alone ends them."""
-    return phase.job.get("halt") == SIGTERM
-
-
-def _views(s: Snapshot, phase: Phase) -> list[WorkerView]:
-    return [s.workers[str(c)] for c in phase.coords() if str(c) in s.workers]
-
-
 def _running(s: Snapshot, phase: Phase) -> bool:
     """Whether every worker of the phase was started and none has ended."""
-    views = _views(s, phase)
+    views = workers_of(s, phase)
     return len(views) == len(phase.coords()) and all(w.state == "started" for w in views)
 
 
 def _all_ended(s: Snapshot, phase: Phase) -> bool:
-    views = _views(s, phase)
+    views = workers_of(s, phase)
     return len(views) == len(phase.coords()) and all(w.state == "exited" for w in views)
 
 
@@ -240,8 +231,8 @@ async def drill(ctx: Rollout, resumed: bool) -> str:
     await _shown(ctx, pids)
 
     def done(s: Snapshot) -> bool:
-        overtaken = s.halt.nonce not in (nonce, before)
-        return (s.halt.nonce == nonce and s.halt.done) or overtaken or trouble(s, phase) is not None
+        overtaken = s.halt.nonce not in (nonce, before) and not s.halt.drill
+        return (s.halt.nonce != before and s.halt.done) or overtaken or trouble(s, phase) is not None
 
     limit = _patience(ctx, DRILL_S)
     try:
@@ -249,7 +240,7 @@ async def drill(ctx: Rollout, resumed: bool) -> str:
     except TimeoutError:
         raise UvccError(f"the halt drill gave no verdict in {limit:.0f} s", "uvcc logs tells more; retry") from None
     halt = ctx.bus.snapshot.halt
-    if halt.nonce != nonce:
+    if not halt.drill:  # an operator's drill that came in between is one as good as this
         return "overtaken by a real halt"
     if halt.verified < halt.total or halt.step < 0:
         with contextlib.suppress(TimeoutError):  # a worker that died explains it, but its end may be told a bit later
@@ -272,7 +263,7 @@ async def first_steps(ctx: Rollout, phase: Phase) -> None:
     """Wait until every worker has made a step. Raises what prevents it."""
 
     def ready(s: Snapshot) -> bool:
-        views = _views(s, phase)
+        views = workers_of(s, phase)
         return all(w.step > 0 for w in views) or trouble(s, phase) is not None
 
     limit = _patience(ctx, FIRST_STEP_S if phase.kind == "lm" else START_S)
@@ -294,7 +285,7 @@ async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
         await _shown(ctx, await launch(ctx, phase))
     while True:
         try:
-            found = await _outcome(ctx, phase)
+            found = await outcome(ctx, phase)
             break
         except Halted:
             if not await resume_rehearsal.goes_on(ctx, phase):
@@ -330,14 +321,16 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
     try:
         words, hint = await ctx.bus.wait(said, LAST_WORDS_S)
     except TimeoutError:
+        if (full := await dying_words.full_disk(ctx.bus, found.coord)) is not None:
+            raise UvccError(f"{found.what}: {full[0]}", full[1]) from None
         line = dying_words.last_line(ctx.bus.snapshot, found.coord)
         raise UvccError(f"{found.what}: {line}" if line else found.what, found.hint) from None
     raise UvccError(f"{found.what}: {words}", hint or found.hint)
 
 
-async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
+async def outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
     """Wait for the end; None when it is a good one. Raises Halted. Looks every second for what only time shows."""
-    began, stall = time.time(), ctx.plan.profile.limits.stall
+    began, stall = time.monotonic(), ctx.plan.profile.limits.stall
     ask_at = began + ASK_S
 
     def over(s: Snapshot) -> Trouble | str | None:
@@ -346,14 +339,15 @@ async def _outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
         if _finished(s, phase):
             return "done"
         now = time.time()
-        return trouble(s, phase) or deserted(s, phase, now) or hang(s, phase, began, stall, now)
+        heard = now - min(time.monotonic() - began, ctx.bus.settled_s)
+        return trouble(s, phase) or deserted(s, phase, now, heard) or hang(s, phase, heard, stall, now)
 
     while True:
         try:
             found = await ctx.bus.wait(over, 1.0)
         except TimeoutError:
-            if phase.kind == "lm" and time.time() >= ask_at:  # a private worker's peers notice its end at once
-                ask_at = time.time() + ASK_S
+            if phase.kind == "lm" and time.monotonic() >= ask_at:  # a private worker's peers notice its end at once
+                ask_at = time.monotonic() + ASK_S
                 if gone := await private_migration.taken_away(ctx, time.time()):
                     return Trouble(f"nothing reaches {', '.join(gone)}")
             continue
@@ -367,25 +361,19 @@ def _finished(s: Snapshot, phase: Phase) -> bool:
 
     Workers that halted exit with 0 as well. A command need not report anything: it is done unless a halt was asked.
     """
-    views = _views(s, phase)
+    views = workers_of(s, phase)
     if len(views) < len(phase.coords()) or any(w.state != "exited" or w.rc != 0 for w in views):
         return False
     if phase.kind == "command":
         return not (s.halt.nonce and s.halt.mode == "halt" and not s.halt.drill)
-    return not _without_result(s, phase)
-
-
-def _without_result(s: Snapshot, phase: Phase) -> list[str]:
-    """Workers that have not reported the result that they owe."""
-    reporting = phase.coords() if phase.kind == "private" else phase.coords()[:1]
-    return [str(c) for c in reporting if f"{phase.name}/{c}" not in s.result_hashes]
+    return not without_result(s, phase)
 
 
 def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
     """The first reason why this phase cannot end well; None while there is hope. Pure."""
     if s.fork:
         return Trouble(s.fork, "do not resume: two parties recorded different messages; keep the transcripts")
-    bad = [w for w in _views(s, phase) if w.state == "exited" and (w.signal or w.rc != 0)]
+    bad = [w for w in workers_of(s, phase) if w.state == "exited" and (w.signal or w.rc != 0)]
     if not bad:
         return None
     if s.halt.nonce and not s.halt.drill and s.halt.mode == "halt":
@@ -396,31 +384,6 @@ def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
     first = min(bad, key=lambda w: (not w.signal, w.rc == PeerLostError.exit_code, w.coord))
     end = f"was killed by {first.signal}" if first.signal else f"ended with exit code {first.rc}"
     return Trouble(f"worker {first.coord} of P{Coord.parse(first.coord).party} {end}", coord=first.coord)
-
-
-def deserted(s: Snapshot, phase: Phase, now: float) -> Trouble | None:
-    """Workers stopped in good order though nobody here asked for it, and the rest is silent. Pure.
-
-    So it ends when a machine is shut down (its agent stops the workers, who take the others along by their vote), or
-    when a pod's lease ran out.
-    """
-    if phase.kind == "command" or (s.halt.nonce and not s.halt.drill):
-        return None
-    owing = _without_result(s, phase)
-    early = [w for w in _views(s, phase) if w.coord in owing and w.state == "exited" and w.rc == 0]
-    if not early or now - max(w.beat_ts for w in _views(s, phase)) <= DESERTED_S:
-        return None
-    return Trouble(f"{', '.join(w.coord for w in early)} stopped before the last step though nobody here asked for it")
-
-
-def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) -> Trouble | None:
-    """No worker gave a sign of life for ``stall_s``, and nobody holds them. Pure; ``began`` is a time stamp."""
-    if s.halt.nonce and not s.halt.done:
-        return None
-    if by_signal(phase) and not any(w.beat_ts for w in _views(s, phase)):
-        return None  # it writes no heartbeats either: that its process lives is all there is
-    quiet = now - max([began, *(w.beat_ts for w in _views(s, phase))])
-    return Trouble(f"no worker gave a sign of life for {quiet:.0f} s") if quiet > stall_s else None
 
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:
@@ -444,4 +407,4 @@ async def stop_workers(ctx: Rollout, phase: Phase) -> None:
 
 
 def _none_runs(s: Snapshot, phase: Phase) -> bool:
-    return all(w.state != "started" for w in _views(s, phase))
+    return all(w.state != "started" for w in workers_of(s, phase))

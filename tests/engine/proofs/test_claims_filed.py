@@ -1,0 +1,65 @@
+"""That a round is called proved is nobody's proof: a protocol files claims of what it sends so, or is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from proof_kit import LEARNED, PROTOCOLS, WHOLE, normal, run_proved
+
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.mpc.comparisons import proved_bits
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.products import arithmetic
+from uvcc_engine.mpc.products.arithmetic import reshare_protocol
+
+INPUTS = (normal(1, 4, 4), normal(2, 4, 4))
+
+
+def run_whole(build: Callable[..., MpcProtocol[Share]]) -> Any:
+    return run_proved(functools.partial(build, dealer=0), INPUTS, everything=True)
+
+
+def _says_so(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    return (yield from reshare_protocol(rt, x.first, 16, proved=True))
+
+
+def _says_so_beside_a_claim(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """Claims of one product, and several times as much sent as if it covered them, too."""
+    found = yield from arithmetic.mul_protocol(rt, x, y, dealer=dealer)
+    for _ in range(6):
+        yield from reshare_protocol(rt, x.first, 16, proved=True)
+    return found
+
+
+@pytest.mark.parametrize("build", [_says_so, _says_so_beside_a_claim])
+def test_a_protocol_that_only_says_that_it_is_proved_is_refused(build: Callable[..., MpcProtocol[Share]]) -> None:
+    """Its sender could have sent anything: no receiver had noted an equation of it."""
+    with pytest.raises(ConfigError, match=r"\d+ numbers were sent as proved, and claims of \d+ cover them"):
+        run_whole(build)
+
+
+def test_a_comparison_whose_claims_are_forgotten_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect is planted: the messages are as they were, and nobody proves them."""
+    monkeypatch.setattr(proved_bits, "claimed", lambda *_: None)
+    with pytest.raises(ConfigError, match="numbers were sent as proved, and claims of 0 cover them"):
+        run_whole(WHOLE["sign"])
+
+
+@pytest.mark.parametrize("name", sorted({**PROTOCOLS, **LEARNED}.keys() - {"public layer"}))
+def test_what_every_protocol_sends_lies_well_within_what_it_claims(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, int]] = []
+    honest = ClaimLedger.check_promises
+
+    def look(ledger: ClaimLedger, promised: int, filed: int) -> None:
+        found.append((promised, filed))
+        honest(ledger, promised, filed)
+
+    monkeypatch.setattr(ClaimLedger, "check_promises", look)
+    run_whole({**PROTOCOLS, **LEARNED}[name])
+    assert max(promised for promised, _ in found) > 0
+    assert all(promised <= 1.5 * filed for promised, filed in found)
