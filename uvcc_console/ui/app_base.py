@@ -11,6 +11,7 @@ from textual import events
 from textual.app import App
 from textual.driver import Driver
 from textual.message import Message
+from textual.message_pump import MessagePump
 
 from uvcc_console.core import settings
 from uvcc_console.ui.drawing.glyphs import choose
@@ -65,7 +66,12 @@ LOOKS_S: Final = 0.02  # so often it is looked whether what that one was given t
 
 
 class KeyPassed(Message):
-    """Goes the way of a key, from the panel that has the focus up to the app, right behind it."""
+    """Goes the way of ``key``, from the panel that has the focus up to the app, right behind it, and then once more:
+    what the key has set off there (a line that was entered) is on that way by then, and is dealt with before."""
+
+    def __init__(self, key: events.Key, target: MessagePump, *, again: bool) -> None:
+        super().__init__()
+        self.key, self.target, self.again = key, target, again
 
 
 class ConsoleApp(App[Result]):
@@ -78,9 +84,6 @@ class ConsoleApp(App[Result]):
     CSS_PATH: ClassVar[Path] = Path(__file__).parent / "screens" / "run.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
-    ONE_KEY_AT_A_TIME: ClassVar[bool] = False
-    """Give out no key before it is known what became of the one before, which may end this app: a key that was on its
-    way through the panels then would be lost."""
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class ConsoleApp(App[Result]):
         self.cadence = Cadence()
         self.resizes = Resizes()
         self.pending = PendingKeys(typed_before)
-        self._passing: KeyPassed | None = None
+        self._passing: events.Key | None = None
         self.hands_on = False  # another app follows, which gets the keys that are typed from now on
         self._newest_size: events.Resize | None = None
         self.key_time = key_time
@@ -155,7 +158,7 @@ class ConsoleApp(App[Result]):
                 self.cadence.note(self.key_time(event))
             if (not event.is_forwarded or self._passing is None) and self.pending.keep(event):
                 return
-            if self.ONE_KEY_AT_A_TIME and not event.is_forwarded:
+            if not event.is_forwarded:
                 await self._act_on(event)
                 return
         await super().on_event(event)
@@ -175,26 +178,29 @@ class ConsoleApp(App[Result]):
             await self._act_on(key)
 
     async def _act_on(self, key: events.Key) -> None:
-        self.pending.keeping = True
-        passed = self._passing = KeyPassed()
+        self.pending.keeping, self._passing = True, key
         target = self.focused or self.screen
         await super().on_event(key)
-        target.post_message(passed)
+        target.post_message(KeyPassed(key, target, again=True))
         patience = time.monotonic() + PASSES_S
 
         def look() -> None:
-            if self._passing is not passed:
+            if self._passing is not key:
                 timer.stop()
             elif not target.is_attached or time.monotonic() > patience:  # a dialog that the key closed tells nothing
-                self.on_key_passed(passed)
+                self.on_key_passed(KeyPassed(key, target, again=False))
 
         timer = self.set_interval(LOOKS_S, look)
 
     def on_key_passed(self, event: KeyPassed) -> None:
         """Whatever a key was given to has done with it, or is gone."""
-        if event is self._passing:
-            self._passing = None
-            self.call_later(self._act_on_early)
+        if event.key is not self._passing:
+            return
+        if event.again and event.target.is_attached:
+            event.target.post_message(KeyPassed(event.key, event.target, again=False))
+            return
+        self._passing = None
+        self.call_later(self._act_on_early)
 
     def _resize(self, event: events.Resize) -> bool:
         """Whether to lay out for it now; of a storm of them only the newest is, a few times a second."""

@@ -117,7 +117,6 @@ class HomeApp(ConsoleApp[RunChoice | None]):
     """Returns what to show next, or None to leave."""
 
     ENABLE_COMMAND_PALETTE = False
-    ONE_KEY_AT_A_TIME = True
     BINDINGS: ClassVar[list[BindingType]] = [
         ("f9", "halt", "halt"),
         ("q,ctrl+q,ctrl+c", "leave", "leave"),
