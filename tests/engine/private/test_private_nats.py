@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ pytest.importorskip("nats")
 
 JOB = PrivateJob(steps=12, batch=64, checkpoint_every=4, test_rows=50, reveal=("loss", "accuracy"))
 PATIENCE_S = 500.0
+MOST_PUBLISHED = 400  # messages of half a megabyte: far more than sockets and the server's limit hold
 
 
 class Broker:
@@ -161,8 +163,31 @@ def full(broker: Broker, fleet: Fleet, way: Aborting) -> None:
 
 
 def slow(broker: Broker, fleet: Fleet, way: Aborting) -> None:
-    """The server ends each connection on which more than its limit waits."""
-    until(lambda: b"Slow Consumer" in broker.said, PATIENCE_S, "a slow consumer")
+    """A worker reads nothing for a while; the server ends its connection when more than its limit waits there."""
+
+    async def flooded() -> None:
+        import nats
+
+        client = await nats.connect(f"nats://127.0.0.1:{broker.port}")
+        signs = await client.subscribe("uvccp.test_full.>")
+        async for sign in signs.messages:
+            if sign.subject.endswith(".1"):
+                break
+        await signs.unsubscribe()
+        for _ in range(MOST_PUBLISHED):
+            await client.publish(sign.subject, bytes(1 << 19))
+            await client.flush(int(PATIENCE_S))
+            if b"Slow Consumer" in broker.said:
+                break
+        await client.close()
+        assert b"Slow Consumer" in broker.said
+
+    at_epoch(fleet, 2)
+    os.kill(fleet.pids[1], signal.SIGSTOP)  # its peers go on telling it that they are alive
+    try:
+        asyncio.run(flooded())
+    finally:
+        os.kill(fleet.pids[1], signal.SIGCONT)
 
 
 @pytest.mark.ci("tests/engine/plane/test_plane_nats.py")
