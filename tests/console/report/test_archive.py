@@ -35,7 +35,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.proof import standalone_verify
 
-SAMPLE = int(os.environ.get("UVCC_STANDALONE_MUTATIONS", "30"))
+SAMPLE = int(os.environ.get("UVCC_STANDALONE_MUTATIONS", "15"))
 
 
 @pytest.fixture(scope="module")

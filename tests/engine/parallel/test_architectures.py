@@ -236,7 +236,8 @@ def test_a_variance_of_one_number_and_columns_of_a_channel_are_refused_by_name()
         pytest.param(Topology(1, 1, 2, 1), "proofs", 7, marks=pytest.mark.ci(__file__)),
         # whose first rank has all letters
         pytest.param(Topology(2, 1, 2, 2), "off", 3, marks=pytest.mark.ci(__file__)),
-        pytest.param(Topology(1, 1, 3, 1), "products", 5, marks=pytest.mark.ci(__file__)),
+        pytest.param(Topology(1, 1, 3, 1), "off", 5, marks=pytest.mark.ci(__file__)),
+        pytest.param(Topology(1, 1, 3, 1), "products", 5, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -263,7 +264,7 @@ def test_tensor_ranks_share_the_table_that_is_used_twice(size: Topology, verify:
     [
         (Topology(1, 3, 1, 1), "off"),  # the middle stage has nothing to do with the table
         pytest.param(Topology(2, 2, 1, 2), "off", marks=pytest.mark.ci(__file__)),
-        pytest.param(Topology(1, 2, 2, 2), "off", marks=pytest.mark.ci(__file__)),
+        pytest.param(Topology(1, 2, 2, 2), "off", marks=pytest.mark.slow),
         pytest.param(Topology(1, 3, 1, 2), "products", marks=pytest.mark.ci(__file__)),
         pytest.param(Topology(1, 2, 2, 1), "proofs", marks=pytest.mark.ci(__file__)),
     ],
