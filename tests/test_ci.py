@@ -96,7 +96,7 @@ def test_what_is_left_to_ci_names_a_file_of_the_default_set_that_runs_the_same_c
 
 def test_ci_runs_the_default_set_and_what_that_leaves_to_it() -> None:
     alone = "tests/engine/transcript/test_mutations.py"
-    lines = [line.partition(" #")[0] for line in RUN.read_text().splitlines()]
+    lines = [re.split(" [#>]", line)[0] for line in RUN.read_text().splitlines()]
     assert f".venv/bin/pytest -m 'not slow' --ignore {alone}" in lines
     assert f".venv/bin/pytest -n 0 -m ci {alone}" in lines
     assert not by_default(ROOT / alone)
