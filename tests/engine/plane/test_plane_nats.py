@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -9,18 +10,23 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from plane_kit import GROUP, Log, free_port, make_plane, run_parties
 
+from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.plane.links.nats_link import NatsLink
 
 BINARY = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no nats-server on this machine")
 pytest.importorskip("nats")
+ROOM = (2 << 30) + (512 << 20)  # for two streams
 
 
 class Broker:
@@ -30,7 +36,8 @@ class Broker:
         self.port = free_port()
         self.config = folder / "nats.conf"
         settings = {"listen": f"127.0.0.1:{self.port}", "authorization": {"token": "a-secret-token"}}
-        store = {"jetstream": {"store_dir": str(folder / "store")}, "ports_file_dir": str(folder)}
+        jetstream = {"store_dir": str(folder / "store"), "max_file_store": ROOM}
+        store = {"jetstream": jetstream, "ports_file_dir": str(folder)}
         self.config.write_text(json.dumps(settings | store))
         self.start()
 
@@ -163,3 +170,68 @@ def test_a_broker_that_lost_its_store_or_refuses_for_a_while_does_not_hold_up_th
         assert len(log.named("link_down")) <= 3
     if loss == "store":
         assert any("not found" in str(log.named("relay_down")) for log in logs)
+
+
+def reader(broker: Broker, group: str, party: int) -> NatsLink:
+    folder = broker.config.parent
+    nats_links(folder, broker)
+    url = f"nats://127.0.0.1:{broker.port}"
+    return NatsLink(url=url, party=party, group=group, box=1, token_file=folder / "token")
+
+
+def told(link: NatsLink, event: str = "") -> Notice:
+    """What it says next of the broker, or next of this name."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        link.exchange(0.05, None)
+        if found := [notice for notice in link.notices() if event in ("", notice.event)]:
+            return found[0]
+    raise AssertionError(f"no word of the broker ({event})")
+
+
+def streams(broker: Broker, edit: dict[str, Any] | None = None) -> list[str]:
+    """The names of what the broker keeps, after ``edit`` of the settings of each as its operator makes it."""
+
+    async def look() -> list[str]:
+        import nats
+
+        client = await nats.connect(f"nats://127.0.0.1:{broker.port}", token="a-secret-token")
+        found = [info.config for info in await client.jetstream().streams_info()]
+        for config in found if edit else ():
+            await client.jetstream().update_stream(replace(config, **(edit or {})))
+        await client.close()
+        return [str(config.name) for config in found]
+
+    return asyncio.run(look())
+
+
+def test_who_leaves_last_takes_the_stream_along_and_the_next_run_has_room(broker: Broker) -> None:
+    """A stream's whole size is set aside while it is there: a broker refused every run after a few."""
+    for run in range(3):
+        links = [reader(broker, f"run-{run}", party) for party in range(3)]
+        assert [told(link).event for link in links] == ["relay_up"] * 3
+        for link in links:
+            assert streams(broker) == [f"uvcc-run-{run}"]
+            link.close()
+    assert streams(broker) == []
+    kept = [reader(broker, f"other-{n}", 0) for n in range(2)]
+    assert [told(link).event for link in kept] == ["relay_up"] * 2
+    late = reader(broker, "late", 0)
+    why = told(late).fields["why"]
+    assert "no room for the stream uvcc-late of 1024 MiB" in why
+    assert "delete the streams of runs that were killed" in why
+    kept[0].close()
+    assert told(late, "relay_up")
+    for link in (*kept, late):
+        link.close()
+
+
+def test_a_stream_whose_bound_its_operator_raised_is_taken_as_it_is(broker: Broker) -> None:
+    """That is the cure which is told of a full one; whoever came back to it was refused for ever."""
+    first = reader(broker, "run", 0)
+    assert told(first).event == "relay_up"
+    assert streams(broker, {"max_bytes": 2 << 30}) == ["uvcc-run"]
+    second = reader(broker, "run", 1)
+    assert told(second).event == "relay_up"
+    for link in (first, second):
+        link.close()

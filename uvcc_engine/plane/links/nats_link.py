@@ -11,6 +11,7 @@ the server's configuration: publish ``*.<group>.*.<party>.*``, subscribe ``*.<gr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import re
 import ssl
@@ -27,6 +28,7 @@ from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.links.link import Arrival, no_work
+from uvcc_engine.plane.links.nats_stream import GroupStream
 from uvcc_engine.plane.links.relay_client import read_token
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
 
@@ -38,13 +40,9 @@ _UNSENT: Final = 32 << 20
 _FETCH: Final = 32  # messages of a megabyte at most: a server ends a connection on which 64 MiB wait
 _FETCH_S: Final = 5.0
 _PARTIES: Final = frozenset(map(str, range(PARTIES)))
-_MAX_AGE_S: Final = 86_400
-_ACK_WAIT_S: Final = 10  # what lay on a connection that broke is handed out again after so long
-_DUPLICATE_WINDOW_S: Final = 120
 _RETRY_S: Final = 1.0
 _AGAIN_S: Final = 2.0  # between two tries of what the broker refused
-_NO_STORE: Final = frozenset({10023, 10047})  # error codes of JetStream
-_FULL_STREAM: Final = frozenset({10077})
+_LAST_S: Final = 5.0  # for what is still to be said to a broker at the end
 _REST_S: Final = 0.02
 _WAITING: Final = 2048  # messages taken from the broker and not from us: then it keeps them, and passing ones are lost
 _PIECES: Final = 1024  # of a frame
@@ -92,11 +90,10 @@ class NatsLink:
         self._url = url
         self._party = party
         self._peers = [p for p in range(PARTIES) if p != party]
-        self._stream = f"uvcc-{subject_word(group)}"
+        self._stream = GroupStream(subject_word(group), f"{box:016x}", party, max_bytes)
         self._prefix = f"{subject_word(group)}.{box:016x}"
         self._token = read_token(token_file) if token_file else None
         self._tls = ssl.create_default_context(cafile=ca_file) if ca_file else None
-        self._max_bytes = max_bytes
         self._clock = clock
         self._items: list[tuple[int, Outgoing]] = []
         self._bytes = 0
@@ -252,10 +249,18 @@ class NatsLink:
             fetching.cancel()
         if self._client is not None and not self._client.is_closed:
             try:
-                await asyncio.wait_for(self._client.flush(), 5)  # what was taken leaves before the end
+                await asyncio.wait_for(self._leave(), _LAST_S)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 self._say_down(error)
             await self._client.close()
+
+    async def _leave(self) -> None:
+        from nats.js.errors import NotFoundError
+
+        await self._client.flush()  # what was taken leaves before the end
+        if self._jetstream is not None and self._client.is_connected:
+            with contextlib.suppress(NotFoundError):  # another was faster, or the broker lost its store
+                await self._stream.leave(self._client)
 
     async def _pause(self) -> None:
         try:
@@ -279,36 +284,11 @@ class NatsLink:
             reconnected_cb=self._on_reconnected,
             name=f"uvcc party {self._party}",
         )
-        subscription = await self._provide()
+        subscription = await self._stream.provide(self._client)
         await self._client.subscribe(f"uvccp.{self._prefix}.*.{self._party}", cb=self._on_passing)
         self._jetstream = self._client.jetstream()
         self._say_up()
         return subscription
-
-    async def _provide(self) -> Any:
-        """Make sure that the broker has the stream and this party's consumer; returns the pull subscription."""
-        from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
-
-        jetstream = self._client.jetstream()
-        group = self._prefix.split(".")[0]
-        await jetstream.add_stream(
-            StreamConfig(
-                name=self._stream,
-                subjects=[f"uvcc.{group}.>"],
-                retention=RetentionPolicy.WORK_QUEUE,
-                discard=DiscardPolicy.NEW,  # a full stream refuses, it does not forget
-                max_bytes=self._max_bytes,
-                max_age=_MAX_AGE_S,
-                duplicate_window=_DUPLICATE_WINDOW_S,
-            )
-        )
-        box = self._prefix.split(".")[1]
-        return await jetstream.pull_subscribe(
-            f"uvcc.{self._prefix}.*.{self._party}",
-            durable=f"{box}-{self._party}",
-            stream=self._stream,
-            config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=_ACK_WAIT_S, max_ack_pending=4096),
-        )
 
     async def _fetch(self, subscription: Any) -> None:
         import nats.errors
@@ -345,7 +325,7 @@ class NatsLink:
             await subscription.consumer_info()
         except NotFoundError as error:
             self._say_down(error)
-            subscription = await self._provide()
+            subscription = await self._stream.provide(self._client)
             self._resets += self._peers
         self._in_doubt = False
         if self._down_since is not None and not self._refused:
@@ -405,7 +385,7 @@ class NatsLink:
 
     async def _on_disconnected(self) -> None:
         self._portion, self._fetched = max(1, self._portion // 8), 0  # for a server that found it too slow
-        if not self._ended.is_set():
+        if self._jetstream is not None and not self._ended.is_set():  # before it was up, why it is not is said already
             self._say_down(ConnectionError("disconnected"))
 
     async def _on_reconnected(self) -> None:
@@ -415,24 +395,11 @@ class NatsLink:
 
     def _say_down(self, error: Exception) -> None:
         """Once an outage, and again for another reason; reconnecting fails several times a second."""
-        why = self._words(error)
+        why = self._stream.words(error)
         if why != self._why:
             self._notices.append(Notice("relay_down", {"url": self._url, "why": why}))
         self._why = why
         self._down_since = self._clock() if self._down_since is None else self._down_since
-
-    def _words(self, error: Exception) -> str:
-        """Why, and what helps where the broker's limits are why."""
-        code = getattr(error, "err_code", None)
-        size = f"{self._max_bytes >> 20} MiB"
-        if code in _NO_STORE:
-            cure = f"raise jetstream.max_file_store above {size} in its configuration, or make room on its disk"
-            return f"it has no room for the stream {self._stream} of {size}: {cure}"
-        if code in _FULL_STREAM:
-            return (
-                f"its stream {self._stream} is full: raise its max_bytes, or see which party does not take its messages"
-            )
-        return str(error) or type(error).__name__
 
     def _say_up(self) -> None:
         self._down_since, self._why = None, ""
