@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import io
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -34,11 +38,12 @@ from uvcc_engine.data.sets import Floats
 from uvcc_engine.data.table_files import read_table
 from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.owner.own_data import numbers_of
-from uvcc_engine.plane.links.relay_mail import MailFullError, RelayMail, box_of
+from uvcc_engine.plane.links.relay_mail import MailFullError, RelayAwayError, RelayMail, box_of
 from uvcc_engine.sealing.queries import (
     AnswerPart,
     SealedQuery,
     ServedJob,
+    most_rows,
     open_answer,
     seal_query,
     whole_answer,
@@ -49,7 +54,12 @@ from uvcc_engine.transcript.terms.policy import Policy, check_signatures
 AT_ONCE: Final = 8
 """Queries of this client on their way at once; fewer than the parties let wait."""
 POLL_S: Final = 2.0
+LOOK_S: Final = 0.1
+"""Between two looks whether another still asks with the same key."""
+AGAIN_S: Final = 1.0
+"""Between two tries of what a relay refused that was full or away."""
 TTL_S: Final = 3600
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +111,10 @@ def read_ticket(path: Path, client: Identity, policy_hash: str = "") -> ServedMo
             "ask with the key that job.clients names, or for the ticket of yours",
         )
     model = find_model(job.model)
-    served = ServedJob(policy.sid_job.hex(), job.clients, model.features, job.batch, job.frac_bits)
-    return ServedModelOf(ticket, policy, job, served, model.classes * model.positions, model.positions)
+    outputs = model.classes * model.positions
+    rows = most_rows(job.batch, model.features, outputs)
+    served = ServedJob(policy.sid_job.hex(), job.clients, model.features, rows, job.frac_bits)
+    return ServedModelOf(ticket, policy, job, served, outputs, model.positions)
 
 
 @dataclass(slots=True)
@@ -128,10 +140,11 @@ class Asker:
         """Messages that were no answer of the party that they came from."""
 
     def ask(self, x: Floats) -> Floats:
-        """Answers (rows, outputs) to rows (rows, features).
+        """Answers (rows, outputs) to rows (rows, features). A relay that is away for less than the patience is waited
+        for: what was sent lies on its disk, and what it handed out and heard no word of comes again.
 
         Raises PeerLostError naming the parties that did not answer in time, VerificationError where two parties say
-        different things, UnreachableError if the relay does not answer.
+        different things, UnreachableError if the relay refuses this client or does not answer for so long.
         """
         size, found = self._model.served.most_rows, np.zeros((len(x), self._model.outputs))
         waiting: dict[str, _Asked] = {}
@@ -142,7 +155,7 @@ class Asker:
                 self._send(query)
                 waiting[query.id] = _Asked(query, at, time.monotonic())
                 at += query.rows
-            done = self._take(waiting)
+            done = self._patiently(lambda: self._take(waiting), last)
             for name, answer in done.items():
                 one = waiting.pop(name)
                 found[one.at : one.at + one.query.rows] = answer
@@ -157,16 +170,19 @@ class Asker:
         self._mail.close()
 
     def _send(self, query: SealedQuery) -> None:
-        end = time.monotonic() + self._patience_s
         for party, box in enumerate(query.boxes):
-            while True:
-                try:
-                    self._mail.send(party, query.id, box, TTL_S)
-                    break
-                except MailFullError:
-                    if time.monotonic() > end:
-                        raise
-                    time.sleep(POLL_S)
+            send = partial(self._mail.send, party, query.id, box, TTL_S)
+            self._patiently(send, time.monotonic())
+
+    def _patiently(self, act: Callable[[], T], since: float) -> T:
+        """Do it, again and again while the relay is full or away, until the patience is over ``since`` then."""
+        while True:
+            try:
+                return act()
+            except (MailFullError, RelayAwayError):
+                if time.monotonic() - since > self._patience_s:
+                    raise
+                time.sleep(AGAIN_S)
 
     def _take(self, waiting: dict[str, _Asked]) -> dict[str, Floats]:
         """Whole answers that came now, by the id of the query. What is not waited for is taken and forgotten."""
@@ -205,6 +221,28 @@ class Asker:
         return PeerLostError(what, hint, party=missing[0] if missing else 0)
 
 
+@contextmanager
+def only_asker(key: Path, patience_s: float) -> Iterator[None]:
+    """Ask with this key alone: whoever takes a client's mail takes all of it, also the answers that another waits for.
+
+    Waits for the others of this machine; raises ConfigError after ``patience_s``.
+    """
+    folder, began = os.open(key, os.O_RDONLY), time.monotonic()
+    try:
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - began > patience_s:
+                    what = f"others asked with the key in {key} for {patience_s:g} s"
+                    raise ConfigError(what, "each who asks at the same time has a key of its own") from None
+                time.sleep(LOOK_S)
+        yield
+    finally:
+        os.close(folder)
+
+
 def make_key(args: argparse.Namespace) -> dict[str, Any]:
     """Make a client's key in a new folder; its public half goes into ``job.clients``."""
     return {"folder": str(args.key), "key": Identity.create(args.key).public.x25519}
@@ -227,11 +265,13 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
             f"{args.data.name} has {x.shape[1]} features, the model takes {model.served.features}",
             "name the fitted schema of the model's training with --schema",
         )
-    asker, began = Asker(model, client, args.wait), time.monotonic()
-    try:
-        answers = asker.ask(x)
-    finally:
-        asker.close()
+    asker = Asker(model, client, args.wait)
+    with only_asker(args.key, args.wait):
+        began = time.monotonic()
+        try:
+            answers = asker.ask(x)
+        finally:
+            asker.close()
     took = time.monotonic() - began
     text = answers_csv(answers, model, schema, ids)
     if args.out is None:

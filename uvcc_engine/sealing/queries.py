@@ -33,11 +33,14 @@ _QUERY_FORMAT: Final = "uvcc-query-1"
 _ANSWER_FORMAT: Final = "uvcc-answer-1"
 _NO_BLIND: Final = bytes(32)
 _SPOILT: Final = "seal the query again"
+LARGEST: Final = 8 << 20
+"""Bytes of a query's box, or of its answer's, at most: a relay takes messages of twice as many."""
+_BOTH: Final = 2 * 8  # bytes of a number in two components
 
 
 @dataclass(frozen=True, slots=True)
 class ServedJob:
-    """What a query must fit: the session, who may ask, the model's input width, rows of a batch, the fixed point."""
+    """What a query must fit: the session, who may ask, the model's input width, its rows at most, the fixed point."""
 
     sid_job: str
     clients: tuple[str, ...]
@@ -64,6 +67,14 @@ class OpenedQuery:
     rows: int
     first: Ring
     second: Ring
+
+
+def most_rows(batch: int, features: int, outputs: int) -> int:
+    """Rows of one query at most: those of a job's batch, as far as a relay passes on their boxes and the answers'.
+
+    ``features``, ``outputs``: numbers of a row that is asked, and of its answer.
+    """
+    return max(1, min(batch, LARGEST // (_BOTH * max(features, outputs))))
 
 
 def query_id(sid_job: str, client: str, rows: int, commitments: Sequence[str]) -> str:

@@ -123,7 +123,10 @@ class QueryDesk:
         return DeskWord(tuple(free[:MOST_LISTED]), self._decided.get(step), idle)
 
     def forget_stale(self, common: Sequence[DeskWord]) -> None:
-        """Drop what waited long and is not at the other parties; ``common``: what they said."""
+        """Drop what waited long and is not at the other parties; ``common``: what they said, unless that is as much as
+        a word holds: then more may wait there."""
+        if any(len(word.waiting) == MOST_LISTED for word in common):
+            return
         now = self._clock()
         theirs = [{q.id for q in word.waiting} for word in common]
         with self._lock:

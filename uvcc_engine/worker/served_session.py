@@ -14,7 +14,7 @@ from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.contract.peer_protocol.peer_messages import HALT, HOLD, BatchTurn, Vote
 from uvcc_engine.contract.run_files.records import Malformed
-from uvcc_engine.sealing.queries import ServedJob, seal_answer
+from uvcc_engine.sealing.queries import ServedJob, most_rows, seal_answer
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.worker.checkpoints import KEPT
 from uvcc_engine.worker.query_desk import QueryDesk
@@ -39,7 +39,8 @@ class ServedSession(WorkerSession):
         a = self._admitted
         assert isinstance(self._trainer, ServedModel)
         self._model = self._trainer
-        served = ServedJob(a.policy.sid_job.hex(), a.job.clients, a.model.features, a.job.batch, a.job.frac_bits)
+        rows = most_rows(a.job.batch, a.model.features, a.model.classes * a.model.positions)
+        served = ServedJob(a.policy.sid_job.hex(), a.job.clients, a.model.features, rows, a.job.frac_bits)
         self._desk = QueryDesk(
             Path(self._spec.dir),
             served,
@@ -75,11 +76,11 @@ class ServedSession(WorkerSession):
                 self._halting = decision
                 return decision
             words = {p: _word_of(p, told) for p, told in notes.items()} | {self._admitted.party: word}
+            self._desk.forget_stale([words[p] for p in self._table.peers])
             batch = None if decision.vote == HOLD else agreed(words, self.step, self._admitted.job.batch)
             if batch is not None:
                 self._begin_batch(batch)
                 return Vote()
-            self._desk.forget_stale([words[p] for p in self._table.peers])
             self._writer.heartbeat(self.step, self.PHASE, self._said())
             self._desk.wait(pause)
             turn, pause = turn + 1, min(2 * pause, LONGEST_S)

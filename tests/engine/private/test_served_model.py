@@ -17,6 +17,7 @@ import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, client_token, relay_links, until
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UvccError, VerificationError
+from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.run_files.control import HaltRequest, write_halt
 from uvcc_engine.contract.run_files.records import Malformed
@@ -33,7 +34,16 @@ from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.queries import OpenedQuery, ServedJob, open_query, seal_query
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy, read_signatures
-from uvcc_engine.worker.served_batches import DeskWord, WaitingQuery, agreed, in_turn, read_batch, read_word
+from uvcc_engine.worker.query_desk import STALE_S, QueryDesk
+from uvcc_engine.worker.served_batches import (
+    MOST_LISTED,
+    DeskWord,
+    WaitingQuery,
+    agreed,
+    in_turn,
+    read_batch,
+    read_word,
+)
 from uvcc_engine.worker.served_model import ServedModel
 
 torch.set_num_threads(1)
@@ -179,6 +189,32 @@ def test_nonsense_of_one_client_leaves_anothers_answer_as_it_is(verify: Any, wei
     assert answers.argmax(1).tolist() == exact(weights, x)
     assert [p[1] for p in parts] == [[], [], []]  # nobody asked in the second
     assert int(sum(p[2][0] for p in parts)) == 7
+
+
+def test_a_query_that_one_party_alone_holds_is_dropped_and_one_beyond_the_list_is_not(tmp_path: Path) -> None:
+    made = [seal_query(np.ones((1, 64)), SERVED, ALICE, PUBLIC) for _ in range(2)]
+    (tmp_path / "queries").mkdir()
+    for one in made:
+        (tmp_path / "queries" / f"{one.id}.box").write_bytes(one.boxes[0])
+    now, told = [0.0], list[str]()
+    desk = QueryDesk(
+        tmp_path,
+        SERVED,
+        party=0,
+        identity=PARTIES[0],
+        link=LinkSpec(kind="relay", relay_url="http://127.0.0.1:9", group="g"),
+        tell=lambda name, fields: told.append(f"{name} {fields}"),
+        clock=lambda: now[0],
+    )
+    kept = WaitingQuery(made[0].id, 0, 1)
+    flooded = DeskWord(tuple(query(n) for n in range(MOST_LISTED)))
+    now[0] = STALE_S + 1.0
+    desk.forget_stale([flooded, flooded])
+    assert {q.id for q in desk.word(0, 0).waiting} == {one.id for one in made}
+    desk.forget_stale([DeskWord((kept, query(1))), DeskWord((kept,))])
+    assert desk.word(0, 0).waiting == (kept,)
+    assert [line for line in told if "not sent to all three parties" in line]
+    desk.close()
 
 
 # -- real workers ------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class ScriptedDesk:
 
     def __init__(self, party: int, arrivals: Arrivals, idle_from: int) -> None:
         self._party, self._arrivals, self._idle_from = party, arrivals, idle_from
-        self.turn = 0
+        self.turn = self.swept = 0
         self.decided: dict[int, QueryBatch] = {}
         self.answered: dict[int, list[str]] = {}
 
@@ -173,13 +173,15 @@ class ScriptedDesk:
     def deliver(self, answers: Sequence[tuple[OpenedQuery, str, bytes]]) -> None:
         self.answered[max(self.decided)] = [query.id for query, _, _ in answers]
 
+    def forget_stale(self, common: Sequence[DeskWord]) -> None:
+        self.swept += 1
+
     def figures(self) -> dict[str, Any]:
         return {"waiting": 0, "answered": 0, "clients": 0, "refused": 0}
 
     def open(self) -> None: ...
     def wait(self, seconds: float) -> None: ...
     def forget(self, before: int) -> None: ...
-    def forget_stale(self, common: Sequence[DeskWord]) -> None: ...
     def close(self, patience_s: float = 0.0) -> None: ...
 
 
@@ -283,6 +285,7 @@ def test_nobody_waits_for_what_is_never_sent(
     everywhere = {f"{n:064x}" for n, at in orders.arrivals.items() if len(at) == 3}
     if not orders.ends:
         assert outcomes[0].step == JOB.steps
+        assert all(desk.swept == desk.turn for desk in desks)  # also where others' queries keep it busy
         assert {one for batch in desks[0].answered.values() for one in batch} == everywhere
 
 

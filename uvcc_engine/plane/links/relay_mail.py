@@ -36,6 +36,10 @@ class MailFullError(UvccError):
     """The receiver has not taken enough of what lies there for it."""
 
 
+class RelayAwayError(UnreachableError):
+    """The relay did not answer, or has trouble of its own: what was asked may be asked again, as often as one likes."""
+
+
 @dataclass(frozen=True, slots=True)
 class TakenMessage:
     """A message as the relay hands it out. ``sender``: the number of the credential that left it."""
@@ -67,7 +71,8 @@ class RelayMail:
     def send(self, receiver: int, name: str, payload: bytes, ttl_s: int = 0) -> bool:
         """Leave one message; False if one of this name with another content lies there already.
 
-        Returns once it is on the relay's disk. Raises MailFullError, UnreachableError.
+        Returns once it is on the relay's disk. Raises MailFullError, UnreachableError; where that is a RelayAwayError,
+        the same call may be made again: what lies there already is not stored twice.
         """
         entry = {
             "box": self._box,
@@ -102,7 +107,10 @@ class RelayMail:
     def _refused(self, path: str, status: int, found: Mapping[str, Any]) -> UnreachableError:
         why = found.get("error")
         told = f": {why[:_TOLD]}" if isinstance(why, str) else ""
-        return UnreachableError(f"the relay at {self._url} answers {status} to {path}{told}", "is the token its own?")
+        what = f"the relay at {self._url} answers {status} to {path}{told}"
+        if status >= http.client.INTERNAL_SERVER_ERROR or status == http.client.TOO_MANY_REQUESTS:
+            return RelayAwayError(what, "it goes on when the relay's trouble is over")
+        return UnreachableError(what, "is the token its own?")
 
     def _ask(self, path: str, asked: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
@@ -113,7 +121,7 @@ class RelayMail:
             found = as_object(reply.read(MOST_BYTES + 1), MOST_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            raise UnreachableError(f"the relay at {self._url} does not answer: {error}", "is it up?") from error
+            raise RelayAwayError(f"the relay at {self._url} does not answer: {error}", "is it up?") from error
         return reply.status, found or {}
 
     def _connect(self) -> http.client.HTTPConnection:
