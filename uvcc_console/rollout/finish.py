@@ -18,7 +18,7 @@ from uvcc_console.rollout.context import Rollout
 from uvcc_console.rollout.spending import Spending
 from uvcc_console.rollout.stages.fleet.provision import teardown
 from uvcc_console.rollout.stages.training.phases import stop_workers
-from uvcc_console.rollout.stages.verify.collect import last_words
+from uvcc_console.rollout.stages.verify.collect import last_words, make_durable
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
 
@@ -38,6 +38,7 @@ async def finish(
     ctx.tolerant = True
     if status != "ok":
         await evidence_home(ctx, LAST_WORDS_S if pressed else PATIENT_WORDS_S)
+        await _durably(ctx)
     keep = ctx.plan.profile.fleet.keep_pods and status == "ok"
     left: list[str] = []
     if keep:
@@ -84,6 +85,17 @@ async def evidence_home(ctx: Rollout, limit_s: float) -> None:
     except Exception as e:
         log.error("evidence did not come home", exc_info=e)
         ctx.say(ev.Alert(level="error", name="collect", text=f"evidence did not come home: {describe(e)}"))
+
+
+async def _durably(ctx: Rollout) -> None:
+    """What came home outlives a power cut before the pods go; told where it does not, and never an obstacle."""
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            await make_durable(ctx)
+    except (UvccError, TimeoutError) as e:
+        why = e.what if isinstance(e, UvccError) else f"the disk takes longer than {LAST_WORDS_S:.0f} s"
+        text = f"a power cut may still take the evidence that came home: {why}"
+        ctx.say(ev.Alert(level="error", name="collect", text=text, hint="look at the disk of the data folder"))
 
 
 async def written(bus: Bus) -> None:

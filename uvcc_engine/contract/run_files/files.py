@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import re
+import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,6 +139,26 @@ def fsync_dir(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_tree(root: Path) -> None:
+    """Make every file and folder below ``root`` durable; links are not followed.
+
+    Raises UvccError naming what the disk did not take.
+    """
+    for folder, _, names in os.walk(root):
+        for path in (*(Path(folder, name) for name in names), Path(folder)):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                continue  # a link, or gone meanwhile: nothing of it lies here
+            try:
+                if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+                    os.fsync(fd)
+            except OSError as error:
+                raise write_failed(path, error) from error
+            finally:
+                os.close(fd)
 
 
 def sync_data(fd: int) -> None:

@@ -19,6 +19,7 @@ from uvcc_console.rollout import file_listing
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.verify.outputs import fetch_outputs
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.text import counted
 
 SUMS = "SHA256SUMS"
@@ -145,7 +146,16 @@ async def collect(ctx: Rollout) -> str:
     await asyncio.to_thread(collector.private_key)  # its public half goes into allowed_signers
     written = await asyncio.to_thread(write_artifacts, ctx.run_dir)
     await asyncio.to_thread(collector.seal, ctx.run_dir)
+    await make_durable(ctx)
     return f"{counted(count, 'file')} of {counted(len(ctx.live()), 'pod')}, {counted(len(written), 'artifact')}"
+
+
+async def make_durable(ctx: Rollout) -> None:
+    """Have all evidence that is here outlive a power cut: once the pods are gone there is no other copy.
+
+    Raises UvccError naming what the disk did not take.
+    """
+    await asyncio.to_thread(files.sync_tree, ctx.artifacts)
 
 
 def started_phases(ctx: Rollout) -> list[Phase]:

@@ -14,7 +14,7 @@ from uvcc_console.plan.plan import SMOKE, Phase
 from uvcc_console.plan.schema import GatesPart
 from uvcc_console.report.recheck import digests
 from uvcc_console.rollout.context import Rollout
-from uvcc_console.rollout.stages.verify.collect import fetch_phase
+from uvcc_console.rollout.stages.verify.collect import fetch_phase, make_durable
 from uvcc_engine.contract.errors import UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.text import counted
 from uvcc_engine.transcript.leaves import leaf_file
@@ -36,6 +36,7 @@ async def verify_phase(ctx: Rollout, phase: Phase) -> str:
             ev.PhaseVerdict(phase=phase.name, ok=False, global_root="", sid_job="", detail=str(e), bundle=str(folder))
         )
         raise
+    await make_durable(ctx)
     ctx.say(
         ev.PhaseVerdict(
             phase=phase.name,
