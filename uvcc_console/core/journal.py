@@ -78,7 +78,8 @@ class Journal:
         except sqlite3.DatabaseError as e:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise UvccError(f"cannot write the journal {self.path}: {e}", "free disk space; nothing was lost") from e
+            hint = "nothing was lost; is its disk full, or read-only?"
+            raise UvccError(f"cannot write the journal {self.path}: {e}", hint) from e
         return int(last)
 
     def since(self, seq: int, limit: int = 10_000, kinds: Sequence[str] = ()) -> Iterator[tuple[int, ev.Event]]:

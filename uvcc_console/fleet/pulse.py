@@ -2,12 +2,13 @@
 
 Each process writes a beat from the very loop that does its work, with the machine's counter since boot, so neither a
 clock that is set nor a reader that has just come can mistake one for the other. The file is written in place: a full
-disk takes that too.
+disk takes that too. One that was made read-only does not, and there nobody is called frozen for want of a beat.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -23,6 +24,20 @@ BEAT_S: Final = 0.5
 STOPPED_S: Final = 2.0  # without a beat, for one that a signal has stopped
 SILENT_S: Final = 60.0  # for one that runs or waits: a crowded machine may leave it no turn for so long
 MOVING, FROZEN, DEAD = "moving", "frozen", "dead"
+
+
+_NO_WRITES: Final = frozenset({errno.EROFS, errno.EIO})
+
+
+def no_writes(path: Path) -> str:
+    """Why the disk takes nothing at all, not even the times that a file has already; "" where it takes that, or where
+    nobody can tell."""
+    try:
+        found = os.stat(path)
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    except OSError as e:
+        return os.strerror(e.errno) if e.errno in _NO_WRITES else ""
+    return ""
 
 
 def _file(run_dir: Path, name: str) -> Path:
@@ -77,8 +92,16 @@ class Vital:
         return f"pid {self.who.pid} has not moved for {self.silent_s:.0f} s: {why}"
 
 
+def beat_age_s(run_dir: Path, name: str) -> float:
+    """For how many seconds the file of its beats is as it is, by the wall clock; infinite where there is none."""
+    try:
+        return abs(time.time() - _file(run_dir, name).stat().st_mtime)
+    except OSError:
+        return float("inf")
+
+
 def vital(run_dir: Path, name: str, who: LocalProcess | None) -> Vital:
-    """How the process ``who`` of that name is. One that never gave a beat moves, unless it is stopped."""
+    """How the process ``who`` of that name is. One that never gave a beat, or cannot, moves, unless it is stopped."""
     if who is None or not procs.alive(who):
         return Vital(None, DEAD)
     stopped = procs.stopped(who.pid)
@@ -87,7 +110,7 @@ def vital(run_dir: Path, name: str, who: LocalProcess | None) -> Vital:
         pid, start, at = _file(run_dir, name).read_bytes()[:256].split()[:3]
         if (int(pid), int(start)) == (who.pid, who.starttime):
             silent = max(0.0, up() - float(at))
-    frozen = silent > (STOPPED_S if stopped else SILENT_S)
+    frozen = silent > (STOPPED_S if stopped else SILENT_S) and (stopped or not no_writes(_file(run_dir, name)))
     return Vital(who, FROZEN if frozen else MOVING, silent, stopped)
 
 

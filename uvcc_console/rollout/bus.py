@@ -196,7 +196,7 @@ class Bus:
             self._refused, self._refused_at = False, time.monotonic()
             log.info("the journal takes events again")
             text = f"for {self._refused_at - self._refused_from:.0f} s nothing could be written down: {self._why}"
-            hint = "nothing was lost; leave more room in the data folder (uvcc paths)"
+            hint = "nothing was lost; look at the disk of the data folder (uvcc paths), and leave more room there"
             self.record([ev.Alert(level="warn", name="journal_refused", text=text, hint=hint)])
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from uvcc_console.fleet import procs, pulse
 from uvcc_console.fleet.procs import LocalProcess
 from uvcc_console.fleet.pulse import DEAD, FROZEN, MOVING, Beat, vital
+from uvcc_console.fleet.runclock import up
 
 BEATER = """
 import sys, time
@@ -43,6 +45,27 @@ def beater(tmp_path: Path) -> Iterator[LocalProcess]:
     yield found
     child.kill()
     child.wait()
+
+
+def read_only(path: object, **times: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_nobody_is_frozen_whose_disk_takes_no_beat(
+    tmp_path: Path, beater: LocalProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one that had become read-only conductor and sidecar took each other for stuck, and one killed the other."""
+    (tmp_path / "other.beat").write_text(f"{beater.pid} {beater.starttime} {up() - 2 * pulse.SILENT_S:.3f}")
+    before = (tmp_path / "other.beat").stat()
+    assert vital(tmp_path, "other", beater).state == FROZEN
+    assert (tmp_path / "other.beat").stat().st_mtime_ns == before.st_mtime_ns  # to ask changes nothing
+    monkeypatch.setattr(os, "utime", read_only)
+    assert vital(tmp_path, "other", beater).state == MOVING
+    os.kill(beater.pid, signal.SIGSTOP)
+    end = time.monotonic() + 120.0
+    while vital(tmp_path, "other", beater).state != FROZEN:  # that it is stopped needs no disk
+        assert time.monotonic() < end
+    os.kill(beater.pid, signal.SIGCONT)
 
 
 def until(tmp_path: Path, who: LocalProcess, state: str) -> pulse.Vital:

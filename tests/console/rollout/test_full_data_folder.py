@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import time
@@ -16,6 +17,7 @@ from uvcc_console.cli.follow import headless
 from uvcc_console.cli.view import status
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.state import fold
 from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout import side_tasks
@@ -127,3 +129,23 @@ def test_whoever_follows_or_looks_is_told_what_no_journal_can_say(tmp_path: Path
     assert headless.tell_of_full_disk(tmp_path, printer, told) == ""
     assert "takes more again" in out.getvalue()
     assert disk_space.full_disk(tmp_path / "absent") == ""
+
+
+def test_a_disk_that_became_read_only_is_told_like_a_full_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its room nothing says so: on many kernels not even its flags, after an error of the file system."""
+
+    def refuse(path: Any, **times: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    Journal(tmp_path / JOURNAL, source="t").close()
+    out = io.StringIO()
+    printer = headless.Printer(out)
+    assert headless.tell_of_full_disk(tmp_path, printer, "") == ""
+    monkeypatch.setattr(os, "utime", refuse)
+    told = headless.tell_of_full_disk(tmp_path, printer, "")
+    assert told == f"the disk of {tmp_path} takes no writes (Read-only file system)"
+    assert "the kernel's log says why" in out.getvalue()
+    assert "make room" not in out.getvalue()
+    assert f"DISK     {told} (the kernel's log" in status.text(fold(training(1000.0)), tmp_path, 1001.0)
+    (tmp_path / "haltd.beat").write_text("one that was just written")
+    assert disk_space.full_disk(tmp_path) == ""

@@ -24,7 +24,7 @@ from uvcc_console.core.words import engine_words
 from uvcc_console.plan.plan import FULL, RESUMABLE, SMOKE
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs import processes
-from uvcc_console.runs.disk_space import HINT, full_disk
+from uvcc_console.runs.disk_space import cure, full_disk
 from uvcc_engine.contract.run_files.files import STEPS_REPEATED
 from uvcc_engine.contract.text import clean
 
@@ -223,10 +223,10 @@ def tell_of_frozen(run_dir: Path, printer: Printer, told: str) -> str:
 
 
 def tell_of_full_disk(run_dir: Path, printer: Printer, told: str) -> str:
-    """Say once that the disk here is full, which no journal can tell, and when it takes more; what was told last."""
+    """Say once that the disk here takes nothing, which no journal can tell, and when it takes more; what was told."""
     found = full_disk(run_dir)
     if found and not told:
-        printer.note(f"alert {found} ({HINT})")
+        printer.note(f"alert {found} ({cure(found)})")
     elif told and not found:
         printer.note(f"the disk of {run_dir} takes more again")
     return found

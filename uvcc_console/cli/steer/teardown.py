@@ -33,7 +33,8 @@ def run(argv: list[str]) -> int:
             common.emit({"run": s.run, "status": s.status, "gone": True, "leaks": [], "journalled": False})
         else:
             common.show(f"{s.run}: every pod is gone, by its provider's list; the journal could not be written")
-            common.say(f"  when there is room on the disk again, uvcc teardown {s.run} writes the run's end down")
+            common.say("  what they had recorded, and the disk here did not take, is gone with them")
+            common.say(f"  when the disk takes something again, uvcc teardown {s.run} writes the run's end down")
         return OK
     gone = bool(s.ended) and not s.leaks
     if args.json:

@@ -15,7 +15,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.words import halt_words
 from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck
-from uvcc_console.runs.disk_space import HINT, full_disk
+from uvcc_console.runs.disk_space import cure, full_disk
 from uvcc_console.runs.processes import CONDUCTOR, running
 
 _MARK = {"ok": "+", "failed": "x", "running": ">", "waiting": "=", "skipped": "-", "pending": "."}
@@ -41,7 +41,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     if s.fork:
         lines.append(f"FORK     {s.fork}")
     if room := "" if s.ended else full_disk(run_dir):
-        lines.append(f"DISK     {room} ({HINT})")
+        lines.append(f"DISK     {room} ({cure(room)})")
     for p in s.pods.values():
         ways = " ".join(f"{n}{'+' if up else '-'}" for n, (up, _) in p.paths.items())
         lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}".rstrip())

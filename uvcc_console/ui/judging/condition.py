@@ -13,7 +13,7 @@ from typing import Final
 from uvcc_console.core import pod_states
 from uvcc_console.core.shown import final
 from uvcc_console.core.snapshot import AGENT_PATHS, PodView, Snapshot
-from uvcc_console.runs.disk_space import HINT
+from uvcc_console.runs.disk_space import cure
 from uvcc_console.ui.drawing.format import duration
 from uvcc_console.ui.drawing.paint import Span, clean
 from uvcc_console.ui.judging.lamps import DEAD, FROZEN, MOVING, STARTING, Lamp, needs_sidecar
@@ -251,7 +251,7 @@ def warnings(view: View) -> list[tuple[str, str, str]]:
     elif now.name == "frozen":
         out.append(("alarm", f"{g.fail} THE CONDUCTOR IS FROZEN: {clean(view.conductor.words)}", now.advice))
     elif view.conductor.state == MOVING and view.conductor.words:
-        out.append(("alarm", f"{g.fail} {clean(view.conductor.words)}", HINT))
+        out.append(("alarm", f"{g.fail} {clean(view.conductor.words)}", cure(view.conductor.words)))
     lost = unknown_pods(s) if s.status == "halted" and not view.behind_s else 0
     if lost:
         text = f"{g.unknown} {lost} of {counted(len(s.pods), 'pod')} proved nothing of the halt"
