@@ -1,4 +1,5 @@
-"""What a worker that has ended left behind of why: its exit record, else a full disk, else the last line of its log."""
+"""What a worker that has ended left behind of why: its exit record, else a disk that took none, else the last line of
+its log."""
 
 from __future__ import annotations
 
@@ -6,13 +7,17 @@ import re
 from typing import Final
 
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.runs.disk_space import FULL_MIB
+from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.run_files.files import log_name
 from uvcc_engine.contract.text import clean
 
 MOST = 200
 TELEMETRY_S: Final = 2.5  # a pod tells of its disk every two seconds
+ASKED_S: Final = 10.0
+_NO_WRITES: Final = ("Read-only file system", "Input/output error")
 _ROUTINE: Final = re.compile(r"[\d:,.T -]+ (?:INFO|DEBUG) ")  # how such a line of a worker's own log begins
 
 
@@ -40,6 +45,21 @@ async def full_disk(bus: Bus, coord: str) -> tuple[str, str] | None:
         return await bus.wait(lambda s: no_room(s, coord), patience)
     except TimeoutError:
         return None
+
+
+async def read_only(link: PodLink, engine_run: str) -> tuple[str, str] | None:
+    """Whether the disk of a worker's pod takes no writes at all, not even the times that a folder has already, and what
+    to do about it; None also where the pod does not answer."""
+    folder = f".uvcc/runs/{engine_run}"
+    try:
+        said = await link.sh(f"LC_ALL=C touch -c -r {folder} {folder} 2>&1 || :", timeout=ASKED_S)
+    except UvccError:
+        return None
+    why = next((why for why in _NO_WRITES if why.lower() in said.lower()), "")
+    if not why:
+        return None
+    hint = "its kernel's log says why: make it writable and uvcc resume, or uvcc pod RUN replace POD (P)"
+    return f"the disk of pod {link.name} takes no writes ({why})", hint
 
 
 def last_line(s: Snapshot, coord: str) -> str:

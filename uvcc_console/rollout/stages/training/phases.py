@@ -323,6 +323,9 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
     except TimeoutError:
         if (full := await dying_words.full_disk(ctx.bus, found.coord)) is not None:
             raise UvccError(f"{found.what}: {full[0]}", full[1]) from None
+        link = ctx.members[phase.pod_of(Coord.parse(found.coord))].link
+        if link is not None and (stuck := await dying_words.read_only(link, phase.engine_run)) is not None:
+            raise UvccError(f"{found.what}: {stuck[0]}", stuck[1]) from None
         line = dying_words.last_line(ctx.bus.snapshot, found.coord)
         raise UvccError(f"{found.what}: {line}" if line else found.what, found.hint) from None
     raise UvccError(f"{found.what}: {words}", hint or found.hint)
