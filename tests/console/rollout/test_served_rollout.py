@@ -7,7 +7,9 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,12 @@ from asked_kit import write_asked
 from demorun import PATIENCE_S, Uvcc, user_at
 
 from uvcc_console.cli.parties.infer import made_ticket
-from uvcc_console.plan.plan import engine_job, revealed_values
+from uvcc_console.plan.plan import engine_job, make_plan, revealed_values
 from uvcc_console.plan.schema import PrivateJobSettings, Profile
+from uvcc_console.rollout.stages.links import fabric, relay
 from uvcc_console.rollout.stages.links.relay import client_tokens
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.signing.identity import Identity
@@ -119,6 +123,24 @@ def test_a_ticket_is_made_once_the_relay_is_there(tmp_path: Path) -> None:
     (run_dir / "artifacts" / "full" / "policy.json").unlink()
     with pytest.raises(UnreadableError, match="no policy yet"):
         made_ticket(run_dir, 0)
+
+
+async def test_the_rehearsal_goes_the_way_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went over direct links, and said so, where the run then goes through the relay."""
+    profile = Profile.model_validate({"job": SERVE, "smoke": {"steps": 0}})
+    phase = make_plan("r-1", "r", profile).phases["full"]
+    asked = []
+
+    async def relayed(ctx: Any, phase: Any, *, replica: int, stream: bool) -> LinkSpec:
+        asked.append(phase.name)
+        return LinkSpec(kind="relay", relay_url="http://127.0.0.1:9", group="g")
+
+    monkeypatch.setattr(relay, "relay_link", relayed)
+    ctx: Any = SimpleNamespace(plan=SimpleNamespace(profile=profile), federated=None)
+    for one in (phase, replace(phase, name=fabric.NAME, kind=fabric.NAME)):
+        links = await relay.links_for(ctx, one)
+        assert {link.kind for link in links.values()} == {"relay"}
+    assert asked == ["full", fabric.NAME]
 
 
 @pytest.fixture

@@ -75,7 +75,8 @@ async def links_for(ctx: Rollout, phase: Phase) -> dict[str, LinkSpec]:
     """The ``link`` of every worker of a phase, by coordinate. Raises UvccError if no kind of link can be had."""
     if ctx.federated is not None:
         return ctx.federated.links(phase)
-    wanted = "relay" if ctx.plan.profile.link == "auto" and served(phase) else ctx.plan.profile.link
+    asked_there = phase.job.get("task") == SERVE  # of the rehearsal before the run, too
+    wanted = "relay" if ctx.plan.profile.link == "auto" and asked_there else ctx.plan.profile.link
     if wanted == "nats":
         for replica in range(phase.topology.replicas):
             ctx.say(relay_started(phase, wanted, ctx.plan.profile.nats.url, replica=replica))
