@@ -52,6 +52,7 @@ class ServedSession(WorkerSession):
         self._opened = False
         self._began = 0.0
         self._batch: QueryBatch = ()
+        self._told = ""
 
     def close(self) -> None:
         """Release what the session and its desk hold. Harmless twice."""
@@ -71,7 +72,7 @@ class ServedSession(WorkerSession):
             said = BatchTurn(self.step, turn, mine, note)
             decision, notes = self._table.turn(said, {p: note for p in self._table.peers})
             if decision.vote == HOLD:
-                decision = self._hold(decision)
+                decision, self._told = self._hold(decision), ""
             if decision.vote == HALT:
                 self._halting = decision
                 return decision
@@ -81,7 +82,7 @@ class ServedSession(WorkerSession):
             if batch is not None:
                 self._begin_batch(batch)
                 return Vote()
-            self._writer.heartbeat(self.step, self.PHASE, self._said())
+            self._say_news()
             self._desk.wait(pause)
             turn, pause = turn + 1, min(2 * pause, LONGEST_S)
 
@@ -133,9 +134,16 @@ class ServedSession(WorkerSession):
         figures = {"queries": len(self._batch), "rows": self._rows(), "clients": clients, "seconds": round(took, 3)}
         told: dict[str, Any] = {"step": step, **figures, **_latency(self._desk.figures())}
         self._writer.event("batch_answered", **told)
-        self._writer.heartbeat(self.step, self.PHASE, self._said())
+        self._say_news()
         if self.step % a.job.checkpoint_every == 0:
             self._desk.forget(step - (KEPT + 1) * a.job.checkpoint_every)
+
+    def _say_news(self) -> None:
+        """Say what is new at the desk. What is not is said again by the thread that keeps heartbeats fresh: of a model
+        that nobody asks for weeks two lines a second would fill the journal."""
+        said = self._said()
+        if (news := f"{self.step} {said}") != self._told and self._writer.heartbeat(self.step, self.PHASE, said):
+            self._told = news
 
     def _said(self) -> str:
         found = self._desk.figures()

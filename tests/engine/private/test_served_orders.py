@@ -25,6 +25,7 @@ from test_served_model import shared
 
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.contract.run_files import writer as writer_module
 from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.data.sets import Floats
@@ -149,6 +150,7 @@ class ScriptedDesk:
     def __init__(self, party: int, arrivals: Arrivals, idle_from: int) -> None:
         self._party, self._arrivals, self._idle_from = party, arrivals, idle_from
         self.turn = self.swept = 0
+        self.beats: list[str] = []
         self.decided: dict[int, QueryBatch] = {}
         self.answered: dict[int, list[str]] = {}
 
@@ -225,6 +227,13 @@ def serve(folder: Path, seed: int, orders: Orders, monkeypatch: pytest.MonkeyPat
                     who, when = orders.holds
                     return HaltRequest("hold", "n1", run) if next(asked) in when and who == party else None
 
+                beat = writer.heartbeat
+
+                def beaten(step: int, phase: str, msg: str = "", **more: Any) -> bool:
+                    desks[str(party)].beats.append(f"{phase} {msg}")
+                    return beat(step, phase, msg, **more)
+
+                writer.heartbeat = beaten  # type: ignore[method-assign]
                 writer.poll_halt = held  # type: ignore[method-assign]
                 place = RankAddress(Coord(0, party, 0, 0), Topology())
                 ranks = Ranks(PartyGroups.open(place, on_event=lambda name, fields: None))
@@ -287,6 +296,17 @@ def test_nobody_waits_for_what_is_never_sent(
         assert outcomes[0].step == JOB.steps
         assert all(desk.swept == desk.turn for desk in desks)  # also where others' queries keep it busy
         assert {one for batch in desks[0].answered.values() for one in batch} == everywhere
+
+
+def test_who_waits_for_long_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lines a second of each worker went into the journal for as long as nobody asked: 230 MB a day."""
+    monkeypatch.setattr(writer_module, "SAME_STEP_EVERY_S", 0.0)
+    found = serve(tmp_path / "fleet", 0, Orders(idle_from=60, holds=(1, range(20, 22))), monkeypatch)
+    for _, desk, _ in found:
+        assert desk.turn > 60
+        waiting = [beat for beat in desk.beats if beat.startswith("serve 0 queries")]
+        assert 0 < len(waiting) <= 2 + JOB.steps
+        assert desk.beats[desk.beats.index("serve released") + 1].startswith("serve 0 queries")
 
 
 @pytest.mark.parametrize("kind", [kinds.COIN, kinds.AUDIT, kinds.PROOF])
