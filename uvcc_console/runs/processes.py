@@ -220,7 +220,8 @@ def create_run(
         code_tree.keep(code, folder)
     plan = make_plan(run, short, profile, seed)
     plan = part(plan) if part is not None else plan
-    journal = Journal(folder / JOURNAL, source="cli")
+    begun = folder / f".{JOURNAL}"  # who ends in between leaves no journal that looks like a damaged one
+    journal = Journal(begun, source="cli")
     journal.append(
         ev.RunCreated(
             run=run,
@@ -239,5 +240,6 @@ def create_run(
     if step is not None:
         journal.append(plan_rehearsal.promise(plan, step))
     journal.close()
+    begun.rename(folder / JOURNAL)
     RunClock(folder)  # it starts here, where the wall clock says when the run was born
     return folder
