@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from textual import events
 from textual.app import App
+from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.message import Message
 from textual.message_pump import MessagePump
+from textual.screen import Screen
 
 from uvcc_console.core import settings
 from uvcc_console.ui.drawing.glyphs import choose
@@ -62,16 +64,21 @@ class Resizes:
 
 
 PASSES_S: Final = 0.5  # so long the next key waits for what became of the one before, at most
+OPENS_S: Final = 5.0  # and so long for the screen that it has opened, or for what a list finds; a run's F9 never waits
 LOOKS_S: Final = 0.02  # so often it is looked whether what that one was given to is still there
 
 
-class KeyPassed(Message):
-    """Goes the way of ``key``, from the panel that has the focus up to the app, right behind it, and then once more:
-    what the key has set off there (a line that was entered) is on that way by then, and is dealt with before."""
+ROUNDS: Final = 3  # a key, the line that it enters, what the prompt tells of that
 
-    def __init__(self, key: events.Key, target: MessagePump, *, again: bool) -> None:
+
+class KeyPassed(Message):
+    """Goes the way of ``key``, from the panel that has the focus up to the app, right behind it, and then again:
+    what the key has set off there (a line that was entered) is on that way by then, and is dealt with before.
+    """
+
+    def __init__(self, key: events.Key, target: MessagePump, rounds: int = 1) -> None:
         super().__init__()
-        self.key, self.target, self.again = key, target, again
+        self.key, self.target, self.rounds = key, target, rounds
 
 
 class ConsoleApp(App[Result]):
@@ -98,6 +105,10 @@ class ConsoleApp(App[Result]):
         self.resizes = Resizes()
         self.pending = PendingKeys(typed_before)
         self._passing: events.Key | None = None
+        self._behind: MessagePump = self  # what the key that passes was given to
+        self._seen: Screen[Any] | None = None  # the screen that was shown then
+        self._looking = False  # a list looks for what was typed
+        self._patience = 0.0
         self.hands_on = False  # another app follows, which gets the keys that are typed from now on
         self._newest_size: events.Resize | None = None
         self.key_time = key_time
@@ -178,28 +189,57 @@ class ConsoleApp(App[Result]):
             await self._act_on(key)
 
     async def _act_on(self, key: events.Key) -> None:
-        self.pending.keeping, self._passing = True, key
+        self.pending.keeping, self._passing, self._seen = True, key, self.screen
         target = self.focused or self.screen
         await super().on_event(key)
-        target.post_message(KeyPassed(key, target, again=True))
-        patience = time.monotonic() + PASSES_S
+        self._send_behind(key, target, PASSES_S, ROUNDS)
 
         def look() -> None:
-            if self._passing is not key:
+            if self._passing is not key or self.pending.left:
                 timer.stop()
-            elif not target.is_attached or time.monotonic() > patience:  # a dialog that the key closed tells nothing
-                self.on_key_passed(KeyPassed(key, target, again=False))
+            elif time.monotonic() > self._patience:
+                self._passed()
+            elif not self._behind.is_attached or self._looking:  # a dialog that the key closed tells nothing
+                self._done_with(key)
 
         timer = self.set_interval(LOOKS_S, look)
 
+    def _send_behind(self, key: events.Key, target: MessagePump, patience: float, rounds: int = 1) -> None:
+        self._behind, self._patience = target, time.monotonic() + patience
+        target.post_message(KeyPassed(key, target, rounds))
+
     def on_key_passed(self, event: KeyPassed) -> None:
         """Whatever a key was given to has done with it, or is gone."""
-        if event.key is not self._passing:
+        if event.key is not self._passing or event.target is not self._behind:
             return
-        if event.again and event.target.is_attached:
-            event.target.post_message(KeyPassed(event.key, event.target, again=False))
-            return
-        self._passing = None
+        if event.rounds > 1 and event.target.is_attached:
+            event.target.post_message(KeyPassed(event.key, event.target, event.rounds - 1))
+        else:
+            self._done_with(event.key)
+
+    def _done_with(self, key: events.Key) -> None:
+        """The next key may come; one that a new screen is to have, when that is mounted and has taken the keyboard."""
+        if self.screen is not self._seen:
+            self._seen = self.screen
+            self._looking = False
+            self._send_behind(key, self.screen, OPENS_S)
+        elif self._looks_up():
+            if not self._looking:
+                self._looking, self._patience = True, time.monotonic() + OPENS_S
+        else:
+            self._passed()
+
+    def _looks_up(self) -> bool:
+        """Whether the palette still looks for what was typed: until it has, its first line is what Enter was not meant
+        for. Of "palette, three letters, Enter" in a row that was HALT, the first line of all.
+        """
+        screen = self.screen
+        return isinstance(screen, CommandPalette) and any(
+            worker.node is screen and not worker.is_finished for worker in self.workers
+        )
+
+    def _passed(self) -> None:
+        self._passing, self._looking = None, False
         self.call_later(self._act_on_early)
 
     def _resize(self, event: events.Resize) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from textual import events
+from textual.command import CommandPalette
 from textual.keys import _character_to_key
 from textual.widgets import Input
 from ui_desk import OrderingApp, desk
@@ -18,9 +19,12 @@ from ui_journals import RUN, Story
 from uvcc_console.core import events as ev
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.help import HelpScreen
+from uvcc_console.ui.screens.manual_screen import ManualScreen
 from uvcc_console.ui.widgets.prompt import Prompt
 
-NAMED = {"enter": "\r", "backspace": "\x08", "left": None, "home": None, "f9": None, "escape": "\x1b", "tab": "\t"}
+NAMED = {"enter": "\r", "backspace": "\x08", "escape": "\x1b", "tab": "\t"} | dict.fromkeys(
+    ("left", "home", "f9", "ctrl+p")
+)
 
 
 @pytest.fixture
@@ -85,3 +89,25 @@ async def test_what_is_typed_behind_enter_is_for_what_it_has_opened(folder: Path
         await at_once(d, "t", *RUN, "enter", "?")
         assert [e.action for e in d.asked(ev.Intent)] == ["teardown"]
         assert isinstance(d.app.screen, HelpScreen), "the dialog is closed before the next key comes"
+
+
+async def test_enter_in_the_palette_waits_for_what_was_looked_for(folder: Path) -> None:
+    """Its first line is HALT until something was found."""
+    async with desk(Story().full(5), folder) as d:
+        await at_once(d, "ctrl+p", *"charts", "enter")
+        assert d.app.main.page == "2"
+        await at_once(d, "ctrl+p", *"zzz", "enter")
+        assert isinstance(d.app.screen, CommandPalette), "nothing is called so, and nothing was done"
+        assert not orders(d)
+        await at_once(d, "escape", ":", *"theme", "enter", *"nord", "enter")
+        assert d.app.theme == "nord"
+
+
+@pytest.mark.parametrize("keys", [("?", "m"), (":", *"docs", "enter")], ids=["help", "command"])
+async def test_what_is_typed_before_the_manual_is_there_is_for_the_manual(folder: Path, keys: tuple[str, ...]) -> None:
+    """A search for quorum closed it by its first letter, and the others were keys of the run."""
+    async with desk(Story().full(5), folder) as d:
+        await at_once(d, *keys, "/", *"quorum")
+        assert isinstance(d.app.screen, ManualScreen)
+        assert d.app.screen.query_one(Input).value == "quorum"
+        assert not d.toasts
