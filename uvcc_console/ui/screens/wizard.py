@@ -175,6 +175,9 @@ class WizardScreen(Screen[Path | None]):
         if self._starting or draft.plan is None or draft.quote is None or draft.error:
             app.say("not yet: the plan has no price" if not draft.error else "not like this: see the plan", "warning")
             return
+        if draft.settings != self._settings:  # the plan on the screen is that of before
+            app.say("not yet: the plan is being made anew", "warning")
+            return
         if app.cadence.pasted:
             app.say("start: ignored, it came inside pasted text", "warning")
             return
