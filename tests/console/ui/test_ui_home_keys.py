@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 from ui_desk import Keyboard, typed
-from ui_journals import T0
+from ui_journals import RUN, T0, Story
 
+from uvcc_console.core import paths
+from uvcc_console.fleet.procs import identify
 from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.feed.home_model import Draft
 from uvcc_console.ui.home.home_app import HomeApp, RunChoice
+from uvcc_console.ui.panels.home import RunsPanel
 from uvcc_console.ui.screens.wizard import WizardScreen
 
 
@@ -59,3 +63,21 @@ async def test_s_starts_no_plan_of_before_the_setting_that_was_typed(
         await pilot.press("s")
         await settle(app, pilot)
     assert [draft.settings for draft in started] == [("job.steps=61",)]
+
+
+@pytest.mark.parametrize("over", ["question_mark", "X", "T", "slash"])
+async def test_f9_holds_the_live_run_from_under_whatever_is_open(over: str) -> None:
+    """The help, a question, the list of themes, the search."""
+    Story(steps=5).finished().write(paths.run_dir(RUN))
+    folder = Story().full(5).write(paths.run_dir("live-20261121-0117-ef56"))
+    me = identify(os.getpid())
+    assert me is not None
+    (folder / "conductor.json").write_text(f'{{"pid": {me.pid}, "starttime": {me.starttime}}}')
+    async with home() as (app, pilot):
+        app.look()
+        app.screen.query_one(RunsPanel).current = RUN
+        await pilot.press(over)
+        await pilot.pause()
+        await pilot.press("f9")
+        await pilot.pause()
+    assert app.return_value == RunChoice(folder, hold=True)

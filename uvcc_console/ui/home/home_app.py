@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from textual import events, on, work
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.worker import get_current_worker
@@ -118,7 +118,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
 
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("f9", "halt", "halt"),
+        Binding("f9", "halt", "halt", priority=True),  # also from under the help, a question, the list of themes
         ("q,ctrl+q,ctrl+c", "leave", "leave"),
         ("p", "replay", "replay"),
         ("n,2", "profiles", "profiles"),
