@@ -25,6 +25,7 @@ from uvcc_console.ui.app_base import ascii_wanted, own
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.feed.kept_layout import ScreenLayout, keep, load
 from uvcc_console.ui.feed.source import JournalWriter, ReplaySource, SnapshotSource, WallTime, open_source
+from uvcc_console.ui.halting.hand_over import TypedInput
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.pauses import Pauses, orders_first
 from uvcc_console.ui.judging.rechecks import Rechecks
@@ -320,7 +321,7 @@ def run_home(*, readonly: bool = False) -> int:
     """
     from uvcc_console.ui.home.home_app import HomeApp
 
-    typed: list[events.Key] = []
+    typed: list[TypedInput] = []
     while True:
         home = HomeApp(**_look(), readonly=readonly, keeps_layout=True, typed_before=typed)
         choice = home.run()

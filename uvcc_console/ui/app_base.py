@@ -20,7 +20,7 @@ from uvcc_console.ui.drawing.glyphs import choose
 from uvcc_console.ui.drawing.paint import Palette
 from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES, theme_named
 from uvcc_console.ui.halting.halt_switch import Cadence
-from uvcc_console.ui.halting.hand_over import PendingKeys, handing_on
+from uvcc_console.ui.halting.hand_over import PendingKeys, TypedInput, WaitingKey, handing_on
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean_block
 
@@ -76,7 +76,7 @@ class KeyPassed(Message):
     what the key has set off there (a line that was entered) is on that way by then, and is dealt with before.
     """
 
-    def __init__(self, key: events.Key, target: MessagePump, rounds: int = 1) -> None:
+    def __init__(self, key: TypedInput, target: MessagePump, rounds: int = 1) -> None:
         super().__init__()
         self.key, self.target, self.rounds = key, target, rounds
 
@@ -98,13 +98,13 @@ class ConsoleApp(App[Result]):
         ascii_only: bool = False,
         utc: bool = False,
         key_time: KeyTime = lambda event: event.time,
-        typed_before: Sequence[events.Key] = (),
+        typed_before: Sequence[TypedInput] = (),
     ) -> None:
         super().__init__()
         self.cadence = Cadence()
         self.resizes = Resizes()
         self.pending = PendingKeys(typed_before)
-        self._passing: events.Key | None = None
+        self._passing: TypedInput | None = None
         self._behind: MessagePump = self  # what the key that passes was given to
         self._seen: Screen[Any] | None = None  # the screen that was shown then
         self._looking = False  # a list looks for what was typed
@@ -155,7 +155,7 @@ class ConsoleApp(App[Result]):
 
     def post_message(self, message: Message) -> bool:
         """Also after the end of this app: a key that still comes in then is kept for the next one."""
-        if isinstance(message, events.Key) and not message.is_forwarded:
+        if isinstance(message, TypedInput) and not message.is_forwarded:
             self.pending.stamp(message)
             if self.pending.left:
                 return self.pending.keep(message)
@@ -164,13 +164,15 @@ class ConsoleApp(App[Result]):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Resize) and not self._resize(event):
             return
-        if isinstance(event, events.Key):
-            if not event.is_forwarded:
-                self.cadence.note(self.key_time(event))
-            if (not event.is_forwarded or self._passing is None) and self.pending.keep(event):
+        if isinstance(event, TypedInput):
+            at, burst = event.time, 0
+            if isinstance(event, events.Key) and not event.is_forwarded:
+                at = self.key_time(event)
+                burst = self.cadence.note(at)
+            if (not event.is_forwarded or self._passing is None) and self.pending.keep(event, at, burst):
                 return
             if not event.is_forwarded:
-                await self._act_on(event)
+                await self._act_on(WaitingKey(event, at, burst), followed=False)
                 return
         await super().on_event(event)
 
@@ -184,12 +186,14 @@ class ConsoleApp(App[Result]):
 
     async def _act_on_early(self) -> None:
         """Act on the next key that waits. What it opens is there, and has the focus, before the one after it comes."""
-        key = self.pending.next()
-        if key is not None:
-            await self._act_on(key)
+        waiting = self.pending.next()
+        if waiting is not None:
+            await self._act_on(waiting[0], followed=waiting[1])
 
-    async def _act_on(self, key: events.Key) -> None:
+    async def _act_on(self, waiting: WaitingKey, *, followed: bool) -> None:
+        key = waiting.event
         self.pending.keeping, self._passing, self._seen = True, key, self.screen
+        self.cadence.begin(waiting.burst, followed)
         target = self.focused or self.screen
         await super().on_event(key)
         self._send_behind(key, target, PASSES_S, ROUNDS)
@@ -204,7 +208,7 @@ class ConsoleApp(App[Result]):
 
         timer = self.set_interval(LOOKS_S, look)
 
-    def _send_behind(self, key: events.Key, target: MessagePump, patience: float, rounds: int = 1) -> None:
+    def _send_behind(self, key: TypedInput, target: MessagePump, patience: float, rounds: int = 1) -> None:
         self._behind, self._patience = target, time.monotonic() + patience
         target.post_message(KeyPassed(key, target, rounds))
 
@@ -217,7 +221,7 @@ class ConsoleApp(App[Result]):
         else:
             self._done_with(event.key)
 
-    def _done_with(self, key: events.Key) -> None:
+    def _done_with(self, key: TypedInput) -> None:
         """The next key may come; one that a new screen is to have, when that is mounted and has taken the keyboard."""
         if self.screen is not self._seen:
             self._seen = self.screen

@@ -6,6 +6,7 @@ key has gone up through all the panels: of "half a name, Enter, the last letter"
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / RUN
 
 
-async def at_once(d: OrderingApp, *keys: str) -> None:
+def key_of(key: str) -> events.Key:
+    return events.Key(key if key in NAMED else _character_to_key(key), NAMED.get(key, key))
+
+
+async def at_once(d: OrderingApp, *keys: str | events.Paste) -> None:
     """All of them before the screen has its turn, pressed a second apart."""
     for key in keys:
-        name = key if key in NAMED else _character_to_key(key)
-        d.app.post_message(events.Key(name, NAMED.get(key, key)))
+        d.app.post_message(key if isinstance(key, events.Paste) else key_of(key))
     await d.settle()
     while d.app.pending.keeping:
         await d.pilot.pause(0.01)
@@ -111,3 +115,43 @@ async def test_what_is_typed_before_the_manual_is_there_is_for_the_manual(folder
         assert isinstance(d.app.screen, ManualScreen)
         assert d.app.screen.query_one(Input).value == "quorum"
         assert not d.toasts
+
+
+async def test_a_text_that_the_terminal_calls_pasted_keeps_its_place_among_the_keys(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await at_once(d, "/", "l", events.Paste("oss>"), "3", "enter")
+        assert d.app.filter.source == "loss>3"
+
+
+PASTED_S, TYPED_S = 0.001, 1.0
+
+
+async def test_a_key_is_pasted_that_came_so_also_where_one_was_typed_before_it_was_acted_on(folder: Path) -> None:
+    """A paste in two packets of a slow line: its Enter stood at the end of the first."""
+    times = itertools.accumulate([TYPED_S, TYPED_S, *[PASTED_S] * len(RUN), TYPED_S])
+    async with desk(Story().halted(), folder, key_time=lambda _: next(times)) as d:
+        await at_once(d, "t")
+        await at_once(d, *RUN, "enter", "left")
+        assert not d.asked(ev.Intent)
+        assert "faster than fingers" in d.text
+
+
+async def test_a_guarded_key_is_no_key_where_another_followed_soon_while_both_waited(folder: Path) -> None:
+    times = itertools.accumulate([TYPED_S, TYPED_S, 0.05])
+    async with desk(Story().halted(), folder, key_time=lambda _: next(times)) as d:
+        await at_once(d, "2", "r", "3")
+        assert not d.asked(ev.Intent)
+        assert "pasted" in d.toasts
+        assert d.app.main.page == "3"
+
+
+async def test_what_was_pasted_into_the_start_screen_is_no_less_pasted_on_that_of_the_run(folder: Path) -> None:
+    keys = [key_of(key) for key in (*":resume", "enter")]
+    async with desk(Story().halted(), folder, typed_before=keys) as d:
+        await at_once(d)
+        assert not d.asked(ev.Intent)
+        assert "faster than fingers" in d.toasts
+    keys[-1].time += TYPED_S
+    async with desk(Story().halted(), folder / "typed", typed_before=keys) as d:
+        await at_once(d)
+        assert [e.action for e in d.asked(ev.Intent)] == ["resume"]

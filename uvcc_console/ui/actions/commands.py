@@ -20,6 +20,7 @@ from uvcc_console.ui.actions.view_actions import ViewActions
 from uvcc_console.ui.drawing.theme import theme_named
 from uvcc_console.ui.feed.run_processes import see_to
 from uvcc_console.ui.feed.source import ReplaySource
+from uvcc_console.ui.halting.halt_switch import PASTE_WAIT_S
 from uvcc_console.ui.halting.uncover import Uncover, make_room
 from uvcc_console.ui.halting.urgent import UrgentKeys
 from uvcc_console.ui.judging import filters
@@ -35,7 +36,6 @@ from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 from uvcc_engine.contract.text import clean, counted
 
 RUNBOOKS = "runbooks/index"
-PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
 
 
 def tell(app: RunConsole, note: Note) -> None:
@@ -87,7 +87,7 @@ class Commands(ViewActions, LogActions):
             return
         cadence = self.app.cadence
         seen, pressed, raw = cadence.count, cadence.last, self.urgent.rhythm
-        fast = cadence.pasted or cadence.just_pasted
+        fast = cadence.pasted or cadence.just_pasted or cadence.followed
 
         def settle() -> None:
             if self.left:

@@ -18,29 +18,40 @@ from uvcc_console.ui.judging.view import holding, unknown_after_halt
 SECOND_PRESS_S = 0.150
 REPEAT_S = 0.120
 AFTER_PASTE_S = 0.3
+PASTE_WAIT_S = 0.15  # a guarded key acts when no other key follows it for so long, on a busy machine too
 
 
 class Cadence:
-    """The rhythm of the keyboard: how many keys in a row came faster than fingers can."""
+    """The rhythm of the keyboard: how many keys in a row came faster than fingers can.
+
+    Keys are noted as they come in, and may wait before they are acted on: ``begin`` says which one that is.
+    """
 
     def __init__(self) -> None:
         self.last = float("-inf")
         self.burst = 0
         self.count = 0
         self._fast = float("-inf")
+        self._own = 0
+        self.followed = False  # whether another key was pressed soon behind the one that is acted on
 
-    def note(self, at: float) -> None:
-        """A key arrived at ``at`` (monotonic seconds, taken by the input thread)."""
+    def note(self, at: float) -> int:
+        """A key arrived at ``at`` (monotonic seconds, taken by the input thread); its place in a run of fast ones."""
         self.burst = self.burst + 1 if at - self.last < PASTE_GAP_S else 0
         self.last = at
         self.count += 1
         if self.burst:
             self._fast = time.monotonic()
+        return self.burst
+
+    def begin(self, burst: int, followed: bool) -> None:
+        """A key is acted on now that ``note`` gave this place, and that another one followed soon, or none did yet."""
+        self._own, self.followed = burst, followed
 
     @property
     def pasted(self) -> bool:
-        """Whether the newest key came too soon after the one before."""
-        return self.burst > 0
+        """Whether the key that is acted on, or the newest one, came too soon after the one before."""
+        return self._own > 0 or self.burst > 0
 
     @property
     def just_pasted(self) -> bool:

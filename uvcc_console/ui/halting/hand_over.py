@@ -8,61 +8,92 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from textual import events
 from textual.driver import Driver
 
+from uvcc_console.ui.halting.halt_switch import PASTE_WAIT_S, Cadence
 from uvcc_console.ui.halting.keyboard import RawKeys, read
 
 APART_S: Final = 1e-6  # two keys of one reading are so far apart, that their order is known
 
 
-def _afresh(key: events.Key) -> events.Key:
+TypedInput = events.Key | events.Paste
+"""What the keyboard gives: a key, or a text that the terminal says was pasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingKey:
+    """What was typed at ``at`` (monotonic seconds), so many places behind the first of a row of fast keys."""
+
+    event: TypedInput
+    at: float
+    burst: int
+
+
+def _afresh(event: TypedInput) -> TypedInput:
     """The key for an app that has not seen it. Until a terminal is ours it makes a line feed of Enter."""
-    new = events.Key("enter", "\r") if key.key == "ctrl+j" else events.Key(key.key, key.character)
-    new.time = key.time
+    new: TypedInput
+    if isinstance(event, events.Paste):
+        new = events.Paste(event.text)
+    else:
+        new = events.Key("enter", "\r") if event.key == "ctrl+j" else events.Key(event.key, event.character)
+    new.time = event.time
     return new
 
 
 class PendingKeys:
     """The keys of one app that it has not acted on: before it is open, while it waits, and once it is left."""
 
-    def __init__(self, before: Sequence[events.Key]) -> None:
-        self._kept = [_afresh(key) for key in before]
+    def __init__(self, before: Sequence[TypedInput]) -> None:
+        self._kept: list[WaitingKey] = []
+        rhythm = Cadence()
+        for event in before:  # what was pasted into the app before is no less pasted here
+            burst = rhythm.note(event.time) if isinstance(event, events.Key) else 0
+            self._kept.append(WaitingKey(_afresh(event), event.time, burst))
         self._handed = len(before)
         self._newest = float("-inf")
         self.keeping = True  # keys are not acted on for now
         self.leaving = False  # nor until it is known whether this app is left
         self.left = False  # they never will be: the next app gets them
 
-    def stamp(self, key: events.Key) -> None:
-        """Give a key that comes in a time of its own, after that of the one before."""
-        key.time = self._newest = max(key.time, self._newest + APART_S)
+    def stamp(self, event: TypedInput) -> None:
+        """Give what comes in a time of its own, after that of what came before."""
+        event.time = self._newest = max(event.time, self._newest + APART_S)
 
-    def keep(self, key: events.Key) -> bool:
+    def keep(self, event: TypedInput, at: float = 0.0, burst: int = 0) -> bool:
         """Whether this key waits, as it must where nothing can act on it now."""
         waits = self.keeping or self.leaving or self.left
         if waits:
-            self._kept.append(key)
+            self._kept.append(WaitingKey(event, at or event.time, burst))
         return waits
 
     def deal_with(self, urgent: Callable[[events.Key], bool]) -> None:
         """Let ``urgent`` see those that the app before left, without waiting for a picture; the others wait on."""
-        handed, self._handed = self._handed, 0
-        self._kept[:handed] = [key for key in self._kept[:handed] if not urgent(key)]
+        handed, self._handed = self._kept[: self._handed], 0
+        self._kept[: len(handed)] = [
+            waiting for waiting in handed if not (isinstance(waiting.event, events.Key) and urgent(waiting.event))
+        ]
 
-    def next(self) -> events.Key | None:
-        """The key to act on now; None where none waits any more, or none of them is this app's."""
+    def next(self) -> tuple[WaitingKey, bool] | None:
+        """What to act on now, and whether a key was pressed soon behind it; None where nothing waits any more, or
+        nothing that waits is this app's.
+        """
         if self.leaving or self.left:
             return None
-        waiting = self.take()
-        self.keeping, self._kept = bool(waiting), waiting[1:]
-        return _afresh(waiting[0]) if waiting else None
+        self._kept.sort(key=lambda waiting: waiting.event.time)
+        self.keeping = bool(self._kept)
+        if not self._kept:
+            return None
+        first = self._kept.pop(0)
+        followed = bool(self._kept) and self._kept[0].at - first.at < PASTE_WAIT_S
+        return WaitingKey(_afresh(first.event), first.at, first.burst), followed
 
-    def take(self) -> list[events.Key]:
-        """All that waited, in the order in which they were typed."""
-        taken, self._kept = sorted(self._kept, key=lambda key: key.time), []
+    def take(self) -> list[TypedInput]:
+        """All that waited, in the order in which it was typed."""
+        taken, self._kept = sorted((waiting.event for waiting in self._kept), key=lambda event: event.time), []
         return taken
 
 

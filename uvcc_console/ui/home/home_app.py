@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -24,6 +24,7 @@ from uvcc_console.ui.feed import home_model
 from uvcc_console.ui.feed.home_model import Draft, RunSummary
 from uvcc_console.ui.feed.kept_layout import keep, load
 from uvcc_console.ui.feed.source import WallTime
+from uvcc_console.ui.halting.hand_over import TypedInput
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.view import View
@@ -139,7 +140,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         ascii_only: bool = False,
         utc: bool = False,
         key_time: KeyTime = lambda event: event.time,
-        typed_before: Sequence[events.Key] = (),
+        typed_before: Sequence[TypedInput] = (),
         readonly: bool = False,
         keeps_layout: bool = False,
     ) -> None:
