@@ -316,7 +316,7 @@ def run_sealing(args: Sequence[str], tell: Tell) -> dict[str, Any]:
     if process.returncode:
         if process.returncode < 0 or not last:
             raise UvccError(ended_how("the program that seals", process.returncode), "nothing was sent; share again")
-        why = last.removeprefix("uvcc-engine seal: ")
+        why = last.removeprefix("error: ")
         raise ConfigError(why) if process.returncode == ConfigError.exit_code else UvccError(why)
     found: dict[str, Any] = json.loads(said)
     return found

@@ -274,7 +274,7 @@ def owners_program(
         lines = done.stderr.strip().splitlines()
         if done.returncode < 0 or not lines:
             raise UvccError(ended_how("the owner's program", done.returncode), "nothing was begun; start it again")
-        said = lines[-1].removeprefix(f"uvcc-engine {command}: ")
+        said = lines[-1].removeprefix("error: ")
         raise ConfigError(said) if done.returncode == ConfigError.exit_code else UvccError(said)
     return done.stdout or ""
 

@@ -142,6 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(acts[args.verb](args)))
     except UvccError as error:
-        print(f"uvcc-engine align: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0

@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         done = {"key": make_key, "rows": ask}[args.verb](args)
     except UvccError as error:
-        print(f"uvcc-engine ask: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if args.verb == "key" or args.out is not None:
         print(json.dumps(done))

@@ -366,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = audit(args.run, Identity.load(args.owner), args.sealed, args.policy, args.base)
     except UvccError as error:
-        print(f"uvcc-engine audit: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(asdict(found) | {"ok": not found.parties}) if args.json else clean_block(found.text()))
     return 1 if found.parties else 0

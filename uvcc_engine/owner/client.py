@@ -411,6 +411,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.schema = owner_files.named_schema(args.data, args.schema)
         print(json.dumps(act(args)))
     except UvccError as error:
-        print(f"uvcc-engine share: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0

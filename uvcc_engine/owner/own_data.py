@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         done = {"infer": infer_schema, "plan": plan, "answers": answers, "predict": predict}[args.verb](args)
     except UvccError as error:
-        print(f"uvcc-engine table: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if args.verb != "predict" or args.out is not None:
         print(json.dumps(done))

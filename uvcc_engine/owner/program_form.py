@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"STRAYED      {error}", file=sys.stderr)
         return 1
     except UvccError as error:
-        print(f"uvcc-engine form: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(asdict(found) | {"ok": True}) if args.json else found.text())
     return 0

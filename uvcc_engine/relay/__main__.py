@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         run(loaded)
     except UvccError as error:
-        print(f"uvcc-engine relay: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -164,7 +164,7 @@ def main(argv: list[str]) -> int:
     try:
         found = _foretold(args) if args.foretell else run(args)
     except UvccError as error:
-        print(f"uvcc-engine gpt: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(json.dumps(found))
     return 0

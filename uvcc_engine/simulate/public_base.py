@@ -117,7 +117,7 @@ def main(argv: list[str]) -> int:
     try:
         found = run(args)
     except UvccError as error:
-        print(f"uvcc-engine base: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(json.dumps(found))
     return 0

@@ -263,7 +263,7 @@ def main(argv: list[str]) -> int:
         size = Topology(args.replicas, args.stages, args.tensor, args.microbatches)
         found = told(job, size, rehearsed_size(model, size, apart=args.apart), args.link, max(2, args.steps), args.rows)
     except UvccError as error:
-        print(f"uvcc-engine rehearse: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(json.dumps(found))
     return 0

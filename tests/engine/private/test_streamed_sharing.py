@@ -423,7 +423,7 @@ def test_the_owners_program_refuses_what_does_not_name_it(tmp_path: Path, capsys
     for bad in (told, {**told, "more": 1}, {**told, "pods": [[1]]}):
         (tmp_path / "r.json").write_text(json.dumps(bad))
         assert seal.main(given) == ConfigError.exit_code
-        assert capsys.readouterr().err.startswith("uvcc-engine seal: ")
+        assert capsys.readouterr().err.startswith("error: ")
     assert not (tmp_path / "out").exists()
 
 
