@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "ui"))
 from ui_journals import RUN, Story
 
 from uvcc_console.cli.main import main
-from uvcc_console.cli.view import status_line
+from uvcc_console.cli.view import status, status_line
 from uvcc_console.core import paths
 from uvcc_console.core.state import fold
 from uvcc_console.plan.profile import available, load
@@ -49,6 +49,18 @@ def test_a_run_without_pods_has_no_tensorboard_to_forward_and_is_told_what_has_i
     assert main(["tensorboard", RUN]) == 2
     said = capsys.readouterr().err
     assert f"{RUN} has no live pod whose TensorBoard could be forwarded (its curves are in the console" in said
+
+
+def test_ages_by_a_clock_that_is_behind_are_not_told(tmp_path: Path) -> None:
+    """A heartbeat of -3600 s said that something was wrong, and not what."""
+    story = Story().full(20)
+    text = status.text(fold(story.events), tmp_path, story.now - 3600)
+    assert "CLOCK    this machine's clock is 1 h 00 m behind that of the newest event" in text
+    assert "heartbeat -  " in text
+    assert "-3600" not in text
+    text = status.text(fold(story.events), tmp_path, story.now - 1)
+    assert "CLOCK" not in text
+    assert "heartbeat 0 s" in text
 
 
 def test_one_line_for_a_status_bar_is_green_only_where_it_is_so(capsys: Out, tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs.disk_space import cure, full_disk
 from uvcc_console.runs.processes import CONDUCTOR, running
+from uvcc_console.ui.drawing.format import duration
 
+CLOCK_S = 5.0  # by so much two clocks may differ, and ages are still worth telling
 _MARK = {"ok": "+", "failed": "x", "running": ">", "waiting": "=", "skipped": "-", "pending": "."}
 
 
@@ -42,15 +44,21 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         lines.append(f"FORK     {s.fork}")
     if room := "" if s.ended else full_disk(run_dir):
         lines.append(f"DISK     {room} ({cure(room)})")
+    ahead = s.updated - now
+    if ahead > CLOCK_S:
+        lines.append(
+            f"CLOCK    this machine's clock is {duration(ahead)} behind that of the newest event: ages cannot be told "
+            "(set it, or read the run where it is conducted)"
+        )
     for p in s.pods.values():
         ways = " ".join(f"{n}{'+' if up else '-'}" for n, (up, _) in p.paths.items())
         lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}".rstrip())
     for d in s.domains.values():
-        heard = "" if s.ended else f", heard {now - d.ts:.0f} s ago"
+        heard = "" if s.ended or ahead > CLOCK_S else f", heard {max(0.0, now - d.ts):.0f} s ago"
         lines.append(f"domain   P{d.party} {d.words()}{heard}")
     for coord in sorted(s.workers):
         w = s.workers[coord]
-        age = f"{now - w.beat_ts:.0f} s" if w.beat_ts and not s.ended else "-"
+        age = f"{max(0.0, now - w.beat_ts):.0f} s" if w.beat_ts and not s.ended and ahead <= CLOCK_S else "-"
         end = f" {w.signal or f'exit {w.rc}'}" if w.state == "exited" else ""
         lines.append(
             f"worker   {coord:<10} {w.phase:<8} step {w.step:<5} heartbeat {age:<6} {w.root[:12]}{end}".rstrip()
