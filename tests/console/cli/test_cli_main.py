@@ -121,6 +121,13 @@ def test_doctor_tells_faults_by_exit_code(
     assert main(["config"]) == 2
     assert capsys.readouterr().err.startswith("error: $UVCC_NOTIFY_COMMAND: ")
     monkeypatch.delenv("UVCC_NOTIFY_COMMAND")
+    monkeypatch.setenv("UVCC_THEME", "nord")
+    assert main(["doctor"]) == 0
+    assert "+ settings" in capsys.readouterr().out
+    monkeypatch.setenv("UVCC_THEME", "nrod")
+    assert main(["doctor"]) == 0
+    assert "! settings     there is no theme 'nrod', as $UVCC_THEME asks for" in capsys.readouterr().out
+    monkeypatch.delenv("UVCC_THEME")
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("UVCC_HOME", str(blocked / "home"))

@@ -142,7 +142,7 @@ def left_behind() -> MachineCheck:
 
 
 def own_settings() -> MachineCheck:
-    """The operator's own settings: whether they can be read, and whether there is a program where notices go."""
+    """The operator's own settings: whether they can be read, and whether there are such a theme and program."""
     try:
         found = settings.effective()
     except UvccError as e:
@@ -151,6 +151,13 @@ def own_settings() -> MachineCheck:
     if command and shutil.which(command[0]) is None:
         missing = f"notify_command: there is no program {command[0]!r}"
         return MachineCheck("settings", "warn", missing, "nobody is notified by it")
+    theme = str(found["theme"].value)
+    if theme:
+        from uvcc_console.ui.drawing.theme import is_theme  # it takes Textual's list, which takes its time
+
+        if not is_theme(theme):
+            unknown = f"there is no theme {theme!r}, as {found['theme'].source} asks for"
+            return MachineCheck("settings", "warn", unknown, "the usual one is shown; :theme in the console lists them")
     return MachineCheck("settings", "ok", str(settings.path()) if settings.path().exists() else "as usual")
 
 
@@ -176,7 +183,7 @@ def findings(env: Mapping[str, str], tty: bool) -> list[MachineCheck]:
 
 
 def run(argv: list[str]) -> int:
-    parser = common.Parser("doctor", "MachineCheck this machine and terminal. Exits 1 if no run could start.")
+    parser = common.Parser("doctor", "Check this machine and terminal. Exits 1 if no run could start.")
     parser.add_argument(
         "--end-strays", action="store_true", help="end processes whose parent or whose run's folder is gone"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 # Okabe and Ito's set, lightened or darkened for the background they stand on
 DARK = Theme(
@@ -104,3 +104,8 @@ DEFAULTS = {key: value for key, value in DARK.variables.items() if key.startswit
 def theme_named(word: str) -> str:
     """A theme's name as Textual has it: ``light`` and ``dark`` are the console's own two."""
     return {"light": LIGHT.name, "dark": DARK.name}.get(word, word)
+
+
+def is_theme(word: str) -> bool:
+    """Whether there is a theme of this name: one of the console's own two, or one of Textual's."""
+    return theme_named(word) in {*BUILTIN_THEMES, *(theme.name for theme in THEMES)}
