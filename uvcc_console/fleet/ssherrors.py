@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import asyncssh
 
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
+from uvcc_engine.contract.machine import host_names
 
 REACHED = "set MaxSessions 10 in its sshd_config and reload sshd"
 
@@ -35,6 +37,8 @@ def classify(error: BaseException, pod: str, address: str) -> UvccError:
         return UnreachableError(f"{where} gave no answer in time", "the pod may be frozen or its network cut")
     if isinstance(error, ConnectionRefusedError):
         return UnreachableError(f"{where} refuses connections", "it may be booting, or its SSH server is down")
+    if isinstance(error, socket.gaierror):
+        return UnreachableError(f"{where} cannot be reached: {host_names.why(error, address)}")
     if isinstance(error, asyncssh.SFTPBadMessage):
         what = f"{where}: what answers for SFTP does not speak it: {error.reason}"
         return UvccError(what, "does the account run a forced command, or print text at every login?")

@@ -32,6 +32,7 @@ from uvcc_console.halt import machine
 from uvcc_console.halt.published_roots import Published
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.parsing.untrusted import as_object
 from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder
@@ -88,7 +89,7 @@ class RelayMailbox:
             try:
                 found = self._post(token, json.dumps(asked))
             except (OSError, http.client.HTTPException, ValueError) as e:
-                trouble = str(e)
+                trouble = host_names.why(e, self.url)
                 continue
             self.after = max(self.after, found.seq)
             return list(found.records)
@@ -102,7 +103,8 @@ class RelayMailbox:
                 raise ValueError("it answers in another form")
             return found
         except (OSError, http.client.HTTPException, ValueError, IndexError) as e:
-            raise UnreachableError(f"the relay at {self.url} does not serve {path}: {e}", "is it up?") from e
+            said = host_names.why(e, self.url)
+            raise UnreachableError(f"the relay at {self.url} does not serve {path}: {said}", "is it up?") from e
 
     def _post(self, token: str, body: str) -> relay_words.RelayAnswer:
         found = relay_words.answer(self._ask(token, "/records", body, TIMEOUT_S))

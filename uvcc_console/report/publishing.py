@@ -22,6 +22,7 @@ import httpx
 
 from uvcc_console.report import collector
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import public_log as entries
@@ -184,7 +185,8 @@ class _Session:
                     if len(body) > entries.LARGEST:
                         raise UnreachableError(f"the log {self._log.url} sends more than an entry", _HINT)
         except httpx.HTTPError as e:
-            raise UnreachableError(f"the log {self._log.url} does not answer: {e!r:.200}", _HINT) from e
+            said = host_names.why(e, self._log.url)
+            raise UnreachableError(f"the log {self._log.url} does not answer: {said:.200}", _HINT) from e
         if response.status_code not in good:
             raise UnreachableError(f"the log {self._log.url} answers {response.status_code} to {path}", _HINT)
         return response.status_code, body, response.headers.get("location", "")

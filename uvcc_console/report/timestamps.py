@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import NAME, POLICY_FILE
 
@@ -78,7 +79,8 @@ async def stamp(path: Path, url: str) -> Path:
                         f"the time-stamping service {url} sends more than a stamp", "name another one"
                     )
     except (httpx.HTTPError, TimeoutError) as e:
-        raise UnreachableError(f"the time-stamping service {url} does not answer: {e!r:.200}", "try again later") from e
+        said = host_names.why(e, url)
+        raise UnreachableError(f"the time-stamping service {url} does not answer: {said}", "try again later") from e
     if response.status_code != 200:
         raise UnreachableError(
             f"the time-stamping service {url} answers {response.status_code}", "is the address right?"

@@ -18,6 +18,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from uvcc_console.core import settings
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.parsing.untrusted import as_object, as_timestamp
 from uvcc_engine.contract.text import clean
 
@@ -63,7 +64,7 @@ def post(url: str, failed: Say) -> NoticeWay:
         except httpx.TimeoutException:
             failed(f"a notice did not reach {urlsplit(url).hostname}: no answer within {WAIT_S:g} s")
         except (httpx.HTTPError, httpx.InvalidURL) as e:
-            failed(f"a notice did not reach {urlsplit(url).hostname}: {clean(str(e), 120) or type(e).__name__}")
+            failed(f"a notice did not reach {urlsplit(url).hostname}: {host_names.why(e, url)}")
 
     return lambda note: void(thread.submit(send, note))
 

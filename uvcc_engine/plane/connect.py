@@ -15,6 +15,7 @@ import httpx
 
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.job.link_spec import KINDS, LinkSpec
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
@@ -230,7 +231,8 @@ def health(url: str, ca_file: Path | None, timeout: float = 10.0) -> dict[str, A
                     raise ValueError("its answer does not end")
         found = json.loads(text)
     except (httpx.HTTPError, ValueError, RecursionError) as error:
-        raise UnreachableError(f"the relay {url} cannot be reached: {error}", "is it running?") from error
+        said = host_names.why(error, url)
+        raise UnreachableError(f"the relay {url} cannot be reached: {said}", "is it running?") from error
     if not isinstance(found, dict) or found.get("ok") is not True or not isinstance(found.get("stream", ""), str):
         raise UnreachableError(f"the relay {url} is not ready: {str(found)[:200]}", "is it stopping?")
     return {"stream": ""} | found

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.cloud.clock import Clock, WallClock
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.machine import host_names
 
 log = logger(__name__)
 
@@ -144,7 +145,7 @@ class Calls:
             try:
                 response = await self._ask(call)
             except httpx.HTTPError as e:
-                trouble = f"{type(e).__name__} {e}".strip()
+                trouble = f"{type(e).__name__} {host_names.why(e, str(self._http.base_url))}".strip()
                 sent = not isinstance(e, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
                 if sent and not call.repeat:
                     break

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreachableError, UnreadableError
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Buffer
@@ -345,7 +346,7 @@ class RelayLink(RelayBase):
             self._down(str(error))
             return []
         except (OSError, ValueError) as error:
-            self._down(str(error))
+            self._down(host_names.why(error, self._url))
             return []
         self._up()
         self._acks = self._acks[len(acks) :]

@@ -19,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.parsing.untrusted import as_int, as_object
 
 MOST_BYTES: Final = 64 << 20  # of an answer
@@ -121,7 +122,8 @@ class RelayMail:
             found = as_object(reply.read(MOST_BYTES + 1), MOST_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            raise RelayAwayError(f"the relay at {self._url} does not answer: {error}", "is it up?") from error
+            said = host_names.why(error, self._url)
+            raise RelayAwayError(f"the relay at {self._url} does not answer: {said}", "is it up?") from error
         return reply.status, found or {}
 
     def _connect(self) -> http.client.HTTPConnection:

@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine import host_names
 from uvcc_engine.plane.inbox import buffer
 from uvcc_engine.plane.links.direct import parse_address
 from uvcc_engine.plane.links.link import Arrival, no_work
@@ -201,7 +202,7 @@ class StreamLink(RelayBase):
             sock.sendall(hello(self._token))
             answer = sock.recv(len(MAGIC))
         except OSError as error:
-            self._down(str(error))
+            self._down(host_names.why(error, self._address[0]))
             return False
         if answer != MAGIC:
             sock.close()
