@@ -290,6 +290,13 @@ def test_f9_is_in_every_footer_even_the_narrowest() -> None:
     assert "F9" in plain(bars.footer_line(view, 14, [("r", "resume", True)]))
 
 
+def test_no_stage_comes_next_in_a_run_that_has_ended() -> None:
+    assert "next verify" in plain(bars.track_line(view_of(Story().full(3)), 80))
+    track = plain(bars.track_line(view_of(Story().gave_up()), 80))
+    assert "next" not in track
+    assert "full" in track
+
+
 def test_the_agreement_line_says_up_to_which_step() -> None:
     assert plain(ledger.agreement_line(view_of(Story().full(7)))) == "P0 ═ P1 ═ P2  agree @ step 7"
 

@@ -219,9 +219,14 @@ def _crumbs(view: View, room: int) -> list[Span]:
     return [(" ", ""), (clean(here), "accent bold"), ("  ", "")]
 
 
+def _comes_next(s: Snapshot) -> str:
+    """The stage that comes next; of a run that has ended none does, whatever it had before it."""
+    return "" if s.ended else next((v.name for v in s.stages if v.status == "pending"), "")
+
+
 def _full(view: View, line: Line) -> bool:
     """Whether the stage that comes next is still named."""
-    waiting = next((v.name for v in view.snap.stages if v.status == "pending"), "")
+    waiting = _comes_next(view.snap)
     return not waiting or any(waiting in text for text, _ in line)
 
 
@@ -242,8 +247,7 @@ def _stages(view: View, width: int) -> list[Span]:
         named = v.status in ("running", "waiting", "failed")
         text = f" {g.stage(v.status)} {v.name} " if named else g.stage(v.status)
         short.append((text, roles.get(v.status, "faint")))
-    after = next((v.name for v in s.stages if v.status == "pending"), "")
-    if after:
+    if after := _comes_next(s):
         short.append((f"  next {after}", "muted"))
     return cut(short, width)
 
