@@ -63,11 +63,10 @@ class Resizes:
         return True
 
 
-PASSES_S: Final = 0.5  # so long the next key waits for what became of the one before, at most
-OPENS_S: Final = 5.0  # and so long for the screen that it has opened, or for what a list finds; a run's F9 never waits
-LOOKS_S: Final = 0.02  # so often it is looked whether what that one was given to is still there
-
-
+LOOKS_S: Final = 0.02  # so often it is looked whether what a key was given to is still there
+PASSES: Final = 25  # so many looks the next key waits for what became of the one before, at most
+OPENS: Final = 250  # and so many for the screen that it has opened, or for what a list finds; a run's F9 never waits
+"""Looks and not seconds: while all stand still (a fold, a slow disk) nobody has a turn, and nothing is waited for."""
 ROUNDS: Final = 3  # a key, the line that it enters, what the prompt tells of that
 
 
@@ -108,7 +107,7 @@ class ConsoleApp(App[Result]):
         self._behind: MessagePump = self  # what the key that passes was given to
         self._seen: Screen[Any] | None = None  # the screen that was shown then
         self._looking = False  # a list looks for what was typed
-        self._patience = 0.0
+        self._patience = 0  # looks
         self.hands_on = False  # another app follows, which gets the keys that are typed from now on
         self._newest_size: events.Resize | None = None
         self.key_time = key_time
@@ -196,20 +195,21 @@ class ConsoleApp(App[Result]):
         self.cadence.begin(waiting.burst, followed)
         target = self.focused or self.screen
         await super().on_event(key)
-        self._send_behind(key, target, PASSES_S, ROUNDS)
+        self._send_behind(key, target, PASSES, ROUNDS)
 
         def look() -> None:
+            self._patience -= 1
             if self._passing is not key or self.pending.left:
                 timer.stop()
-            elif time.monotonic() > self._patience:
+            elif self._patience < 0:
                 self._passed()
             elif not self._behind.is_attached or self._looking:  # a dialog that the key closed tells nothing
                 self._done_with(key)
 
         timer = self.set_interval(LOOKS_S, look)
 
-    def _send_behind(self, key: TypedInput, target: MessagePump, patience: float, rounds: int = 1) -> None:
-        self._behind, self._patience = target, time.monotonic() + patience
+    def _send_behind(self, key: TypedInput, target: MessagePump, patience: int, rounds: int = 1) -> None:
+        self._behind, self._patience = target, patience
         target.post_message(KeyPassed(key, target, rounds))
 
     def on_key_passed(self, event: KeyPassed) -> None:
@@ -226,10 +226,10 @@ class ConsoleApp(App[Result]):
         if self.screen is not self._seen:
             self._seen = self.screen
             self._looking = False
-            self._send_behind(key, self.screen, OPENS_S)
+            self._send_behind(key, self.screen, OPENS)
         elif self._looks_up():
             if not self._looking:
-                self._looking, self._patience = True, time.monotonic() + OPENS_S
+                self._looking, self._patience = True, OPENS
         else:
             self._passed()
 

@@ -7,6 +7,7 @@ key has gone up through all the panels: of "half a name, Enter, the last letter"
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ui_desk import OrderingApp, desk
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.report import manual
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.help import HelpScreen
 from uvcc_console.ui.screens.manual_screen import ManualScreen
@@ -121,6 +123,18 @@ async def test_a_text_that_the_terminal_calls_pasted_keeps_its_place_among_the_k
     async with desk(Story().full(5), folder) as d:
         await at_once(d, "/", "l", events.Paste("oss>"), "3", "enter")
         assert d.app.filter.source == "loss>3"
+
+
+async def test_keys_wait_for_a_screen_also_where_all_stood_still_for_longer_than_they_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes its time for the manual's pages: nobody had a turn meanwhile, so nothing was waited for."""
+    pages = manual.pages
+    monkeypatch.setattr(manual, "pages", lambda: time.sleep(0.7) or pages())
+    async with desk(Story().full(5), folder) as d:
+        await at_once(d, "?", "m", "/", *"quorum")
+        assert isinstance(d.app.screen, ManualScreen)
+        assert d.app.screen.query_one(Input).value == "quorum"
 
 
 PASTED_S, TYPED_S = 0.001, 1.0
