@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "ui"))
 from ui_journals import RUN, Story
 
+from uvcc_console.cli.machine import profiles
 from uvcc_console.cli.main import main
 from uvcc_console.cli.view import status, status_line
 from uvcc_console.core import paths
@@ -111,6 +112,19 @@ def test_config_tells_every_setting_and_where_it_came_from(capsys: Out, monkeypa
     rows = {r["key"]: r for r in json.loads(capsys.readouterr().out)["settings"]}
     assert rows["theme"]["source"] == "$UVCC_THEME"
     assert rows["utc"]["source"] == "default"
+
+
+def test_what_a_profile_is_about_stands_whole_below_its_row_in_a_narrow_terminal() -> None:
+    about = "three local domains train a private digit classifier on 1,797 pictures"
+    row = profiles.line("demo", about, {"job": "private", "pods": 3, "cap": 0, "hours": 1})
+    assert profiles.fitting(row, about, 0) == profiles.fitting(row, about, 200) == [row]
+    first, *below = profiles.fitting(row, about, 70)
+    assert first.split() == ["demo", "private", "3", "nothing", "1", "h"]
+    assert " ".join(" ".join(below).split()) == about
+    unusable = profiles.line("mine", about, {"error": "fleet.providr is no key of a profile (did you mean provider?)"})
+    lines = profiles.fitting(unusable, about, 70)
+    assert max(map(len, (first, *below, *lines))) < 70
+    assert "did you mean provider?" in " ".join(" ".join(lines).split())
 
 
 def test_profiles_are_a_table_and_one_of_your_own_goes_before_a_packaged_one(capsys: Out) -> None:

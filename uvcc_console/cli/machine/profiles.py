@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from typing import Any
 
 from uvcc_console.cli import common
@@ -43,9 +44,13 @@ def line(name: str, about: str, found: dict[str, Any]) -> str:
     return f"{name:<28} {found['job']:<8} {found['pods']:>4}  {cap:>8} {_hours(found['hours']):>7}  {about}"
 
 
-def fitting(row_text: str, width: int) -> str:
-    """A row on one line of a terminal so wide; 0 for no terminal, where all of it is wanted."""
-    return row_text if not width or len(row_text) <= width else f"{row_text[: width - 1].rstrip()}…"
+def fitting(row_text: str, about: str, width: int) -> list[str]:
+    """A row in lines of a terminal so wide: what it is about goes below it where there is no room. 0: all on one."""
+    if not width or len(row_text) <= width:
+        return [row_text]
+    beside = row_text.removesuffix(about).rstrip() if about else row_text
+    below = textwrap.wrap(about, max(20, width - 5), initial_indent="    ", subsequent_indent="    ")
+    return [*textwrap.wrap(beside, max(20, width - 1), subsequent_indent="    "), *below]
 
 
 def run(argv: list[str]) -> int:
@@ -73,7 +78,7 @@ def run(argv: list[str]) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         common.show(f"{'profile':<28} {'job':<8} {'pods':>4}  {'cap':>8} {'time':>7}")
         for f in found:
-            common.show(fitting(line(f.name, f.about, row(f.name)), width))
+            common.show("\n".join(fitting(line(f.name, f.about, row(f.name)), f.about, width)))
         return 0
     if not args.name:
         parser.error(f"{args.action} wants the name of a profile")
