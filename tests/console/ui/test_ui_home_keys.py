@@ -81,3 +81,16 @@ async def test_f9_holds_the_live_run_from_under_whatever_is_open(over: str) -> N
         await pilot.press("f9")
         await pilot.pause()
     assert app.return_value == RunChoice(folder, hold=True)
+
+
+async def test_enter_opens_no_run_that_a_search_has_hidden() -> None:
+    """No run was shown, and Enter opened the one that the cursor had been on."""
+    folder = Story(steps=5).finished().write(paths.run_dir(RUN))
+    async with home() as (app, pilot):
+        await pilot.press("slash", *typed("zzz"), "enter", "enter")
+        await settle(app, pilot)
+        assert app.return_value is None
+        assert "no run matches" in "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+        await pilot.press("escape", "enter")
+        await settle(app, pilot)
+    assert app.return_value == RunChoice(folder)

@@ -96,7 +96,9 @@ class ListPanel(Panel):
         self.post_message(self.Moved(self, self.current))
 
     def action_choose(self) -> None:
-        """Open the current row."""
+        """Open the current row, if it is one of those that are shown."""
+        if self.current not in {name for name, _ in self.rows(self.view, self.content_region.width)}:
+            return
         if self.current and self.opens is not None:
             self.opens(self.current)
         elif self.current:
