@@ -93,6 +93,18 @@ async def test_actions_on_a_pods_page_act_on_that_pod_and_arrows_go_to_its_neigh
         assert d.app.main.query_one(FleetPanel).state.pod == "p1r0"
 
 
+async def test_no_action_goes_to_a_pod_that_a_filter_hides(folder: Path) -> None:
+    """The cursor of the fleet stays where it was while the log has the keyboard."""
+    async with desk(Story().full(5), folder) as d:
+        assert d.app.main.query_one(FleetPanel).state.cursor.startswith("p0r0")
+        d.app.main.query_one(LogView).focus()
+        await d.press("slash", *typed("party=1"), "enter", "D")
+        assert not d.asked(ev.Intent)
+        assert "put the cursor of the fleet on a pod" in d.toasts
+        await d.press("escape", "D")
+        assert [e.args["pod"] for e in d.asked(ev.Intent)] == ["p0r0"]
+
+
 def test_a_filter_of_levels_hides_no_worker_and_one_of_steps_no_line() -> None:
     story = Story().full(5)
     view = View(snap=fold(story.events), now=story.now)

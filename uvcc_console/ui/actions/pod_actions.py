@@ -6,7 +6,7 @@ from textual.app import SuspendNotSupported
 
 from uvcc_console.core import triage
 from uvcc_console.core.snapshot import PodView
-from uvcc_console.ui.panels.fleet import FleetPanel
+from uvcc_console.ui.panels.fleet import FleetPanel, key_of
 from uvcc_console.ui.run_base import RunConsole
 from uvcc_engine.contract.errors import UvccError
 
@@ -34,7 +34,10 @@ class PodActions:
     def _pod_under_cursor(self) -> PodView | None:
         if here := self.app.main.trail.here.pod:
             return self.app.snap.pods.get(here)
-        name = self.app.main.query_one(FleetPanel).state.cursor
+        fleet = self.app.main.query_one(FleetPanel)
+        name = fleet.state.cursor
+        if name not in map(key_of, fleet.rows_in_order()):  # a filter hides it: nobody means what is not shown
+            return None
         worker = self.app.snap.workers.get(name)
         return self.app.snap.pods.get(worker.pod if worker else name)
 
