@@ -11,6 +11,7 @@ from textual import events
 from textual.app import App
 from textual.command import CommandPalette
 from textual.driver import Driver
+from textual.errors import NoWidget
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import Screen
@@ -20,7 +21,7 @@ from uvcc_console.ui.drawing.glyphs import choose
 from uvcc_console.ui.drawing.paint import Palette
 from uvcc_console.ui.drawing.theme import DARK, LIGHT, THEMES, theme_named
 from uvcc_console.ui.halting.halt_switch import Cadence
-from uvcc_console.ui.halting.hand_over import PendingKeys, TypedInput, WaitingKey, handing_on
+from uvcc_console.ui.halting.hand_over import ClickPart, PendingKeys, TypedInput, WaitingKey, handing_on
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.text import clean_block
 
@@ -75,7 +76,7 @@ class KeyPassed(Message):
     what the key has set off there (a line that was entered) is on that way by then, and is dealt with before.
     """
 
-    def __init__(self, key: TypedInput, target: MessagePump, rounds: int = 1) -> None:
+    def __init__(self, key: TypedInput | ClickPart, target: MessagePump, rounds: int = 1) -> None:
         super().__init__()
         self.key, self.target, self.rounds = key, target, rounds
 
@@ -103,7 +104,7 @@ class ConsoleApp(App[Result]):
         self.cadence = Cadence()
         self.resizes = Resizes()
         self.pending = PendingKeys(typed_before)
-        self._passing: TypedInput | None = None
+        self._passing: TypedInput | ClickPart | None = None
         self._behind: MessagePump = self  # what the key that passes was given to
         self._seen: Screen[Any] | None = None  # the screen that was shown then
         self._looking = False  # a list looks for what was typed
@@ -158,6 +159,8 @@ class ConsoleApp(App[Result]):
             self.pending.stamp(message)
             if self.pending.left:
                 return self.pending.keep(message)
+        elif isinstance(message, ClickPart) and not message.is_forwarded:
+            self.pending.stamp(message)
         return super().post_message(message)
 
     async def on_event(self, event: events.Event) -> None:
@@ -172,6 +175,12 @@ class ConsoleApp(App[Result]):
                 return
             if not event.is_forwarded:
                 await self._act_on(WaitingKey(event, at, burst), followed=False)
+                return
+        if isinstance(event, ClickPart) and not event.is_forwarded:
+            if self._passing is not None and self.pending.keep(event):
+                return
+            if isinstance(event, events.MouseUp) and not self.pending.keeping:
+                await self._act_on(WaitingKey(event, event.time, 0), followed=False)
                 return
         await super().on_event(event)
 
@@ -192,8 +201,9 @@ class ConsoleApp(App[Result]):
     async def _act_on(self, waiting: WaitingKey, *, followed: bool) -> None:
         key = waiting.event
         self.pending.keeping, self._passing, self._seen = True, key, self.screen
-        self.cadence.begin(waiting.burst, followed)
-        target = self.focused or self.screen
+        if isinstance(key, TypedInput):
+            self.cadence.begin(waiting.burst, followed)
+        target = self._receiver(key)
         await super().on_event(key)
         self._send_behind(key, target, PASSES, ROUNDS)
 
@@ -208,7 +218,16 @@ class ConsoleApp(App[Result]):
 
         timer = self.set_interval(LOOKS_S, look)
 
-    def _send_behind(self, key: TypedInput, target: MessagePump, patience: int, rounds: int = 1) -> None:
+    def _receiver(self, event: TypedInput | ClickPart) -> MessagePump:
+        """What is given it: the panel that has the keyboard, or the one under the mouse."""
+        if isinstance(event, TypedInput):
+            return self.focused or self.screen
+        try:
+            return self.screen.get_widget_at(int(event.x), int(event.y))[0]
+        except NoWidget:
+            return self.screen
+
+    def _send_behind(self, key: TypedInput | ClickPart, target: MessagePump, patience: int, rounds: int = 1) -> None:
         self._behind, self._patience = target, patience
         target.post_message(KeyPassed(key, target, rounds))
 
@@ -221,7 +240,7 @@ class ConsoleApp(App[Result]):
         else:
             self._done_with(event.key)
 
-    def _done_with(self, key: TypedInput) -> None:
+    def _done_with(self, key: TypedInput | ClickPart) -> None:
         """The next key may come; one that a new screen is to have, when that is mounted and has taken the keyboard."""
         if self.screen is not self._seen:
             self._seen = self.screen

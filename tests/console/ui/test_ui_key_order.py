@@ -20,6 +20,7 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.report import manual
+from uvcc_console.ui.panels.log_view import LogView
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 from uvcc_console.ui.screens.help import HelpScreen
 from uvcc_console.ui.screens.manual_screen import ManualScreen
@@ -135,6 +136,19 @@ async def test_keys_wait_for_a_screen_also_where_all_stood_still_for_longer_than
         await at_once(d, "?", "m", "/", *"quorum")
         assert isinstance(d.app.screen, ManualScreen)
         assert d.app.screen.query_one(Input).value == "quorum"
+
+
+async def test_a_click_is_for_what_was_opened_by_the_keys_before_it_and_so_are_the_keys_behind(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        log = d.app.screen.query_one(LogView)
+        at = (log.region.x + 4, log.region.y + 3, 0, 0, 1, False, False, False)
+        line = d.app.screen.query_one(Prompt).query_one(Input)
+        for event in (*map(key_of, "/loss"), events.MouseDown(None, *at), events.MouseUp(None, *at), key_of("escape")):
+            d.app.post_message(event)
+        await at_once(d)
+        assert line.value == "loss"
+        assert d.app.screen is d.app.main, "the line of the log was opened and closed again"
+        assert d.app.focused is log
 
 
 PASTED_S, TYPED_S = 0.001, 1.0

@@ -22,20 +22,24 @@ APART_S: Final = 1e-6  # two keys of one reading are so far apart, that their or
 
 TypedInput = events.Key | events.Paste
 """What the keyboard gives: a key, or a text that the terminal says was pasted."""
+ClickPart = events.MouseDown | events.MouseUp
+"""It waits among the keys, for a click is meant for what they have opened; another screen has nothing at that place."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingKey:
     """What was typed at ``at`` (monotonic seconds), so many places behind the first of a row of fast keys."""
 
-    event: TypedInput
+    event: TypedInput | ClickPart
     at: float
     burst: int
 
 
-def _afresh(event: TypedInput) -> TypedInput:
+def _afresh(event: TypedInput | ClickPart) -> TypedInput | ClickPart:
     """The key for an app that has not seen it. Until a terminal is ours it makes a line feed of Enter."""
     new: TypedInput
+    if isinstance(event, ClickPart):
+        return event
     if isinstance(event, events.Paste):
         new = events.Paste(event.text)
     else:
@@ -59,11 +63,11 @@ class PendingKeys:
         self.leaving = False  # nor until it is known whether this app is left
         self.left = False  # they never will be: the next app gets them
 
-    def stamp(self, event: TypedInput) -> None:
+    def stamp(self, event: TypedInput | ClickPart) -> None:
         """Give what comes in a time of its own, after that of what came before."""
         event.time = self._newest = max(event.time, self._newest + APART_S)
 
-    def keep(self, event: TypedInput, at: float = 0.0, burst: int = 0) -> bool:
+    def keep(self, event: TypedInput | ClickPart, at: float = 0.0, burst: int = 0) -> bool:
         """Whether this key waits, as it must where nothing can act on it now."""
         waits = self.keeping or self.leaving or self.left
         if waits:
@@ -88,13 +92,15 @@ class PendingKeys:
         if not self._kept:
             return None
         first = self._kept.pop(0)
-        followed = bool(self._kept) and self._kept[0].at - first.at < PASTE_WAIT_S
+        behind = next((waiting for waiting in self._kept if isinstance(waiting.event, events.Key)), None)
+        followed = behind is not None and behind.at - first.at < PASTE_WAIT_S
         return WaitingKey(_afresh(first.event), first.at, first.burst), followed
 
     def take(self) -> list[TypedInput]:
         """All that waited, in the order in which it was typed."""
-        taken, self._kept = sorted((waiting.event for waiting in self._kept), key=lambda event: event.time), []
-        return taken
+        typed = [waiting.event for waiting in self._kept if isinstance(waiting.event, TypedInput)]
+        self._kept = []
+        return sorted(typed, key=lambda event: event.time)
 
 
 class HandingApp(Protocol):
