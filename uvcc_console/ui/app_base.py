@@ -253,8 +253,8 @@ class ConsoleApp(App[Result]):
             self._passed()
 
     def _looks_up(self) -> bool:
-        """Whether the palette still looks for what was typed: until it has, its first line is what Enter was not meant
-        for. Of "palette, three letters, Enter" in a row that was HALT, the first line of all.
+        """Whether the palette still looks for what was typed: until it has, its first line is one that Enter was not
+        meant for.
         """
         screen = self.screen
         return isinstance(screen, CommandPalette) and any(

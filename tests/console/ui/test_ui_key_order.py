@@ -45,7 +45,7 @@ async def at_once(d: OrderingApp, *keys: str | events.Paste) -> None:
     for key in keys:
         d.app.post_message(key if isinstance(key, events.Paste) else key_of(key))
     await d.settle()
-    while d.app.pending.keeping:
+    while d.app.pending.keeping and d.app.is_running:
         await d.pilot.pause(0.01)
     await d.settle()
 
@@ -98,8 +98,15 @@ async def test_what_is_typed_behind_enter_is_for_what_it_has_opened(folder: Path
         assert isinstance(d.app.screen, HelpScreen), "the dialog is closed before the next key comes"
 
 
+async def test_enter_in_the_palette_steers_nothing_before_anything_is_typed(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await at_once(d, "ctrl+p", "enter")
+        assert not isinstance(d.app.screen, CommandPalette)
+        assert not orders(d)
+        assert not d.asked(ev.Intent)
+
+
 async def test_enter_in_the_palette_waits_for_what_was_looked_for(folder: Path) -> None:
-    """Its first line is HALT until something was found."""
     async with desk(Story().full(5), folder) as d:
         await at_once(d, "ctrl+p", *"charts", "enter")
         assert d.app.main.page == "2"

@@ -27,8 +27,8 @@ class ActionProvider(Provider):
         return out
 
     async def discover(self) -> Hits:
-        """Offer every action before anything is typed."""
-        for action, title, text in self._entries():
+        """Offer every action before anything is typed, those of the screen first: Enter takes the first line."""
+        for action, title, text in sorted(self._entries(), key=lambda entry: entry[0].group != "screen"):
             yield DiscoveryHit(title, partial(self._do, action), help=text)
 
     async def search(self, query: str) -> Hits:
