@@ -46,6 +46,14 @@ def test_creation_never_overwrites(tmp_path: Path) -> None:
         Identity.create(tmp_path / "id")
 
 
+def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file is no folder"):
+        Identity.create(tmp_path / "file")
+    with pytest.raises(ConfigError, match="cannot keep an identity in .*: Not a directory"):
+        Identity.create(tmp_path / "file" / "below")
+
+
 def test_load_refuses_a_mixed_folder(tmp_path: Path) -> None:
     Identity.create(tmp_path / "a")
     Identity.create(tmp_path / "b")

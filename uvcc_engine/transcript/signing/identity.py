@@ -89,7 +89,7 @@ class Identity:
 
     @classmethod
     def create(cls, folder: Path) -> Identity:
-        """A fresh identity in ``folder``. Raises ConfigError if one is already there."""
+        """A fresh identity in ``folder``. Raises ConfigError as :meth:`store`."""
         return cls(os.urandom(32), os.urandom(32)).store(folder)
 
     @classmethod
@@ -120,17 +120,22 @@ class Identity:
         return found
 
     def store(self, folder: Path) -> Identity:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Write it into ``folder``. Raises ConfigError if one is already there, or the folder cannot be written."""
         pem = self._key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.OpenSSH, ser.NoEncryption())
         text = json.dumps(self.public.to_json(), indent=1) + "\n"
-        # public.json comes last: a folder without it is an interrupted creation, not an identity
-        for name, content in (("ed25519", pem), ("x25519", self._dh_raw), (PUBLIC, text.encode())):
-            try:
-                fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError as e:
-                raise ConfigError(f"{folder} already holds an identity", "load it, or name another folder") from e
-            with os.fdopen(fd, "wb") as out:
-                out.write(content)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # public.json comes last: a folder without it is an interrupted creation, not an identity
+            for name, content in (("ed25519", pem), ("x25519", self._dh_raw), (PUBLIC, text.encode())):
+                with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+                    out.write(content)
+        except FileExistsError as e:
+            if not folder.is_dir():
+                raise ConfigError(f"{folder} is no folder", "name another one for the identity") from e
+            raise ConfigError(f"{folder} already holds an identity", "load it, or name another folder") from e
+        except OSError as e:
+            hint = "name a folder that can be written, on a disk with room"
+            raise ConfigError(f"cannot keep an identity in {folder}: {e.strerror}", hint) from e
         return self
 
     def sign(self, namespace: str, payload: bytes) -> str:
