@@ -179,8 +179,10 @@ class UvccApp(RunConsole):
     # ---- keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        # outside a hold, Esc belongs to whatever has the keyboard
-        return parameters != ("release",) or holding(self.snap, self.now()) is not None
+        # outside a hold, and where it was pressed before F9, Esc belongs to whatever has the keyboard
+        if parameters != ("release",):
+            return True
+        return holding(self.snap, self.now()) is not None and not self.commands.urgent.before_f9(self.acted)
 
     def raw_keys(self) -> RawKeys:
         """What finds F9 and Esc among the keyboard's bytes, in the thread that reads them."""

@@ -104,6 +104,7 @@ class ConsoleApp(App[Result]):
         self.cadence = Cadence()
         self.resizes = Resizes()
         self.pending = PendingKeys(typed_before)
+        self.acted = float("inf")  # when the key was pressed that is acted on now
         self._passing: TypedInput | ClickPart | None = None
         self._behind: MessagePump = self  # what the key that passes was given to
         self._seen: Screen[Any] | None = None  # the screen that was shown then
@@ -203,6 +204,7 @@ class ConsoleApp(App[Result]):
         self.pending.keeping, self._passing, self._seen = True, key, self.screen
         if isinstance(key, TypedInput):
             self.cadence.begin(waiting.burst, followed)
+            self.acted = waiting.at
         target = self._receiver(key)
         await super().on_event(key)
         self._send_behind(key, target, PASSES, ROUNDS)
@@ -262,7 +264,7 @@ class ConsoleApp(App[Result]):
         )
 
     def _passed(self) -> None:
-        self._passing, self._looking = None, False
+        self._passing, self._looking, self.acted = None, False, float("inf")
         self.call_later(self._act_on_early)
 
     def _resize(self, event: events.Resize) -> bool:

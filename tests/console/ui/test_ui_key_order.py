@@ -190,3 +190,17 @@ async def test_what_was_pasted_into_the_start_screen_is_no_less_pasted_on_that_o
     async with desk(Story().halted(), folder / "typed", typed_before=keys) as d:
         await at_once(d)
         assert [e.action for e in d.asked(ev.Intent)] == ["resume"]
+
+
+async def test_an_esc_that_still_waits_does_not_undo_the_f9_behind_it(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await at_once(d, "2")
+        assert d.app.main.page == "2"
+        d.app.post_message(key_of("escape"))
+        d.app.commands.urgent.press(d.keys.at + 10.0, 0)  # taken by the thread that reads the keyboard
+        await at_once(d)
+        assert orders(d) == ["hold"]
+        assert d.app.main.page == "", "it leaves the page"
+        d.keys.at += 20.0
+        await at_once(d, "escape")
+        assert orders(d) == ["hold", "release"]

@@ -194,6 +194,18 @@ def test_an_escape_that_is_read_together_with_a_letter_is_the_key_and_what_begin
     assert app.modes == ["hold", "release", "hold"]
 
 
+def test_an_escape_that_was_read_just_before_f9_does_not_undo_it() -> None:
+    app, urgent = made()
+    keys = raw(urgent)
+    assert keys.take(b"\x1b\x1b[20~", 100.0) == [b"\x1b"]  # parsed later, when the hold stands already
+    assert app.modes == ["hold"]
+    assert not urgent.key(key("escape", 100.0), always, noted=True)
+    assert app.modes == ["hold"]
+    assert keys.take(b"\x1b", 101.0) == []
+    keys.idle(101.06)
+    assert app.modes == ["hold", "release"]
+
+
 def test_f9_inside_a_bracketed_paste_is_text_and_the_moving_mouse_is_no_typing() -> None:
     app, urgent = made()
     keys = raw(urgent)

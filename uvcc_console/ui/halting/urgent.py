@@ -23,6 +23,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.halting import keyboard
 from uvcc_console.ui.halting.halt_switch import REPEAT_S, Cadence, Decision, HaltSwitch
 
+READ_S: Final = 0.005  # nobody answers F9 sooner: an Esc of the same time was read with it, and pressed before
 TAIL_S: Final = 0.05  # a key at the end of a paste counts when nothing follows it for so long
 
 
@@ -53,6 +54,7 @@ class UrgentKeys:
         self.commit: threading.Timer | None = None
         self._tail: threading.Timer | None = None
         self._sent: tuple[ev.HaltRequested, Future[int]] | None = None
+        self._f9_at = float("-inf")
 
     # ---- in the thread that reads the keyboard
 
@@ -67,8 +69,8 @@ class UrgentKeys:
         with self._lock:
             if not noted:
                 self.rhythm.note(event.time)
-            if event.key == "escape":
-                return self.escape()
+            if event.key == "escape":  # where it was noted before it is found once more, maybe after an F9 behind it
+                return not (noted and self.before_f9(event.time)) and self.escape()
             return event.key == "f9" and self.f9(event.time, possible)
 
     def f9(self, at: float, possible: Callable[[], bool]) -> bool:
@@ -76,6 +78,7 @@ class UrgentKeys:
         with self._lock:
             if not possible():
                 return False
+            self._f9_at = at
             burst, count = self.rhythm.burst, self.rhythm.count
             if burst < 2:
                 self.press(at, 0)
@@ -89,7 +92,7 @@ class UrgentKeys:
     def press(self, at: float, burst: int) -> None:
         """F9 was pressed."""
         with self._lock:
-            self._tail = None
+            self._tail, self._f9_at = None, max(at, self._f9_at)
             decision = self.switch.press(at, self._app.now(), self._app.snap, burst)
             self._stop("commit")  # a key that repeats is no second decision
             if decision.mode == "halt" and self.repeat_wait:
@@ -98,6 +101,10 @@ class UrgentKeys:
                 self._order(decision)
             elif decision.why:
                 self._app.told(decision.why)
+
+    def before_f9(self, at: float) -> bool:
+        """Whether a key of that moment was pressed before the newest F9, which it then cannot be meant to undo."""
+        return at < self._f9_at + READ_S
 
     def escape(self) -> bool:
         """Esc: take back what has not left yet, else release; False when there is nothing to undo."""
