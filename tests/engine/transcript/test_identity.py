@@ -50,7 +50,7 @@ def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file is no folder"):
         Identity.create(tmp_path / "file")
-    with pytest.raises(ConfigError, match="cannot keep an identity in .*: Not a directory"):
+    with pytest.raises(ConfigError, match=r"cannot keep an identity in .*: Not a directory"):
         Identity.create(tmp_path / "file" / "below")
 
 
