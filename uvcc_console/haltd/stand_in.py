@@ -49,7 +49,7 @@ class StandIn:
         self._notifier.look(s, now)
         if conductor == pulse.DEAD:
             self._until = now + BACK_S
-        if self._waiting and now <= self._until and self._sender.claim():
+        if self._waiting and (now <= self._until or self._sender.held) and self._sender.claim():
             waiting, self._waiting = self._waiting, []
             for _, note in waiting:
                 self._sender(note)

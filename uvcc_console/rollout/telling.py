@@ -15,6 +15,8 @@ from uvcc_engine.contract.errors import UvccError
 
 log = logger(__name__)
 LOOK_EVERY_S: Final = 2.0
+END_S: Final = 10.0  # so long is waited at a run's end for the place to tell of it
+END_LOOK_S: Final = 0.05
 RECENT_S: Final = 10.0  # what came so shortly before, nobody may have told; what somebody told is not told again
 
 
@@ -32,11 +34,21 @@ async def tell_operator(run_dir: Path, bus: Bus) -> None:
         return
     sender = notices.SoleSender(run_dir, way)
     sender.claim()
-    notifier = notify.Notifier(notices.void, sender, recent_s=RECENT_S)
+    unsent = notices.Unsent(sender)
+    notifier = notify.Notifier(notices.void, unsent.add, recent_s=RECENT_S)
     try:
         while True:
             notifier.look(bus.snapshot, time.time())
+            unsent.hand_on()
             await asyncio.sleep(LOOK_EVERY_S)
     finally:
         notifier.look(bus.snapshot, time.time())  # also of the end
+        await _last(unsent, ended=bus.snapshot.ended > 0)
         sender.close()
+
+
+async def _last(unsent: notices.Unsent, *, ended: bool) -> None:
+    """Tell what is left. The sidecar that has the place still ends with the run, and tells nothing of that itself."""
+    end = time.monotonic() + END_S
+    while not unsent.hand_on() and ended and time.monotonic() < end:
+        await asyncio.sleep(END_LOOK_S)

@@ -150,6 +150,11 @@ class SoleSender:
         with contextlib.suppress(OSError), (self._run_dir / TOLD).open("ab") as f:
             f.write(line.encode())
 
+    @property
+    def held(self) -> bool:
+        """Whether this process has the place already."""
+        return self._fd >= 0
+
     def claim(self) -> bool:
         """Whether this process is the one, or becomes it now."""
         if self._fd < 0:
@@ -173,3 +178,30 @@ class SoleSender:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class Unsent:
+    """Notices of one who conducts a run, kept while another one still has the place to send them.
+
+    The sidecar of a conductor that died gives its place back some seconds after the next one came: of what came in
+    that moment each might think that the other one tells it. ``keep_s`` is less than what is not said again for
+    (``AGAIN_S``), so nothing is said twice.
+    """
+
+    def __init__(self, sender: SoleSender, keep_s: float = AGAIN_S / 2) -> None:
+        self._sender, self._keep_s = sender, keep_s
+        self._waiting: list[tuple[float, Note]] = []
+
+    def add(self, note: Note) -> None:
+        """Take a notice; ``hand_on`` sends it."""
+        self._waiting.append((time.time(), note))
+
+    def hand_on(self) -> bool:
+        """Send what waits if the place is this process's or free; returns whether nothing is left to send."""
+        if self._waiting and self._sender.claim():
+            waiting, self._waiting = self._waiting, []
+            for _, note in waiting:
+                self._sender(note)
+        now = time.time()
+        self._waiting = [(at, note) for at, note in self._waiting if abs(now - at) < self._keep_s]
+        return not self._waiting

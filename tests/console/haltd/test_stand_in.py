@@ -56,6 +56,17 @@ def test_what_the_conductor_had_no_time_to_tell_is_told_when_it_is_dead_and_noth
     assert conductor.claim()  # the place is given back
 
 
+def test_what_is_seen_when_the_place_is_given_back_is_told(tmp_path: Path, told: list[str]) -> None:
+    """The conductor that came may have looked while the place was not its own."""
+    stand_in = StandIn(tmp_path)
+    conductor = SoleSender(tmp_path, notices.void)
+    stand_in.look(having(), DEAD, 100.0)
+    stand_in.look(having("slow"), DEAD, 101.0)
+    stand_in.look(having("slow", "late"), MOVING, 110.0)
+    assert told == ["p0r0: slow", "p0r0: late"]
+    assert conductor.claim()
+
+
 def test_a_frozen_conductor_keeps_its_place(tmp_path: Path, told: list[str]) -> None:
     stand_in = StandIn(tmp_path)
     conductor = SoleSender(tmp_path, notices.void)
