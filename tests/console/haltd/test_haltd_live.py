@@ -50,6 +50,15 @@ WORKER = (Path(__file__).parent / "haltworker.py").read_bytes()
 PATIENT = Times(commit=60.0, hold=60.0, release=60.0, halt=60.0, term=60.0, kill=60.0)
 QUICK = replace(PATIENT, commit=0.3)  # for a hold that nobody releases
 DEAF = replace(PATIENT, halt=10.0, term=2.0)  # for a pod that does not answer, beside others that do
+STUBBORN = replace(PATIENT, halt=10.0)  # for a worker that does not obey: its end by SIGTERM is waited for
+SIDECAR = ["-m", "uvcc_console.haltd"]
+HOLDING = [
+    "-c",
+    "import runpy\nfrom uvcc_console.halt.ladder_types import Times\n"
+    "Times.__init__.__defaults__ = (*[600.0] * 8, *Times.__init__.__defaults__[8:])\n"
+    "runpy.run_module('uvcc_console.haltd', run_name='__main__')",
+]
+"""A sidecar that waits for minutes on every rung: whoever presses again or releases may take seconds to do so."""
 PROFILE = {"job": {"kind": "private", "steps": 9}, "halt": {"lease": "60s", "auto": ["hold", "halt", "term"]}}
 
 
@@ -169,7 +178,7 @@ async def service(run: Run, request: pytest.FixtureRequest) -> AsyncIterator[Non
 
 async def test_the_sidecars_process_drills_holds_halts_and_ends_with_the_run(run: Run) -> None:
     await run.launch()
-    sidecar = subprocess.Popen([sys.executable, "-m", "uvcc_console.haltd", run.name])
+    sidecar = subprocess.Popen([sys.executable, *HOLDING, run.name])
     try:
         run.ask("hold", "drill-1", drill=True)
         drill = await run.done("drill-1")
@@ -247,7 +256,7 @@ async def test_a_frozen_pod_is_unknown_in_time_and_the_others_are_halted(run: Ru
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("service", [DEAF], indirect=True, ids=["soon"])
+@pytest.mark.parametrize("service", [STUBBORN], indirect=True, ids=["soon"])
 async def test_a_worker_that_does_not_obey_is_terminated_and_told_as_unproven(run: Run, service: None) -> None:
     await run.launch(ignoring="p2r0")
     run.ask("halt", "n")
@@ -293,16 +302,6 @@ async def test_two_requests_at_once_are_both_answered(run: Run, service: None) -
 
 
 UVCC = [sys.executable, "-c", "import sys; from uvcc_console.cli.main import main; sys.exit(main())"]
-
-
-SIDECAR = ["-m", "uvcc_console.haltd"]
-HOLDING = [
-    "-c",
-    "import runpy\nfrom uvcc_console.halt.ladder_types import Times\n"
-    "Times.__init__.__defaults__ = (600.0, *Times.__init__.__defaults__[1:])\n"
-    "runpy.run_module('uvcc_console.haltd', run_name='__main__')",
-]
-"""A sidecar whose hold becomes a halt after minutes: a release is a process, which may take seconds to start."""
 
 
 @contextlib.asynccontextmanager
@@ -404,7 +403,8 @@ async def test_what_is_no_request_is_hung_up_on(run: Run) -> None:
                 reader, writer = await asyncio.open_unix_connection(path)
             writer.write(junk)
             async with asyncio.timeout(120):
-                assert await reader.read() == b""
+                with contextlib.suppress(ConnectionError):  # what it hung up on may still have been on its way
+                    assert await reader.read() == b""
             writer.close()
         assert await asyncio.to_thread(order_socket.ask, run.dir, ev.HaltRequested(nonce="n", mode="halt", by="test"))
     assert not await asyncio.to_thread(order_socket.ask, run.dir, ev.HaltRequested(nonce="m", mode="halt", by="test"))
