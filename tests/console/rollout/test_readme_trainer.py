@@ -38,6 +38,9 @@ def test_readmes_trainer_is_held_released_and_halted_as_it_stands_there(tmp_path
     trainer = written(tmp_path)["trainer.py"]
     calls = [line for line in trainer.read_text().splitlines() if re.search(r"RunWriter|run\.|for step", line)]
     assert len(calls) <= 5, "five lines, as it is called"
+    endless = trainer.read_text().replace("range(1, 61)", "range(1, 10**9)")  # its sixty steps are over in a second
+    assert "10**9" in endless
+    trainer.write_text(endless)
     run = tmp_path / "run"
     env = os.environ | {"UVCC_RUN_DIR": str(run), "UVCC_RUN": "mine", "UVCC_RANK": "0"}
     process = subprocess.Popen([sys.executable, str(trainer)], env=env, stderr=subprocess.PIPE, text=True)
