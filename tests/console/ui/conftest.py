@@ -1,4 +1,7 @@
-"""Style sheets are parsed once per process, not once per app: hundreds of tests start an app of the same sheets."""
+"""Style sheets are parsed once per process, not once per app: hundreds of tests start an app of the same sheets.
+
+Nothing that is said on a screen under test runs out, however slow the machine.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from textual.app import App
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
+
+from uvcc_console.ui.halting import uncover
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,4 +37,21 @@ def _sheets_parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parsed)
+        yield
+
+
+LASTING_S = 3600.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_words_run_out() -> Iterator[None]:
+    """A toast is gone after four seconds, and a key counts again 1.5 s after F9 closed what it was typed into."""
+    notify = App.notify
+
+    def lasting(app: App[Any], message: str, **more: Any) -> None:
+        notify(app, message, **more | {"timeout": LASTING_S})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(App, "notify", lasting)
+        patch.setattr(uncover, "HUSH_S", LASTING_S)
         yield
