@@ -133,8 +133,9 @@ class Service:
     async def run(self) -> None:
         """Serve until the run has ended or all its pods are gone; with ``only``, until that halt is done."""
         try:
-            for event in self._view.poll():
-                self._note(event)
+            while before := self._view.poll():  # all of it: what comes after this is obeyed
+                for event in before:
+                    self._note(event)
             self._sync()
             if self._only:
                 await self._channels.warm(WARM_S)

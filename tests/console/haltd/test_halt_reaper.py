@@ -17,11 +17,12 @@ from uvcc_console.core.state import fold
 from uvcc_console.fleet import procs
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
-from uvcc_console.haltd import service
+from uvcc_console.haltd import order_socket, service
 from uvcc_console.haltd.reaper import AGAIN_S, Reaper
 from uvcc_console.plan.profile import load
 from uvcc_console.runs import processes
 
+RELEASE = ev.HaltRequested(nonce="now", mode="release", by="test")
 LIMITS = {"hourly": 3.0, "total": 5.0, "ttl": 7200.0, "wait": 900.0}
 
 
@@ -132,6 +133,26 @@ async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.
         while processes.running(run_dir, processes.CONDUCTOR):
             await asyncio.sleep(0.02)
     journal.close()
+
+
+async def test_no_halt_of_a_long_runs_past_is_obeyed_again() -> None:
+    """A sidecar that is started in its second day: more lies in the journal than is read at once."""
+    run_dir = paths.run_dir("long")
+    run_dir.mkdir(parents=True)
+    journal = Journal(run_dir / processes.JOURNAL, source="test")
+    phase = ev.PhaseStarted(phase="full", engine_run="r.full", steps=9, sid_job="")
+    journal.append(*story("agent"), phase, *(ev.CostTick(hourly=1.0, spent=0.1) for _ in range(10_000)))
+    done = ev.HaltDone(nonce="old", mode="halt", verified=1, total=1, step=3, seconds=1.0)
+    journal.append(ev.HaltRequested(nonce="old", mode="halt", by="yesterday"), done, phase)  # it was resumed
+    serving = asyncio.create_task(service.Service(run_dir).run())
+    async with asyncio.timeout(240):
+        while not await asyncio.to_thread(order_socket.ask, run_dir, RELEASE):  # it listens, and has acted on it
+            await asyncio.sleep(0.02)
+        journal.append(ev.RunEnded(status="ok", detail=""))
+        await serving
+    asked = [e for _, e in journal.since(0, kinds=(ev.HaltRequested.kind,)) if isinstance(e, ev.HaltRequested)]
+    journal.close()
+    assert [(e.nonce, e.mode) for e in asked] == [("old", "halt"), (RELEASE.nonce, "release")]
 
 
 def test_the_sidecar_of_no_run_says_so(tmp_path: Path) -> None:
