@@ -66,6 +66,7 @@ class AdoptedRun:
         self._halter.checkpoints = False
         self._front = OrderServer(run_dir, self._asked)
         self._direct: set[tuple[str, str]] = set()
+        self._early: list[ev.HaltRequested] = []  # asked for before the folder was looked at
         self._told = False
         self._known: tuple[bool, str] | None = None
         self._ending = ""
@@ -76,9 +77,10 @@ class AdoptedRun:
         """Stop following; the first reason counts."""
         self._ending = self._ending or reason
 
-    async def run(self) -> str:
-        """Follow to the end; returns the run's last status."""
+    async def run(self, since: int = 0) -> str:
+        """Follow to the end; returns the run's last status. Intents after ``since``, a sequence number, are new."""
         self._bus.listen(self._heard)
+        self._take_up(since)
         self._bus.commit(ev.StageChanged(name="connect", status="running", detail=self._words))
         try:
             await self._front.open()
@@ -163,6 +165,22 @@ class AdoptedRun:
 
     # ---- what is asked
 
+    def _take_up(self, since: int) -> None:
+        """What was asked for before anybody listened here, and nobody has answered."""
+        waiting: list[ev.Intent] = []
+        for seq, event in iter_events(self._run_dir / paths.JOURNAL, (ev.Intent.kind, ev.ActionDone.kind), since):
+            if seq > self._bus.snapshot.seq:
+                break  # it is heard
+            if isinstance(event, ev.Intent):
+                waiting.append(event)
+            elif isinstance(event, ev.ActionDone):
+                of = [i for i in waiting if (i.action, str(i.args.get("order", ""))) == (event.action, event.order)]
+                waiting = [i for i in waiting if i is not (of[0] if of else None)]
+        for intent in waiting:
+            self._heard(intent)
+        if (asked := self._bus.snapshot.halt).nonce and not asked.done:
+            self._obey(ev.HaltRequested(nonce=asked.nonce, mode=asked.mode, by=asked.by, drill=asked.drill))
+
     def _heard(self, event: ev.Event) -> None:
         if isinstance(event, ev.Intent) and event.action in ("teardown", "stop"):
             self.end(f"{event.action} asked by {event.by}")
@@ -180,12 +198,23 @@ class AdoptedRun:
         self._obey(request)
 
     def _obey(self, request: ev.HaltRequested) -> None:
+        """Begin a halt, once the folder was looked at: before that nobody knows what there is to halt."""
+        if not self._follower.looked:
+            self._early.append(request)
+            return
         if self._reader.why_no_halt:
             self._refused(request)
             return
         workers = max(1, len(self._bus.snapshot.workers))
         self._channels[self._reader.pod] = self._channel
         self._halter.request(request, self._reader.run, {self._reader.pod: workers})
+
+    def _obey_early(self) -> None:
+        early, self._early = self._early, []
+        for request in early:
+            self._direct.add((request.nonce, request.mode))
+            self._append([replace(request, ts=0.0)])  # once more: the phase that begins with the first look has no halt
+            self._obey(request)
 
     def _refused(self, request: ev.HaltRequested) -> None:
         why = f"nothing can be halted there: {self._reader.why_no_halt}"
@@ -214,6 +243,8 @@ class AdoptedRun:
                 now = time.monotonic()
                 for beat in beats:
                     beat.beat()
+                if self._early and self._follower.looked:
+                    self._obey_early()
                 self._halter.tick()
                 self._follower.poll_s = HALT_POLL_S if self._halter.active else POLL_S
                 if now >= cost and self._up and self._told:  # while the folder is out of reach, the picture is old
@@ -228,7 +259,7 @@ class AdoptedRun:
                 beat.close()
 
 
-async def _follow(run_dir: Path, *, ending: bool) -> str:
+async def _follow(run_dir: Path, since: int, *, ending: bool) -> str:
     journal = Journal(run_dir / paths.JOURNAL, source="follow", busy_s=BUSY_S)
     try:
         bus = Bus(journal)
@@ -239,15 +270,18 @@ async def _follow(run_dir: Path, *, ending: bool) -> str:
             asyncio.get_running_loop().add_signal_handler(number, run.end, f"it got {number.name}")
         if ending:
             run.end("a tear-down was asked for")
-        return await run.run()
+        return await run.run(since)
     finally:
         journal.close()
 
 
-def follow_run(run_dir: Path, adopted: str, _since: int) -> int:
-    """Follow a run until it ends; ``adopted`` is "teardown" where it is to end. Returns the exit code."""
+def follow_run(run_dir: Path, adopted: str, since: int) -> int:
+    """Follow a run until it ends; ``adopted`` is "teardown" where it is to end. Returns the exit code.
+
+    ``since``: the journal's sequence number after which intents are new.
+    """
     log.info("following")
-    return 1 if asyncio.run(_follow(run_dir, ending=adopted == "teardown")) == "failed" else 0
+    return 1 if asyncio.run(_follow(run_dir, since, ending=adopted == "teardown")) == "failed" else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ QUIET: Final = (ev.PodTelemetry, ev.CursorMoved, ev.Alert)
 class FolderFollower:
     """Follows one folder. ``record`` takes every event in order; ``news`` is told of silence, in words, now and then.
 
-    ``up``: whether the folder answered when it was asked last.
+    ``up``: whether the folder answered when it was asked last; ``looked``: whether it ever did.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FolderFollower:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.reader = reader
-        self.up = True
+        self.up, self.looked = True, False
         self._record, self._news = record, news
         self._path, self.poll_s = path, poll_s
         self._clock, self._sleep = clock, sleep
@@ -76,7 +76,7 @@ class FolderFollower:
             return False
         if not self.up:
             self._record([ev.LinkChanged(pod=self.reader.pod, path=self._path, up=True, detail="from its cursor on")])
-        self.up, self._trouble, self._tries = True, "", 0
+        self.up, self.looked, self._trouble, self._tries = True, True, "", 0
         begun = self.reader.begun()
         if begun or found:
             self._record([*begun, *found])

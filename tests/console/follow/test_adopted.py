@@ -21,6 +21,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.follow import adopting
+from uvcc_console.follow.adopted import AdoptedRun
+from uvcc_console.follow.adopting import Adoption
+from uvcc_console.follow.shells import LocalShell
+from uvcc_console.follow.target import read_target
+from uvcc_console.haltd import order_socket
+from uvcc_console.rollout.bus import Bus
 from uvcc_console.runs import processes, sweep
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.halting.halt_switch import HaltSwitch
@@ -177,6 +184,39 @@ def test_one_that_was_killed_is_taken_up_again_without_telling_anything_twice(
     rows = [e.step for _, e in journal.since(0, kinds=(ev.Metric.kind,)) if isinstance(e, ev.Metric)]
     journal.close()
     assert rows == [1, 2, 3]
+
+
+@pytest.mark.parametrize("way", ["journal", "door"])
+async def test_what_was_asked_before_it_has_looked_is_done(
+    home: Path, trainer: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Where the last follower has died a halt starts another, and its order is there before that knows the folder."""
+    until(lambda: (trainer / "training.csv").exists())
+    run_dir = adopting.create(Adoption(read_target(str(trainer))))
+    asked = ev.HaltRequested(nonce="early", mode="halt", by="test")
+    journal = Journal(run_dir / JOURNAL, source="test")
+    answered = ev.Intent(action="restart", by="test", args={"pod": "p0r0", "order": "answered"})
+    journal.append(answered, ev.ActionDone(action="restart", pod="p0r0", ok=False, order="answered"))
+    journal.append(ev.Intent(action="restart", by="test", args={"pod": "p0r0", "order": "early"}))
+    if way == "journal":
+        journal.append(asked)
+    known, reached = Bus(journal), asyncio.Event()
+
+    async def reach(_: object) -> None:
+        await reached.wait()
+
+    monkeypatch.setattr(LocalShell, "open", reach)
+    async with asyncio.timeout(240):
+        following = asyncio.create_task(AdoptedRun(run_dir, known).run())
+        while way == "door" and not await asyncio.to_thread(order_socket.ask, run_dir, asked):
+            await asyncio.sleep(0.02)
+        reached.set()
+        assert await following == "halted"
+    s = snapshot(run_dir)
+    assert (s.halt.nonce, s.halt.done, s.halt.verified, s.halt.total) == ("early", True, 1, 1)
+    done = [e.order for _, e in journal.since(0, kinds=(ev.ActionDone.kind,)) if isinstance(e, ev.ActionDone)]
+    journal.close()
+    assert done == ["answered", "early"]
 
 
 def test_the_control_file_follows_the_one_rule_of_requests(tmp_path: Path) -> None:
