@@ -5,6 +5,7 @@ A full disk or a process that is frozen inside a transaction must not delay a ha
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from uvcc_engine.contract.errors import UvccError
 log = logger(__name__)
 BUSY_S: Final = 0.05  # an ordinary commit of another process is over by then
 AGAIN_S: Final = 0.5
+LAST_S: Final = 4.0  # a conductor that ends waits a second longer for its sidecar
 
 
 class Deferred:
@@ -61,6 +63,17 @@ class Deferred:
         """Call often: what could not be written is tried again now and then."""
         if self._waiting and (not self._told or self._monotonic() >= self._due):
             self._try()
+
+    async def finish(self) -> None:
+        """Call before the journal is closed: who is in the middle of a commit is waited for, a full disk not for long.
+
+        The evidence of a halt would be told, and written nowhere.
+        """
+        end = self._monotonic() + LAST_S
+        while self._waiting and self._monotonic() < end:
+            self._try()
+            if self._waiting:
+                await asyncio.sleep(BUSY_S)
 
     def _try(self) -> None:
         try:

@@ -169,7 +169,7 @@ class Service:
             self._relay.close()
             self._front.close()
             await self._channels.close()
-            self._pen.tick()
+            await self._pen.finish()
             self._journal.close()
             if self._beat is not None:
                 self._beat.close()

@@ -27,6 +27,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 POLL_S = 0.02
 START_S = 5.0
+LAST_S = 15.0
 QUIET_S = 5.0
 _TOO_LATE = ("the hold had become a halt before: a release comes too late", "uvcc resume goes on from its checkpoint")
 
@@ -61,11 +62,11 @@ def run(argv: list[str]) -> int:
     try:
         waiting = WaitedHalt(way, asked, frozenset(s.pods))
         done = waiting.run(args.timeout)
+        if done is None and not args.json:
+            common.say(_without_verdict(run_dir, asked, ended=waiting.ended))
+        return report(done, waiting.mode, asked, args.json, waiting.gone)
     finally:
-        way.close()
-    if done is None and not args.json:
-        common.say(_without_verdict(run_dir, asked, ended=waiting.ended))
-    return report(done, waiting.mode, asked, args.json, waiting.gone)
+        way.close()  # only now: the verdict is told before its evidence is all written
 
 
 class HaltRoute(Protocol):
@@ -143,6 +144,8 @@ class _Sidecar:
 
     def close(self) -> None:
         self._line.close()
+        if self._instead is not None:
+            self._instead.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -157,12 +160,15 @@ class _Alone:
         self._run_dir = run_dir
         self._heard: list[ev.Event] = []
         self._again: Callable[[ev.HaltRequested], object] | None = None
+        self._thread: threading.Thread | None = None
+        self._done = False
 
     def ask(self, request: ev.HaltRequested) -> None:
         if self._again is not None:
             self._again(request)
         else:
-            threading.Thread(target=self._halt, args=(request,), name="halt", daemon=True).start()
+            self._thread = threading.Thread(target=self._halt, args=(request,), name="halt", daemon=True)
+            self._thread.start()
 
     def _halt(self, request: ev.HaltRequested) -> None:
         import asyncio
@@ -170,7 +176,7 @@ class _Alone:
         from uvcc_console.haltd.service import Service
 
         async def climb() -> None:
-            service = Service(self._run_dir, request=request, hear=self._heard.extend)
+            service = Service(self._run_dir, request=request, hear=self._hear)
             loop = asyncio.get_running_loop()
             self._again = lambda more: loop.call_soon_threadsafe(service.asked, more)
             await service.run()
@@ -180,6 +186,10 @@ class _Alone:
         except UvccError as e:
             common.say(f"uvcc: {e}")
 
+    def _hear(self, events: Sequence[ev.Event]) -> None:
+        self._done = self._done or any(isinstance(event, ev.HaltDone) for event in events)
+        self._heard.extend(events)
+
     def poll(self) -> Sequence[ev.Event]:
         count = len(self._heard)
         found = self._heard[:count]
@@ -187,7 +197,9 @@ class _Alone:
         return found
 
     def close(self) -> None:
-        pass
+        """Behind a verdict the look at the GPUs and the last events have time to be written; the process ends then."""
+        if self._thread is not None and self._done:
+            self._thread.join(LAST_S)
 
 
 class WaitedHalt:
