@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from uvcc_engine.bench.work import mpc_links, mpc_proofs, mpc_split
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.transcript.signing.identity import Identity
 
@@ -74,11 +74,7 @@ def run_parties(rows: Sequence[str], runs: int, *, split: bool = False, device: 
 
 def _addresses() -> dict[str, str]:
     """Three free ports of the loopback interface."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    found = {str(p): f"127.0.0.1:{s.getsockname()[1]}" for p, s in enumerate(held)}
-    for s in held:
-        s.close()
-    return found
+    return {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(3))}
 
 
 def table(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from uvcc_engine.contract.agent_protocol import agent_commands as asked
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.contract.run_files import files, flight
 from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.contract.run_files.records import Malformed
@@ -127,9 +127,7 @@ def _as_world(specs: list[WorkerSpec]) -> list[WorkerSpec]:
     world = specs[0].world
     if len(specs) < 2 or len(specs) != world or any("RANK" in s.env for s in specs):
         return specs
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports(1)[0])}
     order = sorted(s.rank for s in specs)
     return [
         replace(s, env={"RANK": str(s.rank), "LOCAL_RANK": str(order.index(s.rank)), **common, **s.env}) for s in specs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any, Final
 from uvcc_engine.agent.processes.relays import READY
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.free_ports import ports
 
 _GROUP: Final = "bench"
 
@@ -76,8 +76,5 @@ def relay(**more: Any) -> Iterator[RelayProcess]:
 
 def direct_links() -> list[dict[str, Any]]:
     """Link settings of two parties on this host."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    peers = {str(p): f"127.0.0.1:{s.getsockname()[1]}" for p, s in enumerate(sockets)}
-    for s in sockets:
-        s.close()
+    peers = {str(p): f"127.0.0.1:{port}" for p, port in enumerate(ports(2))}
     return [{"kind": "direct", "listen": peers[str(p)], "peers": peers} for p in range(2)]
