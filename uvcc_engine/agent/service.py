@@ -11,7 +11,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +56,7 @@ TELEMETRY_S: Final = 2.0
 
 @dataclass
 class _Launch:
-    """Workers asked for and not yet reported by the zygote."""
+    """What one command waits for: ``specs``, by coord, are those that the zygote has not reported yet."""
 
     key: Key
     specs: dict[str, WorkerSpec]
@@ -156,6 +156,10 @@ class Agent:
         known = self.workers.of_run(run)
         return Path(known[0].spec.dir) if known else self.root / "runs" / run
 
+    def starting(self, run: str) -> list[WorkerSpec]:
+        """Workers of a run that the zygote was asked for and has not reported yet."""
+        return list({s.coord: s for launch in self._launches for s in launch.specs.values() if s.run == run}.values())
+
     def launch(self, specs: Sequence[WorkerSpec], key: Key) -> None:
         """Have the zygote fork these; acknowledged when all have started."""
         if not self.spawner.running:
@@ -164,6 +168,12 @@ class Agent:
         self._launches.append(_Launch(key, {s.coord: s for s in specs}))
         for spec in specs:
             self.spawner.launch(spec)
+
+    def await_launch(self, run: str, coords: Set[str], key: Key) -> None:
+        """Acknowledge once these have started, which somebody asked for before; none is forked for it."""
+        starting = {s.coord: s for s in self.starting(run) if s.coord in coords}
+        live = [w.summary() for w in self.workers.live(run) if w.spec.coord in coords - set(starting)]
+        self._launches.append(_Launch(key, starting, live))
 
     def proc_message(self, worker: Worker) -> dict[str, Any]:
         ts = worker.ended or worker.started
@@ -187,24 +197,23 @@ class Agent:
 
     def _launched(self, report: WorkerForked | ForkFailed) -> None:
         coord = report.coord
-        for launch in tuple(self._launches):
-            spec = launch.specs.get(coord)
-            if spec is None or spec.run != report.run:
-                continue
+        waiting = [x for x in self._launches if coord in x.specs and x.specs[coord].run == report.run]
+        if waiting and isinstance(report, WorkerForked):
+            worker = self.workers.started(waiting[0].specs[coord], report.id)
+            self.front.broadcast(self.proc_message(worker))
+        for launch in waiting:
             del launch.specs[coord]
             if isinstance(report, WorkerForked):
-                worker = self.workers.started(spec, report.id)
-                self.front.broadcast(self.proc_message(worker))
                 launch.started.append(worker.summary())
             else:
                 launch.failed.append(f"{coord}: {report.error}")
-            if not launch.specs:
-                self._launches.remove(launch)
-                fields: dict[str, Any] = {"ok": not launch.failed, "workers": launch.started}
-                if launch.failed:
-                    fields |= {"error": "; ".join(launch.failed), "hint": "check the pod's installation and memory"}
-                self.front.settle(launch.key, fields)
-            return
+            if launch.specs:
+                continue
+            self._launches.remove(launch)
+            fields: dict[str, Any] = {"ok": not launch.failed, "workers": launch.started}
+            if launch.failed:
+                fields |= {"error": "; ".join(launch.failed), "hint": "check the pod's installation and memory"}
+            self.front.settle(launch.key, fields)
 
     def _worker_ended(self, worker: Worker) -> None:
         """Tell everybody at once; the last lines of its files follow with the next tick."""
@@ -244,8 +253,7 @@ class Agent:
         Raises UvccError if no worker is known here, if a halt is already final, or if the disk refuses.
         """
         run = asked.run
-        pending = [s for launch in self._launches for s in launch.specs.values() if s.run == run]
-        live = [w.spec for w in self.workers.live(run)] + pending
+        live = [w.spec for w in self.workers.live(run)] + self.starting(run)
         if not live and not self.workers.of_run(run):
             what = f"no worker of run {run} was started on this pod"
             raise RefusedError(AckCode.NO_WORKER, what, "there is nothing to halt here")

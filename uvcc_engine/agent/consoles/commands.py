@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -49,7 +49,9 @@ class AgentPort(Protocol):
     def proc_message(self, worker: Worker) -> dict[str, Any]: ...
     def hurry(self) -> None: ...
     def halt(self, asked: HaltRequest) -> list[dict[str, Any]]: ...
+    def starting(self, run: str) -> list[WorkerSpec]: ...
     def launch(self, specs: Sequence[WorkerSpec], key: Key) -> None: ...
+    def await_launch(self, run: str, coords: Set[str], key: Key) -> None: ...
     def await_relay(self, run: str, key: Key) -> None: ...
     def await_probe(self, query: pod_probe.GpuQuery, key: Key) -> None: ...
     def begin_stop(self, grace_s: float, key: Key | None = None) -> None: ...
@@ -85,22 +87,32 @@ def unwatch(agent: AgentPort, console: Console, m: asked.UnwatchCommand, nonce: 
 
 
 def launch(agent: AgentPort, console: Console, m: asked.LaunchCommand, nonce: str) -> Fields | None:
-    """Fork one process per spec. A launch of what already runs in the same attempt changes nothing."""
+    """Fork one process per spec. A launch of what already runs or starts in the same attempt changes nothing.
+
+    It may be asked for again before it has started: forks wait for the imports, and a console may be gone by then.
+    """
     run, specs = m.run, list(m.workers)
     if not specs or any(s.run != run for s in specs) or len({s.coord for s in specs}) != len(specs):
         raise ConfigError(f"the workers to launch are not distinct workers of run {run}", "send one spec per worker")
     live = {w.spec.coord: w for w in agent.workers.live(run)}
-    if all(s.coord in live and live[s.coord].spec.attempt == s.attempt for s in specs):
+    starting = {s.coord: s for s in agent.starting(run)}
+    known = {coord: w.spec for coord, w in live.items()} | starting
+    if all(s.coord in known and known[s.coord].attempt == s.attempt for s in specs):
+        if any(s.coord in starting for s in specs):
+            agent.await_launch(run, {s.coord for s in specs}, (wire.LAUNCH, nonce))
+            return None
         return {"workers": [live[s.coord].summary() for s in specs], "already": True}
     for s in specs:
+        if s.coord in starting:
+            raise UvccError(f"worker {s.coord} of {run} is being started", "halt it first")
         if s.coord in live:
             raise UvccError(f"worker {s.coord} of {run} still runs (pid {live[s.coord].id.pid})", "halt it first")
-    specs = _placed(agent, specs, [w.spec for w in live.values()])
+    specs = _placed(agent, specs, list(known.values()))
     try:
-        _clear_remains(specs, alone=not live)
+        _clear_remains(specs, alone=not known)
     except OSError as error:
         raise files.write_failed(Path(specs[0].dir), error) from error
-    if not live:
+    if not known:
         agent.halts.pop(run, None)
     agent.launch(specs, (wire.LAUNCH, nonce))
     return None
