@@ -32,7 +32,10 @@ class Tmux:
         self.folder = folder
         self._sockets = tempfile.mkdtemp(prefix="ut-")  # a short path: sockets take no long ones
         self._base = ["tmux", "-S", f"{self._sockets}/s", "-f", "/dev/null"]
-        code = f"from pathlib import Path; from uvcc_console.ui.app import run_app; run_app(Path({str(folder)!r}))"
+        code = (  # a hold may be released for as long as this machine needs to look at it
+            "from pathlib import Path; from uvcc_console.core import holding; holding.HOLD_S = 600.0;"
+            f" from uvcc_console.ui.app import run_app; run_app(Path({str(folder)!r}))"
+        )
         self("new-session", "-d", "-x", str(columns), "-y", str(rows), sys.executable, "-c", code)
         self("set-option", "remain-on-exit", "on")
         self.until(lambda: "F9" in self.screen and "agree" in self.screen)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import struct
 import termios
 import threading
@@ -23,6 +25,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
+from uvcc_console.fleet.procs import identify
 from uvcc_console.ui.halting import urgent as urgent_module
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.own_halt import OwnHaltRequest
@@ -294,7 +297,14 @@ def _asked(journal: Journal, mode: str, since: int, until: Callable[[], bool]) -
 
 def test_f9_and_esc_in_a_terminal_after_a_paste_and_during_a_storm_of_resizes() -> None:
     with live_run(24) as run_dir:
-        code = "import sys; from uvcc_console.cli.main import main; sys.exit(main())"
+        me = identify(os.getpid())
+        assert me is not None
+        spawned = json.dumps({"pid": me.pid, "starttime": me.starttime})
+        (run_dir / "haltd.json").write_text(spawned)  # this process passes for the sidecar: none makes a halt of a hold
+        code = (  # and a hold may be released for as long as this machine needs to look at it
+            "import sys; from uvcc_console.core import holding; holding.HOLD_S = 600.0;"
+            " from uvcc_console.cli.main import main; sys.exit(main())"
+        )
         args = python("-c", code, "attach", "bench")
         with Terminal(args, {"UVCC_HOME": str(run_dir.parents[1])}) as terminal:
             terminal.wait_for(b"Ledger", 120.0)
