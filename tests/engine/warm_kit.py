@@ -6,6 +6,7 @@ pytest worker that runs a test of it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import uvcc_engine
@@ -47,13 +48,35 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
     )
 
 
+@contextlib.contextmanager
+def _asking() -> Iterator[Path]:
+    """The session's folder, while nobody else asks or leaves: its process removes it when it ends, lock and all."""
+    while True:
+        folder = _folder()
+        try:
+            lock = (folder / "lock").open("w")
+        except FileNotFoundError:
+            continue
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is(folder / "lock", lock.fileno()):
+                yield folder
+                return
+
+
+def _is(path: Path, fd: int) -> bool:
+    """Whether the file that was opened still lies there."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
 def _connected() -> socket.socket:
     """A connection to the session's process, which is started if there is none."""
     end = time.monotonic() + PATIENCE_S
     while True:
-        folder = _folder()
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _asking() as folder:
             found = socket.socket(socket.AF_UNIX)
             try:
                 found.connect(str(folder / "socket"))

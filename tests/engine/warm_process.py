@@ -2,12 +2,14 @@
 
 ``warm_process.py SOCKET``: each connection gets a process of its own, whose standard input and output it becomes. Its
 first line, of JSON, says which: the ``kind`` is a name in ``MAIN``, and ``env`` is added to its environment. The pid is
-the first line of the answer. This process ends when its standard input does; those that it forked go on to the end of
-theirs.
+the first line of the answer. This process listens until its standard input ends, which is one pytest worker's; those
+that it forked, for others too, go on to the end of theirs, and have the folder for as long.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -16,6 +18,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import private_zygote
@@ -44,6 +47,20 @@ def become(connection: socket.socket) -> None:
     sys.stdout.flush()
 
 
+def answer(connection: socket.socket, listener: socket.socket) -> None:
+    """Fork the process of one connection."""
+    gc.freeze()
+    if os.fork() == 0:
+        status = 70
+        try:
+            listener.close()
+            become(connection)
+            status = 0
+        finally:
+            os._exit(status)
+    connection.close()
+
+
 def serve(listener: socket.socket) -> None:
     """Until nobody holds the other end of standard input."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
@@ -54,16 +71,35 @@ def serve(listener: socket.socket) -> None:
             return
         connection, _ = listener.accept()
         ready = ready or private_zygote.prepared()  # nothing is compiled yet where no worker ever ran
-        gc.freeze()
-        if os.fork() == 0:
-            status = 70
-            try:
-                listener.close()
-                become(connection)
-                status = 0
-            finally:
-                os._exit(status)
-        connection.close()
+        answer(connection, listener)
+
+
+@contextlib.contextmanager
+def nobody_asks(folder: Path) -> Iterator[None]:
+    """Whoever wants a connection, or a process in the place of this one, holds this lock meanwhile."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def leave(listener: socket.socket, place: Path) -> None:
+    """Answer who has asked already; the folder goes with the last one forked, unless another process has it by then."""
+    asked: list[socket.socket] = []
+    with nobody_asks(place.parent):
+        listener.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                asked.append(listener.accept()[0])
+        place.unlink(missing_ok=True)
+    for connection in asked:
+        connection.setblocking(True)
+        answer(connection, listener)
+    listener.close()
+    with contextlib.suppress(ChildProcessError):
+        os.wait()  # for all of them, as their ends are ignored
+    with nobody_asks(place.parent):
+        if not place.exists():
+            shutil.rmtree(place.parent, ignore_errors=True)
 
 
 def main() -> None:
@@ -74,7 +110,7 @@ def main() -> None:
         listener.listen(64)
         os.rename(f"{place}.new", place)  # from here on it answers
         serve(listener)
-    shutil.rmtree(place.parent, ignore_errors=True)
+        leave(listener, place)
 
 
 if __name__ == "__main__":
