@@ -88,8 +88,7 @@ def test_an_empty_relay_elsewhere_takes_over_in_mid_run(
     calm.launch()
     finished(calm)
     fleet, first = Fleet(tmp_path / "fleet", forker, JOB, SMALL), relays()
-    fleet.launch(through(first))
-    fleet.halt(HOLD, FIRST)
+    fleet.launch(through(first), halt=(HOLD, FIRST))
     until(lambda: all(fleet.events(c, "held") for c in fleet.coords), PATIENCE_S, "the hold")  # nobody is done before
     kill(first)
     move(fleet, relays())

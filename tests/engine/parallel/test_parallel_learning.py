@@ -152,8 +152,7 @@ def test_a_run_of_two_replicas_ends_early_and_a_halt_changes_nothing_of_it(
         assert told == pytest.approx({step: v["val_loss"] for step, v in clear.validated.items()}, abs=0.02)
     assert whole.verified(tmp_path / "bundle").epochs == clear.steps + 1
     fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
-    fleet.launch()
-    fleet.halt(HOLD, Coord(1, 2, 0, 0))
+    fleet.launch(halt=(HOLD, Coord(1, 2, 0, 0)))
     until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 500, "the hold")  # they train by then
     fleet.halt(HALT, FIRST, "n2")
     assert set(fleet.wait().values()) == {0}, fleet.logs()

@@ -21,12 +21,14 @@ from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.contract.run_files import files
+from uvcc_engine.contract.run_files.control import HOLD
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.terms.migration_plan import migration_after
 
 SIZE = Topology()
 JOB = PrivateJob(steps=40, batch=16, checkpoint_every=10, test_rows=40)
 AT = 20
+PATIENCE_S = 500.0
 OLD = Coord(0, 1, 0, 0)
 P0, P2 = Coord(0, 0, 0, 0), Coord(0, 2, 0, 0)
 
@@ -43,7 +45,7 @@ def relay(folder: Path, tokens: list[str]) -> Iterator[dict[Coord, dict[str, Any
     process = subprocess.Popen([sys.executable, "-m", "uvcc_engine.relay", "--config", str(config)], cwd=folder)
     try:
         ready = folder / "ready.json"
-        url = json.loads(until(lambda: ready.exists() and ready.read_text(), 120, "the relay"))["url"]
+        url = json.loads(until(lambda: ready.exists() and ready.read_text(), PATIENCE_S, "the relay"))["url"]
         links = {}
         for c in SIZE.coords():
             file = folder / f"token{c.party}"
@@ -119,11 +121,9 @@ def come_back(forker: Forker, old: Fleet, home: Path, link: dict[str, Any]) -> i
 
 
 def held(fleet: Fleet) -> None:
-    """Hold the run in the middle of its resumed steps."""
-    until(lambda: fleet.steps(OLD) >= 2, 60, "two steps after the resume")
-    fleet.halt("hold", P0)
-    until(lambda: all(beat(fleet, c).get("phase") == "hold" for c in SIZE.coords()), 60, "the hold")
-    assert fleet.steps(OLD) < JOB.steps - AT, "it came too late: the run had ended"
+    """Until the run is held in the middle of its resumed steps, by the hold that lay there when it began."""
+    until(lambda: all(beat(fleet, c).get("phase") == "hold" for c in SIZE.coords()), PATIENCE_S, "the hold")
+    assert 0 < fleet.steps(OLD) < JOB.steps - AT
 
 
 def beat(fleet: Fleet, c: Coord) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_a_replaced_pod_that_comes_back_takes_no_part(
     with contextlib.ExitStack() as stack:
         now = tokens("full-2")
         links = direct() if kind == "direct" else stack.enter_context(relay(tmp_path / "relay", now))
-        fleet.launch(link=links.__getitem__)
+        fleet.launch(link=links.__getitem__, halt=(HOLD, P0))
         held(fleet)
         its = dict(links[OLD])
         if kind == "direct":
@@ -160,11 +160,11 @@ def test_a_replaced_pod_that_comes_back_takes_no_part(
         pid = come_back(forker, whole, home, its)
         log = home / "came_back.log"
         if kind == "direct":
-            until(lambda: turned_away(fleet), 60, "a refusal of both survivors")
+            until(lambda: turned_away(fleet), PATIENCE_S, "a refusal of both survivors")
         elif kind == "relay":
-            until(lambda: (home / "run" / files.exit_name(0, lead=True)).exists(), 60, "its end")
+            until(lambda: (home / "run" / files.exit_name(0, lead=True)).exists(), PATIENCE_S, "its end")
         else:
-            until(lambda: log.exists() and "waiting" in log.read_text(), 60, "its waiting")
+            until(lambda: log.exists() and "waiting" in log.read_text(), PATIENCE_S, "its waiting")
         fleet.halt("release", P0)
         assert set(fleet.wait().values()) == {0}, fleet.logs()
         ended = forker.ask({"wait": [pid], "seconds": 0.0})[str(pid)]

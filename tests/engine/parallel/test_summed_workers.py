@@ -37,8 +37,7 @@ def test_a_killed_replica_ends_all_and_a_resume_comes_to_the_end_of_an_undisturb
     """The replay is another run of the program: it has the messages of the first attempt and of the second."""
     job, data = job_with(classes), rows(classes)
     fleet = Fleet(tmp_path / "fleet", forker, job, SIZE, data=data)
-    fleet.launch()
-    fleet.halt(HOLD, LAST)
+    fleet.launch(halt=(HOLD, LAST))
     until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 500, "the hold")
     until(lambda: fleet.events(VICTIM, "checkpoint_committed"), 500, "a checkpoint that all have")
     os.kill(fleet.pids[VICTIM], signal.SIGKILL)

@@ -197,8 +197,16 @@ class Fleet:
     def lead(self, c: Coord) -> bool:
         return c.stage == 0 and c.tensor == 0
 
-    def launch(self, link: Callable[[Coord], dict[str, Any]] | None = None, **changes: Any) -> None:
-        """Start every worker; ``changes`` to their specs. ``link``: what a worker uses in place of direct links."""
+    def launch(
+        self,
+        link: Callable[[Coord], dict[str, Any]] | None = None,
+        halt: tuple[str, Coord] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Start every worker; ``changes`` to their specs. ``link``: what a worker uses in place of direct links.
+
+        ``halt``: as :meth:`halt`, asked for before the first one starts, so that it is met however fast they are.
+        """
         found = ports(len(self.coords) + 3)
         masters, listen = found[:3], dict(zip(self.coords, found[3:], strict=True))
         for c in self.coords:  # all of them before the first worker starts, which may end before the last one does
@@ -206,6 +214,8 @@ class Fleet:
             for stale in self.dir(c).glob(files.EXITS):
                 stale.unlink()
             (self.dir(c) / files.HALT).unlink(missing_ok=True)
+        if halt is not None:
+            self.halt(*halt)
         for c in self.coords:
             home, t = self.home(c.party, c.replica), self.size
             others = [p for p in range(3) if p != c.party]
