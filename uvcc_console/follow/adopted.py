@@ -36,6 +36,7 @@ from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage
 
 log = logger(__name__)
 PROVIDER: Final = "adopted"
+NAMES: Final = (processes.CONDUCTOR, processes.HALTD)
 TICK_S: Final = 0.05
 HALT_POLL_S: Final = 0.25
 COST_EVERY_S: Final = 5.0
@@ -236,13 +237,14 @@ class AdoptedRun:
 
     async def _tick(self) -> None:
         """Beats under both names, the ladder's clock, the meter that shows no money, and the detectors."""
-        beats = [pulse.Beat(self._run_dir, name) for name in (processes.CONDUCTOR, processes.HALTD)]
+        beats = [pulse.Beat(self._run_dir, name) for name in NAMES]
         watch, cost = alerts.Watch(), 0.0
         try:
             while True:
                 now = time.monotonic()
-                for beat in beats:
+                for name, beat in zip(NAMES, beats, strict=True):
                     beat.beat()
+                    processes.renew_record(self._run_dir, name)
                 if self._early and self._follower.looked:
                     self._obey_early()
                 self._halter.tick()
@@ -286,8 +288,7 @@ def follow_run(run_dir: Path, adopted: str, since: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the process. Exit code 0 unless the run failed."""
-    both = (processes.CONDUCTOR, processes.HALTD)
-    return conducting.main("uvcc_console.follow.adopted", follow_run, argv, names=both)
+    return conducting.main("uvcc_console.follow.adopted", follow_run, argv, names=NAMES)
 
 
 if __name__ == "__main__":

@@ -229,6 +229,7 @@ class Service:
             await asyncio.sleep(REAP_EVERY_S)
             self._gone = not self._run_dir.is_dir()
             if not self._gone:
+                processes.renew_record(self._run_dir, processes.HALTD)
                 self._look_after()
 
     def _look_after(self) -> None:

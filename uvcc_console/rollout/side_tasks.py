@@ -47,6 +47,7 @@ async def beat(run_dir: Path) -> None:
     try:
         while True:
             own.beat()
+            processes.renew_record(run_dir, processes.CONDUCTOR)
             await asyncio.sleep(pulse.BEAT_S)
     finally:
         own.close()

@@ -33,6 +33,7 @@ CONDUCTOR, HALTD = "conductor", "haltd"
 STARTING_S = 20.0
 _MODULES = {CONDUCTOR: "uvcc_console.rollout.conductor", HALTD: "uvcc_console.haltd"}
 _FOLLOWING = "uvcc_console.follow.adopted"  # of a run that is only followed: conductor and sidecar in one
+_own: set[Path] = set()  # the records that this process has left
 
 
 class _Log(io.RawIOBase):
@@ -57,6 +58,7 @@ def write_record(run_dir: Path, name: str) -> None:
 
     A full disk keeps nobody from being what it is: then the record of the one before is overwritten where it lies.
     """
+    _own.add(run_dir / f"{name}.json")
     me = identify(os.getpid())
     record = json.dumps({"pid": os.getpid(), "starttime": me.starttime if me else 0, "started": time.time()})
     partial = run_dir / f".{name}.json.{os.getpid()}"
@@ -69,6 +71,16 @@ def write_record(run_dir: Path, name: str) -> None:
         with contextlib.suppress(OSError), (run_dir / f"{name}.json").open("r+") as file:
             file.write(record)
             file.truncate()
+
+
+def renew_record(run_dir: Path, name: str) -> None:
+    """Call now and then: say anew which process this is, where it has said so and somebody has removed that.
+
+    Who starts another one in the very moment in which this one leaves its record takes it for a dead one's.
+    """
+    record = run_dir / f"{name}.json"
+    if record in _own and run_dir.is_dir() and not record.exists():
+        write_record(run_dir, name)
 
 
 def recorded(run_dir: Path, name: str) -> LocalProcess | None:
