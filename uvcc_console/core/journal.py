@@ -50,19 +50,23 @@ class Journal:
         busy_s: float = BUSY_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``busy_s``: how long to wait for another process that writes. Raises UnreadableError."""
+        """``busy_s``: how long to wait for another process that writes. Raises UnreadableError.
+
+        To open it may take longer: who is the last one to close it holds it alone, for as long as its disk takes.
+        """
         self.path = path
         self._source = source
         self._clock = clock
         if readonly and not path.exists():
             raise UnreadableError(f"no journal at {path}", "see the runs with: uvcc runs")
         try:
-            self._db = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
+            self._db = sqlite3.connect(path, timeout=max(busy_s, BUSY_S), isolation_level=None)
             self._db.text_factory = bytes  # text that is not UTF-8 spoils its row, not the page
             if not readonly:
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
                 self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA busy_timeout={round(1000 * busy_s)}")
         except sqlite3.DatabaseError as e:
             raise UnreadableError(f"journal {path}: {e}", "is the disk full, or the folder not writable?") from e
 

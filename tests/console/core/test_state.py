@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from uvcc_console.core.reducing import changed
 from uvcc_console.core.reported_state import AGREEMENT_KEEP
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold, reduce
-from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.errors import UnreadableError, UvccError
 
 CREATED = ev.RunCreated(
     ts=1.0,
@@ -294,6 +295,25 @@ def test_journal_round_trip_and_two_writers(tmp_path: Path) -> None:
     one.append(ev.RunEnded(status="ok"))
     assert [e.kind for e in follower.poll()] == ["run_ended"]
     assert read_all(one) == follower.snapshot
+
+
+def test_who_closes_a_journal_last_is_waited_for(tmp_path: Path) -> None:
+    """Its last reader holds it alone while it tidies up; who is impatient with writers opens it all the same."""
+    path = tmp_path / "journal.sqlite"
+    Journal(path).close()
+    last = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    last.execute("PRAGMA locking_mode=EXCLUSIVE")
+    last.execute("BEGIN IMMEDIATE")
+    closing = threading.Timer(0.3, last.close)  # its disk takes so long
+    closing.start()
+    journal = Journal(path, busy_s=0.01)
+    closing.join()
+    busy = sqlite3.connect(path, isolation_level=None)
+    busy.execute("BEGIN IMMEDIATE")
+    with pytest.raises(UvccError, match="locked"):
+        journal.append(ev.RunEnded(status="ok", detail=""))
+    busy.close()
+    journal.close()
 
 
 def test_a_missing_journal_says_what_to_do(tmp_path: Path) -> None:
