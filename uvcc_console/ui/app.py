@@ -206,7 +206,7 @@ class UvccApp(RunConsole):
     def _may_halt(self) -> bool:
         return not ACTIONS["halt"].reason(self.context())
 
-    def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
+    def ordered(self, event: ev.HaltRequested, future: Future[str]) -> None:
         self.commands.ordered(event, future)
 
     def action_do(self, name: str) -> None:
@@ -311,9 +311,7 @@ def _shown(app: UvccApp) -> int:
         with orders_first() as app.pauses:
             return app.run() or 0
     finally:
-        app.source.close()
-        if app.writer:
-            app.writer.close()
+        app.let_go()
 
 
 def run_home(*, readonly: bool = False) -> int:

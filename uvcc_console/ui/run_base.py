@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.app_base import ConsoleApp
 from uvcc_console.ui.feed.kept_layout import ScreenLayout
-from uvcc_console.ui.feed.run_processes import CONDUCTOR, HALTD, Processes, RunProcesses
+from uvcc_console.ui.feed.run_processes import CONDUCTOR, HALTD, Processes, RunProcesses, see_to
 from uvcc_console.ui.feed.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
+from uvcc_console.ui.halting.handed import HandedOrders
 from uvcc_console.ui.halting.own_halt import OwnHaltRequest
 from uvcc_console.ui.halting.uncover import make_room
 from uvcc_console.ui.halting.urgent import call_in_loop, watched
@@ -49,6 +51,7 @@ class RunConsole(ConsoleApp[int]):
         self.writer = writer
         self.processes = processes or RunProcesses(run_dir)
         self.asked = OwnHaltRequest()
+        self.handed = HandedOrders()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.conductor, self.sidecar = Lamp(), Lamp()
         self._watch = {CONDUCTOR: Watchman(), HALTD: Watchman()}
@@ -60,6 +63,13 @@ class RunConsole(ConsoleApp[int]):
         self.filter = Filter()
         self.keeps_layout = False
         self.usual_theme = self.theme
+
+    def let_go(self) -> None:
+        """Call behind the screen: what was asked for is done, then the journal is closed, and what failed is told."""
+        self.source.close()
+        if self.writer is not None:
+            self.writer.close()
+        self.handed.tell_rest()
 
     def lay_out(self, layout: ScreenLayout) -> None:
         """Show things as this operator chose before."""
@@ -80,14 +90,15 @@ class RunConsole(ConsoleApp[int]):
 
     # ---- F9 and Esc, from the thread that reads the keyboard
 
-    def order(self, event: ev.HaltRequested) -> Future[int] | None:
+    def order(self, event: ev.HaltRequested) -> Future[str] | None:
         """Hand an order over at once; the screen follows when it can."""
         if self.writer is None:
             return None
         self.asked.note(event)
         if event.mode == "hold":
             self._held |= {event.nonce}
-        future = self.writer.order(event)
+        see = partial(see_to, self.processes, event.mode)
+        future = self.handed.add(self.writer.order(event, see), f"uvcc halt {self.run_dir.name}")
         call_in_loop(self.loop, self.ordered, event, future)
         return future
 
@@ -104,7 +115,7 @@ class RunConsole(ConsoleApp[int]):
         """A word of warning, from any thread."""
         call_in_loop(self.loop, self.say, text, "warning")
 
-    def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
+    def ordered(self, event: ev.HaltRequested, future: Future[str]) -> None:
         """An order has left: see it through."""
         raise NotImplementedError
 

@@ -58,13 +58,13 @@ def test_no_journal_is_a_clear_error(tmp_path: Path) -> None:
         JournalSource(tmp_path / "journal.sqlite")
 
 
-async def test_the_writer_keeps_the_order_of_what_was_asked(tmp_path: Path) -> None:
+def test_the_writer_keeps_the_order_of_what_was_asked(tmp_path: Path) -> None:
     path = Story().full(2).write(tmp_path / "run") / "journal.sqlite"
     writer = JournalWriter(path, "tui")
-    first = await writer.append(ev.Intent(action="resume", by="a"))
-    second = await writer.append(ev.Intent(action="teardown", by="a"))
+    first = writer.append(ev.Intent(action="resume", by="a"), int)
+    second = writer.append(ev.Intent(action="teardown", by="a"), int)
     writer.close()
-    assert second == first + 1
+    assert second.result() == first.result() + 1
 
 
 def test_walking_a_recording_in_any_order_shows_what_playing_it_shows(recorded: tuple[Story, Path]) -> None:

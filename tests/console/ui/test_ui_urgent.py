@@ -55,12 +55,12 @@ class Order:
     def now(self) -> float:
         return self.clock
 
-    def order(self, event: ev.HaltRequested) -> Future[int]:
+    def order(self, event: ev.HaltRequested) -> Future[str]:
         self.asked.note(event)
         self.orders.append(event)
-        future: Future[int] = Future()
+        future: Future[str] = Future()
         if self.done:
-            future.set_result(0)
+            future.set_result("")
         self.ordered.set()
         return future
 

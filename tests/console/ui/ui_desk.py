@@ -108,9 +108,7 @@ async def desk(
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield OrderingApp(app, pilot, keys, folder)
-    app.source.close()
-    if app.writer:
-        app.writer.close()
+    app.let_go()
 
 
 def modes(d: OrderingApp) -> list[tuple[str, str]]:

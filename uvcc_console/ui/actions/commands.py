@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from textual.screen import Screen
@@ -136,22 +136,24 @@ class Commands(ViewActions, LogActions):
             app.say(f"NOT DONE: this console is read-only: uvcc attach {app.snap.run}", "error")
             return
 
-        async def write() -> None:
+        assert app.writer is not None
+        see: Callable[[int], str] = partial(see_to, app.processes, action) if action else lambda seq: ""
+        asked = app.handed.add(app.writer.append(event, see), f"uvcc status {app.run_dir.name}")
+
+        async def heard() -> None:
             try:
-                assert app.writer is not None
-                seq = await app.writer.append(event)
-                app.tick()
-                note = await asyncio.to_thread(see_to, app.processes, action, seq) if action else ""
+                note = await app.handed.heard(asked)
             except UvccError as e:
-                app.say(f"NOT DONE: {e}. In another terminal: uvcc status {app.snap.run}", "error")
+                app.say(e.what, "error")
                 app.bell()
                 return
+            app.tick()
             if note:
                 app.say(note, "warning")
             if then:
                 then()
 
-        self._later(write())
+        self._later(heard())
 
     def _later(self, work: Awaitable[None]) -> None:
         self.app.run_worker(work, group="journal", exit_on_error=False)
@@ -190,25 +192,21 @@ class Commands(ViewActions, LogActions):
         """Take a halt back: Esc within the three seconds after F9."""
         self.urgent.escape()
 
-    def ordered(self, event: ev.HaltRequested, future: Future[int]) -> None:
+    def ordered(self, event: ev.HaltRequested, future: Future[str]) -> None:
         """See an order through that was handed over already; what fails is said loudly, with the way around."""
         app = self.app
 
         async def see() -> None:
             try:
-                seq = await asyncio.wrap_future(future)
-                app.tick()
-                note = await asyncio.to_thread(see_to, app.processes, event.mode, seq)
-            except asyncio.CancelledError:
-                if not future.cancelled():
-                    raise
-                app.asked.drop(event)
-                return
+                note = await app.handed.heard(future)
             except UvccError as e:
                 app.asked.drop(event)
-                app.say(f"NOT DONE: {e}. In another terminal: uvcc halt {app.snap.run}", "error")
+                app.say(e.what, "error")
                 app.bell()
                 return
+            if note is None:
+                return app.asked.drop(event)
+            app.tick()
             if note:
                 app.say(note, "warning")
             if event.mode == "release":  # a hold and a halt have their own panel

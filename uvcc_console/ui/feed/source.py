@@ -6,13 +6,12 @@ own, so that every panel works the same way live and recorded.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
@@ -25,6 +24,7 @@ from uvcc_console.ui.feed.moments import moment
 from uvcc_console.ui.feed.tape import Tape
 from uvcc_console.ui.judging.past import without_advice
 
+T = TypeVar("T")
 WallTime = Callable[[], float]
 BATCH = 256
 OPENING_S = 0.3  # of processor time for what came after a kept snapshot, before anything is shown
@@ -241,16 +241,19 @@ class JournalWriter:
             self._journal = Journal(self._path, source=self._source, clock=self._clock)
         return self._journal.append(*batch)
 
-    async def append(self, *batch: ev.Event) -> int:
-        """Write durably; raises UvccError if the disk refuses. Returns the last sequence number."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._append, batch)
+    def append(self, event: ev.Event, then: Callable[[int], T]) -> Future[T]:
+        """Write durably, and then do ``then`` with its sequence number: both, though nobody waits for it any more.
 
-    def order(self, request: ev.HaltRequested) -> Future[int]:
-        """A halt goes to the run's sidecar by its door, so that neither disk nor lock can delay it: 0 then.
+        The future ends with UvccError if the disk refuses.
+        """
+        return self._thread.submit(lambda: then(self._append((event,))))
+
+    def order(self, request: ev.HaltRequested, then: Callable[[int], T]) -> Future[T]:
+        """A halt goes to the run's sidecar by its door, so that neither disk nor lock can delay it: ``then`` gets 0.
 
         Where no sidecar listens it is appended like everything else. From any thread; in the order of the calls.
         """
-        return self._halts.submit(self._order, request)
+        return self._halts.submit(lambda: then(self._order(request)))
 
     def _order(self, request: ev.HaltRequested) -> int:
         if order_socket.ask(self._path.parent, request):

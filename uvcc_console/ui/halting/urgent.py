@@ -7,6 +7,7 @@ long; an order to halt leaves all the same. What it came to is told on the scree
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class OrderingApp(Protocol):
 
     def now(self) -> float: ...
 
-    def order(self, event: ev.HaltRequested) -> Future[int] | None: ...
+    def order(self, event: ev.HaltRequested) -> Future[str] | None: ...
 
     def may_release(self, nonce: str) -> bool: ...
 
@@ -53,7 +54,7 @@ class UrgentKeys:
         self.repeat_wait = REPEAT_S
         self.commit: threading.Timer | None = None
         self._tail: threading.Timer | None = None
-        self._sent: tuple[ev.HaltRequested, Future[int]] | None = None
+        self._sent: tuple[ev.HaltRequested, Future[str]] | None = None
         self._f9_at = float("-inf")
 
     # ---- in the thread that reads the keyboard
@@ -186,5 +187,6 @@ def watched(base: type[Driver]) -> type[Driver]:
 
 def call_in_loop(loop: asyncio.AbstractEventLoop | None, do: Callable[..., Any], *args: Any) -> None:
     """Have the event loop do it when it has its turn; a loop that is gone needs no telling."""
-    if loop is not None and not loop.is_closed():
-        loop.call_soon_threadsafe(do, *args)
+    if loop is not None:
+        with contextlib.suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(do, *args)

@@ -68,9 +68,7 @@ def main(argv: list[str]) -> int:
     try:
         return app.run() or 0
     finally:
-        app.source.close()
-        if app.writer:
-            app.writer.close()
+        app.let_go()
 
 
 if __name__ == "__main__":
