@@ -44,6 +44,11 @@ M = TypeVar("M", bound=PeerMessage)
 class PeerStoppedError(PeerLostError):
     """Another party ended its run and said why; ``exit_code`` as for a lost peer."""
 
+    def __init__(self, what: str, hint: str = "", *, party: int, halted: bool = False) -> None:
+        """``halted``: it was asked to halt before the first step."""
+        super().__init__(what, hint, party=party)
+        self.halted = halted
+
 
 class PeerSilentError(PeerLostError):
     """A peer whose link is up said nothing for as long as it was waited for."""
@@ -121,10 +126,13 @@ class StepConsensus:
                     raise PeerSilentError(what, "look at its pod", party=peer) from None
                 self._check()
 
-    def tell_stopped(self, error: BaseException) -> None:
-        """Tell both peers why this party stops, so that they end within seconds. Never raises on a dead link."""
+    def tell_stopped(self, error: BaseException, *, halted: bool = False) -> None:
+        """Tell both peers why this party stops, so that they end within seconds. Never raises on a dead link.
+
+        ``halted``: it was asked to halt before the first step.
+        """
         told = error_fields(error)
-        self._send_to_whom_listens(Stopped(told["error"], told.get("hint", ""), told.get("party")))
+        self._send_to_whom_listens(Stopped(told["error"], told.get("hint", ""), told.get("party"), halted))
 
     def reason_of(self, error: PeerLostError) -> PeerLostError:
         """Why a peer is gone: what it or the third party said before it went, else ``error`` itself."""
@@ -264,4 +272,4 @@ def _largest(votes: list[Vote]) -> Vote:
 def _stopped(last: Stopped, peer: int) -> PeerStoppedError:
     named = peer if last.party is None else last.party
     what = f"P{peer} {'stopped' if named == peer else 'says'}: {last.error or 'no reason given'}"  # no evidence
-    return PeerStoppedError(what, last.hint, party=named)
+    return PeerStoppedError(what, last.hint, party=named, halted=last.halted)

@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -40,16 +41,21 @@ from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 from uvcc_engine.worker.admission import Admission, admit
 from uvcc_engine.worker.compute_setup import claim_gpu, device_of, pair_keys
-from uvcc_engine.worker.consensus import StepConsensus
+from uvcc_engine.worker.consensus import PeerStoppedError, StepConsensus
 from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.ranks import Ranks
 from uvcc_engine.worker.relay_control import Orders, Roots
 from uvcc_engine.worker.served_session import ServedSession
 from uvcc_engine.worker.session import RunOutcome, WorkerSession
 
+ORDER_S: Final = 15.0  # between the first party's halt and the last one's
+
 
 class _StoppedAtStart(UvccError):
     """A halt or SIGTERM came before the first step."""
+
+    def __init__(self) -> None:
+        super().__init__("halted before the first step", "start it again")
 
 
 def main(spec: WorkerSpec) -> int:
@@ -152,7 +158,7 @@ def _connected(
         if session and session.running:
             return
         if asked_to_halt():
-            raise _StoppedAtStart("halted before the first step", "start it again")
+            raise _StoppedAtStart
         if groups is not None:
             groups.look()
 
@@ -194,10 +200,12 @@ def _connected(
         if session is not None:
             session.note_failure(error)
         reason = table.reason_of(error) if isinstance(error, PeerLostError) else error
-        table.tell_stopped(reason)
-        last_words = reason.what
-        if isinstance(error, _StoppedAtStart):
-            last_words = ""  # the others are asked to halt themselves
+        if _halts_as_well(reason, asked_to_halt, running=session is not None and session.running):
+            reason = _StoppedAtStart()
+        halted = isinstance(reason, _StoppedAtStart)
+        table.tell_stopped(reason, halted=halted)
+        last_words = "" if halted else reason.what  # of a halt the others are told as well
+        if halted:
             return RunOutcome("halted", 0)
         return RunOutcome("failed", session.reached if session else 0, error=reason)
     except BaseException as error:
@@ -211,6 +219,22 @@ def _connected(
             groups.close(graceful=False, why=last_words)
         with contextlib.suppress(UvccError):  # a full disk has been told of already, by what failed
             count()
+
+
+def _halts_as_well(error: UvccError, asked_to_halt: Callable[[], bool], *, running: bool) -> bool:
+    """Whether a peer was lost to a halt before the first step that this worker is asked for, too.
+
+    Each looks for its own request once in a while, and who finds it first leaves first: of the others it is the halt
+    that ends them, and not that a peer has gone. Theirs may come ``ORDER_S`` later. Not ``running``: the parties have
+    not met yet.
+    """
+    halted = isinstance(error, PeerStoppedError) and error.halted
+    if not isinstance(error, PeerLostError) or (running and not halted):
+        return False
+    pause, end = threading.Event(), time.monotonic() + (ORDER_S if halted else 0.0)
+    while not (asked := asked_to_halt()) and time.monotonic() < end:
+        pause.wait(0.1)
+    return asked
 
 
 def _orders(spec: WorkerSpec, admitted: Admission, writer: RunWriter) -> Orders:

@@ -35,6 +35,7 @@ MESSAGES = [
     FinalState({0: "a" * 64, 1: "0" * 64}),
     Stopped("it broke", "mend it", 2),
     Stopped("it broke"),
+    Stopped("it was asked to", halted=True),
     *(
         AttachedNote(t, 7, b"\0\xff")
         for t in (Topic.ROOT, Topic.SAVED, Topic.REPLAYED, Topic.CLOSING, Topic.DISPUTE, Topic.FINDING)

@@ -155,12 +155,16 @@ class FinalState:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A party's last words: why it ended, and which party it blames (None: nobody). Its word, no evidence."""
+    """A party's last words: why it ended, and which party it blames (None: nobody). Its word, no evidence.
+
+    ``halted``: it was asked to halt before the first step, as the others are, too.
+    """
 
     topic: ClassVar[Topic] = Topic.STOPPED
     error: str = ""
     hint: str = ""
     party: int | None = None
+    halted: bool = False
 
     @property
     def place(self) -> dict[str, int | str]:
@@ -242,6 +246,7 @@ def encode(run: str, message: PeerMessage) -> bytes:
         case Stopped():
             found |= {"error": message.error, "hint": message.hint}
             found |= {} if message.party is None else {"party": message.party}
+            found |= {"halted": True} if message.halted else {}
         case AttachedNote():
             found |= {"step": message.step, "note": base64.b64encode(message.note).decode()}
     return sorted_json(found).encode()
@@ -363,7 +368,7 @@ def _stopped(found: Mapping[str, Any]) -> Stopped:
     """Last words count whatever they are: what cannot be shown is left out."""
     given = found.get("party")
     named = next((p for p in range(PARTIES) if type(given) is int and given == p), None)
-    return Stopped(shown(found.get("error")), shown(found.get("hint")), named)
+    return Stopped(shown(found.get("error")), shown(found.get("hint")), named, found.get("halted") is True)
 
 
 def _noted(topic: Topic) -> Callable[[Mapping[str, Any]], AttachedNote]:
