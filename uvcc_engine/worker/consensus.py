@@ -36,7 +36,7 @@ from uvcc_engine.plane.api import Plane
 HOLD_ROUND_S: Final = 0.05
 _CHECK_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
-_SWAP_S: Final = 5.0
+_SWAP_S: Final = 30.0  # what is exchanged after a failure: who is honest found it as well, but may be slow
 _STATEMENTS: Final = 64  # of one peer, about checkpoints that are not common yet
 M = TypeVar("M", bound=PeerMessage)
 
@@ -180,7 +180,7 @@ class StepConsensus:
         return {p: m.note for p, m in self.hear(due).items()}
 
     def swap(self, peer: int, mine: AttachedNote) -> bytes | None:
-        """Exchange a note with one peer only; None if it does not answer in kind within seconds."""
+        """Exchange a note with one peer only; None if it does not answer in kind within half a minute."""
         try:
             self._plane.send_control(peer, peer_messages.encode(self._run, mine))
             found = self._receive(peer, _SWAP_S)
@@ -190,8 +190,10 @@ class StepConsensus:
         return found.note if isinstance(found, AttachedNote) and fits else None
 
     def trade(self, mine: AttachedNote) -> dict[int, bytes]:
-        """Exchange a note with both peers at the end of a step that failed; those that answer within seconds. What else
-        they had said of that step is passed over."""
+        """Exchange a note with both peers at the end of a step that failed; those that answer within half a minute.
+
+        What else they had said of that step is passed over.
+        """
         found: dict[int, bytes] = {}
         self._send_to_whom_listens(mine)
         for peer in self.peers:

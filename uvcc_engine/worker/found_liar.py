@@ -31,7 +31,7 @@ def end_attempt(
 
 
 def _leave(spec: WorkerSpec, admitted: Admission, table: StepConsensus, epoch: int, found: FoundLiar) -> None:
-    """Write ``finding_<coord>.json``: the own statement first, then those of the peers that answer within seconds.
+    """Write ``finding_<coord>.json``: the own statement first, then those of the peers that answer in time.
 
     What a peer sends counts only if it signed it and it is about this failure.
     """

@@ -272,3 +272,29 @@ def test_statements_of_a_peer_do_not_pile_up() -> None:
         table.keep_statement(2, step, "s")
     assert len(table.statements) == 128
     assert (1, 499) in table.statements
+
+
+class LateAnswer(ControlOnly):
+    """One that hands a message over when it was asked for that many seconds in vain. No second of them passes."""
+
+    def __init__(self, party: int, mail: dict[tuple[int, int], queue.Queue[bytes]], late_s: float) -> None:
+        super().__init__(party, mail)
+        self._left = dict.fromkeys((p for p in range(3) if p != party), late_s)
+
+    def recv_control(self, src: int, timeout: float | None = None) -> bytes:
+        if self._left[src] > 0:
+            self._left[src] -= timeout or 0.0
+            raise TimeoutError
+        return super().recv_control(src, timeout)
+
+
+def test_what_is_exchanged_after_a_failure_waits_for_a_peer_that_is_slow() -> None:
+    """It found the same failure: a fork without the message that differs, a finding without its statement."""
+    mail = mailboxes()
+    slow = StepConsensus(LateAnswer(0, mail, 20.0), "r")
+    for peer in slow.peers:
+        StepConsensus(ControlOnly(peer, mail), "r").say(AttachedNote(Topic.FINDING, 3, b"signed by P%d" % peer))
+    assert slow.trade(AttachedNote(Topic.FINDING, 3, b"mine")) == {1: b"signed by P1", 2: b"signed by P2"}
+    slow = StepConsensus(LateAnswer(0, mail, 20.0), "r")
+    StepConsensus(ControlOnly(1, mail), "r").say(AttachedNote(Topic.DISPUTE, 3, b"its leaves"))
+    assert slow.swap(1, AttachedNote(Topic.DISPUTE, 3, b"mine")) == b"its leaves"
