@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.job.spec import WorkerSpec
+from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.peer_protocol.peer_messages import Topic
+from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.live import LivePlane
 from uvcc_engine.transcript.exchange.agreement import RootExchange
 from uvcc_engine.transcript.formats import kinds
@@ -18,8 +20,46 @@ from uvcc_engine.transcript.leaves.store import TranscriptStore
 from uvcc_engine.transcript.signed.statements import RootStatement, sign_root
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker import admission
+from uvcc_engine.worker.consensus import PeerSilentError, StepConsensus
 
 EPOCH = 2
+WITHHOLDS = "withholds"  # how the names of those begin that keep something back and go on living
+LIMITS = {"proof_s": 500.0, "order_s": 5000.0}
+"""For the links of a fleet with one of those: minutes for whoever is honest and slow; see ``gives_up``."""
+
+
+def _kept_back(spec: WorkerSpec) -> Path:
+    """Where a liar notes whom it does not send what, a line each."""
+    return Path(spec.dir).parent.parent / "kept_back"
+
+
+def _keep_back(spec: WorkerSpec, dst: int, what: Any) -> None:
+    with _kept_back(spec).open("a") as out:
+        out.write(json.dumps([dst, what]) + "\n")
+
+
+def gives_up(spec: WorkerSpec) -> None:
+    """No lie: for the others, of what a liar keeps back the limit is over, and of nothing that is merely late."""
+    me, judge, hear = Coord.parse(spec.coord).party, LivePlane._judge, StepConsensus._hear_from
+
+    def kept_back(what: Any) -> bool:
+        place = _kept_back(spec)
+        return place.exists() and json.dumps([me, what]) in place.read_text().split("\n")
+
+    def judged(self: LivePlane, endpoint: Endpoint, tag: Any, start: float, now: float) -> None:
+        judge(self, endpoint, tag, start - 1000.0 if tag is not None and kept_back(list(tag)) else start, now)
+
+    def heard(self: StepConsensus, peer: int, due: Any, within_s: float) -> Any:
+        while due.topic == Topic.VOTE:
+            try:
+                return hear(self, peer, due, 0.2)
+            except PeerSilentError:
+                if kept_back(due.step):
+                    raise
+        return hear(self, peer, due, within_s)
+
+    LivePlane._judge = judged  # type: ignore[method-assign]
+    StepConsensus._hear_from = heard  # type: ignore[method-assign,assignment]
 
 
 def _flipped(payload: Any) -> bytes:
@@ -87,6 +127,8 @@ def withholds_its_proof(spec: WorkerSpec) -> None:
     def send(self: LivePlane, dst: int, tag: Any, payload: Any) -> None:
         if tag.epoch < EPOCH or tag.kind not in (kinds.PROOF, kinds.COIN):
             honest(self, dst, tag, payload)
+        else:
+            _keep_back(spec, dst, list(tag))
 
     LivePlane.send = send  # type: ignore[method-assign]
 
@@ -99,6 +141,7 @@ def withholds_its_proof_once_it_knows(spec: WorkerSpec) -> None:
         if tag.epoch == EPOCH and tag.kind == kinds.AUDIT:
             told.append(tag)
         elif told and tag.kind in (kinds.PROOF, kinds.COIN):
+            _keep_back(spec, dst, list(tag))
             return
         honest(self, dst, tag, payload)
 
@@ -113,6 +156,7 @@ def withholds_its_verdict(spec: WorkerSpec) -> None:
         if tag.epoch == EPOCH and tag.kind in (kinds.PROOF, kinds.COIN):
             told.append(tag)
         elif told and tag.kind == kinds.OPEN:
+            _keep_back(spec, dst, list(tag))
             return
         honest(self, dst, tag, payload)
 
@@ -127,6 +171,8 @@ def withholds_the_vote_that_its_verdict_goes_with(spec: WorkerSpec) -> None:
         said = json.loads(body)
         if (said["topic"], said.get("step")) != (Topic.VOTE, EPOCH + 1):
             honest(self, dst, body)
+        else:
+            _keep_back(spec, dst, EPOCH + 1)
 
     LivePlane.send_control = send_control  # type: ignore[method-assign]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from private_kit import OWNER, Fleet, Zygote
+from private_liars import LIMITS
 from test_private_proofs import JOB as PROVED
 from test_private_proofs import LIAR, _collected, _fleet, _run, _shared
 
@@ -178,7 +179,7 @@ def test_who_withholds_the_proof_that_it_was_drawn_for_is_named_with_that(zygote
         (folder := tmp_path / str(job.seed)).mkdir()
         fleet = _fleet(folder, zygote, job)
         for link in fleet.links:
-            link["proof_s"] = 1.0
+            link |= LIMITS
         assert 0 not in _run(fleet, zygote, "withholds_its_proof_once_it_knows")
         said = " ".join(str(fleet.exit(p)["error"]) for p in (0, 2))
         assert "party 1 is alive and withholds its part of a proof" in said

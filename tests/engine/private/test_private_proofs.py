@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
+from private_liars import LIMITS, WITHHOLDS
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
@@ -64,6 +65,8 @@ def _run(fleet: Fleet, zygote: Zygote, lie: str = "", **changes: Any) -> list[in
         request = {"spec": spec, "log": str(fleet.home(party) / "worker.log")}
         if lie and party == LIAR:
             request["lie"] = lie
+        elif lie.startswith(WITHHOLDS):
+            request["lie"] = "gives_up"
         fleet.pids.append(zygote.ask(request)["pid"])
     return fleet.wait()
 
@@ -258,7 +261,7 @@ def test_a_party_that_proves_nothing_is_named_before_the_first_step(zygote: Zygo
 def test_a_withheld_proof_ends_within_the_limit_of_the_plane(lie: str, zygote: Zygote, tmp_path: Path) -> None:
     fleet = _fleet(tmp_path, zygote)
     for link in fleet.links:
-        link["proof_s"] = 1.0
+        link |= LIMITS
     assert 0 not in _run(fleet, zygote, lie)
     said = [str(fleet.exit(p)["error"]) for p in (0, 2)]
     assert any("party 1 is alive and withholds its part of a proof" in text for text in said), said

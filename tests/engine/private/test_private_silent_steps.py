@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from private_kit import OWNER, PARTIES, Fleet, Zygote, direct_links
+from private_liars import LIMITS
 from test_private_proofs import LIAR, _collected, _run
 from test_private_worker import halt, until
 
@@ -138,10 +139,10 @@ def test_who_withholds_the_verdict_of_a_silent_step_is_named_within_the_limit_of
 ) -> None:
     fleet = _fleet(tmp_path, zygote)
     for link in fleet.links:
-        link["proof_s"] = 4.0  # a proof itself takes none of the honest so long, on a busy machine either
+        link |= LIMITS
     assert 0 not in _run(fleet, zygote, "withholds_the_vote_that_its_verdict_goes_with")
     said = [str(fleet.exit(p)["error"]) for p in (0, 2)]
-    assert any(f"party {LIAR} is alive and withholds its verdict of a proof for 4 s" in text for text in said), said
+    assert any(f"party {LIAR} is alive and withholds its verdict of a proof for 500 s" in text for text in said), said
     assert all(len(fleet.csv(party)) == 1 + 1 for party in range(3))
 
 
