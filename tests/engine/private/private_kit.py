@@ -45,7 +45,7 @@ def opened_digits(job: PrivateJob) -> list[PartyInputs]:
     return [open_inputs(made.boxes[i], party=i, identity=PARTIES[i], **made.public()) for i in range(3)]
 
 
-SOON_LOST = {"first_contact_s": 150.0, "peer_timeout_s": 15.0, "refused_s": 1.0}
+SOON_LOST = {"first_contact_s": 150.0, "peer_timeout_s": 60.0, "refused_s": 1.0}
 """For links of workers of which one is killed: its host refuses connections, or it is silent. No living worker does the
 one, nor on a busy machine the other."""
 
