@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -109,11 +110,21 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ["ssh-agent", "-D", "-a", sock, *allowed], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
-    while not sock.exists():
+    while not _listens(sock):
         assert process.poll() is None
     yield
     process.terminate()
     process.wait(120)
+
+
+def _listens(sock: Path) -> bool:
+    """Whether it answers: the file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as visitor:
+        try:
+            visitor.connect(str(sock))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
 
 
 def test_an_agents_key_signs_while_the_agent_holds_it_and_no_private_half_is_on_disk(

@@ -58,10 +58,11 @@ def main() -> int:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(place)
-        os.chmod(place, 0o600)
-        mine = os.stat(place).st_ino
+        listener.bind(early := f"{place}~")
+        os.chmod(early, 0o600)
+        mine = os.stat(early).st_ino
         listener.listen(64)
+        os.rename(early, place)  # whoever finds it there is answered
         while time.monotonic() < end and _inode(place) == mine:
             if select.select([listener], [], [], LOOK_S)[0]:
                 _serve(listener)
