@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -133,14 +134,21 @@ async def test_another_is_started_for_the_next_pod_if_it_was_killed(provider: Lo
     assert _server(provider) != first
 
 
+def listens(place: Path) -> bool:
+    """Whether somebody does: the socket's file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        return caller.connect_ex(str(place)) == 0
+
+
 @pytest.mark.ci(__file__)
 def test_who_asks_for_something_else_gets_nothing_and_an_agent_its_zygote_which_ends_with_it(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = short / socket_name()
     process = imports_shared.start(place, 3600.0)
-    while not place.exists():
+    while not listens(place):
         assert process.poll() is None
+        time.sleep(0.01)
     with open(os.devnull) as null:
         for text, files in ((b"", 0), (b"[]\n", 4), (b"{\n", 4), (b"{}\n", 0), (b'{"argv": 1}\n', 4)):
             with socket.socket(socket.AF_UNIX) as odd:

@@ -60,7 +60,7 @@ def make(home: Path) -> dict[str, Path]:
         out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         found[name] = Path(json.loads(out)["path"])
-    shutil.rmtree(temp)
+    shutil.rmtree(temp, ignore_errors=True)  # a pod's last process may still tidy up
     return found
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +96,12 @@ def user_at(home: Path) -> Iterator[Uvcc]:
     temp = Path(tempfile.mkdtemp(prefix="uv", dir="/tmp"))  # socket paths below it must stay short
     user = Uvcc(home, temp)
     yield user
-    for pid in [*user.processes(), *user.on_pods()]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    end = time.monotonic() + PATIENCE_S
+    while left := {**user.processes(), **user.on_pods()}:  # who dies may have started another, and writes until then
+        assert time.monotonic() < end, left
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     shutil.rmtree(temp)
 
 
