@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from uvcc_console.cli.main import main
+from uvcc_console.cli.steer import halt
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import Journal, read_all
 from uvcc_console.core.paths import JOURNAL
@@ -38,6 +40,7 @@ from uvcc_console.ui.panels.fleet import FleetState, fleet_lines, visible_rows
 from uvcc_console.ui.panels.fleet_grid import grid_lines
 from uvcc_console.ui.panels.pod_page import pod_lines
 from uvcc_console.ui.widgets.bars import header_line, track_line
+from uvcc_engine.contract.machine.shortpath import short
 
 TRAINER = """
 import sys, time
@@ -184,6 +187,47 @@ def test_one_that_was_killed_is_taken_up_again_without_telling_anything_twice(
     rows = [e.step for _, e in journal.since(0, kinds=(ev.Metric.kind,)) if isinstance(e, ev.Metric)]
     journal.close()
     assert rows == [1, 2, 3]
+
+
+@pytest.mark.ci(__file__)
+def test_a_halt_waits_for_the_follower_that_it_starts(
+    home: Path, trainer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before has died; a busy machine needs longer for another than for a sidecar in whose place one halts."""
+    until(lambda: (trainer / "training.csv").exists())
+    run_dir = adopting.create(Adoption(read_target(str(trainer))))
+    journal = Journal(run_dir / JOURNAL, source="test")
+    journal.append(
+        ev.PodChanged(pod="p0r0", party=0, replica=0, provider="adopted", state="ready"),
+        ev.Followed(pod="p0r0", target=str(trainer), contract=True),
+    )
+    journal.close()
+    monkeypatch.setattr(halt, "START_S", 0.0)
+    assert main(["halt", run_dir.name]) == 0
+    until(lambda: bool(snapshot(run_dir).ended))
+    assert snapshot(run_dir).status == "halted"
+
+
+def test_a_follower_that_does_not_answer_finds_the_order_in_the_journal(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was frozen between the call and the answer; this process has nobody there whom it could halt by itself."""
+    run_dir = adopting.create(Adoption(read_target(str(tmp_path))))
+    processes.write_record(run_dir, processes.HALTD)
+    asked = ev.HaltRequested(nonce="n", mode="hold", by="cli")
+    with socket.socket(socket.AF_UNIX) as door:
+        with short(run_dir / order_socket.SOCKET) as path:
+            door.bind(path)
+        door.listen(1)
+        way = halt.open_route(run_dir)
+        door.accept()[0].close()
+        way.ask(asked)
+        way.close()
+    assert "the order is in the journal" in capsys.readouterr().err
+    journal = Journal(run_dir / JOURNAL, readonly=True)
+    (found,) = [e for _, e in journal.since(0, kinds=(ev.HaltRequested.kind,)) if isinstance(e, ev.HaltRequested)]
+    journal.close()
+    assert (found.nonce, found.mode) == ("n", "hold")
 
 
 @pytest.mark.parametrize("way", ["journal", "door"])

@@ -27,6 +27,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 POLL_S = 0.02
 START_S = 5.0
+FOLLOWER_S = 60.0  # nobody else can halt what is only followed, and a busy machine starts a process slowly
 LAST_S = 15.0
 QUIET_S = 5.0
 _TOO_LATE = ("the hold had become a halt before: a release comes too late", "uvcc resume goes on from its checkpoint")
@@ -83,6 +84,8 @@ class HaltRoute(Protocol):
 
 def open_route(run_dir: Path) -> HaltRoute:
     """The sidecar's door; a sidecar is started if none lives, and where that fails this process halts by itself."""
+    if (run_dir / ADOPTED).exists():
+        return _follower(run_dir)
     try:
         found = processes.vital(run_dir, processes.HALTD)
         if found.who is not None and (found.stopped or not found.moving):
@@ -98,14 +101,31 @@ def open_route(run_dir: Path) -> HaltRoute:
                 if not processes.running(run_dir, processes.HALTD) and (run_dir / f"{processes.HALTD}.json").exists():
                     break  # it ended at once
                 time.sleep(POLL_S)
-        if not (run_dir / ADOPTED).exists():
-            common.say("uvcc: no halt sidecar listens; this process halts by itself")
+        common.say("uvcc: no halt sidecar listens; this process halts by itself")
     except (UvccError, OSError) as e:
         common.say(f"uvcc: no halt sidecar could be started ({e}); this process halts by itself")
-    if (run_dir / ADOPTED).exists():  # what is only followed has no agents that another process could ask
-        what = f"nobody follows {run_dir.name}, and nobody could be started"
-        raise UnreachableError(what, "write .HALT into its folder by hand: touch .HALT halts it")
     return _Alone(run_dir)
+
+
+def _follower(run_dir: Path) -> HaltRoute:
+    """The door of who follows a run that was adopted; started if nobody does. What is only followed has no agents that
+    this process could ask. Raises UvccError.
+    """
+    by_hand = "write .HALT into its folder by hand: touch .HALT halts it"
+    found = processes.vital(run_dir, processes.HALTD)
+    if found.who is not None and (found.stopped or not found.moving):
+        what = f"who follows {run_dir.name} is frozen: pid {found.who.pid}"
+        raise UnreachableError(what, f"kill -CONT {found.who.pid} lets it go on; or {by_hand}")
+    child = processes.start(run_dir, processes.HALTD) if found.who is None else None
+    end = time.monotonic() + FOLLOWER_S
+    while time.monotonic() < end:
+        try:
+            return _Sidecar(run_dir)
+        except UnreachableError:
+            if (child is None or child.poll() is not None) and not processes.running(run_dir, processes.HALTD):
+                break  # it ended at once
+            time.sleep(POLL_S)
+    raise UnreachableError(f"nobody follows {run_dir.name}, and nobody could be started", by_hand)
 
 
 class _Sidecar:
@@ -120,10 +140,18 @@ class _Sidecar:
         self._instead: _Alone | None = None
 
     def ask(self, request: ev.HaltRequested) -> None:
-        """One that took the call but says nothing is not waited for: this process gives the same order itself."""
+        """One that took the call but says nothing is not waited for: this process gives the same order itself.
+
+        Who follows an adopted run finds it in the journal: nobody else can obey it.
+        """
         try:
             self._seen += self._line.ask(request)
         except UnreachableError as e:
+            if (self._run_dir / ADOPTED).exists():
+                common.say(f"uvcc: {e.what}; the order is in the journal")
+                journal = Journal(self._run_dir / processes.JOURNAL, source="cli")
+                journal.append(request)
+                return journal.close()
             common.say(f"uvcc: {e.what}; this process halts by itself")
             self._instead = self._instead or _Alone(self._run_dir)
             self._instead.ask(request)
