@@ -78,7 +78,9 @@ class Notifier:
                 self._tell(state, now)
             known = {(a.ts, a.text) for a in self._alerts}
             fresh = [a for a in alerts if (a.ts, a.text) not in known and a.level in ("warn", "error")]
-            for a, also in together(fresh) if holding(s, now) is None else ():
+            if holding(s, now) is not None:  # nothing covers a hold: they wait for its end
+                fresh, alerts = [], self._alerts
+            for a, also in together(fresh):
                 others = also if len(also) <= NAMED else [*also[:NAMED], f"{len(also) - NAMED} more"]
                 more = f" (and {', '.join(others)})" if others else ""
                 self._tell(Note(a.level, f"{a.source}: {a.text}"), now, more)

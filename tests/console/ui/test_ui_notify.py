@@ -26,6 +26,7 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.core.holding import HOLD_S
 from uvcc_console.core.journal import Journal
 from uvcc_console.core.snapshot import PodView, Snapshot
 from uvcc_console.core.state import fold
@@ -73,6 +74,20 @@ def test_who_takes_a_place_tells_what_came_while_it_changed_hands() -> None:
     for _ in range(2):
         notifier.look(fold(story.events), story.now)
     assert said == [Note("warn", "p1r0: between")]
+
+
+def test_what_comes_during_a_hold_is_told_behind_it() -> None:
+    story = Story().full(3)
+    said: list[Note] = []
+    notifier = Notifier(said.append)
+    notifier.look(fold(story.events), story.now)
+    story.halt("hold", acks=False)
+    story.add(alert("slow"))
+    notifier.look(fold(story.events), story.now)
+    assert said == []
+    for _ in range(2):
+        notifier.look(fold(story.events), story.now + HOLD_S)
+    assert said == [Note("warn", "p1r0: slow")]
 
 
 def test_the_same_alert_is_not_repeated_within_a_minute() -> None:
