@@ -1,4 +1,4 @@
-"""``uvcc rollout`` with a shipped profile against the market on a real port: only its address differs."""
+"""``uvcc rollout`` with a shipped profile against the market on a real port: its address differs, and its patience."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ async def test_a_shipped_profile_runs_on_rented_pods_and_leaves_nothing_billing(
     async with PrimeHost(market, gpu_market()) as host:
         foreign = host.fake.foreign("somebody-elses")
         command = [sys.executable, "-m", "uvcc_console.cli.main", "rollout", str(PROFILE), "--headless", "--json"]
-        settings = {"fleet.base_url": host.url, **changed}
+        patient = {"halt.patience": "60s", "gates.halt_drill_s": 90}  # its pods share one busy machine
+        settings = {"fleet.base_url": host.url, **patient, **changed}
         command += ["--yes", *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("UVCC_", "PRIME_"))}
         env |= {"UVCC_HOME": str(tmp_path / "home"), "UVCC_PRIME_API_KEY": KEY, "OMP_NUM_THREADS": "1"}

@@ -18,8 +18,11 @@ import helper
 out = os.path.join("out", "model.txt")
 os.makedirs("out", exist_ok=True)
 assert not os.path.exists(out), "each phase has a copy of its own"
+if not os.path.exists(DRILLED):
+    open(DRILLED, "w").close()
+    time.sleep(600)  # the drill ends it, however late it comes
 for step in range(int(os.environ["UVCC_STEPS"])):
-    time.sleep(0.1)
+    time.sleep(0.02)
 with open(out, "w") as f:
     f.write(f"{helper.WORD} {os.environ['UVCC_STEPS']} {sys.prefix}")
 """
@@ -34,7 +37,7 @@ job:
   halt: sigterm
 fleet: {provider: local}
 smoke: {steps: 25}
-gates: {loss_falls: false, halt_drill_s: 20}
+gates: {loss_falls: false, halt_drill_s: 90}
 """
 
 
@@ -43,7 +46,7 @@ gates: {loss_falls: false, halt_drill_s: 20}
 def test_it_goes_to_its_pod_and_comes_home(tmp_path: Path) -> None:
     code = tmp_path / "mine"
     (code / "lib").mkdir(parents=True)
-    (code / "train.py").write_text(TRAINER)
+    (code / "train.py").write_text(f"DRILLED = {str(tmp_path / 'drilled')!r}\n{TRAINER}")
     (code / "lib" / "helper.py").write_text("WORD = 'hello'\n")
     (code / ".env").write_text("SECRET=1\n")
     (tmp_path / "theirs.yaml").write_text(PROFILE)
