@@ -56,6 +56,7 @@ def short_limits(tree: ast.AST) -> Iterator[tuple[int, str]]:
             limits += node.args
         elif name in AT and len(node.args) > max(0, -1 - AT[name]) and not isinstance(node.func, ast.Name):
             limits.append(node.args[AT[name]])
+            limits += node.args[1:3] if name == "wait" else []  # a condition is waited for, at most so long
         if any(MEANT_S <= _number(limit) < LEAST_S for limit in limits):
             yield node.lineno, name
 
@@ -72,10 +73,10 @@ def test_a_limit_that_only_ends_a_failure_is_minutes() -> None:
 
 def test_short_limits_are_found_and_what_is_meant_is_not() -> None:
     text = (
-        "done.wait(20)\nawait asyncio.wait_for(work, 30.0)\nsubprocess.run(command, timeout=60)\n"
+        "done.wait(20)\nbus.wait(met, 20.0)\nawait asyncio.wait_for(work, 30.0)\nsubprocess.run(command, timeout=60)\n"
         "async def f():\n    async with asyncio.timeout(10):\n        pass\n"
         "end = time.monotonic() + 30.0\nlater = time.monotonic() + 300\n"
         "pause.wait(0.02)\ndone.wait(120)\nprocess.wait()\n', '.join(words)\nlink.run('hang', timeout=0.1)\n"
     )
     found = [name for _, name in short_limits(ast.parse(text))]
-    assert sorted(found) == ["monotonic", "run", "timeout", "wait", "wait_for"]
+    assert sorted(found) == ["monotonic", "run", "timeout", "wait", "wait", "wait_for"]

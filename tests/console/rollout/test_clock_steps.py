@@ -70,7 +70,7 @@ async def test_a_step_of_the_clock_ends_no_run_and_is_told(tmp_path: Path, wall:
             bus.commit(ev.LinkChanged(pod="p0r0", path="ssh", up=True))
             await asyncio.sleep(0.01)
         assert not outcome.done()
-        await bus.wait(lambda s: s.alerts, 20.0)
+        await bus.wait(lambda s: s.alerts, 120.0)
     told = [e for e in read(tmp_path) if isinstance(e, ev.Alert)]
     assert [(e.name, e.level) for e in told] == [("clock", "warn")]
     assert word in told[0].text

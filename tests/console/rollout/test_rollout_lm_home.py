@@ -55,7 +55,7 @@ def test_checkpoints_come_home_are_chosen_and_restored(operator: Operator) -> No
     assert s.stage.until > s.stage.ended
     missing = me.start("resume", run, "--from", "7")
     assert missing.wait(300) == 1
-    s = me.wait("the steps there are", lambda s: s.stage and "no checkpoint of step 7" in s.stage.detail, 60.0)
+    s = me.wait("the steps there are", lambda s: s.stage and "no checkpoint of step 7" in s.stage.detail, 300.0)
     assert str(before) in s.stage.detail  # type: ignore[union-attr]
     me.run("resume", run, "--from", str(before), "--set", "train.lr=0.000123", "--timeout", "300")
     attempt = me.snapshot().attempt
