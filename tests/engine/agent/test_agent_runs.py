@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -39,17 +40,18 @@ def test_a_run_is_streamed_from_start_to_exit(pod: Pod) -> None:
 
 
 def test_lines_reach_the_console_within_two_batches(pod: Pod) -> None:
+    """On a busy machine one batch or another is late; that all are, only an agent does that looks too seldom."""
+
+    def oldest_age(m: dict[str, Any]) -> float:
+        if m["op"] != wire.LINES or m["src"] != "events.jsonl" or "epoch_root" not in m["lines"][0]:
+            return float("inf")
+        return float(m["ts"] - json.loads(m["lines"][0])["fields"]["at"])
+
     pod.start()
     with pod.console() as console:
         console.ask(wire.WATCH, run="r")
         launched(pod, console)
-        console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl" and "epoch_root" in m["lines"][-1])
-        at, ages = len(console.seen), list[float]()
-        for _ in range(10):
-            m = console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl", start=at)
-            at = console.seen.index(m) + 1
-            ages.append(m["ts"] - json.loads(m["lines"][-1])["fields"]["at"])
-        assert min(ages) < 1.0, ages  # 0.1 s on an idle machine; a busy one may stand still between line and look
+        console.until(lambda m: oldest_age(m) < 0.5)  # 0.1 s on an idle machine
 
 
 def test_a_lost_link_costs_no_line_and_repeats_none(pod: Pod) -> None:
@@ -58,15 +60,14 @@ def test_a_lost_link_costs_no_line_and_repeats_none(pod: Pod) -> None:
     cursors: dict[str, list[int]] = {}
     with pod.console() as console:
         launched(pod, console)
-    links = 0
-    while links < 6 or len(seqs) <= 20:  # a busy machine's worker may have written a single line since the last batch
-        links += 1
+    for _ in range(6):
         with pod.console(cursors=cursors) as console:
             console.ask(wire.WATCH, run="r")
             for _ in range(2):
                 console.until(lambda m: m["op"] == wire.LINES and m["src"] == "events.jsonl", start=len(console.seen))
             seqs += [e["seq"] for e in console.records("events.jsonl")]
             cursors |= console.cursors()
+    assert len(seqs) >= 12  # one at least of each batch, however slow the worker is
     assert seqs == list(range(len(seqs)))
 
 
