@@ -108,7 +108,8 @@ def _alive(home: Path) -> list[str]:
 
 @pytest.mark.timeout(1800)
 def test_watch_halt_resume_and_end_verified(home: Path) -> None:
-    terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 50 --set job.test_rows=200", 160, 50)
+    patient = "--set halt.patience=60s --set gates.halt_drill_s=90"  # the drill has the workers' start in it
+    terminal = Terminal(home, f"{UVCC} demo --seed 11 --steps 50 --set job.test_rows=200 {patient}", 160, 50)
     try:
         terminal.wait_until(lambda s: "Fleet" in s and "F9" in s, 300, "the first screen")
         terminal.wait_for(r"FULL .*step [1-9]\d+/50", 300)

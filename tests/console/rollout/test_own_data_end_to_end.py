@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from demorun import PATIENCE_S, Uvcc, user_at
+from demorun import PATIENCE_S, PATIENT, Uvcc, user_at
 from safetensors.numpy import load_file
 
 from uvcc_engine.contract.job.private_job import PrivateJob
@@ -86,7 +86,8 @@ def test_five_commands_lead_from_a_file_to_predictions(uvcc: Uvcc, tmp_path: Pat
     assert len(steps) <= 5
     write_patients(tmp_path)
     for words in steps:
-        short = ["--steps", "12", "--seed", "3"] if words[0] == "demo" else []
+        patient = [word for setting in PATIENT for word in ("--set", setting)]
+        short = ["--steps", "12", "--seed", "3", *patient] if words[0] == "demo" else []
         done = subprocess.run(
             [sys.executable, "-m", "uvcc_console.cli.main", *words, *short],
             cwd=tmp_path,
