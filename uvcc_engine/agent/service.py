@@ -199,7 +199,7 @@ class Agent:
         coord = report.coord
         waiting = [x for x in self._launches if coord in x.specs and x.specs[coord].run == report.run]
         if waiting and isinstance(report, WorkerForked):
-            worker = self.workers.started(waiting[0].specs[coord], report.id)
+            worker = self.workers.started(waiting[0].specs[coord], report.id, report.at)
             self.front.broadcast(self.proc_message(worker))
         for launch in waiting:
             del launch.specs[coord]

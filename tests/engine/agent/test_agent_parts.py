@@ -21,7 +21,7 @@ from uvcc_engine.agent.consoles import tail
 from uvcc_engine.agent.halts import last_beat
 from uvcc_engine.agent.lines import LineBuffer
 from uvcc_engine.agent.processes.process import ProcessId, exit_of
-from uvcc_engine.agent.processes.workers import Worker, exit_record
+from uvcc_engine.agent.processes.workers import Worker, WorkerTable, exit_record
 from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
@@ -164,6 +164,7 @@ def test_process_identity_survives_pid_reuse_and_zombies() -> None:
     assert who.send_group(9)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
     assert not who.alive()
+    assert ProcessId.of_child(child.pid) == who  # also of one that had ended before anybody looked
     child.wait()
     assert not who.send(9)
     assert ProcessId.from_json(json.loads(json.dumps(who.to_json()))) == who
@@ -217,6 +218,19 @@ def test_a_clock_that_was_set_back_takes_no_exit_record_from_its_worker(set_back
     assert (found.status, found.step) == ("halted", 4)
     before = replace(me, starttime=me.starttime + 1)  # the same pid, of another process: an earlier attempt's record
     assert exit_record(Worker(spec, before, time.time() + 3600.0)) is None
+
+
+def test_an_exit_record_counts_however_late_the_agent_hears_of_its_worker(tmp_path: Path) -> None:
+    """A trainer in a child of the worker: its record is known by its time, and may be as old as the fork."""
+    spec = WorkerSpec(run="r", kind="command", coord="p0r0s0t0", argv=["x"], dir=str(tmp_path))
+    with RunWriter.open(tmp_path, "r", 0, "p0r0s0t0") as writer:
+        writer.exit("halted", step=4, checkpoint="ab")
+    path = tmp_path / files.exit_name(0)
+    forked = time.time() - 60.0
+    for written, counts in ((forked + 5.0, True), (forked - 5.0, False)):  # the latter of an attempt before
+        files.write_json(path, files.read_json(path) | {"ts": written})
+        found = exit_record(WorkerTable(tmp_path).started(spec, ProcessId(1, 0, "boot"), forked))
+        assert (found is not None) == counts
 
 
 def test_interrupted_identity_is_made_anew(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from uvcc_engine.contract.run_files.records import Malformed
 
 REPORTS: list[ZygoteReport] = [
     ImportsDone({"torch": "ImportError: none"}, 1, 2.5, "2", "12", "2.21.5", "there"),
-    WorkerForked("r", "p0r0s0t0", ProcessId(7, 8, "boot")),
+    WorkerForked("r", "p0r0s0t0", ProcessId(7, 8, "boot"), 1.5),
     ForkFailed("r", "p0r0s0t0", "cannot fork: no memory"),
     WorkerExited(7, 9),
 ]

@@ -33,6 +33,12 @@ class ProcessId:
         return cls(pid, found.starttime, boot_id()) if found is not None and not found.ended else None
 
     @classmethod
+    def of_child(cls, pid: int) -> ProcessId:
+        """Of a child that nobody has collected yet, also if it has ended. ``starttime`` is 0 where nothing tells it."""
+        found = host.process(pid)
+        return cls(pid, max(0, found.starttime) if found is not None else 0, boot_id())
+
+    @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProcessId:
         """Of a record that names a process and may say more. Raises UnreadableError for fields missing or of others."""
         try:

@@ -132,8 +132,9 @@ class WorkerTable:
             found.setdefault(worker.spec.run, []).append(worker.summary())
         return found
 
-    def started(self, spec: WorkerSpec, who: ProcessId) -> Worker:
-        worker = Worker(spec, who, time.time())
+    def started(self, spec: WorkerSpec, who: ProcessId, at: float) -> Worker:
+        """``at``: before its fork; when this is heard of it may have ended long ago, and its exit record is as old."""
+        worker = Worker(spec, who, at)
         self.known[worker.key] = worker
         return worker
 

@@ -154,6 +154,7 @@ class _Zygote:
         elif spec.kind == "lm":
             self._share_compiler(spec.env)
         ready_read, ready_write = os.pipe()
+        began = time.time()
         try:
             pid = os.fork()
         except OSError as e:
@@ -167,8 +168,7 @@ class _Zygote:
         os.close(ready_write)
         os.read(ready_read, 1)  # now it leads its own group and its state file is written (or it has ended)
         os.close(ready_read)
-        who = ProcessId.of(pid) or ProcessId(pid, 0, host.boot_id())
-        self._tell(WorkerForked(spec.run, spec.coord, who))
+        self._tell(WorkerForked(spec.run, spec.coord, ProcessId.of_child(pid), began))
 
     def _share_loops(self) -> None:
         """Load the compiled loops once for all private workers; without them, each does as well as it can."""

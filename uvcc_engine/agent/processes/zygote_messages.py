@@ -53,12 +53,13 @@ class ImportsDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerForked:
-    """A worker of ``run`` leads a process group of its own and can be signalled."""
+    """A worker of ``run`` leads a process group of its own and can be signalled; ``at``: before its fork (wall, s)."""
 
     KIND: ClassVar[str] = "started"
     run: str
     coord: str
     id: ProcessId
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
