@@ -49,12 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def start(root: Path, preload: Sequence[str], *, detach: bool = False, give_way: int = 0) -> int:
     """Become the agent of ``root``, or find the one that is. Raises UvccError."""
     _make_root(root)
-    lock = _lock(root)
-    if lock is None:
+    found: dict[str, Any] | int | None = _lock(root)
+    if found is None:
         found = _running(root)
-        if found["code_hash"] == party.code_hash():
-            _say({"op": "already", **found})
-            return 0
+    if isinstance(found, int):
+        lock = found
+    elif found["code_hash"] == party.code_hash():
+        _say({"op": "already", **found})
+        return 0
+    else:
         lock = _take_over(root, found)
     if detach:
         return _detached(root, preload, lock, give_way)
@@ -154,7 +157,7 @@ def _take_over(root: Path, found: dict[str, Any]) -> int:
     if found["live"]:
         what = f"an agent of other code ({found['code_hash'][:12] or 'source'}) runs {found['live']} workers in {root}"
         raise UvccError(what, "halt them and stop that agent first")
-    with contextlib.suppress(UnreachableError):
+    with contextlib.suppress(UnreachableError, OSError):
         ask(root, {"op": wire.STOP, "nonce": "takeover"}, timeout=3 * ANSWER_S)
     deadline = time.monotonic() + ANSWER_S
     while (lock := _lock(root)) is None:
@@ -164,8 +167,11 @@ def _take_over(root: Path, found: dict[str, Any]) -> int:
     return lock
 
 
-def _running(root: Path) -> dict[str, Any]:
-    """The agent that holds the lock, once it answers. Raises UnreachableError if it does not."""
+def _running(root: Path) -> dict[str, Any] | int:
+    """The agent that holds the lock, once it answers; or the lock, where that one was about to end.
+
+    Raises UnreachableError if it does neither.
+    """
     deadline = time.monotonic() + ANSWER_S
     detail = "silent"
     while time.monotonic() < deadline:
@@ -177,6 +183,8 @@ def _running(root: Path) -> dict[str, Any]:
                 return {"live": live, **{k: answer[k] for k in ("pid", "starttime", "boot_id", "code_hash")}}
         except (UvccError, OSError) as error:
             detail = str(error)
+        if (lock := _lock(root)) is not None:
+            return lock
         time.sleep(0.05)
     raise UnreachableError(f"an agent holds {root} but does not answer ({detail})", "end it, then start again")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -60,6 +62,23 @@ def test_second_start_finds_the_first(pod: Pod) -> None:
     assert second["pid"] == first["pid"]
     assert pod.agents[-1].wait() == 0
     assert ProcessId.from_json(first).alive()
+
+
+def test_a_start_while_another_agent_ends_takes_its_place(pod: Pod) -> None:
+    """The other one is a lock and a file that says when it is looked at: behind that look it has ended."""
+    pod.root.mkdir()
+    facts = pod.root / "agent.json"
+    os.mkfifo(facts)
+    with (pod.root / "agent.lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        starting = pool.submit(pod.start)
+        looked_at = facts.open("w")
+        facts.unlink()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        looked_at.close()
+        assert starting.result()["op"] == "ready"
+    with pod.console() as console:
+        assert console.hello["ok"]
 
 
 def test_detached_start_returns_when_the_agent_answers(pod: Pod) -> None:
