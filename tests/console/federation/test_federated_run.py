@@ -267,7 +267,7 @@ def test_a_domain_whose_conductor_is_killed_is_named_and_the_others_end_safe(str
     domains.job = (*JOB, "--set", "consent.terminate=2")  # which asks nobody where a domain is gone
     domains.prepare()
     _an_early_end_needs_two(domains)
-    running = [domains.start(n, "--silence", "8") for n in range(3)]
+    running = [domains.start(n, "--silence", "20") for n in range(3)]
     domains.users[0].events(begun(running[0]), lambda e: e["kind"] == "phase")
     victim = processes.recorded(domains.run_of(2), processes.CONDUCTOR)
     assert victim is not None
