@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,13 +19,14 @@ from uvcc_console.core import paths
 from uvcc_console.core.log import logger, within
 from uvcc_console.haltd import leftovers
 from uvcc_console.haltd.service import Service
-from uvcc_console.runs import logfile, processes
+from uvcc_console.runs import conducting, logfile, processes
 from uvcc_engine.contract.errors import UvccError
 
 log = logger(__name__)
 NICE = -10
 REALTIME = 1
 THREADS = 8
+POLL_S = 0.02
 
 
 def precede() -> str:
@@ -53,14 +55,22 @@ def first_in_line() -> str:
 
 @contextlib.contextmanager
 def sidecar_lock(run_dir: Path) -> Iterator[bool]:
-    """Whether this is the run's only sidecar, for as long as the context lasts; a disk that is full stops none."""
+    """Whether this is the run's only sidecar, for as long as the context lasts; a disk that is full stops none.
+
+    One that was killed is waited for: its lock goes with the last of its threads.
+    """
     try:
         fd = os.open(run_dir / f"{processes.HALTD}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield not processes.running(run_dir, processes.HALTD)
         return
+    end = time.monotonic() + conducting.DYING_S
     try:
-        yield _locked(fd)
+        while not (alone := _locked(fd)) and not processes.running(run_dir, processes.HALTD):
+            if time.monotonic() > end:
+                break
+            time.sleep(POLL_S)
+        yield alone
     finally:
         os.close(fd)
 

@@ -18,23 +18,25 @@ from uvcc_engine.contract.errors import UvccError
 
 log = logger(__name__)
 LOCK_S: Final = 1.0
+DYING_S: Final = 10.0  # so long a process that was killed may keep its locks: they go with the last of its threads
 
 
 @contextlib.contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
     """Hold the run's lock. Raises UvccError if another conductor has it; the lock dies with its holder.
 
-    Gives up only after a moment: by then the other one has said who it is.
+    Gives up only after a moment: by then the other one has said who it is. One that has ended is given longer.
     """
     fd = os.open(run_dir / "conductor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    end = time.monotonic() + LOCK_S
+    began = time.monotonic()
     try:
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > end:
+                lives = processes.running(run_dir, processes.CONDUCTOR)
+                if time.monotonic() - began > (LOCK_S if lives else DYING_S):
                     what = f"{run_dir.name} has a conductor already"
                     raise UvccError(what, "it acts on intents in the journal") from None
                 time.sleep(0.05)
