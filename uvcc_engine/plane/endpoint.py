@@ -396,6 +396,13 @@ class Endpoint:
         """True if the peer has acknowledged everything."""
         return all(c.idle for c in self.sending.values())
 
+    def untold(self, *, stored: bool) -> bool:
+        """True if a peer that is there lacks a control message; where what was sent is ``stored`` it will have that."""
+        channel = self.sending.get(fr.CONTROL_STREAM)
+        if channel is None or self.session is None or self.bye:
+            return False
+        return bool(channel.waiting) or not (channel.idle or stored)
+
     def drained(self) -> bool:
         """True if everything that the peer says it sent has arrived."""
         return all((self.receiving[s].expected if s in self.receiving else 0) >= n for s, n in self._peer_sent.items())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -21,10 +22,9 @@ from uvcc_engine.plane.endpoint import Endpoint
 from uvcc_engine.plane.event_limiter import EventLimiter, OnEvent
 from uvcc_engine.plane.links.faults import FaultyLink
 from uvcc_engine.plane.links.link import Link, no_work
-from uvcc_engine.plane.waits import HaltPatience, Waits
+from uvcc_engine.plane.waits import HaltPatience, Waits, stopped_for
 
 _LONGEST_WAIT: Final = 1.0
-_STOPPED_S: Final = 5.0  # so much longer than it was to wait: this process did not run
 _NOISE: Final = frozenset({"protocol_error", "relay_refused", "relay_expired", "relay_down", "relay_up", "link_down"})
 
 
@@ -200,6 +200,16 @@ class LivePlane:
         if threading.current_thread() is not self._background:
             self._background.join()
 
+    def settle_control(self) -> None:
+        """Before a close that is not graceful: stay until what was said is with whoever listens, within ``close_s``."""
+        with self._lock, suppress(UvccError, OSError):
+            deadline, link, broke = self._clock() + self._waits.close_s, self._link, self._failed and self._failed.party
+            while not self._closed.is_set() and self._clock() < deadline:
+                listening = [e for p, e in self._endpoints.items() if p != broke and not link.lost(p)]
+                if not any(e.untold(stored=not link.eager and not link.unconfirmed()) for e in listening):
+                    return
+                self._drive(0.1, None)
+
     def _drain(self, deadline: float) -> None:
         while self._failed is None and self._clock() < deadline:
             if all(e.idle or e.bye or e.session is None for e in self._endpoints.values()):
@@ -281,7 +291,7 @@ class LivePlane:
                 if found is not None:
                     return found
                 looked, now = now, self._clock()
-                start += _stopped_for(now - looked)
+                start += stopped_for(now - looked, _LONGEST_WAIT)
                 self._judge(endpoint, tag, start, now)
                 self._judge_others(endpoint.peer)
                 if now >= deadline:
@@ -374,8 +384,7 @@ class LivePlane:
     def _judge(self, endpoint: Endpoint, tag: Tag | None, start: float, now: float) -> None:
         """Is it still sensible to wait? Raises PeerLostError or ProtocolError if not; reports long waits."""
         peer, waits = endpoint.peer, self._waits
-        away = self._link.away_s()
-        if away:
+        if away := self._link.away_s():
             self._away = now
         silent = now - max(endpoint.last_heard, self._away)  # nobody can be heard while the relay is away
         no_more = self.patience.over(max(away, silent), now)
@@ -384,8 +393,7 @@ class LivePlane:
             hint = "relay.log beside its store says why it ended; uvcc resume RUN starts it again"
             what = f"{self._away_from} has not been reached for {away:.0f} s{why}{self._away_why}"
             raise UnreachableError(what, hint)
-        gone = endpoint.bye and endpoint.drained()
-        refused = self._link.lost(peer)
+        gone, refused = endpoint.bye and endpoint.drained(), self._link.lost(peer)
         patience = waits.peer_s if endpoint.heard else max(waits.first_s, waits.peer_s)
         if gone or no_more or silent > patience or refused > waits.refused_s:
             why = "ended its session" if gone else "refuses connections" if refused > waits.refused_s else "is silent"
@@ -415,8 +423,7 @@ class LivePlane:
 
     def _look_in(self) -> None:
         """Body of the background thread."""
-        link = self._link
-        pause = 0.01
+        link, pause = self._link, 0.01
         while not self._closed.wait(pause):
             if not self._lock.acquire(blocking=False):
                 pause = self._waits.idle_s  # the user thread drives
@@ -441,10 +448,3 @@ class LivePlane:
         if due or now - self._last_exchange > 0.25 or any(e.queued_bytes for e in self._endpoints.values()):
             self._drive(0.0, None)
         return self._waits.look_s
-
-
-def _stopped_for(seconds: float) -> float:
-    """How long this process was stopped, or had no processor, between two looks that lie so far apart. What came
-    meanwhile lies there still unread, and no peer kept it back."""
-    lost = seconds - _LONGEST_WAIT
-    return lost if lost > _STOPPED_S else 0.0

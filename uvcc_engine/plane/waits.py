@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+_STOPPED_S: Final = 5.0  # so much longer than it was to wait: this process did not run
 _WORTH_ASKING_S: Final = 2.0  # of silence: whoever is heard needs no question whether to go on waiting
 
 
@@ -45,3 +46,12 @@ class HaltPatience:
             return False
         self._since = now if self._since is None else self._since
         return min(quiet, now - self._since) > self._limit
+
+
+def stopped_for(seconds: float, longest_s: float) -> float:
+    """How long this process was stopped, or had no processor, between two looks that lie ``seconds`` apart.
+
+    ``longest_s``: the longest wait. What came meanwhile lies there still unread, and no peer kept it back.
+    """
+    lost = seconds - longest_s
+    return lost if lost > _STOPPED_S else 0.0

@@ -214,6 +214,7 @@ def _connected(
     finally:
         if session is not None:
             session.close()
+        plane.settle_control()  # last words may lie behind much that was under way
         plane.close(graceful=False)
         if groups is not None:
             groups.close(graceful=False, why=last_words)

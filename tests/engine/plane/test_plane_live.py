@@ -278,3 +278,25 @@ def test_only_a_later_message_shows_that_a_peer_goes_on_without_the_one_that_is_
             waits.result(120)
     for plane in planes:
         plane.close(graceful=False)
+
+
+def test_last_words_behind_a_large_message_are_heard() -> None:
+    """Who fails says why and leaves at once: the others are to hear it, however much of it was under way to them."""
+    links, logs = direct_links(), [Log(), Log()]
+
+    def failing() -> None:
+        plane = make_plane(0, links[0], logs[0])
+        assert plane.recv_control(1) == b"here"
+        for op in range(2):
+            plane.send(1, Tag(0, 0, op, 1), bytes(40 << 20))
+        plane.send_control(1, b"the disk is full")
+        plane.settle_control()
+        plane.close(graceful=False)
+
+    def other() -> None:
+        plane = make_plane(1, links[1], logs[1])
+        plane.send_control(0, b"here")
+        assert plane.recv_control(0) == b"the disk is full"
+        plane.close(graceful=False)
+
+    run_parties(failing, other)
