@@ -33,8 +33,8 @@ def trained(folder: Path, world: int, **ddp: object) -> tuple[list[list[float]],
     assert [p.returncode for p in processes] == [0] * world, said
     rows = [*csv.DictReader((folder / "run" / "training.csv").open())]
     beats = [json.loads(x) for x in (folder / "run" / "heartbeat_rank0.jsonl").read_text().splitlines()]
-    norms = [float(b["grad_norm"]) for b in beats if b["msg"] == "progress"]
-    curves = [[float(row["loss"]), norm] for row, norm in zip(rows, norms, strict=True)]
+    norms = {b["step"]: float(b["grad_norm"]) for b in beats if b["msg"] == "progress"}  # again where a step is slow
+    curves = [[float(row["loss"]), norm] for row, norm in zip(rows, norms.values(), strict=True)]
     (val,) = csv.DictReader((folder / "run" / "val.csv").open())
     tensors = load_file(folder / "run" / "checkpoints" / f"step-{STEPS}" / "rank0.safetensors")
     return [*curves, [float(val["loss"])]], tensors
