@@ -58,7 +58,10 @@ def main() -> int:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(early := f"{place}~")
+        early = os.path.join(os.path.dirname(place), f"torch~{os.getpid():x}")  # its own, and no longer than the place
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(early)  # of one that was killed here
+        listener.bind(early)
         os.chmod(early, 0o600)
         mine = os.stat(early).st_ino
         listener.listen(64)
