@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from uvcc_console.core import events as ev
@@ -29,6 +30,7 @@ from uvcc_console.fleet.failover import failover_provider
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.fleet.ssh_keys import operator_key
+from uvcc_console.halt.machine import RELEASE
 from uvcc_console.plan import changed_settings, forecast
 from uvcc_console.plan.federated import of_domain
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
@@ -154,23 +156,32 @@ def _obey_intents(
         elif ctx.federated is not None and event.action in (*DECISIONS, "consent"):
             _sign(ctx, ctx.federated, event)
         elif not runner.take(event):
-            start = event.args.get("from")
             if stages.begun and not stages.deciding and {"from", "set"} & event.args.keys():
                 text = "the run goes on already: nothing was gone back to or changed"
                 ctx.bus.record([ev.Alert(level="warn", name="resume", text=text, hint="halt it, then resume")])
                 return
             if "set" in event.args:
                 _change(ctx, event)
-            if event.action == "resume" and isinstance(start, int) and start >= 0:
-                ctx.start_from = start
-                stages.decide(BACK)
-            else:
-                stages.decide(event.action)
+            _decide(ctx, stages, event)
 
-    for seq, event in iter_events(ctx.run_dir / processes.JOURNAL, (ev.Intent.kind,), since):
+    for seq, event in iter_events(ctx.run_dir / processes.JOURNAL, (ev.Intent.kind, ev.HaltRequested.kind), since):
         if seq <= ctx.bus.snapshot.seq:
             heard(event)
+            if isinstance(event, ev.Intent) and event.action == "resume" and ctx.federated is None:
+                stages.decided_before(ctx.bus.snapshot.halt.nonce, partial(_decide, ctx, stages, event))
+            elif isinstance(event, ev.HaltRequested) and event.mode != RELEASE:
+                stages.decided_before("", lambda: None)
     ctx.bus.listen(heard)
+
+
+def _decide(ctx: Rollout, stages: StageRunner, event: ev.Intent) -> None:
+    """Hand on what was decided, with the checkpoint that was chosen."""
+    start = event.args.get("from")
+    if event.action == "resume" and isinstance(start, int) and start >= 0:
+        ctx.start_from = start
+        stages.decide(BACK)
+    else:
+        stages.decide(event.action)
 
 
 def _sign(ctx: Rollout, federated: Federated, event: ev.Intent) -> None:

@@ -52,6 +52,7 @@ class StageRunner:
     begun: bool = False
     deciding: bool = False
     _instead: UvccError | None = None
+    _before: tuple[str, Callable[[], None]] | None = None  # the halt that is gone on from, and how that is decided
     _answered: str = ""  # the nonce of the halt that was heeded, or behind which somebody decided
 
     def give_up(self, error: UvccError) -> None:
@@ -67,6 +68,14 @@ class StageRunner:
         """
         if action in DECISIONS and self.deciding:
             self.decisions.put_nowait(action)
+
+    def decided_before(self, nonce: str, again: Callable[[], None]) -> None:
+        """Before this conductor lived somebody asked to go on behind the halt ``nonce``, or took that back ("").
+
+        Workers may have obeyed that halt while nobody read what they wrote: then their stage is entered as one that
+        goes on, and ends halted. ``again`` decides at that moment as was asked; behind any other halt it does not.
+        """
+        self._before = (nonce, again) if nonce else None
 
     async def run(self) -> tuple[str, str]:
         """Run every stage that is not done yet; returns (status, detail): ok, halted or failed."""
@@ -170,7 +179,12 @@ class StageRunner:
         while not self.decisions.empty():
             self.decisions.get_nowait()  # of two who decided at once the second
         self.deciding = waits
+        nonce = self.bus.snapshot.halt.nonce
         try:
+            if waits and halted and self._before is not None and self._before[0] == nonce:
+                (_, again), self._before, self._answered = self._before, None, nonce
+                again()
+                return await self.decisions.get()
             self.bus.commit(ev.StageChanged(name=name, status=status, detail=what + said, until=until))
             if not waits:
                 return ""

@@ -245,6 +245,20 @@ async def test_an_adopted_run_skips_what_is_done_and_enters_the_rest_again(bus: 
     assert script.entered == [("full", True), ("gate", False)]
 
 
+@pytest.mark.parametrize(("behind", "entered"), [("n1", 2), ("n0", 1), ("", 1)])
+async def test_what_was_asked_before_a_conductor_lived_is_decided_behind_that_halt_alone(
+    bus: Bus, behind: str, entered: int
+) -> None:
+    script = Script(full=[Halted(7), Halted(9), "12 steps"])
+    machine = stages(bus, script, wait_s=0.01, adopted=True)
+    bus.commit(ev.HaltRequested(nonce="n1", mode="halt", by="op", drill=False, reason=""))
+    bus.commit(ev.HaltDone(nonce="n1", mode="halt", drill=False, verified=3, total=3, step=7, seconds=3.0))
+    machine.decided_before(behind, lambda: machine.decide("resume"))
+    status, detail = await machine.run()
+    assert (status, len(script.entered)) == ("halted", entered)
+    assert detail.startswith(f"halted at step {9 if entered == 2 else 7}")  # once, and not behind the next one
+
+
 async def test_a_defect_in_a_stage_is_a_named_failure(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     script = Script(provision=[KeyError("price")])
     status, detail = await stages(bus, script).run()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +22,7 @@ from uvcc_console.core.supervision import FIRST_S, LONGEST_S, SideTasks
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess
 from uvcc_console.rollout import conductor, ingest, side_tasks, telling
-from uvcc_console.rollout.context import Rollout
+from uvcc_console.rollout.context import Halted, Rollout
 from uvcc_console.rollout.stages.fleet import agents
 from uvcc_console.rollout.stages.migration import checkpoint_copies
 from uvcc_console.rollout.stages.verify import window_gates
@@ -171,6 +173,34 @@ async def test_the_operator_is_notified_without_a_console_and_by_nobody_else_bes
     assert not by_console
     console(Note("info", "later"))
     assert by_console == [Note("info", "later")]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["resumed", "halted once more"])
+async def test_a_resume_of_what_was_halted_while_nobody_conducted_goes_on_and_asks_nobody_twice(
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Its workers run by what the journal says, so their stage is entered, and ends halted."""
+    made = {"profile_name": "demo", "profile": {}, "job_kind": "private", "stages": ["full", "teardown"]}
+    ctx.say(ev.RunCreated(run="demo-1", replicas=1, pipeline_stages=1, tensor=1, **made))
+    ctx.say(ev.HaltRequested(nonce="n1", mode="halt", by="op"))
+    ctx.say(ev.HaltDone(nonce="n1", mode="halt", verified=3, total=3, step=7, seconds=3.0))
+    since = ctx.bus.snapshot.seq
+    ctx.say(ev.Intent(action="resume", by="op", args={}))
+    if again:
+        ctx.say(ev.HaltRequested(nonce="n1", mode="hold", by="other"))
+    entered: list[bool] = []
+
+    async def stage(_: object, resumed: bool) -> str:
+        entered.append(resumed)
+        if len(entered) == 1:
+            raise Halted(7)
+        return "12 steps"
+
+    limits = ctx.plan.profile.limits.model_copy(update={"wait": 0.01})
+    ctx.plan = replace(ctx.plan, profile=ctx.plan.profile.model_copy(update={"limits": limits}))
+    monkeypatch.setattr(conductor, "acts_of", lambda ctx: {"full": partial(stage, ctx)})
+    status = await asyncio.wait_for(conductor.conduct(ctx, "resume", since), 120)
+    assert (status, entered) == (("halted", [True]) if again else ("ok", [True, True]))
 
 
 def test_everything_that_runs_beside_the_stages_is_killed_above() -> None:
