@@ -5,6 +5,8 @@ The program tells the moments at which it stands still until keys were pressed, 
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +79,15 @@ home_model.start = start
 """Before the start no run is known: only the one that is started can be held."""
 
 
+READERS = """
+import signal
+def count(*_):
+    (folder / "part").write_text(str(sum(t.name == "textual-input" for t in threading.enumerate())))
+    (folder / "part").rename(folder / "readers")
+signal.signal(signal.SIGRTMIN, count)  # of signals that wait Python takes that with the lower number first
+"""
+
+
 def wait_for(there: Path) -> None:
     end = time.monotonic() + PATIENCE_S
     while not there.exists():
@@ -145,6 +156,16 @@ def test_letters_arrive_whole_and_in_order_whenever_they_were_typed(tmp_path: Pa
         terminal.press(b"\r/w")  # in one reading with the Enter that opens the run
         press_at(terminal, tmp_path / "moments", {"left": b"xy", "deaf": b"zz", "between": b"yx"})
         terminal.wait_for(b"wxyzzyx", PATIENCE_S)
+
+
+def test_one_that_was_stopped_and_goes_on_reads_the_keyboard_once(tmp_path: Path) -> None:
+    """Two threads read beside each other, each with a part of the keys, and leaving waited for one for ever."""
+    folder = tmp_path / "moments"
+    with start_screen(folder, READERS) as (terminal, _):
+        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGRTMIN):
+            os.kill(terminal.pid, number)
+        wait_for(folder / "readers")
+        assert (folder / "readers").read_text() == "1"
 
 
 def test_an_escape_and_a_letter_in_one_reading_are_two_keys_on_the_start_screen(tmp_path: Path) -> None:

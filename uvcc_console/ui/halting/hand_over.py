@@ -120,6 +120,15 @@ def handing_on(base: type[Driver]) -> type[Driver]:
             keys = RawKeys(lambda at, n: None, lambda at: False, lambda: False)
             read(self, keys, self.fileno, self.exit_event)
 
+        def _sigcont_application(self, *_: object) -> None:
+            """Textual takes every SIGCONT for the end of a suspension. Who was stopped by a signal still has the
+            terminal: a second thread would read it beside the first, and the keys come in any order or not at all.
+            """
+            if getattr(self, "_must_signal_resume", True):
+                super()._sigcont_application()
+            elif self._loop.is_running():
+                self._loop.call_soon_threadsafe(self._app.refresh)
+
         def disable_input(self) -> None:
             app: Any = self._app
             if not cast(HandingApp, app).hands_on:
