@@ -209,7 +209,7 @@ def _change(ctx: Rollout, event: ev.Intent) -> None:
 async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     """Take the rollout to its end; returns the final status. Whatever happens, teardown is the last thing done.
 
-    ``since``: the journal's sequence number after which intents are new.
+    ``since``: the journal's sequence number after which intents are new; that of the order itself for a resume.
     """
     end_request = EndRequest()
     loop = asyncio.get_running_loop()
@@ -240,7 +240,8 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
     triage_rungs.apply(ctx)
     private_migration.apply(ctx)
     forecast_full_run(ctx)
-    _obey_intents(ctx, stages, end_request, runner, since)
+    own = max(0, since - 1) if adopted == "resume" else since  # the order that started this process is its first
+    _obey_intents(ctx, stages, end_request, runner, own)
     compare_roots(ctx.bus)
     compare_results(ctx.bus)
     async with asyncio.TaskGroup() as group:

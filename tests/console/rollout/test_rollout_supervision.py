@@ -175,23 +175,25 @@ async def test_the_operator_is_notified_without_a_console_and_by_nobody_else_bes
     assert by_console == [Note("info", "later")]
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["resumed", "halted once more"])
+@pytest.mark.parametrize("order", [{}, {"from": 3}], ids=["resumed", "from a checkpoint"])
+@pytest.mark.parametrize("again", [False, True], ids=["", "halted once more"])
 async def test_a_resume_of_what_was_halted_while_nobody_conducted_goes_on_and_asks_nobody_twice(
-    ctx: Rollout, monkeypatch: pytest.MonkeyPatch, again: bool
+    ctx: Rollout, monkeypatch: pytest.MonkeyPatch, order: dict[str, int], again: bool
 ) -> None:
     """Its workers run by what the journal says, so their stage is entered, and ends halted."""
     made = {"profile_name": "demo", "profile": {}, "job_kind": "private", "stages": ["full", "teardown"]}
     ctx.say(ev.RunCreated(run="demo-1", replicas=1, pipeline_stages=1, tensor=1, **made))
     ctx.say(ev.HaltRequested(nonce="n1", mode="halt", by="op"))
     ctx.say(ev.HaltDone(nonce="n1", mode="halt", verified=3, total=3, step=7, seconds=3.0))
-    since = ctx.bus.snapshot.seq
-    ctx.say(ev.Intent(action="resume", by="op", args={}))
+    ctx.say(ev.Intent(action="resume", by="op", args=order))
+    since = ctx.bus.snapshot.seq  # as the command says it that starts a conductor for its order
     if again:
         ctx.say(ev.HaltRequested(nonce="n1", mode="hold", by="other"))
-    entered: list[bool] = []
+    entered: list[tuple[bool, int | None]] = []
 
     async def stage(_: object, resumed: bool) -> str:
-        entered.append(resumed)
+        entered.append((resumed, ctx.start_from))
+        ctx.start_from = None
         if len(entered) == 1:
             raise Halted(7)
         return "12 steps"
@@ -200,7 +202,8 @@ async def test_a_resume_of_what_was_halted_while_nobody_conducted_goes_on_and_as
     ctx.plan = replace(ctx.plan, profile=ctx.plan.profile.model_copy(update={"limits": limits}))
     monkeypatch.setattr(conductor, "acts_of", lambda ctx: {"full": partial(stage, ctx)})
     status = await asyncio.wait_for(conductor.conduct(ctx, "resume", since), 120)
-    assert (status, entered) == (("halted", [True]) if again else ("ok", [True, True]))
+    as_asked = (True, order.get("from"))
+    assert (status, entered) == (("halted", [as_asked]) if again else ("ok", [as_asked, as_asked]))
 
 
 def test_everything_that_runs_beside_the_stages_is_killed_above() -> None:
