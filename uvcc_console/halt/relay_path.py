@@ -215,6 +215,14 @@ def _worker(coord: str, s: Snapshot) -> bool:
     return str(c) == coord and c.stage < s.pipeline_stages and c.tensor < s.tensor
 
 
+def _over(s: Snapshot, pod: str) -> bool:
+    """Whether no worker of a pod is left that could be heard: all have ended, or obeyed a halt that nobody read of."""
+    if not s.halt.drill and s.halt.mode == machine.HALT and s.halt.acks.get(pod, ("",))[0] in ("halted", "gone"):
+        return True
+    workers = [w for w in s.workers.values() if w.pod == pod]
+    return bool(workers) and all(w.state == "exited" for w in workers)
+
+
 class RelayHaltPath:
     """Posts the running ladder's order again until it is done, and reads what the workers say.
 
@@ -357,7 +365,10 @@ class RelayHaltPath:
         """Tell of every pod whose workers began or ceased to be heard at the relay."""
         now = time.monotonic()
         changed: list[ev.Event] = []
-        for pod, at in box.heard.items():
+        for pod, at in list(box.heard.items()):
+            if _over(s, pod):  # its silence is counted from where there is somebody again
+                box.heard[pod] = now
+                continue
             up = now - at < FRESH_S
             if self._lamps.get(pod, False) != up and (up or s.pods[pod].state != "gone"):
                 self._lamps[pod] = up

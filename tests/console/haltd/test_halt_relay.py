@@ -19,7 +19,7 @@ from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import FetchedRecord
 from uvcc_engine.contract.run_files.control import read_halt
-from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE
+from uvcc_engine.transcript.signed.orders import BEAT_NAMESPACE, sealed
 from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.worker.relay_control import Orders
 
@@ -140,6 +140,40 @@ async def test_no_record_at_the_relay_keeps_the_next_from_being_heard(tmp_path: 
     assert sum(isinstance(e, ev.LinesMalformed) for e in told) >= 6
     assert {e.coord for e in told if isinstance(e, ev.HeartbeatRead)} == {COORD}
     assert not [e for e in told if isinstance(e, ev.RootReported)]  # a list that is damaged says nothing
+
+
+@pytest.mark.parametrize("way", ["exited", "halted", "alive"])
+async def test_the_lamp_of_a_pod_goes_out_where_workers_fall_silent_and_not_where_they_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Half a minute behind every halt, or in a long verification, a dead path was told of as an error."""
+    ours = Identity.create(tmp_path / "a")
+    _, journal = make_run("http://127.0.0.1:1", ours.public.ed25519)
+    told: list[ev.Event] = []
+    over = path_over_relay.RelayHaltPath(tmp_path, told.extend, lambda pod, coord, stage, step, checkpoint: None)
+    content = {"run": RUN, "coord": COORD, "phase": "train", "step": 3}
+    signed = {"name": "beat/x", "body": sealed(content, lambda p: ours.sign(BEAT_NAMESPACE, p))}
+    given = relay_words.answer(json.dumps({"seq": 1, "records": [signed]}).encode())
+    assert isinstance(given, relay_words.RelayAnswer)
+    found = [given.records, [], []]
+    monkeypatch.setattr(path_over_relay.RelayMailbox, "exchange", lambda self, put, want: found.pop(0))
+    box = path_over_relay.RelayMailbox("", "g", RUN, ())
+    await over.exchange_with(box, None, read_all(journal))
+    monkeypatch.setattr(path_over_relay, "FRESH_S", 0.0)
+    journal.append(ev.WorkerProcess(pod="p0r0", coord=COORD, pid=7, state="started"))
+    if way == "halted":  # while nobody read what its workers wrote
+        journal.append(ev.HaltRequested(nonce="n", mode="halt", by="op"))
+        journal.append(ev.HaltAck(nonce="n", pod="p0r0", stage="halted", path="relay"))
+    elif way == "exited":
+        journal.append(ev.WorkerProcess(pod="p0r0", coord=COORD, pid=7, state="exited", rc=0))
+    await over.exchange_with(box, None, read_all(journal))
+    lamps = [(e.pod, e.path, e.up) for e in told if isinstance(e, ev.LinkChanged)]
+    assert lamps == [("p0r0", "relay", True)] + [("p0r0", "relay", False)] * (way == "alive")
+    journal.append(ev.PhaseStarted(phase="full", engine_run=RUN, steps=9, sid_job="", attempt=1))
+    journal.append(ev.WorkerProcess(pod="p0r0", coord=COORD, pid=8, state="started"))
+    await over.exchange_with(box, None, read_all(journal))
+    assert [e.up for e in told if isinstance(e, ev.LinkChanged)] == [True, False]  # who came back is heard, or is not
+    journal.close()
 
 
 def test_a_relay_that_answers_anything_is_an_error_of_that_path(tmp_path: Path) -> None:
