@@ -117,6 +117,12 @@ def test_ci_runs_its_lists(listed: Path) -> None:
         assert (ROOT / file).exists(), file
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest and the tests import each by its name alone: of two, one file's tests would not run."""
+    found = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in ("conftest.py", "__init__.py")]
+    assert {name for name in found if found.count(name) > 1} == set()
+
+
 def test_ci_installs_what_every_extra_brings() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
