@@ -35,7 +35,8 @@ os.environ.setdefault("UVCC_STRICT", "1")  # errors that may be the program's ow
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-pytest_plugins = ("skiplist", "rewritten", "compiled", "stories_first", "preloaded")
+# what shifts leaves out, stories_first does not deal to anybody: both come last, in this order
+pytest_plugins = ("skiplist", "rewritten", "compiled", "shifts", "stories_first", "preloaded")
 
 
 # Thousands of collected tests live until the end: the garbage collector need not look at them each time.

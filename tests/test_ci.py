@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -97,11 +98,22 @@ def test_what_is_left_to_ci_names_a_file_of_the_default_set_that_runs_the_same_c
 def test_ci_runs_the_default_set_and_what_that_leaves_to_it() -> None:
     alone = "tests/engine/transcript/test_mutations.py"
     lines = [re.split(" [#>]", line)[0] for line in RUN.read_text().splitlines()]
-    assert f".venv/bin/pytest -m 'not slow' --ignore {alone}" in lines
+    assert f".venv/bin/pytest -m 'not slow' --shift \"$shift\" --ignore {alone}" in lines
     assert f".venv/bin/pytest -n 0 -m ci {alone}" in lines
     assert not by_default(ROOT / alone)
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
     assert "-m 'not slow and not ci'" in options
+
+
+def test_each_commit_has_one_of_three_shifts_of_the_dearer_tests_and_the_whole_can_be_asked_for() -> None:
+    text = RUN.read_text()
+    assert set(re.findall(r"^ *shift=.*$|^if .*shift=.*$", text, re.MULTILINE)) == {
+        "shift=$((UVCC_FUZZ_SEED % 3 + 1))/3",
+        'if [ "$whole" = whole ]; then shift=1/1; fi',
+    }
+    assert text.count('--shift "$shift"') == 2
+    asked = subprocess.run([RUN, "everything"], capture_output=True, text=True, check=False, timeout=60)
+    assert (asked.returncode, asked.stderr) == (2, "usage: .ci/run [whole]\n")
 
 
 @pytest.mark.parametrize("job", MAIN_JOBS)
