@@ -194,7 +194,7 @@ def test_three_conductors_sign_one_policy_and_only_it(bench: Bench) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("how", ["reveal", "owner"])
+@pytest.mark.parametrize("how", ["reveal", pytest.param("owner", marks=pytest.mark.ci(__file__))])
 def test_a_domain_whose_policy_gives_more_than_was_approved_is_named_and_gets_no_signature(
     bench: Bench, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,6 +215,7 @@ async def test_what_is_asked_of_the_cluster(world: CloudWorld) -> None:
     await world.down()
 
 
+@pytest.mark.ci(__file__)
 async def test_a_pod_for_which_no_node_has_room_is_told_with_the_scheduler_s_words(world: CloudWorld) -> None:
     world.fake.unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     with pytest.raises(UvccError, match="Insufficient"):

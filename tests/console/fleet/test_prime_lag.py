@@ -57,6 +57,7 @@ async def test_no_life_on_the_other_market_loses_a_pod_in_use_or_leaves_one_behi
             assert market.creates <= 9, (n, quirks)
 
 
+@pytest.mark.ci(__file__)
 @pytest.mark.parametrize("part", EACH)
 async def test_no_life_on_the_first_market_loses_a_pod_in_use_or_leaves_one_behind(tmp_path: Path, part: int) -> None:
     for n in range(part, LIVES, PARTS):

@@ -179,6 +179,7 @@ def alarm(text: str) -> ev.Alert:
     return ev.Alert(level="error", name=text, text=text, subject="p0r0")
 
 
+@pytest.mark.ci(__file__)
 async def test_the_operator_is_notified_once_of_everything_though_the_conductor_is_killed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +323,7 @@ async def uvcc(*words: str, limit: Callable[[], None] | None = None) -> tuple[in
     return int(process.returncode or 0), out.decode(), err.decode()
 
 
+@pytest.mark.ci(__file__)
 async def test_a_teardown_waits_for_nobody_who_is_frozen_in_a_commit(run: Run) -> None:
     child = run.conduct("commit")
     os.kill(child.pid, signal.SIGSTOP)

@@ -142,6 +142,7 @@ def test_the_two_verifiers_agree_on_falsified_packages(packed: tuple[Package, Pa
         Compared(run_dir / "artifacts", words, random.Random(7)).run(SAMPLE)
 
 
+@pytest.mark.ci(__file__)
 def test_the_howto_is_followed_literally(packed: tuple[Package, Path], opened: Path) -> None:
     text = (opened / "HOWTO.md").read_text()
     assert "@" not in text.replace("@ssh", "")
@@ -220,6 +221,7 @@ def test_packing_twice_gives_the_same_bytes(packed: tuple[Package, Path], tmp_pa
     assert first.stat().st_size > 10_000
 
 
+@pytest.mark.ci(__file__)
 def test_the_journal_is_folded_and_each_phase_verified_once(
     made_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_an_address_is_one(url: str) -> None:
         PublicLog(url)
 
 
+@pytest.mark.ci(__file__)
 def test_a_package_is_entered_and_verified_by_its_reader(
     log: Log, package: Package, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_run_is_planned_with_the_shapes_and_rows_of_its_data(settings: list[st
     assert pin.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.ci(__file__)
 def test_the_schema_says_that_rows_have_weights_and_the_policy_says_so(table: Path, settings: list[str]) -> None:
     schema = table.with_name("patients.schema.yaml")
     text = schema.read_text()
@@ -117,6 +118,7 @@ def test_the_schema_says_that_rows_have_weights_and_the_policy_says_so(table: Pa
         create_run("demo", [*settings, "job.class_weights=[1,0]"])
 
 
+@pytest.mark.ci(__file__)
 def test_a_rollout_of_ones_own_refuses_what_a_rehearsal_refuses_and_rehearses_a_job_once(
     settings: list[str], rehearsals: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -521,6 +523,7 @@ def test_a_rehearsal_is_told_where_the_pods_are(monkeypatch: pytest.MonkeyPatch)
     assert far[far.index("--replicas") + 1] == "2"
 
 
+@pytest.mark.ci(__file__)
 def test_a_rehearsal_of_trees_is_told_how_many_rows_they_answer(
     table: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def written(folder: Path, *, smoke: int = 1, **job: Any) -> Path:
     return path
 
 
+@pytest.mark.ci(__file__)
 def test_the_policy_names_the_base_by_its_hash_and_the_run_keeps_a_copy(tmp_path: Path) -> None:
     told: list[str] = []
     name, profile = load(str(written(tmp_path, adapters={"rank": 2})))

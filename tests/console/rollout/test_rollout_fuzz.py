@@ -204,6 +204,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.ci(__file__)
 @settings(max_examples=max(60, INPUTS // 50), deadline=None)
 @given(
     st.sampled_from(OPS), st.sampled_from(SOURCES), JSON, st.lists(JSON, max_size=3), st.dictionaries(st.text(), JSON)

@@ -290,6 +290,7 @@ async def test_a_whole_story_from_planned_to_halted_never_breaks_the_screen(fold
         assert "UNKNOWN" in d.text
 
 
+@pytest.mark.ci(__file__)
 async def test_replay_pauses_jumps_and_changes_speed(folder: Path) -> None:
     story = Story().halted()
     clock = [0.0]
@@ -339,6 +340,7 @@ def test_the_key_table_for_the_readme_names_every_action() -> None:
     assert all(f"`{a.label}`" in table for a in ACTIONS.values())
 
 
+@pytest.mark.ci(__file__)
 async def test_a_change_of_theme_repaints_everything(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         before = d.app.export_screenshot()
@@ -353,6 +355,7 @@ async def test_a_change_of_theme_repaints_everything(folder: Path) -> None:
         assert "#d5d9e3" not in after
 
 
+@pytest.mark.ci(__file__)
 async def test_the_settings_name_a_theme_as_the_command_does_and_a_wrong_one_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

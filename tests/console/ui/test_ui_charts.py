@@ -236,6 +236,7 @@ async def test_keys_of_the_charts_pick_smooth_and_change_the_axis(folder: Path) 
         assert charts.look.axis == "step"
 
 
+@pytest.mark.ci(__file__)
 async def test_another_run_lies_over_the_charts_until_it_is_taken_away(folder: Path) -> None:
     other = Story(seed=9, steps=60).finished()
     other.write(folder.parent / "other-20261120-0101-ef56")

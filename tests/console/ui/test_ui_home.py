@@ -230,6 +230,7 @@ async def test_a_free_profile_starts_with_one_key(monkeypatch: pytest.MonkeyPatc
     assert app.return_value == RunChoice(tmp_path)
 
 
+@pytest.mark.ci(__file__)
 async def test_the_wizard_of_a_language_model_has_ranks_and_no_parties() -> None:
     async with home() as (app, pilot):
         app.push_screen(WizardScreen("local-lm-smoke"))
@@ -486,6 +487,7 @@ def test_runs_are_deleted_by_a_verb_once_their_names_were_typed_and_all_or_none_
 # ---- settings as fields, profiles of one's own
 
 
+@pytest.mark.ci(__file__)
 async def test_enter_on_a_setting_changes_it_and_tab_completes_its_key() -> None:
     async with home() as (app, pilot):
         app.push_screen(WizardScreen("demo"))

@@ -79,6 +79,7 @@ def test_moments_are_found_by_time_share_step_event_and_what_happened() -> None:
             at(wrong)
 
 
+@pytest.mark.ci(__file__)
 async def test_a_replay_goes_to_moments_and_marks_and_gives_no_past_advice(folder: Path) -> None:
     async with desk(Story().failed(), folder, replay=True) as d:
         source = d.app.source

@@ -241,6 +241,7 @@ async def test_three_keys_show_what_one_party_did_in_the_last_minute(folder: Pat
         assert d.app.filter.source == ""
 
 
+@pytest.mark.ci(__file__)
 async def test_v_reads_the_newest_stack_dump_and_a_command_an_artifact(folder: Path) -> None:
     story = Story().full(5)
     for i, line in enumerate(("Current thread 0x1 (most recent call first):", '  File "plane.py", line 3 in wait')):

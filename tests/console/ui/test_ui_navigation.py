@@ -82,6 +82,7 @@ async def test_enter_opens_the_pod_and_escape_restores_every_view_behind_it(fold
         assert main.page == ""
 
 
+@pytest.mark.ci(__file__)
 async def test_actions_on_a_pods_page_act_on_that_pod_and_arrows_go_to_its_neighbours(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         await d.press("colon", *typed("pod p2r0"), "enter")
@@ -224,6 +225,7 @@ def test_columns_are_named_by_key_or_heading_and_a_wrong_name_names_the_nearest(
     assert "root" not in plain(fleet_lines(replace(view, snap=replace(view.snap, job_kind="lm")), FleetState(), 140)[0])
 
 
+@pytest.mark.ci(__file__)
 async def test_o_and_a_command_sort_and_c_offers_the_columns_that_are_shown(folder: Path) -> None:
     async with desk(with_vitals(Story(replicas=2).full(20)), folder) as d:
         fleet = d.app.main.query_one(FleetPanel)

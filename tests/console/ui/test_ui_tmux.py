@@ -23,6 +23,7 @@ from uvcc_console.fleet.procs import identify
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 LIMIT_S = 120.0
+LEFT = pytest.mark.ci(__file__)
 
 
 class Tmux:
@@ -97,7 +98,7 @@ def story_at(tmp_path: Path) -> Iterator[Callable[[Story, int, int], Tmux]]:
         tmux.close()
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(160, 50), (80, 24)])
+@pytest.mark.parametrize(("columns", "rows"), [pytest.param(160, 50, marks=LEFT), (80, 24)])
 def test_f9_then_escape_in_a_real_terminal(story_at: Callable[..., Tmux], columns: int, rows: int) -> None:
     tmux = story_at(Story().full(12), columns, rows)
     tmux.keys("F9")
@@ -118,7 +119,10 @@ def test_f9_while_a_command_is_typed(story_at: Callable[..., Tmux]) -> None:
     tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold"])
 
 
-@pytest.mark.parametrize(("opens", "shows"), [("C-p", "Search"), ("t", "Type "), ("?", "Help")])
+@pytest.mark.parametrize(
+    ("opens", "shows"),
+    [pytest.param("C-p", "Search", marks=LEFT), pytest.param("t", "Type ", marks=LEFT), ("?", "Help")],
+)
 def test_f9_while_something_covers_the_screen(story_at: Callable[..., Tmux], opens: str, shows: str) -> None:
     """The palette, a question that wants a word typed, the help: a hold goes out from under each of them."""
     tmux = story_at(Story().full(12), 160, 50)
@@ -128,7 +132,7 @@ def test_f9_while_something_covers_the_screen(story_at: Callable[..., Tmux], ope
     tmux.until(lambda: tmux.asked(ev.HaltRequested) == ["hold"])
 
 
-@pytest.mark.parametrize("bracketed", [True, False])
+@pytest.mark.parametrize("bracketed", [pytest.param(True, marks=LEFT), False])
 def test_pasted_text_never_acts(story_at: Callable[..., Tmux], bracketed: bool) -> None:
     tmux = story_at(Story().halted(), 160, 50)
     tmux("set-buffer", "rqtRxs!")
@@ -139,6 +143,7 @@ def test_pasted_text_never_acts(story_at: Callable[..., Tmux], bracketed: bool) 
     assert "F9" in tmux.screen
 
 
+@pytest.mark.ci(__file__)
 def test_a_storm_of_resizes(story_at: Callable[..., Tmux]) -> None:
     tmux = story_at(Story().full(12), 160, 50)
     for columns, rows in itertools.islice(itertools.cycle([(40, 10), (200, 60), (80, 24), (12, 4), (110, 36)]), 40):
