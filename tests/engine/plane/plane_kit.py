@@ -77,6 +77,13 @@ def kill(plane: LivePlane) -> None:
     plane._background.join()
 
 
+@contextlib.contextmanager
+def standing_still(plane: LivePlane) -> Iterator[None]:
+    """Nobody looks after a plane, as when its process is stopped: what comes is taken by the system alone."""
+    with plane._lock:
+        yield
+
+
 def free_port() -> int:
     return ports(1)[0]
 

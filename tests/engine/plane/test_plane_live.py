@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plane_kit import Log, certificate, direct_links, kill, make_plane, relay_links, relay_thread, run_parties
+from plane_kit import (
+    Log,
+    certificate,
+    direct_links,
+    kill,
+    make_plane,
+    relay_links,
+    relay_thread,
+    run_parties,
+    standing_still,
+)
 
 from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.plane import connect
 from uvcc_engine.plane.api import Tag
+from uvcc_engine.plane.links import connection
 from uvcc_engine.transcript.leaves.payload_digests import AHEAD
 
 
@@ -300,3 +311,51 @@ def test_last_words_behind_a_large_message_are_heard() -> None:
         plane.close(graceful=False)
 
     run_parties(failing, other)
+
+
+def test_a_peer_that_stands_still_before_a_full_window_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection ends, since nobody takes anything from it; the process may go on, and is heard again."""
+    monkeypatch.setattr(connection, "DEAD_PATH_MS", 200)
+    links, logs = [link | {"refused_s": 0.05} for link in direct_links()], [Log(), Log()]
+    sent = threading.Event()
+    tags = [Tag(0, 0, op, 1) for op in range(3)]
+
+    def stopped() -> None:
+        plane = make_plane(0, links[0], logs[0])
+        plane.send(1, tags[0], b"here")
+        assert plane.recv(1, tags[0]) == b"here"
+        with standing_still(plane):
+            sent.set()
+            while not logs[1].named("link_down"):
+                logs[1].seen.wait(120)
+                logs[1].seen.clear()
+            assert not threading.Event().wait(10 * 0.05)  # ten times as long as a refusal is suffered
+        assert [len(plane.recv(1, tag)) for tag in tags[1:]] == [40 << 20] * 2
+        plane.send(1, tags[1], b"heard")
+        plane.close()
+
+    def other() -> None:
+        plane = make_plane(1, links[1], logs[1])
+        plane.send(0, tags[0], b"here")
+        assert plane.recv(0, tags[0]) == b"here"
+        assert sent.wait(120)
+        for tag in tags[1:]:
+            plane.send(0, tag, bytes(40 << 20))
+        assert plane.recv(0, tags[1]) == b"heard"
+        plane.close()
+
+    run_parties(stopped, other)
+    assert not logs[1].named("peer_lost")
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "no..where"])
+def test_a_peer_whose_address_leads_nowhere_is_told_of_once(host: str) -> None:
+    links, log = direct_links(), Log()
+    nowhere = links[1] | {"peers": {"0": f"{host}:7000"}, "peer_timeout_s": 1.0}
+    plane = make_plane(1, nowhere, log)
+    with pytest.raises(PeerLostError, match="is silent"):
+        plane.recv(0, Tag(0, 0, 0, 1))
+    plane.close(graceful=False)
+    (told,) = log.named("link_down")
+    assert told["peer"] == 0
+    assert told["why"].startswith(f"cannot dial {host}:7000: ")

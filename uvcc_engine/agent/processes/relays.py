@@ -32,7 +32,7 @@ CONFIG: Final = "config.json"
 LONGEST_PAUSE_S: Final = 60.0
 LONG_LIFE_S: Final = 600.0  # the end of one that lived so long is a new trouble
 GIVE_UP_S: Final = 900.0  # without a relay that serves: nobody waits any more
-READY_S: Final = 30.0
+READY_S: Final = 120.0
 
 
 @dataclass

@@ -15,7 +15,9 @@ _READ: Final = 1 << 17
 _SOCKET_BUFFER: Final = 4 << 20
 _BACKLOG_BYTES: Final = 1 << 20  # frames taken but not written yet, per peer; few, so that they are still in the cache
 _LOWAT: Final = 256 << 10
-_DEAD_PATH_MS: Final = 10_000
+DEAD_PATH_MS = (
+    10_000  # without an acknowledgement, or in front of a full window: the connection is given up, not the peer
+)
 _TCP_RXT_CONNDROPTIME: Final = 0x80  # macOS: seconds of retransmission; Python has no name for it
 
 
@@ -42,9 +44,9 @@ class Connection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "darwin":
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, _DEAD_PATH_MS // 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, DEAD_PATH_MS // 1000)
         elif hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PATH_MS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PATH_MS)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
 

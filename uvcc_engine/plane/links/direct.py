@@ -80,6 +80,7 @@ class DirectLink:
         self._rejections = Rejections()
         self._next_dial = {p: (0.0, _REDIAL_S[0]) for p in self._dial}
         self._refused: dict[int, float] = {}
+        self._unresolved: set[int] = set()  # peers whose address leads nowhere, as was told
         self._met: set[int] = set()
         self._resets: list[int] = []
         self._notices: list[Notice] = []
@@ -265,9 +266,13 @@ class DirectLink:
         try:
             family, kind, proto, _, target = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)[0]
             connection = Connection(socket.socket(family, kind, proto), now, peer, address)
-        except OSError as error:
-            self._refuse(peer, now, error)
+        except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
+            if peer not in self._unresolved:
+                self._unresolved.add(peer)
+                why = f"cannot dial {address}: {getattr(error, 'strerror', None) or error}"
+                self._notices.append(Notice("link_down", {"peer": peer, "kind": self.kind, "why": why}))
             return
+        self._unresolved.discard(peer)
         code = connection.sock.connect_ex(target)
         connection.connecting = True
         self._adopt(connection)
@@ -377,8 +382,12 @@ class DirectLink:
         self._refuse(peer, self._clock(), error)
 
     def _refuse(self, peer: int, now: float, error: Exception) -> None:
-        """A process that closed is dead or starting anew; who listens sees no refusal, only that nobody comes back."""
-        if isinstance(error, OSError) and peer in self._met:
+        """A process that closed is dead or starting anew; who listens sees no refusal, only that nobody comes back.
+
+        A connection that timed out says nothing of the process: it may stand still, and is then waited for as one that
+        is silent.
+        """
+        if isinstance(error, ConnectionError) and peer in self._met:
             self._refused.setdefault(peer, now)
 
     # -- state -------------------------------------------------------------------------------------------------------
