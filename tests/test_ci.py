@@ -112,7 +112,7 @@ def test_each_commit_has_one_of_three_shifts_of_the_dearer_tests_and_the_whole_c
         'if [ "$whole" = whole ]; then shift=1/1; fi',
     }
     assert text.count('--shift "$shift"') == 2
-    asked = subprocess.run([RUN, "everything"], capture_output=True, text=True, check=False, timeout=60)
+    asked = subprocess.run([RUN, "everything"], capture_output=True, text=True, check=False, timeout=600)
     assert (asked.returncode, asked.stderr) == (2, "usage: .ci/run [whole]\n")
 
 
