@@ -57,7 +57,9 @@ def exactly(path: str | None, x: Tensor, starts: Tensor | None, nsa: NSAConfig, 
     return results(path, small_layer(nsa, **{**WIDTHS, **over}), x.detach().double().requires_grad_(), starts)
 
 
-@pytest.mark.parametrize("lengths", [(90,), (7,), (33, 9, 48)])
+@pytest.mark.parametrize(
+    "lengths", [(7,), *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in ((90,), (33, 9, 48)))], ids=str
+)
 def test_outputs_and_gradients_are_the_oracles(lengths: tuple[int, ...]) -> None:
     """Rows of one document and of several, one shorter than a block, and queries that select."""
     x, starts = torch.randn(1, sum(lengths), 24, requires_grad=True), starts_of(*lengths)

@@ -28,10 +28,15 @@ def _one_thread_and_small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     dispatch.force(None)
 
 
-@pytest.mark.parametrize("nsa", [NARROW, WIDE], ids=["narrow window", "wide window"])
 @pytest.mark.parametrize(
-    "lengths",
-    [(7,), (25, 9, 21), *(pytest.param(s, marks=pytest.mark.ci(__file__)) for s in ((55,), (5, 20, 30)))],
+    ("nsa", "lengths"),
+    [
+        (NARROW, (7,)),
+        (WIDE, (7,)),
+        (NARROW, (15, 9, 11)),
+        *(pytest.param(n, s, marks=pytest.mark.ci(__file__)) for n in (NARROW, WIDE) for s in ((55,), (5, 20, 30))),
+        pytest.param(WIDE, (25, 9, 21), marks=pytest.mark.ci(__file__)),
+    ],
     ids=str,
 )
 def test_outputs_and_gradients_are_the_oracles(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:

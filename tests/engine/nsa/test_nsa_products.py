@@ -28,8 +28,14 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch.force(None)
 
 
-@pytest.mark.parametrize("nsa", [SMALL, ODD])
-@pytest.mark.parametrize("lengths", [pytest.param((90,), marks=pytest.mark.ci(__file__)), (43, 9, 34)], ids=str)
+@pytest.mark.parametrize(
+    ("nsa", "lengths"),
+    [
+        (ODD, (43, 9, 12)),
+        *(pytest.param(n, s, marks=pytest.mark.ci(__file__)) for n in (SMALL, ODD) for s in ((90,), (43, 9, 34))),
+    ],
+    ids=str,
+)
 def test_outputs_and_gradients_are_the_oracles(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:
     layer = small_layer(nsa)
     x = torch.randn(1, sum(lengths), 24, dtype=torch.float64, requires_grad=True)

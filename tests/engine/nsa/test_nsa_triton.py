@@ -45,7 +45,8 @@ def _small_tiles() -> Iterator[None]:
     [
         pytest.param(SMALL, (75,), marks=pytest.mark.ci(__file__)),
         pytest.param(WIDE, (70,), marks=pytest.mark.ci(__file__)),
-        (SMALL, (50, 3, 26)),
+        pytest.param(SMALL, (50, 3, 26), marks=pytest.mark.ci(__file__)),
+        (SMALL, (36, 3, 9)),
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_oracle(nsa: NSAConfig, lengths: tuple[int, ...]) -> None:
@@ -151,7 +152,7 @@ def test_the_split_kernel_decodes_what_prefill_computes(prompt: int) -> None:
     nsa = NSAConfig(l=8, d=4, l_sel=8, n_sel=4, w=10)
     cfg = ModelConfig(vocab=32, dim=24, n_layers=1, n_heads=6, n_kv_groups=2, d_k=8, d_v=4, nsa=nsa)
     model = LanguageModel(cfg).double().eval()
-    tokens = torch.randint(0, 32, (2, 62))
+    tokens = torch.randint(0, 32, (2 if prompt > 4 else 1, 62))
     with torch.no_grad():
         whole = model(tokens)
     dispatch.force(None)
