@@ -45,6 +45,8 @@ LISTED: Final[dict[str, frozenset[str]]] = {
     # patience that is cut short once all have met: as a setting it would also bound how long they take for that
     "engine/plane/test_relay_locator.py": frozenset({"_waits"}),
     "engine/plane/test_plane_live.py": frozenset({"_waits"}),
+    "engine/parallel/test_capture.py": frozenset({"_timeout_s"}),
+    "engine/parallel/test_groups.py": frozenset({"_timeout_s"}),
     # hostile bytes behind the seals: handed to the inner parsers, which no peer reaches unsealed
     "engine/plane/test_plane_fuzz.py": frozenset(
         {"_acks", "_arrivals", "_handshake", "_mac", "_notices", "_pieces", "_refused"}

@@ -181,24 +181,27 @@ def test_a_batch_normalisation_takes_the_statistics_of_each_microbatch_of_each_r
     assert np.allclose(found[Coord(0, 0, 0, 0)]["losses"], clear.losses, atol=4e-3)
 
 
+MANY_NORMS = ["batch-norm", {"linear": 5}, "batch-norm", {"linear": 4}, "batch-norm", "relu", "linear"]
+
+
 @pytest.mark.parametrize(
-    "layers",
+    ("layers", "replicas"),
     [
-        pytest.param([{"linear": 5}, "batch-norm", "relu", "linear"], id="columns", marks=pytest.mark.ci(__file__)),
-        pytest.param(
-            ["batch-norm", {"linear": 5}, "batch-norm", {"linear": 4}, "batch-norm", "relu", "linear"],
-            id="first and behind each",
-        ),
+        pytest.param([{"linear": 5}, "batch-norm", "relu", "linear"], 2, id="columns", marks=pytest.mark.ci(__file__)),
+        pytest.param(MANY_NORMS, 2, id="first and behind each, on replicas", marks=pytest.mark.ci(__file__)),
+        pytest.param(MANY_NORMS, 1, id="first and behind each"),
     ],
 )
-def test_tensor_ranks_normalise_the_columns_that_they_compute_and_the_rows_that_they_have(layers: list[Any]) -> None:
+def test_tensor_ranks_normalise_the_columns_that_they_compute_and_the_rows_that_they_have(
+    layers: list[Any], replicas: int
+) -> None:
     model = model_of_list(layers, 6, 3)
     job = PrivateJob.from_json(job_of("mlp").to_json() | {"model": model_to_json(model), "batch": 9})
-    size, data = Topology(2, 1, 2, 1), data_of("mlp")[0]
-    fit_model(job, workers=4, replicas=2, tensor=2)
+    size, data = Topology(replicas, 1, 2, 1), data_of("mlp")[0]
+    fit_model(job, workers=2 * replicas, replicas=replicas, tensor=2)
     found = train(job, size, data=data)
     check_replicas(found)
-    clear = train_plaintext(replace(job, batch=18), data, replicas=2)
+    clear = train_plaintext(replace(job, batch=9 * replicas), data, replicas=replicas)
     for ours, theirs in zip(weights(job, found, size), clear.weights, strict=True):
         assert np.abs(ours - theirs).max() < 256 * UNIT
 

@@ -95,6 +95,7 @@ def test_a_capture_of_the_cable_between_two_machines_shows_no_word_of_a_share(ma
 
 def test_a_cable_that_is_cut_is_told_by_both_sides_within_their_patience(machines: Machines) -> None:
     def cut(groups: PartyGroups, events: Any) -> str:
+        groups._timeout_s = 8.0  # of what comes after the meeting
         groups.start_dp()
         groups.dp.sum_(planted(0))
         if groups.place.rank == 0:
@@ -104,9 +105,7 @@ def test_a_cable_that_is_cut_is_told_by_both_sides_within_their_patience(machine
         return "went on without a cable"
 
     try:
-        found = run_ranks(
-            PAIR, cut, timeout_s=20.0, end_gracefully=False, sealed=True, address=ADDRESSES[0], enter=machines.enter
-        )
+        found = run_ranks(PAIR, cut, end_gracefully=False, sealed=True, address=ADDRESSES[0], enter=machines.enter)
     finally:
         subprocess.run([*machines.within(0), "ip", "link", "set", CABLE[0], "up"], check=True)
     for error in found:

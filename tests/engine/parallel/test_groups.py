@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -85,10 +86,12 @@ def test_a_rank_that_ends_is_named_by_the_collective_that_missed_it(sealed: bool
     def body(groups: PartyGroups, events: Events) -> str:
         if groups.place.rank == 1:
             os._exit(9)
+        groups._timeout_s = 3.0  # they have met: what is waited for now never comes
+        groups.store.set_timeout(timedelta(seconds=3))
         groups.start_dp()
         return "went on without it"
 
-    found = run_ranks(Topology(2), body, timeout_s=15.0, end_gracefully=False, sealed=sealed)  # which it waits for
+    found = run_ranks(Topology(2), body, end_gracefully=False, sealed=sealed)
     assert isinstance(found[0], PeerLostError)
     assert "dp" in found[0].what
     assert found[1] is None

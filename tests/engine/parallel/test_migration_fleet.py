@@ -78,7 +78,11 @@ def run_on(fleet: Fleet, old: Fleet, pods: list[tuple[int, int]]) -> None:
     assert {e["step"] for c in fleet.coords for e in fleet.events(c, "taken_over")} == {AT}
 
 
-@pytest.mark.parametrize("size", [Topology(1, 1, 2, 1), Topology(2, 1, 1, 2), Topology()], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(Topology(1, 1, 2, 1), marks=pytest.mark.ci(__file__)), Topology(2, 1, 1, 2), Topology()],
+    ids=str,
+)
 def test_a_run_goes_on_under_another_topology(forker: Forker, whole: Fleet, tmp_path: Path, size: Topology) -> None:
     fleet = successor(tmp_path / "fleet", forker, whole, size)
     run_on(fleet, whole, ALL)
@@ -109,6 +113,7 @@ def test_a_lost_pod_is_replaced_and_gets_its_shares_from_the_other_parties(
     assert set(fleet.wait().values()) == {0}, fleet.logs()
 
 
+@pytest.mark.ci(__file__)
 def test_a_successor_that_is_killed_resumes_to_the_same_end(forker: Forker, whole: Fleet, tmp_path: Path) -> None:
     size = Topology(1, 1, 2, 1)
     calm = successor(tmp_path / "calm", forker, whole, size, checkpoint_every=1)

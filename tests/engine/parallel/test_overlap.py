@@ -23,7 +23,12 @@ JOB = PrivateJob(steps=2, batch=8, lr=0.5, momentum=0.9, test_rows=20)
 
 
 @pytest.mark.parametrize(
-    "size", [Topology(2, 1, 1, 4), pytest.param(Topology(1, 2, 2, 4), marks=pytest.mark.ci(__file__))], ids=str
+    "size",
+    [
+        Topology(1, 1, 1, 4),
+        *(pytest.param(size, marks=pytest.mark.ci(__file__)) for size in (Topology(2, 1, 1, 4), Topology(1, 2, 2, 4))),
+    ],
+    ids=str,
 )
 def test_the_order_of_work_changes_no_message_and_no_bit(size: Topology) -> None:
     alone, together = train(JOB, size, in_flight=1), train(JOB, size, in_flight=4, skew=3)

@@ -58,6 +58,7 @@ def test_groups_of_a_real_fleet_are_timed() -> None:
 
 
 @pytest.mark.usefixtures("_warm")
+@pytest.mark.ci(__file__)
 def test_the_scale_run_counts_roots_and_opens_of_every_worker_twice() -> None:
     rows = {r.name: r for r in phase6_rows(2, Topology(1, 1, 2, 2))}
     assert {name: rows[f"phase6_6_{name}"].value for name in ("roots", "forward_opens", "backward_opens")} == {

@@ -81,6 +81,7 @@ def same_end(fleet: Fleet, calm: Fleet) -> None:
     assert roots(fleet) == roots(calm)
 
 
+@pytest.mark.ci("tests/engine/plane/test_relay_locator.py")
 def test_an_empty_relay_elsewhere_takes_over_in_mid_run(
     forker: Forker, relays: Callable[[], RelayProcess], tmp_path: Path
 ) -> None:

@@ -139,9 +139,7 @@ JOB = PrivateJob(
 """A rate so high that validation soon stops falling."""
 
 
-def test_a_run_of_two_replicas_ends_early_and_a_halt_changes_nothing_of_it(
-    forker: Forker, whole: Fleet, tmp_path: Path
-) -> None:
+def test_a_run_of_two_replicas_ends_early_where_it_does_in_clear(whole: Fleet, tmp_path: Path) -> None:
     clear = train_plaintext(replace(JOB, batch=2 * JOB.batch), load_digits(JOB.seed, JOB.test_rows, JOB.val_rows))
     assert clear.steps < JOB.steps
     for c in whole.coords:
@@ -151,6 +149,10 @@ def test_a_run_of_two_replicas_ends_early_and_a_halt_changes_nothing_of_it(
         told = {int(one.split(",")[0]): float(one.split(",")[2]) for one in lines[1:]}
         assert told == pytest.approx({step: v["val_loss"] for step, v in clear.validated.items()}, abs=0.02)
     assert whole.verified(tmp_path / "bundle").epochs == clear.steps + 1
+
+
+@pytest.mark.ci("tests/engine/parallel/test_parallel_worker.py")
+def test_a_halt_changes_nothing_of_a_run_that_ends_early(forker: Forker, whole: Fleet, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
     fleet.launch(halt=(HOLD, Coord(1, 2, 0, 0)))
     until(lambda: all(fleet.events(c, "held") for c in fleet.coords), 500, "the hold")  # they train by then

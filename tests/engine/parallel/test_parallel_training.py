@@ -27,7 +27,7 @@ FIRST = Coord(0, 0, 0, 0)
         pytest.param(MLP, Topology(1, 1, 2, 2), marks=pytest.mark.ci(__file__)),
         pytest.param(MLP, Topology(2, 2, 2, 2), marks=pytest.mark.ci(__file__)),
         pytest.param(GPT, Topology(1, 1, 2, 2), marks=pytest.mark.ci(__file__)),
-        (GPT, Topology(1, 3, 1, 2)),
+        pytest.param(GPT, Topology(1, 3, 1, 2), marks=pytest.mark.ci(__file__)),
     ],
     ids=lambda value: value.model if isinstance(value, PrivateJob) else str(value)[9:-1],
 )
@@ -60,7 +60,12 @@ def test_weights_of_classes_and_rows_count_the_same_however_the_work_is_split(si
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(Topology(1, 2, 1, 2), marks=pytest.mark.ci(__file__)), Topology(2, 1, 2, 1)], ids=str
+    "size",
+    [
+        Topology(1, 1, 2, 1),
+        *(pytest.param(size, marks=pytest.mark.ci(__file__)) for size in (Topology(1, 2, 1, 2), Topology(2, 1, 2, 1))),
+    ],
+    ids=str,
 )
 def test_norms_are_cut_and_weights_decay_as_in_clear_however_the_work_is_split(size: Topology) -> None:
     """The norm is that of a weight's whole gradient, though every worker has a slice of it."""

@@ -79,6 +79,7 @@ def long_wait(waiting: Waiting | None, whom: str = "") -> bool:
     return waiting is not None and waiting.whom.startswith(whom) and (waiting.since_s or 0.0) >= 1.5
 
 
+@pytest.mark.ci("tests/engine/plane/test_plane_live.py")
 def test_a_stopped_worker_delays_all_and_changes_nothing(forker: Forker, whole: Fleet, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "fleet", forker, JOB, SIZE)
     fleet.launch(halt=(HOLD, LAST))

@@ -47,6 +47,7 @@ def foretold(job: PrivateJob, size: Topology, *, apart: bool = False) -> dict[st
     return {name: float(value) for name, value in found["fleet"].items()}
 
 
+@pytest.mark.ci(__file__)
 def test_stages_and_replicas_and_microbatches_take_what_was_foretold(whole: Fleet) -> None:
     rounds, sent = told(whole)
     said = foretold(JOB, SIZE)
@@ -60,20 +61,32 @@ def test_stages_and_replicas_and_microbatches_take_what_was_foretold(whole: Flee
     assert few["bytes"] == pytest.approx(said["bytes"], rel=1e-3)
 
 
-@pytest.mark.ci(__file__)
+FEW = PrivateJob.from_json(
+    {"model": model_to_json(model_of_list([{"linear": 4}, "relu", "linear"], 4, 1)), "objective": "binary"}
+    | {"steps": 3, "batch": 8, "test_rows": 16, "schedule": "constant", "reveal": ["loss"]}
+)
+
+
 @pytest.mark.parametrize(
     ("job", "size"),
     [
-        (replace(JOB, optimizer="adam", clip_norm=1.0, momentum=0.0), Topology(1, 2, 2, 1)),
-        (LETTERS, Topology(1, 2, 1, 2)),
-        (replace(JOB, model="cnn-digits"), Topology(2, 1, 1, 1)),
+        pytest.param(FEW, Topology(1, 2, 1, 2), id="stages and microbatches"),
+        pytest.param(
+            replace(JOB, optimizer="adam", clip_norm=1.0, momentum=0.0),
+            Topology(1, 2, 2, 1),
+            id="tensor ranks in stages",
+            marks=pytest.mark.ci(__file__),
+        ),
+        pytest.param(LETTERS, Topology(1, 2, 1, 2), id="a proved tied table", marks=pytest.mark.ci(__file__)),
+        pytest.param(
+            replace(JOB, model="cnn-digits"), Topology(2, 1, 1, 1), id="replicas", marks=pytest.mark.ci(__file__)
+        ),
     ],
-    ids=["tensor ranks in stages", "a proved tied table", "replicas"],
 )
 def test_every_way_to_share_out_a_step_is_foretold(
     job: PrivateJob, size: Topology, forker: Forker, tmp_path: Path
 ) -> None:
-    fleet = Fleet(tmp_path / "fleet", forker, job, size)
+    fleet = Fleet(tmp_path / "fleet", forker, job, size, data=rows_of(4, 1) if job is FEW else None)
     fleet.launch()
     assert set(fleet.wait().values()) == {0}, fleet.logs()
     rounds, sent = told(fleet)
