@@ -156,6 +156,7 @@ def test_a_client_finds_its_clusters_in_a_column_of_that_name() -> None:
     assert asking.answers_csv(np.eye(3)[[1, 2]], model, schema, ["x", "y"]) == "id,cluster\nx,1\ny,2\n"
 
 
+@pytest.mark.ci("tests/engine/private/test_private_audits.py")
 def test_real_workers_are_audited_by_each_other_and_then_by_the_owner(zygote: Zygote, tmp_path: Path) -> None:
     job = replace(JOB, verify="covert", audit_one_in=2, reveal=("loss", "inertia", "seeds"))
     purpose = Purpose.of(job, [OWNER.public.x25519])

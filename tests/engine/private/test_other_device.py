@@ -126,7 +126,7 @@ SETTINGS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "mse": ([{"linear": 1}], {"objective": "mse", "reveal": ["loss", "rmse", "weights", "standard_errors"]}),
     "weighed": (MLP, {"class_weights": [1.0, 2.0, 0.5], "label_smoothing": 0.1}),
     "sparing": (MLP, {"rounds": "sparing"}),
-    "proofs": (MLP, {"verify": "proofs", "reveal": ["loss", "accuracy"]}),
+    "proofs": (ONE, {"verify": "proofs", "objective": "binary", "reveal": ["loss", "accuracy"]}),
     "audited": (ONE, {"verify": "covert", "audit_one_in": 2, "objective": "binary", "reveal": ["loss", "auc"]}),
 }
 

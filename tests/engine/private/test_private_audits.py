@@ -147,6 +147,7 @@ def _seeds() -> Iterator[PrivateJob]:
     return (replace(JOB, seed=seed) for seed in range(10))
 
 
+@pytest.mark.ci("tests/engine/proofs/test_audit.py")
 def test_a_lie_ends_the_run_in_an_audited_step_and_goes_through_in_another(zygote: Zygote, tmp_path: Path) -> None:
     """Whatever was drawn: the liar's run ends before anything of the step is revealed, or its step was not audited."""
     ends = set[bool]()
@@ -173,6 +174,7 @@ def test_a_lie_ends_the_run_in_an_audited_step_and_goes_through_in_another(zygot
     raise AssertionError(f"only {ends} in ten runs")
 
 
+@pytest.mark.ci("tests/engine/proofs/test_audit.py")
 def test_who_withholds_the_proof_that_it_was_drawn_for_is_named_with_that(zygote: Zygote, tmp_path: Path) -> None:
     told = set[bool]()
     for job in _seeds():
@@ -213,6 +215,7 @@ def test_a_worker_tells_how_many_audits_its_rounds_and_bytes_are_of(whole: Fleet
         assert told["step_audited"] == pytest.approx(sum(k > 0 for k in drawn) / len(drawn), abs=1e-6)
 
 
+@pytest.mark.ci("tests/engine/proofs/test_audit.py")
 def test_another_attempt_draws_anew(whole: Fleet, zygote: Zygote, tmp_path: Path) -> None:
     fleet = _fleet(tmp_path, zygote, JOB)
     assert _run(fleet, zygote, attempt=1) == [0, 0, 0], [fleet.exit(p) for p in range(3)]

@@ -121,7 +121,8 @@ def test_the_same_job_gives_the_same_shares_and_component_digests_agree(tiny: li
     assert train(replace(TINY, steps=3))[0]["digests"][0] != tiny[0]["digests"][0]
 
 
-@pytest.mark.parametrize("model", ["logistic-digits", pytest.param("mlp-digits", marks=pytest.mark.ci(__file__))])
+@pytest.mark.parametrize("model", ["logistic-digits", "mlp-digits"])
+@pytest.mark.ci(__file__)
 def test_training_on_shares_is_as_accurate_as_in_clear(model: str) -> None:
     job = PrivateJob(model=model, loss_every=10)
     clear = train_plaintext(job, load_digits(job.seed, job.test_rows))

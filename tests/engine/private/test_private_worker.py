@@ -303,13 +303,13 @@ def test_a_killed_worker_ends_in_a_named_failure_and_the_run_can_be_resumed(
 
 def test_resuming_a_finished_run_repeats_its_end_and_nothing_else(zygote: Zygote, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, zygote, replace(JOB, steps=3, checkpoint_every=2), direct_links())
-    for _ in range(3):
+    for _ in range(2):
         fleet.launch(resume=True)
         assert fleet.wait() == [0, 0, 0], [fleet.exit(p) for p in range(3)]
     seen = [fleet.events(p, "open_final_done") for p in range(3)]
     assert len({str(e) for found in seen for e in found}) == 1
-    assert [len(found) for found in seen] == [3, 3, 3]
-    assert [e["step"] for e in fleet.events(1, "resumed")] == [2, 2]
+    assert [len(found) for found in seen] == [2, 2, 2]
+    assert [e["step"] for e in fleet.events(1, "resumed")] == [2]
     assert len(fleet.csv(0)) == 4
 
 

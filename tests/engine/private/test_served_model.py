@@ -56,7 +56,7 @@ JOB = PrivateJob(
     batch=8,
     reveal=("answers",),
     clients=(ALICE.public.x25519, BOB.public.x25519),
-    idle=10.0,
+    idle=3.0,  # who has asked before the start is not waited for
     checkpoint_every=2,
 )
 SERVED = ServedJob("ab" * 32, JOB.clients, 64, 8, 16)

@@ -24,7 +24,11 @@ JOB = PrivateJob.from_json({"model": MODEL, "steps": 3, "batch": 8, "test_rows":
 
 @pytest.mark.parametrize(
     ("link", "verify"),
-    [("direct", "off"), ("relay", "off"), pytest.param("stream", "proofs", marks=pytest.mark.ci(__file__))],
+    [
+        pytest.param("direct", "off", marks=pytest.mark.ci(__file__)),
+        ("relay", "off"),
+        pytest.param("stream", "proofs", marks=pytest.mark.ci(__file__)),
+    ],
 )
 def test_three_processes_train_over_every_link(link: str, verify: str) -> None:
     with waiting_workers(PrivateJob.from_json(JOB.to_json() | {"verify": verify}), link) as parties:

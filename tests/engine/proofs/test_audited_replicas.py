@@ -38,7 +38,7 @@ def test_each_place_draws_its_own_audits_and_the_training_is_the_same(size: Topo
 
 
 def test_a_lie_at_one_replica_ends_all_where_it_is_audited_and_nobody_where_it_is_not() -> None:
-    job = job_of(["linear"], verify="covert", audit_one_in=2, steps=3, reveal=("loss",))
+    job = job_of(["linear"], verify="covert", audit_one_in=2, steps=2, reveal=("loss",))
     place = Coord(1, 0, 0, 0)
     drawn = train(job, TWO).workers[place].drawn
     cases = {p in audited(of_step, 2): (epoch, p) for epoch, of_step in enumerate(drawn) for p in range(3)}

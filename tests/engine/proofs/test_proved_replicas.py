@@ -83,7 +83,7 @@ def _has_coins_of_its_own_at_every_place(proved: Outcome, job: PrivateJob) -> No
 @pytest.mark.parametrize(
     ("mode", "size"),
     [
-        ("proofs", Topology(1, 2, 1, 2)),
+        pytest.param("proofs", Topology(1, 2, 1, 2), marks=pytest.mark.ci(__file__)),
         pytest.param("products", Topology(1, 1, 2, 2), marks=pytest.mark.ci(__file__)),
         pytest.param("products", Topology(2, 2), marks=pytest.mark.ci(__file__)),
     ],
