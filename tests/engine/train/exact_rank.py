@@ -4,9 +4,10 @@
 
 ``MORE``: sections of the config, as JSON, for parts shared out, another optimizer, logits in chunks; ``compress`` and
 ``static``: the ways of sending gradients and of keeping the graph, if not both; ``struck``: [rank, step] whose
-gradient stops being a number once, in a second start from the beginning; ``killed``: [rank, step] that ends there by
-SIGKILL, in a first start that leaves nothing else, which a second one with ``"killed": []`` goes on from. ``moment``:
-[rank, share] instead: that rank ends right before one of its writes, after that share of those of a whole training.
+gradient stops being a number once, in a second start from the beginning; ``once``: no second start; ``killed``: [rank,
+step] that ends there by SIGKILL, in a first start that leaves nothing else, which a second one with ``"killed": []``
+goes on from. ``moment``: [rank, share] instead: that rank ends right before one of its writes, after that share of
+those of a whole training.
 
 Rank 0 leaves ``FOLDER/exact.json``: per way, the tensors' hash of both. The checkpoint is all that the second start
 has, as after a kill.
@@ -141,6 +142,9 @@ def main(folder: Path, accumulations: list[int], layers: int, more: Mapping[str,
                 writes.done, writes.last = 0, max(1, int(moment[1] * writes.done))
             trained(cfg, group, there, None)
         straight = trained(cfg, group, there if killed is None else folder / "straight", None)
+        if more.get("once"):
+            found[name] = [straight]
+            continue
         if killed is not None:
             last = max(
                 set.intersection(*(set(found) for found in group.gather(ck.steps_present(there / "checkpoints")))),

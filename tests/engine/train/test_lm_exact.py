@@ -43,8 +43,7 @@ def exact(folder: Path, world: int, accumulate: str, **more: object) -> dict[str
 @pytest.mark.parametrize(
     ("world", "accumulate"),
     [
-        pytest.param(1, "2", marks=pytest.mark.ci(__file__)),
-        (2, "2"),
+        *(pytest.param(world, "2", marks=pytest.mark.ci(__file__)) for world in (1, 2)),
         pytest.param(1, "1,4", marks=pytest.mark.slow),
         pytest.param(2, "1,4", marks=pytest.mark.slow),
         pytest.param(4, "1,2,4", marks=pytest.mark.slow),
@@ -54,6 +53,11 @@ def test_a_resume_is_exact_for_every_way_of_reducing(tmp_path: Path, world: int,
     found = exact(tmp_path / "run", world, accumulate)
     assert len(found) == 4 * len(accumulate.split(","))
     assert {name for name, (straight, again) in found.items() if straight != again} == set()
+
+
+def test_a_resume_of_two_ranks_is_exact_for_one_way_of_reducing(tmp_path: Path) -> None:
+    ((straight, again),) = exact(tmp_path / "run", 2, "2", compress=["bf16"], static=[True]).values()
+    assert straight == again
 
 
 @pytest.mark.parametrize(
