@@ -116,17 +116,21 @@ def test_lines_are_refused_by_the_name_of_their_file(killed: Killed, name: str, 
     assert outcome(killed, name, ends[-1]) in ("refused", "went on")  # a line cut short was never whole
 
 
-def test_leaves_are_refused_repeated_or_found_by_verify(killed: Killed) -> None:
+@pytest.mark.parametrize(
+    ("of_head", "of_records"), [(17, 311), pytest.param(5, 71, marks=pytest.mark.ci(__file__))], ids=["some", "many"]
+)
+def test_leaves_are_refused_repeated_or_found_by_verify(killed: Killed, of_head: int, of_records: int) -> None:
+    """Every so manieth byte of each block's head, and of its records."""
     blocks = [block for _, block in leaf_file.blocks(killed.before(leaf_file.LEAVES))]
     for block in blocks:
-        head = range(block.at - leaf_file.HEADER.size, block.at, 5)
+        head = range(block.at - leaf_file.HEADER.size, block.at, of_head)
         if block.epoch < RESUME:
             allowed = {"refused"}
         else:
             allowed = {"refused", "went on"}  # what was not synced is cut off, and executed again
         for at in head:
             assert outcome(killed, leaf_file.LEAVES, at, at % 8) in allowed
-        for at in range(block.at, block.end, 71):
+        for at in range(block.at, block.end, of_records):
             found = outcome(killed, leaf_file.LEAVES, at, at % 8)
             wanted = {RESUME - 1: "refused", RESUME: "went on"}.get(block.epoch, "not verified")
             assert found == wanted, (block.epoch, at)

@@ -221,7 +221,7 @@ def test_verify_holds_the_run_to_a_head_that_was_noted(tmp_path: Path, capsys: p
     tops = [bytes.fromhex(e["global_root"]) for e in bundle.epochs]
     for size in range(1, 5):
         assert verify(made.bundle, head=(size, run_root(tops[:size]).hex())).run_root == bundle.run_root
-        for worker in bundle.workers:
+        for worker in bundle.workers[size - 1 :: 4]:
             signed = worker.roots[size][1].head if size < 4 else worker.result[1].head
             verify(made.bundle, head=(size, signed.hex()))
     noted = run_root(tops[:2]).hex()
