@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import uvcc_engine
 from uvcc_engine.contract.run_files.event_names import NAMES
 
 CALLS = {"event", "_on_event", "on_event", "_note", "_note_in", "Notice", "tell", "told"}
+SOME_CALL = re.compile(rf"\b({'|'.join(sorted(CALLS))})\(")
 SOURCES = sorted(Path(uvcc_engine.__file__).parent.rglob("*.py"))
 
 
@@ -25,7 +27,8 @@ def written() -> dict[str, str]:
     for path in SOURCES:
         if "bench" in path.parts or path.name == "event_names.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if SOME_CALL.search(text) else ():
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 if name in CALLS:

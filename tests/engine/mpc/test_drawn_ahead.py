@@ -131,13 +131,13 @@ def test_three_parties_come_to_the_same_shares(ahead: DrawAhead) -> None:
         planes, keys, sid = LocalPlanes(), rehearsal_keys(0), b"s" * 32
         planes.runtimes = [Runtime(p, planes.planes[p], keys[p], sid, ahead=ahead) for p in range(3)]
         x = random.Random(4)
-        parts = split(torch.linspace(-3, 3, 40_000), 16, x.randbytes)
+        parts = split(torch.linspace(-3, 3, 80 * 80), 16, x.randbytes)
 
         def steps(rt: Runtime) -> list[Share]:
             found = [share_of(parts, rt.party)]
             for epoch in range(4):
                 rt.begin_epoch(epoch)
-                weight = found[-1].reshape(200, 200)
+                weight = found[-1].reshape(80, 80)
                 found.append(rt.run(relu_only_protocol(rt, rt.run(matmul_protocol(rt, weight, weight, scale=0.01)))))
             return found
 

@@ -29,13 +29,14 @@ from uvcc_engine.plane.links.relay_locator import LOOK_S, RelayLocator
 
 ROUNDS = 40
 HALF = ROUNDS // 2
+WAYS = pytest.mark.parametrize("kind", ["relay", "stream", pytest.param("auto", marks=pytest.mark.ci(__file__))])
 
 
 def payload(party: int, op: int) -> bytes:
     return bytes([party, op]) * (1 + 500 * op)
 
 
-@pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
+@WAYS
 def test_a_conversation_goes_on_over_a_relay_that_moved(tmp_path: Path, kind: str) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -92,7 +93,7 @@ def test_a_conversation_goes_on_over_a_relay_that_moved(tmp_path: Path, kind: st
         assert len({(r[0], r[1], r[2]) for r in log.records}) == len(log.records)  # nothing came twice
 
 
-@pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
+@WAYS
 def test_a_stranger_at_the_old_address_of_a_relay_ends_nothing(tmp_path: Path, kind: str) -> None:
     for name in ("ours", "strangers", "new"):
         (tmp_path / name).mkdir()
@@ -136,7 +137,7 @@ def test_a_stranger_at_the_old_address_of_a_relay_ends_nothing(tmp_path: Path, k
     assert all(len(log.named("relay_moved")) == 1 for log in logs)
 
 
-@pytest.mark.parametrize("kind", ["relay", "stream", "auto"])
+@WAYS
 def test_a_stranger_that_stays_ends_the_wait_as_silence_does(tmp_path: Path, kind: str) -> None:
     strangers = [{"party": p, "group": "another", "token": f"a-token-that-is-not-ours-{p}"} for p in range(3)]
     listen, stream = (f"127.0.0.1:{port}" for port in ports(2))
