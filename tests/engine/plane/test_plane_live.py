@@ -28,7 +28,15 @@ from uvcc_engine.plane.links import connection
 from uvcc_engine.transcript.leaves.payload_digests import AHEAD
 
 
-@pytest.fixture(params=["direct", "relay", "stream", "relay over TLS", "stream over TLS"])
+@pytest.fixture(
+    params=[
+        "direct",
+        "relay",
+        "stream",
+        pytest.param("relay over TLS", marks=pytest.mark.ci(__file__)),
+        "stream over TLS",
+    ]
+)
 def links(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "direct":
         yield direct_links()

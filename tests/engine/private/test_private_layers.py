@@ -126,7 +126,10 @@ def test_a_convolutional_network_trains_on_shares_as_in_clear() -> None:
     assert clear.losses[-1] < clear.losses[0]
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.ci(__file__) if "vgg" in name else ()) for name in sorted(MODELS)],
+)
 def test_every_model_fits_together(name: str) -> None:
     model = MODELS[name]
     weights = initial_weights(model, 1, 16)

@@ -37,7 +37,7 @@ def test_inverse_square_root_over_thirty_bits(f: int) -> None:
     assert relative.max() < 2e-4 + 8 * 2.0**-f * x.max().sqrt()
 
 
-MLP = PrivateJob(model="mlp-digits", steps=8, batch=32, test_rows=100)
+MLP = PrivateJob(model="mlp-digits", steps=5, batch=32, test_rows=100)
 
 
 @pytest.mark.parametrize(
