@@ -91,7 +91,8 @@ def losses_of(directory: Path) -> list[list[str]]:
     return [row.split(",")[:2] for row in (directory / "training.csv").read_text().splitlines()[1:]]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.ci(__file__))])
+@pytest.mark.ci(__file__)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_training_that_goes_back_ends_in_the_bits_of_one_that_nothing_befell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
