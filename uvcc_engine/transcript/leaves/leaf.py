@@ -23,6 +23,7 @@ _HEAD: Final = struct.Struct("<BBBBIIQ")  # of a record, before size and digest
 _BLOCK: Final = 64  # bytes, of SHA-256
 _INNER: Final = bytes(x ^ 0x36 for x in range(256))
 _OUTER: Final = bytes(x ^ 0x5C for x in range(256))
+_NOTHING: Final = sha256()  # only copied
 _PREFIX: Final = b"UVCC_LEAF_V1"
 WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.PROOF, kinds.COIN, kinds.AUDIT))
 RECORDED_KINDS: Final = WIRE_KINDS | {kinds.FINDING}
@@ -87,10 +88,13 @@ def leaf_hash(prefix: bytes, record: bytes) -> bytes:
 
 
 class BlindState(NamedTuple):
-    """What the two hashes of an HMAC begin with under a blinding key; ``inner`` goes on with session and epoch."""
+    """The two hashes of an HMAC under a blinding key, as they are before what is authenticated; both are only copied.
 
-    inner: bytes
-    outer: bytes
+    ``inner`` has also taken session and epoch.
+    """
+
+    inner: hashlib._Hash
+    outer: hashlib._Hash
 
 
 def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> BlindState:
@@ -98,7 +102,7 @@ def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> BlindState:
     short = key if len(key) <= _BLOCK else sha256(key).digest()
     padded = short.ljust(_BLOCK, b"\0")
     said = b"UVCC_BLIND_V1" + sid_sub + struct.pack("<I", epoch)
-    return BlindState(padded.translate(_INNER) + said, padded.translate(_OUTER))
+    return BlindState(sha256(padded.translate(_INNER) + said), sha256(padded.translate(_OUTER)))
 
 
 def head_of(key: Key) -> bytes:
@@ -114,17 +118,23 @@ def blind_at(state: BlindState, head: bytes) -> bytes:
     """The blind of one message; ``state`` from :func:`blind_state`, ``head`` from :func:`head_of`.
 
     HMAC-SHA256 of all of the head after the direction, which is equal at both ends. The two hashes are computed by
-    themselves: the same code hashes the payload right after, and between two messages a training step has pushed all
-    code out of the processor's caches. In its place a call of ``hmac.digest`` takes three times as long.
+    themselves, and from copies: between two messages a training step has pushed all code out of the processor's caches,
+    and a call of ``hmac.digest`` takes three times as long then. To make a hash object takes longer than to copy one.
     """
-    return sha256(state.outer + sha256(state.inner + head[1:]).digest()).digest()
+    inner, outer = state.inner.copy(), state.outer.copy()
+    inner.update(head[1:])
+    outer.update(inner.digest())
+    return outer.digest()
 
 
 def record_of(state: BlindState, head: bytes, payload: Buffer) -> tuple[bytes, bytes]:
     """(record, blind) of one message; ``state`` from :func:`blind_state`, ``head`` from :func:`head_of`."""
     size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-    blind = sha256(state.outer + sha256(state.inner + head[1:]).digest()).digest()
-    digest = sha256(blind)
+    inner, outer, digest = state.inner.copy(), state.outer.copy(), _NOTHING.copy()
+    inner.update(head[1:])
+    outer.update(inner.digest())
+    blind = outer.digest()
+    digest.update(blind)
     digest.update(payload)
     return head + SIZE.pack(size) + digest.digest(), blind
 
@@ -136,6 +146,7 @@ def make_record(state: BlindState, key: Key, payload: Buffer) -> tuple[bytes, by
 
 def blinded_digest(blind: bytes, payload: Buffer) -> bytes:
     """SHA-256(blind || payload): without the blind nothing about a short payload can be guessed from it."""
-    state = hashlib.sha256(blind)
+    state = _NOTHING.copy()
+    state.update(blind)
     state.update(payload)
     return state.digest()
