@@ -31,7 +31,8 @@ class Killed:
             w.begin(OPEN)
         exchange(self.world.workers, OPEN)
         for w in self.world.workers.values():
-            w.recorder.catch_up()  # they waited for each other
+            w.recorder.catch_up()  # they waited for each other,
+            w.recorder.catch_up()  # and the wait went on
             w.recorder.close(sync=False)
         self.world.close()
         shutil.copytree(folder / "run", self.kept)

@@ -14,12 +14,12 @@ from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableEr
 from uvcc_engine.plane.api import Recorder, Tag
 from uvcc_engine.plane.frame import CHUNK
 from uvcc_engine.transcript.formats import kinds
-from uvcc_engine.transcript.leaves import leaf_file, payload_digests
+from uvcc_engine.transcript.leaves import leaf_file, payload_digests, sent_payloads
 from uvcc_engine.transcript.leaves.leaf import RECORD, Leaf, blind_state, epoch_prefix, leaf_hash, make_record
 from uvcc_engine.transcript.leaves.merkle import root_from_inclusion, tree_root
 from uvcc_engine.transcript.leaves.replay import first_difference, summarise
 from uvcc_engine.transcript.leaves.store import TranscriptStore
-from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog
+from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog, open_records
 
 SID = hashlib.sha256(b"sub").digest()
 PARTY = {"party": 0, "sid_sub": SID, "own_key": b"own", "pair_keys": {1: b"one", 2: b"two"}}
@@ -210,6 +210,7 @@ def test_killed_in_an_epoch_what_was_received_before_a_send_is_remembered(tmp_pa
     s.record(1, 1, (0, 0, 0, kinds.OPEN), b"first")
     s.record(0, 2, (0, 0, 1, kinds.RESHARE), b"depends on it")
     s.catch_up()
+    s.catch_up()  # the wait goes on
     s.record(1, 1, (0, 0, 2, kinds.OPEN), b"nothing sent since")
     s.close(sync=False)
     again = open_store(tmp_path, 0)
@@ -253,7 +254,7 @@ def test_a_differing_repeat_of_what_was_sent_is_found_at_once(stores: dict[int, 
     for waits in (False, True):
         for op, size in enumerate((32, payload_digests.LARGE)):
             s.record(0, 1, (0, waits, op, kinds.OPEN), bytes(size))
-            if waits:
+            for _ in range(2 * waits):  # the wait goes on
                 s.catch_up()
             s.record(0, 1, (0, waits, op, kinds.OPEN), bytes(size))
             with pytest.raises(ProtocolError, match="differs"):
@@ -282,7 +283,7 @@ def test_when_the_caller_waits_changes_no_leaf(tmp_path: Path, waits: int) -> No
 def test_a_leaf_that_a_full_disk_kept_out_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s = open_store(tmp_path, 0)
     s.begin_epoch(0)
-    for op in range(3):
+    for op in range(sent_payloads.TOGETHER):
         s.record(0, 1, (0, 0, op, kinds.OPEN), b"%d" % op)
     add, room = WriteAheadLog.add, [1]
 
@@ -296,7 +297,27 @@ def test_a_leaf_that_a_full_disk_kept_out_is_made_later(tmp_path: Path, monkeypa
     with pytest.raises(UvccError, match="No space"):
         s.catch_up()
     monkeypatch.undo()
-    assert s.finalize_epoch().leaves == 3
+    assert s.finalize_epoch().leaves == sent_payloads.TOGETHER
+
+
+def test_leaves_of_small_messages_are_made_together_and_all_once_a_wait_goes_on(tmp_path: Path) -> None:
+    s = open_store(tmp_path, 0)
+    s.begin_epoch(0)
+    made = []
+    for op in range(sent_payloads.TOGETHER + 2):
+        s.record(0, 1, (0, 0, op, kinds.OPEN), b"%d" % op)
+        s.catch_up()
+        made.append(len(list(open_records(s.folder, 0))))
+    most = sent_payloads.TOGETHER
+    assert made == [0] * (most - 1) + [most] * 3
+    s.catch_up()  # the same wait, or the next with nothing more to tell of
+    assert len(list(open_records(s.folder, 0))) == most + 2
+    s.record(0, 1, (0, 0, 99, kinds.OPEN), bytes(payload_digests.LARGE))
+    s.record(0, 1, (0, 0, 100, kinds.OPEN), b"small")
+    s.catch_up()  # a large one is handed over at once, and what is small goes with it
+    assert len(list(open_records(s.folder, 0))) == most + 3
+    assert s.finalize_epoch().leaves == most + 4
+    s.close()
 
 
 def fill(s: TranscriptStore, ops: int) -> None:

@@ -1,7 +1,8 @@
 """Payloads that were sent and whose leaves are not made yet: there is time for that while the caller waits.
 
-What is kept here cannot change: who sent it may use its memory again. Large ones are handed to the thread that hashes
-beside the caller, when it waits for the first time.
+What is kept here cannot change: who sent it may use its memory again. The leaves of small ones are made several at a
+time, and those that are left as soon as a wait goes on. Large ones are handed to the thread that hashes beside the
+caller, when it waits for the first time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from uvcc_engine.transcript.leaves.leaf import SIZE, BlindState, Buffer, Key, bl
 from uvcc_engine.transcript.leaves.payload_digests import LARGE, Hasher, Job
 
 MOST: Final = 1 << 25  # bytes that wait at a time
+TOGETHER: Final = 4
+"""Small ones of which the leaves are made at a time: the training leaves no code of this in the processor's caches, and
+the first leaf after it takes seven times as long as each that follows."""
 
 
 class SentPayloads:
@@ -23,23 +27,34 @@ class SentPayloads:
         self._new: dict[Key, tuple[BlindState, bytes, bytes | memoryview]] = {}  # with the head of its record
         self._begun: dict[Key, tuple[bytes, Job]] = {}  # the head and the size of its record; who hashes it
         self._bytes = 0
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._new or key in self._begun
+        self._large = False  # whether one is new that somebody else can hash
+        self._asked = 0  # how many were new when it was asked what is due
 
     @property
     def full(self) -> bool:
         """Whether what waits has to be made before more is put here."""
         return self._bytes > MOST
 
-    def put(self, key: Key, state: BlindState, head: bytes, payload: Buffer) -> None:
-        """Keep a payload; ``head`` from :func:`leaf.head_of`."""
+    def due(self) -> bool:
+        """Whether to make what can be made, asked whenever the caller waits: a large one is new, or ``TOGETHER`` small
+        ones, or nothing more was sent since it was asked before: the wait goes on."""
+        before, self._asked = self._asked, len(self._new)
+        return self._large or self._asked >= TOGETHER or self._asked == before > 0
+
+    def put(self, key: Key, state: BlindState, head: bytes, payload: Buffer) -> bool:
+        """Keep a payload, unless one waits under its key; ``head`` from :func:`leaf.head_of`."""
+        if key in self._new or key in self._begun:
+            return False
         held = _unchanging(payload)
         self._new[key] = state, head, held
-        self._bytes += len(held)
+        size = len(held)
+        self._bytes += size
+        self._large = self._large or size >= LARGE
+        return True
 
     def made(self) -> Iterator[tuple[Key, bytes]]:
         """The records of the small ones; the large ones are begun."""
+        self._large = False
         for key, (state, head, held) in list(self._new.items()):
             size = len(held)
             if size >= LARGE and self._hasher is not None:

@@ -299,17 +299,18 @@ class TranscriptStore:
 
     def _put_off(self, key: Key, state: BlindState, head: bytes, piece: Buffer) -> bool:
         """Whether the leaf of what was sent can wait until the caller waits. A repeat is compared at once."""
-        if not self._new or key in self._sent or self._recorded.get(key) is not None:
+        known = not self._new or self._recorded.get(key) is not None
+        if known or not self._sent.put(key, state, head, piece):
             self._make(self._sent.all())
             return False
-        self._sent.put(key, state, head, piece)
         if self._sent.full:
             self._make(self._sent.all())
         return True
 
     def catch_up(self) -> None:
         """See ``plane.api.Recorder``: the leaves of what was sent; large payloads are hashed beside the caller."""
-        self._make(self._sent.made())
+        if self._sent.due():
+            self._make(self._sent.made())
 
     def _make(self, records: Iterable[tuple[Key, bytes]]) -> None:
         for key, record in records:
