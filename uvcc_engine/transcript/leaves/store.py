@@ -6,10 +6,11 @@ received is with the operating system before anything that depends on it is sent
 message received again is compared with the one received before. ``fsync`` happens at checkpoints and at the end only:
 after a power cut the store holds at least everything up to the last checkpoint.
 
-The leaf of what was sent is made while its sender waits for a peer (``sent_payloads``), or at the epoch's end: who is
-killed before makes the same message again from what it received. Where an epoch is repeated, it is compared before it
-is sent. A large payload is hashed beside the caller, if there is a processor for it: from when it arrives until it is
-read, or from the first wait after it was sent until the epoch ends.
+The leaf of what was sent is made while its sender waits for a peer (``sent_payloads``: some at a time, and all that are
+left once the wait goes on), or at the epoch's end: who is killed before makes the same message again from what it
+received. Where an epoch is repeated, it is compared before it is sent. A large payload is hashed beside the caller, if
+there is a processor for it: from when it arrives until it is read, or from the first wait after it was sent until the
+epoch ends.
 """
 
 from __future__ import annotations
