@@ -28,6 +28,7 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
                 "slowdown_cpu",
                 "recording",
                 "recording_cpu",
+                "accounted",
                 "waiting",
                 "beside",
                 "hashing",
@@ -63,6 +64,7 @@ def test_the_hash_s_floor_counts_every_message_at_both_of_its_ends(monkeypatch: 
         "of the step whose parts are not timed"
     )
     assert rows["transcript.step.demo.recording_cpu"].value == pytest.approx(0.15)
+    assert rows["transcript.step.demo.accounted"].value == pytest.approx(3 * 0.35 / 2), "of all three parties"
     assert rows["transcript.step.demo.recording"].value == pytest.approx(0.1)
     assert rows["transcript.step.demo.waiting"].value == pytest.approx(0.05)
 

@@ -64,9 +64,10 @@ def share_rows(name: str, rounds: int) -> list[Row]:
     does not depend on who else wants the processors (``slowdown_cpu``); and, as shares of the step, the processor time
     of recording, hashing and finalising in the thread that trains (``recording``), of what of that it does while it
     waits for another party, which holds nobody up (``waiting``), of hashing beside it (``beside``), and of signing and
-    checking (``agreeing``); ``recording_cpu`` is the first two as a share of the step's processor time. ``hashing`` is
-    the least that the format costs: SHA-256 of every message, once at each end, at this machine's rate, as a share of
-    the processor time of the step without the transcript."""
+    checking (``agreeing``); ``recording_cpu`` is the first two as a share of the step's processor time. ``accounted``
+    is all four, of the three parties together, as a share of the processor time of the step without the transcript:
+    what of ``slowdown_cpu`` has a name. ``hashing``, a part of it, is the least that the format costs: SHA-256 of every
+    message, once at each end, at this machine's rate."""
     rounds_of = [list(r) for r in zip(*run_parties(*JOBS[name], rounds), strict=True)]
     off = [max(party[0]["wall"] for party in r) for r in rounds_of]
     on = [max(party[1]["wall"] for party in r) for r in rounds_of]
@@ -82,12 +83,20 @@ def share_rows(name: str, rounds: int) -> list[Row]:
         _slowdown(f"{at}.slowdown_cpu", cpu_on, cpu_off),
         row(f"{at}.recording", "share", "step", share("recording", "wall"), BAR),
         row(f"{at}.recording_cpu", "share", "processor time", share("recording", "cpu", "waiting")),
+        row(f"{at}.accounted", "share", "processor time", _accounted(rounds_of, cpu_off)),
         row(f"{at}.waiting", "share", "step", share("waiting", "wall")),
         row(f"{at}.beside", "share", "step", share("beside", "wall")),
         row(f"{at}.hashing", "share", "processor time", _hashing(rounds_of, cpu_off)),
         row(f"{at}.agreeing", "share", "step", share("agreeing", "wall"), BAR),
         row(f"{at}.leaves", "rate", "leaves/step", [float(r[0][2]["leaves"]) for r in rounds_of]),
     ]
+
+
+def _accounted(rounds_of: list[list[MeasuredRound]], cpu_off: list[float]) -> list[float]:
+    """By round: the processor time of all parts that are timed, at all parties, over that of the step without."""
+    parts = ("recording", "waiting", "beside", "agreeing")
+    named = [sum(party[2][part] for party in r for part in parts) for r in rounds_of]
+    return [took / cpu for took, cpu in zip(named, cpu_off, strict=True)]
 
 
 def _hashing(rounds_of: list[list[MeasuredRound]], cpu_off: list[float]) -> list[float]:
