@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import logging
 import os
 import shutil
@@ -295,6 +296,11 @@ def test_product_and_selection_kernels(n: int) -> None:
     assert torch.equal(CPU.mul([a, b], [c, d]), PLAIN.mul([a, b], [c, d]))
     assert torch.equal(CPU.mul([a], [c]), PLAIN.mul([a], [c]))
     assert torch.equal(CPU.blind(a.clone(), 7, b, c), PLAIN.blind(a, 7, b, c))
+    for ways in itertools.product((False, True), repeat=2):
+        given = (*ways, (a, b), (c, d), 7, d, a)
+        assert torch.equal(CPU.mul_blinded(*given), PLAIN.mul_blinded(*given))
+        given = (*ways, (a[:1], b[:1]), (c, d), 7, d, a)
+        assert torch.equal(CPU.mul_blinded(*given), PLAIN.mul_blinded(*given))
     words, right = random(-(-n // 64)), random(2, n)
     assert torch.equal(CPU.select_deal(words, [a], right), PLAIN.select_deal(words, [a], right))
     for lead in (0, 1):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.plane.connect import open_link, open_plane
@@ -148,4 +149,5 @@ ROLES: Final[dict[str, Callable[[dict[str, Any]], dict[str, float]]]] = {
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as a worker does
     print(json.dumps(ROLES[sys.argv[1]](json.loads(Path(sys.argv[2]).read_text()))))

@@ -94,6 +94,12 @@ def roles(rt: Runtime, dealer: int) -> Roles:
     return _ROLES[dealer % 3, rt.party]
 
 
+def meets_both(role: Roles | None) -> tuple[bool, bool]:
+    """Of a product's two left components, which are multiplied by both right ones, and not by the other one alone; see
+    ``products.arithmetic.terms``. None: nobody deals."""
+    return (True, False) if role is None else (role.is_dealer, not role.is_right)
+
+
 def online_part(rt: Runtime, role: Roles, x: Share) -> Tensor:
     """For an online party: its copy of component ``d + 2``. Shape of the share."""
     return x.second if role.is_left else x.first

@@ -31,6 +31,19 @@ class Kernels(Protocol):
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         """``z * factor + plus - minus``: a product share with its public factor and its part of a zero."""
 
+    def mul_blinded(
+        self,
+        first: bool,
+        second: bool,
+        x: tuple[Tensor, Tensor],
+        y: tuple[Tensor, Tensor],
+        factor: int,
+        plus: Tensor,
+        minus: Tensor,
+    ) -> Tensor:
+        """``blind`` of ``x_1 y_2 + x_2 y_1``, broadcasting; where ``first``, ``y_1`` is added to what ``x_1`` is
+        multiplied by, and where ``second``, ``y_2`` to what ``x_2`` is."""
+
     def truncate_deal(
         self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
     ) -> tuple[Tensor, Tensor]:

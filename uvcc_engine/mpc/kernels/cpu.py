@@ -62,6 +62,23 @@ class CpuKernels(PlainKernels):
             return z
         return super().blind(z, factor, plus, minus)
 
+    def mul_blinded(
+        self,
+        first: bool,
+        second: bool,
+        x: tuple[Tensor, Tensor],
+        y: tuple[Tensor, Tensor],
+        factor: int,
+        plus: Tensor,
+        minus: Tensor,
+    ) -> Tensor:
+        given = (*x, *y, plus, minus)
+        if any(t.shape != plus.shape for t in given) or not self._sums(plus.numel(), *given):
+            return super().mul_blinded(first, second, x, y, factor, plus, minus)
+        out = torch.empty_like(plus)
+        self._jit.mul_blinded(first, second, *map(_flat, given), factor, _flat(out))
+        return out
+
     def truncate_deal(
         self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
     ) -> tuple[Tensor, Tensor]:

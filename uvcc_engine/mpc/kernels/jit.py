@@ -18,6 +18,9 @@ from uvcc_engine.mpc.kernels.gemm_loops import gemm_multiply as gemm_multiply
 from uvcc_engine.mpc.kernels.gemm_loops import gemm_right as gemm_right
 from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 from uvcc_engine.mpc.kernels.polynomial_loops import binary_product as binary_product
+from uvcc_engine.mpc.kernels.product_loops import blind as blind
+from uvcc_engine.mpc.kernels.product_loops import cross as cross
+from uvcc_engine.mpc.kernels.product_loops import mul_blinded as mul_blinded
 from uvcc_engine.mpc.kernels.proof_loops import add_degrees as add_degrees
 from uvcc_engine.mpc.kernels.proof_loops import binary_columns as binary_columns
 from uvcc_engine.mpc.kernels.proof_loops import binary_diagonals as binary_diagonals
@@ -248,25 +251,6 @@ def merge(
 
 
 # Arithmetic runs on unsigned views: signed overflow would leave the compiler free to assume that it never happens.
-
-
-@compiled_loop
-def cross(terms: int, a: Words, b: Words, c: Words, d: Words, out: Words) -> None:
-    """``a b``, or ``a b + c d``."""
-    if terms == 1:
-        for i in range(out.shape[0]):
-            out[i] = a[i] * b[i]
-    else:
-        for i in range(out.shape[0]):
-            out[i] = a[i] * b[i] + c[i] * d[i]
-
-
-@compiled_loop
-def blind(z: Words, factor: int, plus: Words, minus: Words) -> None:
-    """``z * factor + plus - minus`` modulo 2^64, in place of ``z``."""
-    by = np.uint64(factor)
-    for i in range(z.shape[0]):
-        z[i] = z[i] * by + plus[i] - minus[i]
 
 
 @compiled_loop

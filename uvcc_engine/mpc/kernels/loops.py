@@ -32,7 +32,7 @@ LOOK_S: Final = 0.25  # between two looks for the mark
 
 @cache
 def _mark_name() -> str:
-    loops = (f"{of}_loops.py" for of in ("gemm", "tile", "proof", "polynomial", "bit", "weigh"))
+    loops = (f"{of}_loops.py" for of in ("gemm", "tile", "product", "proof", "polynomial", "bit", "weigh"))
     files = (*loops, "jit.py", "loop_cache.py")
     shared = Path(__file__).parents[2] / "contract" / "machine" / "numba_cache.py"
     source = b"".join(path.read_bytes() for path in (*map(Path(__file__).with_name, files), shared))

@@ -57,6 +57,21 @@ class PlainKernels:
     def blind(self, z: Tensor, factor: int, plus: Tensor, minus: Tensor) -> Tensor:
         return (z * factor if factor != 1 else z) + plus - minus
 
+    def mul_blinded(
+        self,
+        first: bool,
+        second: bool,
+        x: tuple[Tensor, Tensor],
+        y: tuple[Tensor, Tensor],
+        factor: int,
+        plus: Tensor,
+        minus: Tensor,
+    ) -> Tensor:
+        both = y[0] + y[1] if first or second else y[0]
+        if first and second:
+            return self.blind(self.mul([x[0] + x[1]], [both]), factor, plus, minus)
+        return self.blind(self.mul(x, [both if first else y[1], both if second else y[0]]), factor, plus, minus)
+
     def truncate_deal(
         self, z: Tensor, left: Tensor, right: Tensor, k: Tensor, m: Tensor, low: Tensor, s: int
     ) -> tuple[Tensor, Tensor]:

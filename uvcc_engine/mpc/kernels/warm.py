@@ -23,6 +23,7 @@ def warm(kernels: CpuKernels) -> None:
     for factors in ([x], [x, x]):
         kernels.mul(factors, factors)
     kernels.blind(zeros(_N), 3, x, x)
+    kernels.mul_blinded(True, False, (x, x), (x, x), 3, x, x)
     for s in (16, 32, 50):
         half = zeros(_N, bits=s)
         kernels.truncate_deal(x, x, x, half, half, half, s)

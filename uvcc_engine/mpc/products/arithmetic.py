@@ -17,7 +17,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, dealt_slices, in_chunks_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, PATCHES, SUMMED, ProductNotes
-from uvcc_engine.mpc.foundation.roles import Roles, roles
+from uvcc_engine.mpc.foundation.roles import Roles, meets_both, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, encode
 from uvcc_engine.mpc.kernels.base import RightFactor
@@ -31,6 +31,7 @@ _LONG = 1 << 10  # summands from which a sum of products is proved in parts
 _DEALT = 20  # bytes that the dealer of a truncated product sends for one output, where 16 bits are cut off
 _PARTS = 64  # a multiple of what a proof takes at once
 Pair = tuple[Share, Share]
+_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def add(x: Share, y: Share) -> Share:
@@ -142,14 +143,12 @@ def mul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer:
     """
     _fit_together(x, y, "multiply")
     if x.shape != y.shape or len(places := chunk_slices(x.n)) == 1:
-        return (yield from _product_protocol(rt, x, y, rt.kernels.mul, scale, dealer, form=ELEMENTWISE))
+        return (yield from _product_protocol(rt, x, y, None, scale, dealer, form=ELEMENTWISE))
     a, b = x.reshape(-1), y.reshape(-1)
 
     def build(dealer: int, place: slice, outs: Sequence[Share | None]) -> MpcProtocol[list[Share]]:
         parts = a.index(place), b.index(place)
-        return [
-            (yield from _product_protocol(rt, *parts, rt.kernels.mul, scale, dealer, out=outs[0], form=ELEMENTWISE))
-        ]
+        return [(yield from _product_protocol(rt, *parts, None, scale, dealer, out=outs[0], form=ELEMENTWISE))]
 
     (product,) = yield from in_chunks_protocol(places, a.shape, [x.f], build, dealer, rt.device)
     return product.reshape(*x.shape)
@@ -281,7 +280,7 @@ def _product_protocol(
     rt: Runtime,
     x: Share,
     y: Share,
-    local: LocalPart,
+    local: LocalPart | None,
     scale: float,
     dealer: int,
     opened: Opened | None = None,
@@ -324,7 +323,7 @@ def additive_product(
     rt: Runtime,
     x: Share,
     y: Share,
-    local: LocalPart,
+    local: LocalPart | None,
     scale: float,
     dealer: int,
     form: str = "",
@@ -334,17 +333,21 @@ def additive_product(
     """This party's additive share of ``x * y * scale``, re-randomised, and by how many bits to truncate it. Local.
 
     ``form`` (with ``cut``, and ``whole``: see ``ProductNotes``) says what ``local`` computes; where products are proved
-    it is filed as a claim, the ledger's last. The shape is that of ``local``.
+    it is filed as a claim, the ledger's last. The shape is that of ``local``; None multiplies element by element.
     """
     factor, extra = integer_scale(scale)
     if extra < 0:
         factor, extra = factor << -extra, 0
     shift = y.f + extra
     role = roles(rt, dealer) if shift > 0 else None
-    z = local(terms(role, x), partners(role, y))
+    z = local(terms(role, x), partners(role, y)) if local is not None else None
+    shape = z.shape if z is not None else _broadcast(x.shape, y.shape)
     draws = rt.draws()
-    plus, minus = draws.ring(rt.next, *z.shape), draws.ring(rt.party, *z.shape)
-    z = rt.kernels.blind(z, factor, plus, minus)
+    plus, minus = draws.ring(rt.next, *shape), draws.ring(rt.party, *shape)
+    if z is not None:
+        z = rt.kernels.blind(z, factor, plus, minus)
+    else:
+        z = rt.kernels.mul_blinded(*meets_both(role), (x.first, x.second), (y.first, y.second), factor, plus, minus)
     if rt.ledger is not None:
         deals = dealer if shift > 0 else None
         rt.ledger.file(ProductNotes(form, x, y, factor, deals, minus, plus, z, cut=cut, whole=whole))
