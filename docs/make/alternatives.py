@@ -1,15 +1,18 @@
 """``python -m docs.make.alternatives [--json]``: what the ways that were not taken cost, as rows of a benchmark.
 
 Local truncation of replicated shares, which is free and sometimes wrong by 2^48, beside the dealer's; what it costs a
-process to import torch, and to read one object by pydantic or by our own strict reader. The rows are kept by
+process to import torch, and to read one object by pydantic or by our own strict reader; SHA-256 of a message beside
+BLAKE3. The rows are kept by
 ``python -m docs.make.taken alternatives python -m docs.make.alternatives``.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 from uvcc_engine.contract.machine import benchrows as rows
@@ -29,6 +32,19 @@ _STARTS: Final = {  # pydantic loads most of itself with the first model
     "@dataclass(frozen=True)\nclass One:\n    step: int\nstrict.read(One, {'step': 1}, 'one')",
 }
 _FAR: Final = 1 << 40
+_HASHED: Final = """
+import hashlib, time
+from blake3 import blake3
+message, key = bytes(1 << 16), bytes(32)
+found = []
+for take in (lambda: hashlib.sha256(message).digest(), lambda: blake3(message, key=key).digest()):
+    began = time.process_time()
+    for _ in range(500):
+        take()
+    found.append(500 * len(message) / 1e6 / (time.process_time() - began))
+print(*found)
+"""
+_NO_EXTENSIONS: Final = {"OPENSSL_ia32cap": ":~0x20000000"}  # OpenSSL leaves x86's instructions for SHA alone
 
 
 def local_truncation(seed: int = 7) -> int:
@@ -80,6 +96,14 @@ def started(code: str) -> tuple[list[float], list[float]]:
     return [float(s) for s, _ in said], [float(b) for _, b in said]
 
 
+def hashed(environment: Mapping[str, str]) -> tuple[float, float]:
+    """MB of messages of 64 KiB that SHA-256 and keyed BLAKE3 take in a second of processor time."""
+    command = [sys.executable, "-c", _HASHED]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    sha256, blake3 = map(float, said.stdout.split())
+    return sha256, blake3
+
+
 def main(argv: list[str]) -> int:
     """Print the rows. Returns the exit code."""
     found = []
@@ -87,6 +111,13 @@ def main(argv: list[str]) -> int:
         seconds, size = started(code)
         found.append(rows.row(f"{name}_import", "time", "s", seconds))
         found.append(rows.row(f"{name}_import", "memory", "MiB", [b / 2**20 for b in size]))
+    sha256, blake3 = zip(*(hashed({}) for _ in range(RUNS)), strict=True)
+    plain = [hashed(_NO_EXTENSIONS)[0] for _ in range(RUNS)]
+    found += [
+        rows.row("hash_sha256", "rate", "MB/s", list(sha256)),
+        rows.row("hash_sha256_no_extensions", "rate", "MB/s", plain),
+        rows.row("hash_blake3", "rate", "MB/s", list(blake3)),
+    ]
     found += [  # last: a child counts the memory of whoever starts it, and this imports torch
         rows.row("local_truncation", "tries", "numbers", [float(TRIES)]),
         rows.row("local_truncation", "wrong", "numbers", [float(local_truncation())], TRIES / 32),

@@ -36,6 +36,7 @@ NEEDED = (
     "yaml",
     "rfc8785",
     "google_crc32c",
+    "blake3",
 )
 INSTALL_S = 900.0
 # what jobs download stays on the pod's own disk between smoke and full run; an image or a profile may know better

@@ -23,7 +23,17 @@ from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.machine import torch_floor
 from uvcc_engine.contract.run_files import files
 
-MODULES: Final = ("torch", "numpy", "cryptography", "safetensors", "starlette", "uvicorn", "httpx", "google_crc32c")
+MODULES: Final = (
+    "torch",
+    "numpy",
+    "cryptography",
+    "safetensors",
+    "starlette",
+    "uvicorn",
+    "httpx",
+    "google_crc32c",
+    "blake3",
+)
 START_S: Final = 60.0
 
 

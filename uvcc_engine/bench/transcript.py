@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from blake3 import blake3
+
 from uvcc_engine.bench.scenarios import transcript_share
 from uvcc_engine.bench.timing.peak import peak_memory
 from uvcc_engine.bench.work.rehearsal import make_policy, rehearse, revealed
@@ -24,6 +26,7 @@ from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.machine.calibration import BenchBar
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds
+from uvcc_engine.transcript.leaves.leaf import BLIND
 from uvcc_engine.transcript.leaves.store import TranscriptStore
 from uvcc_engine.transcript.proof.verification_certificate import Certificate
 from uvcc_engine.transcript.proof.verifier import verify
@@ -63,7 +66,8 @@ def record_rate(folder: Path, leaves: int, size: int, runs: int) -> Row:
 
         found.append(_timed(work) / leaves)
     store.close()
-    plain = _timed(lambda: [hashlib.sha256(payload).digest() for _ in range(leaves)]) / leaves
+    key = bytes(BLIND)
+    plain = _timed(lambda: [blake3(payload, key=key).digest() for _ in range(leaves)]) / leaves
     return row(f"transcript.record.{size}B", "seconds", "s/leaf", found, plain)
 
 

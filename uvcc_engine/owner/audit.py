@@ -36,7 +36,7 @@ from uvcc_engine.sealing.seeds import Seeds, check_pairs, open_seeds, seeds_name
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
-from uvcc_engine.transcript.leaves.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, blind_state, make_record
+from uvcc_engine.transcript.leaves.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, epoch_key, make_record
 from uvcc_engine.transcript.leaves.payload_digests import chunks
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.leaves.write_ahead_log import open_records
@@ -77,13 +77,13 @@ class _Notes:
 
     def begin(self, epoch: int) -> None:
         self.records = []
-        self._states = {p: blind_state(key, self._sid, epoch) for p, key in self._blinds.items()}
+        self._keys_of_epoch = {p: epoch_key(key, self._sid, epoch) for p, key in self._blinds.items()}
 
     def _note(self, direction: int, peer: int, tag: Tag, payload: Buffer) -> None:
         src, dst = (peer, self.party) if direction else (self.party, peer)
         for chunk, piece in chunks(payload):
             key = (tag.stream, tag.op, chunk, direction, src, dst, tag.kind)
-            self.records.append(make_record(self._states[peer], key, piece)[0])
+            self.records.append(make_record(self._keys_of_epoch[peer], key, piece)[0])
 
     def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
         self._note(SENT, dst, tag, payload)

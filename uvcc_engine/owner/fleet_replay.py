@@ -31,7 +31,7 @@ from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.seeds import Seeds
 from uvcc_engine.sharding.summed_training import parallel_trainer_of
 from uvcc_engine.sharding.validation import fit_model
-from uvcc_engine.transcript.leaves.leaf import RECEIVED, RECORD, SENT, blind_state, make_record
+from uvcc_engine.transcript.leaves.leaf import RECEIVED, RECORD, SENT, epoch_key, make_record
 from uvcc_engine.transcript.leaves.payload_digests import chunks
 from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.terms.policy import Policy
@@ -53,7 +53,7 @@ class ReplayPlane:
     ) -> None:
         self.party, self._ends, self._sid, self._blinds = party, ends, sid_sub, blinds
         self.records: Timed = []
-        self._states: dict[int, Any] = {}
+        self._keys_of_epoch: dict[int, Any] = {}
         self._seen: dict[tuple[int, Tag], bytes] = {}
         self._arrived = threading.Condition()
         for peer, end in ends.items():
@@ -62,7 +62,7 @@ class ReplayPlane:
     def begin(self, epoch: int) -> None:
         """What is noted from now on is of this epoch."""
         self.records = []
-        self._states = {p: blind_state(key, self._sid, epoch) for p, key in self._blinds.items()}
+        self._keys_of_epoch = {p: epoch_key(key, self._sid, epoch) for p, key in self._blinds.items()}
 
     def _read(self, peer: int, end: socket.socket) -> None:
         with end.makefile("rb") as stream:
@@ -81,7 +81,7 @@ class ReplayPlane:
         now = time.monotonic_ns()
         for chunk, piece in chunks(payload):
             key = (tag.stream, tag.op, chunk, direction, src, dst, tag.kind)
-            self.records.append((now, make_record(self._states[peer], key, piece)[0]))
+            self.records.append((now, make_record(self._keys_of_epoch[peer], key, piece)[0]))
 
     def send(self, dst: int, tag: Tag, payload: Buffer) -> None:
         body = bytes(payload)

@@ -52,7 +52,7 @@ def test_rows(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_hash_s_floor_counts_every_message_at_both_of_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate of 1 MB/s, and three parties that record so many bytes of a step that takes two seconds of theirs."""
-    monkeypatch.setattr(transcript_share, "sha256_rate", lambda: 1e6)
+    monkeypatch.setattr(transcript_share, "digest_rate", lambda: 1e6)
     off, on = {"wall": 1.0, "cpu": 2 / 3}, {"wall": 1.0, "cpu": 1.0, "recording": 0.1, "waiting": 0.05}
     on |= {"beside": 0.1, "agreeing": 0.1}
     plain = {"wall": 1.0, "cpu": 0.7}
@@ -70,4 +70,4 @@ def test_the_hash_s_floor_counts_every_message_at_both_of_its_ends(monkeypatch: 
 
 
 def test_the_rate_of_sha256_is_a_processor_s() -> None:
-    assert 1e7 < transcript_share.sha256_rate() < 1e11
+    assert 1e7 < transcript_share.digest_rate() < 1e11

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
-from uvcc_engine.bench.work.rehearsal import Rehearsal, rehearse
+from uvcc_engine.bench.work.rehearsal import Rehearsal, exchange, rehearse
 from uvcc_engine.cli import main
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.canonical import canonical
-from uvcc_engine.transcript.exchange.evidence import blinding_keys
+from uvcc_engine.transcript.exchange.evidence import WorkerEvidence, blinding_keys
+from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import Leaf
 from uvcc_engine.transcript.proof.bundle import find_folders
@@ -22,9 +25,20 @@ from uvcc_engine.transcript.proof.verifier import verify
 HERE = Coord(0, 0, 0, 0)
 
 
+SAID = b"a share of something"
+
+
+def traffic(workers: Mapping[int, WorkerEvidence], epoch: int, *, seed: str, ops: int) -> None:
+    """Random messages, and one whose content is known."""
+    exchange(workers, epoch, seed=seed, ops=ops)
+    tag = epoch, 0, 1 << 20, kinds.RESHARE
+    workers[0].recorder.record(0, 1, tag, SAID)
+    workers[1].recorder.record(1, 0, tag, SAID)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
-    return rehearse(tmp_path_factory.mktemp("run"), steps=2, ops=4)
+    return rehearse(tmp_path_factory.mktemp("run"), steps=2, ops=4, traffic=traffic)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +101,21 @@ def test_both_ends_open_a_message_and_nobody_opens_another(made: Rehearsal, fold
         open_leaf(found, made.policy, made.identities[1], b"")
     with pytest.raises(VerificationError, match="is not that of"):
         check(canonical({**shown, "payload": "00"}), made.policy)
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_either_end_opens_a_message_between_parties(made: Rehearsal, party: int) -> None:
+    folder = find_folders(made.folder)[Coord(0, party, 0, 0)]
+    at = next(i for i, leaf in enumerate(leaves(folder, 1)) if leaf.op == 1 << 20 and leaf.src != leaf.dst)
+    shown = open_leaf(prove(folder, 1, at), made.policy, made.identities[party], SAID)
+    assert "the payload shown is the one recorded" in check(canonical(shown), made.policy)
+    assert shown["record"][-64:] == blake3(SAID, key=bytes.fromhex(shown["blind"])).hexdigest()
+    for name, value in (("payload", SAID[1:].hex()), ("blind", "00" * 32)):
+        with pytest.raises(VerificationError, match="is not that of"):
+            check(canonical({**shown, name: value}), made.policy)
+    for blind in ("00", "00" * 33):
+        with pytest.raises(UnreadableError, match="32 bytes"):
+            check(canonical({**shown, "blind": blind}), made.policy)
 
 
 def test_the_blinds_of_a_pair_are_equal_at_both_ends(made: Rehearsal) -> None:

@@ -76,7 +76,7 @@ class Forgery:
                 opening["dropped"] = True
                 continue
             new = payload(bytes.fromhex(opening["payload"]))
-            leaf = leaf._replace(size=len(new), digest=blinded_digest(bytes.fromhex(opening["blind"]), new))
+            leaf = leaf._replace(size=len(new), digest=blinded_digest(kind, bytes.fromhex(opening["blind"]), new))
             records[at] = leaf.pack()
             opening.update(payload=new.hex(), record=leaf.pack().hex())
         gone = {o["index"] for o in here if o.get("dropped")}

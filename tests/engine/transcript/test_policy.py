@@ -49,8 +49,8 @@ def test_other_spellings_are_refused(policy: Policy) -> None:
     data = policy.to_json()
     for text in (
         json.dumps(data).encode(),
-        policy.canonical.replace(b'"version":2', b'"version":2.0'),
-        policy.canonical.replace(b'"version":2', b'"version":2,"version":2'),
+        policy.canonical.replace(b'"version":3', b'"version":3.0'),
+        policy.canonical.replace(b'"version":3', b'"version":3,"version":3'),
         policy.canonical + b"\n\n",
         b"",
         b"[" * 100_000,
@@ -76,7 +76,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ("version", 1, "version"),
+        ("version", 2, "version"),
         ("version", True, "version"),
         ("extra", 1, "extra"),
         ("revael", [], "reveal"),

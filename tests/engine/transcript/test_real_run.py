@@ -124,7 +124,9 @@ def test_bits_and_chunks_are_leaves_too(tmp_path: Path) -> None:
 
     def body(rt: Runtime) -> list[Leaf]:
         peers = {p: bytes([p + rt.party]) * 32 for p in range(3) if p != rt.party}
-        store = TranscriptStore(tmp_path / str(rt.party), party=rt.party, sid_sub=sid, own_key=b"o", pair_keys=peers)
+        store = TranscriptStore(
+            tmp_path / str(rt.party), party=rt.party, sid_sub=sid, own_key=bytes(32), pair_keys=peers
+        )
         rt.plane = Noted(three.planes[rt.party], store)
         store.begin_epoch(0)
         rt.begin_epoch(0)

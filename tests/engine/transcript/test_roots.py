@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 
-import pytest
+from blake3 import blake3
 
 from uvcc_engine.contract import ids
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import roots
 from uvcc_engine.transcript.leaves.leaf import (
+    OPENED_KINDS,
     Leaf,
     blind_at,
-    blind_state,
     blinded_digest,
+    epoch_key,
     epoch_prefix,
     head_of,
     leaf_hash,
@@ -54,18 +54,20 @@ def test_replica_and_global_roots() -> None:
     assert roots.subsession_root(JOB, 5, [top, JOB, top]) == H(b"UVCC_SUB_ROOT_V1", JOB, le(5, 4), top, JOB, top)
 
 
-@pytest.mark.parametrize("key", [H(b"key"), H(b"key")[:5], H(b"key") * 2, H(b"key") * 3], ids=len)
-def test_leaf_layout_hash_and_blind(key: bytes) -> None:
-    sub, payload = H(b"sub"), b"a share"
-    blind = hmac.new(
-        key,
-        b"UVCC_BLIND_V1" + sub + le(6, 4) + bytes([kinds.OPEN, 1, 2]) + le(10, 4) + le(0, 4) + le(3, 8),
-        hashlib.sha256,
-    ).digest()
-    state = blind_state(key, sub, 6)
-    assert [blind_at(state, head_of((3, 10, 0, way, 1, 2, kinds.OPEN))) for way in (0, 1)] == [blind, blind]
-    digest = blinded_digest(blind, payload)
-    assert digest == H(blind, payload)
+def keyed(key: bytes, *parts: bytes) -> bytes:
+    return blake3(b"".join(parts), key=key).digest()
+
+
+def test_leaf_layout_hash_and_blind() -> None:
+    key, sub, payload = H(b"key"), H(b"sub"), b"a share"
+    said = keyed(key, b"UVCC_BLIND_V2", sub, le(6, 4))
+    blind = keyed(said, bytes([kinds.OPEN, 1, 2]) + le(10, 4) + le(0, 4) + le(3, 8))
+    assert epoch_key(key, sub, 6) == said
+    assert [blind_at(said, head_of((3, 10, 0, way, 1, 2, kinds.OPEN))) for way in (0, 1)] == [blind, blind]
+    for kind in kinds.NAMES:
+        opened = kind in OPENED_KINDS
+        assert blinded_digest(kind, blind, payload) == (H(blind, payload) if opened else keyed(blind, payload))
+    digest = keyed(blind, payload)
     record = Leaf(0, kinds.OPEN, 1, 2, 10, 0, 3, len(payload), digest).pack()
     assert record == bytes([0, kinds.OPEN, 1, 2]) + le(10, 4) + le(0, 4) + le(3, 8) + le(7, 8) + digest
     assert leaf_hash(epoch_prefix(sub, 6), record) == H(b"\x00UVCC_LEAF_V1", sub, struct.pack("<I", 6), record)

@@ -15,14 +15,14 @@ from uvcc_engine.plane.api import Recorder, Tag
 from uvcc_engine.plane.frame import CHUNK
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves import leaf_file, payload_digests, sent_payloads
-from uvcc_engine.transcript.leaves.leaf import RECORD, Leaf, blind_state, epoch_prefix, leaf_hash, make_record
+from uvcc_engine.transcript.leaves.leaf import RECORD, Leaf, epoch_key, epoch_prefix, leaf_hash, make_record
 from uvcc_engine.transcript.leaves.merkle import root_from_inclusion, tree_root
 from uvcc_engine.transcript.leaves.replay import first_difference, summarise
 from uvcc_engine.transcript.leaves.store import TranscriptStore
 from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog, open_records
 
 SID = hashlib.sha256(b"sub").digest()
-PARTY = {"party": 0, "sid_sub": SID, "own_key": b"own", "pair_keys": {1: b"one", 2: b"two"}}
+PARTY = {"party": 0, "sid_sub": SID, "own_key": bytes(32), "pair_keys": {p: bytes([p]) * 32 for p in (1, 2)}}
 
 
 def key(a: int, b: int) -> bytes:
@@ -37,7 +37,7 @@ def open_store(
         folder / f"p{party}",
         party=party,
         sid_sub=sid,
-        own_key=b"%d" % party,
+        own_key=bytes([party]) * 32,
         pair_keys=pairs,
         resume_epoch=resume_epoch,
         power_cut=power_cut,
@@ -361,10 +361,10 @@ def test_a_large_message_has_a_leaf_for_every_frame_that_carries_it(tmp_path: Pa
     s.finalize_epoch()
     leaves = [Leaf.unpack(r) for r in s.records(0)]
     assert [(leaf.chunk, leaf.size) for leaf in leaves] == [(0, CHUNK), (1, CHUNK), (2, 7)]
-    state = blind_state(PARTY["pair_keys"][1], SID, 0)  # type: ignore[index]
+    key = epoch_key(PARTY["pair_keys"][1], SID, 0)  # type: ignore[index]
     for leaf in leaves:
         piece = body[leaf.chunk * CHUNK : (leaf.chunk + 1) * CHUNK]
-        assert make_record(state, leaf.key, piece)[0] == leaf.pack()
+        assert make_record(key, leaf.key, piece)[0] == leaf.pack()
 
 
 def test_repeats_of_leaves_that_lie_on_disk(tmp_path: Path) -> None:
@@ -560,6 +560,8 @@ def test_refuses_what_is_not_its_own(stores: dict[int, TranscriptStore], tmp_pat
         open_store(tmp_path, 0, 2)
     with pytest.raises(ConfigError, match="keys"):
         TranscriptStore(tmp_path / "x", party=0, sid_sub=SID, own_key=b"", pair_keys={1: b""})
+    with pytest.raises(ConfigError, match="32 bytes"):
+        TranscriptStore(tmp_path / "x", party=0, sid_sub=SID, own_key=bytes(32), pair_keys={1: bytes(32), 2: b"short"})
 
 
 def test_first_difference_names_the_message(stores: dict[int, TranscriptStore]) -> None:

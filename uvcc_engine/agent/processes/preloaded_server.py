@@ -42,6 +42,7 @@ SHARED: Final = (
     "cryptography.hazmat.primitives.kdf.hkdf",
     "safetensors.torch",
     "google_crc32c",
+    "blake3",
 )
 """What workers take from other packages; all others together take a process half a second."""
 LOOK_S: Final = 0.5

@@ -11,12 +11,13 @@ rounds and fewer bytes that ``job.rounds: auto`` chooses on local pods, else the
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import statistics
 import time
 from collections.abc import Iterator
 from typing import Any, Final
+
+from blake3 import blake3
 
 from uvcc_engine.bench.launch.parties import said_by
 from uvcc_engine.bench.launch.plane_links import relay
@@ -66,7 +67,7 @@ def share_rows(name: str, rounds: int) -> list[Row]:
     waits for another party, which holds nobody up (``waiting``), of hashing beside it (``beside``), and of signing and
     checking (``agreeing``); ``recording_cpu`` is the first two as a share of the step's processor time. ``accounted``
     is all four, of the three parties together, as a share of the processor time of the step without the transcript:
-    what of ``slowdown_cpu`` has a name. ``hashing``, a part of it, is the least that the format costs: SHA-256 of every
+    what of ``slowdown_cpu`` has a name. ``hashing``, a part of it, is the least that the format costs: BLAKE3 of every
     message, once at each end, at this machine's rate."""
     rounds_of = [list(r) for r in zip(*run_parties(*JOBS[name], rounds), strict=True)]
     off = [max(party[0]["wall"] for party in r) for r in rounds_of]
@@ -100,18 +101,18 @@ def _accounted(rounds_of: list[list[MeasuredRound]], cpu_off: list[float]) -> li
 
 
 def _hashing(rounds_of: list[list[MeasuredRound]], cpu_off: list[float]) -> list[float]:
-    """By round: the processor time of SHA-256 alone over that of the step without the transcript."""
-    each_s = 1 / sha256_rate()
+    """By round: the processor time of BLAKE3 alone over that of the step without the transcript."""
+    each_s = 1 / digest_rate()
     hashed = [sum(party[2]["hashed"] for party in r) for r in rounds_of]
     return [size * each_s / cpu for size, cpu in zip(hashed, cpu_off, strict=True)]
 
 
-def sha256_rate() -> float:
-    """Bytes of messages of 64 KiB that SHA-256 takes in a second of processor time; the best of a few tries."""
-    message, best = bytes(1 << 16), math.inf
+def digest_rate() -> float:
+    """Bytes of messages of 64 KiB that keyed BLAKE3 takes in a second of processor time; the best of a few tries."""
+    message, key, best = bytes(1 << 16), bytes(32), math.inf
     for _ in range(200):
         begun = time.process_time()
-        hashlib.sha256(message).digest()
+        blake3(message, key=key).digest()
         best = min(best, time.process_time() - begun)
     return len(message) / best
 

@@ -155,7 +155,7 @@ def _check_openings(folder: Path, policy: Policy, coord: Coord, epochs: int, sai
         local = (leaf.direction, leaf.src, leaf.dst) == (SENT, coord.party, coord.party) and leaf.kind in OPENED_KINDS
         hashed = leaf_hash(epoch_prefix(sid, epoch), opening.record)
         root = root_from_inclusion(hashed, opening.index, signed.leaves, opening.proof)
-        digest = blinded_digest(opening.blind, opening.payload)
+        digest = blinded_digest(leaf.kind, opening.blind, opening.payload)
         if not local or root != signed.root or (leaf.digest, leaf.size) != (digest, len(opening.payload)):
             raise _damage(folder, name, epoch, f"line {number} does not open a leaf of the signed root")
         opened[epoch].add(opening.index)

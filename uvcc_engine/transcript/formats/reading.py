@@ -26,6 +26,7 @@ MIB: Final = 1024 * 1024
 SMALL: Final = MIB  # a policy's signatures, a result, a list of signers
 LARGEST: Final = 2048 * MIB  # nothing that is read as a whole or searched may be larger, whoever signed it
 DEPTH: Final = 64
+OLD: Final = "verify it with the release that wrote it; a run that began with that one is begun anew"
 # JSON of evidence is hashes and signatures: far fewer than one comma or bracket in so many bytes, once short texts are
 # allowed for. Without the bound, a file of "[[],[],..." takes twenty times its size in memory.
 _BYTES_PER_TOKEN: Final = 16

@@ -3,14 +3,18 @@
 A record is 60 bytes: direction, kind, src, dst (u8 each), op u32, chunk u32, stream u64, payload bytes u64, digest 32.
 The session id and the epoch are common to all leaves of an epoch and enter every leaf hash as its prefix, so a record
 can be moved neither between epochs nor between subsessions. All after the direction byte is equal at both ends.
+
+Digests of what is opened are SHA-256, so that an auditor checks them with what comes with Python. All others, which is
+nearly every byte that is hashed, are BLAKE3 in its keyed mode (its paper, section 2.3), 3 to 15 times as fast.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from hashlib import sha256
 from typing import Final, NamedTuple
+
+from blake3 import blake3
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.transcript.formats import kinds
@@ -19,11 +23,8 @@ SENT: Final = 0
 RECEIVED: Final = 1
 RECORD: Final = struct.Struct("<BBBBIIQQ32s")
 SIZE: Final = struct.Struct("<Q")
+BLIND: Final = 32  # bytes of a blind, and of what blinds are made with
 _HEAD: Final = struct.Struct("<BBBBIIQ")  # of a record, before size and digest
-_BLOCK: Final = 64  # bytes, of SHA-256
-_INNER: Final = bytes(x ^ 0x36 for x in range(256))
-_OUTER: Final = bytes(x ^ 0x5C for x in range(256))
-_NOTHING: Final = sha256()  # only copied
 _PREFIX: Final = b"UVCC_LEAF_V1"
 WIRE_KINDS: Final = frozenset((kinds.OPEN, kinds.RESHARE, kinds.DEALER, kinds.PROOF, kinds.COIN, kinds.AUDIT))
 RECORDED_KINDS: Final = WIRE_KINDS | {kinds.FINDING}
@@ -87,22 +88,9 @@ def leaf_hash(prefix: bytes, record: bytes) -> bytes:
     return hashlib.sha256(prefix + record).digest()
 
 
-class BlindState(NamedTuple):
-    """The two hashes of an HMAC under a blinding key, as they are before what is authenticated; both are only copied.
-
-    ``inner`` has also taken session and epoch.
-    """
-
-    inner: hashlib._Hash
-    outer: hashlib._Hash
-
-
-def blind_state(key: bytes, sid_sub: bytes, epoch: int) -> BlindState:
-    """The state under a pair's (or a party's own) blinding key; :func:`blind_at` says of it the blind of each leaf."""
-    short = key if len(key) <= _BLOCK else sha256(key).digest()
-    padded = short.ljust(_BLOCK, b"\0")
-    said = b"UVCC_BLIND_V1" + sid_sub + struct.pack("<I", epoch)
-    return BlindState(sha256(padded.translate(_INNER) + said), sha256(padded.translate(_OUTER)))
+def epoch_key(key: bytes, sid_sub: bytes, epoch: int) -> bytes:
+    """What blinds the leaves of one epoch: 32 bytes under a pair's (or a party's own) blinding key of 32 bytes."""
+    return blake3(b"UVCC_BLIND_V2" + sid_sub + struct.pack("<I", epoch), key=key).digest()
 
 
 def head_of(key: Key) -> bytes:
@@ -114,39 +102,30 @@ def head_of(key: Key) -> bytes:
         raise ConfigError(f"not a leaf: {name_of(key)}: {e}", "op has 32 bits, stream 64") from e
 
 
-def blind_at(state: BlindState, head: bytes) -> bytes:
-    """The blind of one message; ``state`` from :func:`blind_state`, ``head`` from :func:`head_of`.
+def blind_at(key: bytes, head: bytes) -> bytes:
+    """The blind of one message; ``key`` from :func:`epoch_key`, ``head`` from :func:`head_of`.
 
-    HMAC-SHA256 of all of the head after the direction, which is equal at both ends. The two hashes are computed by
-    themselves, and from copies: between two messages a training step has pushed all code out of the processor's caches,
-    and a call of ``hmac.digest`` takes three times as long then. To make a hash object takes longer than to copy one.
+    All of the head after the direction enters it, which is equal at both ends.
     """
-    inner, outer = state.inner.copy(), state.outer.copy()
-    inner.update(head[1:])
-    outer.update(inner.digest())
-    return outer.digest()
+    return blake3(head[1:], key=key).digest()
 
 
-def record_of(state: BlindState, head: bytes, payload: Buffer) -> tuple[bytes, bytes]:
-    """(record, blind) of one message; ``state`` from :func:`blind_state`, ``head`` from :func:`head_of`."""
+def record_of(key: bytes, head: bytes, payload: Buffer) -> tuple[bytes, bytes]:
+    """(record, blind) of one message; ``key`` from :func:`epoch_key`, ``head`` from :func:`head_of`."""
     size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-    inner, outer, digest = state.inner.copy(), state.outer.copy(), _NOTHING.copy()
-    inner.update(head[1:])
-    outer.update(inner.digest())
-    blind = outer.digest()
-    digest.update(blind)
-    digest.update(payload)
-    return head + SIZE.pack(size) + digest.digest(), blind
+    blind = blake3(head[1:], key=key).digest()
+    return head + SIZE.pack(size) + blinded_digest(head[1], blind, payload), blind
 
 
-def make_record(state: BlindState, key: Key, payload: Buffer) -> tuple[bytes, bytes]:
-    """(record, blind) of one message; ``state`` from :func:`blind_state`. Raises ConfigError for what is no leaf."""
-    return record_of(state, head_of(key), payload)
+def make_record(epoch: bytes, key: Key, payload: Buffer) -> tuple[bytes, bytes]:
+    """(record, blind) of one message; ``epoch`` from :func:`epoch_key`. Raises ConfigError for what is no leaf."""
+    return record_of(epoch, head_of(key), payload)
 
 
-def blinded_digest(blind: bytes, payload: Buffer) -> bytes:
-    """SHA-256(blind || payload): without the blind nothing about a short payload can be guessed from it."""
-    state = _NOTHING.copy()
-    state.update(blind)
-    state.update(payload)
-    return state.digest()
+def blinded_digest(kind: int, blind: bytes, payload: Buffer) -> bytes:
+    """The digest of a leaf of this kind: without the blind nothing about a short payload can be guessed from it."""
+    if kind not in OPENED_KINDS:
+        return blake3(payload, key=blind).digest()
+    opened = hashlib.sha256(blind)
+    opened.update(payload)
+    return opened.digest()

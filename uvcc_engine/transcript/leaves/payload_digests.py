@@ -1,4 +1,4 @@
-"""Digests of large payloads computed beside the caller: hashlib lets go of the interpreter while it hashes.
+"""Digests of large payloads computed beside the caller: BLAKE3 lets go of the interpreter while it hashes.
 
 A caller that needs a digest at once computes what is left itself, so that a machine without a spare processor loses
 nothing.
@@ -14,8 +14,8 @@ from typing import Final
 
 from uvcc_engine.transcript.leaves.leaf import Buffer, blinded_digest
 
-LARGE: Final = 1 << 17  # bytes of what was sent: below, to hand over costs as much as hashing
-AHEAD: Final = 1 << 16  # the same for what has arrived, which somebody will wait for
+LARGE: Final = 1 << 19  # bytes of what was sent: below, to hand over and to wake a thread costs more than hashing
+AHEAD: Final = 1 << 19  # the same for what has arrived, which somebody will wait for
 CHUNK: Final = 1 << 20  # bytes of a message that one leaf covers: what one frame of the plane carries
 
 
@@ -33,10 +33,10 @@ def chunks(payload: Buffer) -> Iterator[tuple[int, Buffer]]:
 class Job:
     """One payload to hash, once, by whoever comes first. ``digest`` is there when ``wait`` returns."""
 
-    __slots__ = ("_hashing", "blind", "digest", "payload")
+    __slots__ = ("_hashing", "blind", "digest", "kind", "payload")
 
-    def __init__(self, blind: bytes, payload: Buffer) -> None:
-        self.blind, self.payload = blind, payload
+    def __init__(self, kind: int, blind: bytes, payload: Buffer) -> None:
+        self.kind, self.blind, self.payload = kind, blind, payload
         self.digest = b""
         self._hashing = threading.Lock()
 
@@ -56,7 +56,7 @@ class Job:
 
     def _compute(self) -> None:
         if not self.digest:
-            self.digest = blinded_digest(self.blind, self.payload)
+            self.digest = blinded_digest(self.kind, self.blind, self.payload)
             self.payload = b""  # whose memory may be used again
 
 
@@ -69,9 +69,9 @@ class Hasher:
         self._starting = threading.Lock()
         self._closed = False
 
-    def submit(self, blind: bytes, payload: Buffer) -> Job:
+    def submit(self, kind: int, blind: bytes, payload: Buffer) -> Job:
         """Take a payload, which must not change until its job is done."""
-        job = Job(blind, payload)
+        job = Job(kind, blind, payload)
         if self._thread is None:
             self._start()
         self._jobs.put(job)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from uvcc_engine.transcript.leaves.leaf import SIZE, BlindState, Buffer, Key, blind_at, record_of
+from uvcc_engine.transcript.leaves.leaf import SIZE, Buffer, Key, blind_at, record_of
 from uvcc_engine.transcript.leaves.payload_digests import LARGE, Hasher, Job
 
 MOST: Final = 1 << 25  # bytes that wait at a time
@@ -24,7 +24,7 @@ class SentPayloads:
 
     def __init__(self, hasher: Hasher | None) -> None:
         self._hasher = hasher
-        self._new: dict[Key, tuple[BlindState, bytes, bytes | memoryview]] = {}  # with the head of its record
+        self._new: dict[Key, tuple[bytes, bytes, bytes | memoryview]] = {}  # its epoch's key, its record's head
         self._begun: dict[Key, tuple[bytes, Job]] = {}  # the head and the size of its record; who hashes it
         self._bytes = 0
         self._large = False  # whether one is new that somebody else can hash
@@ -41,12 +41,13 @@ class SentPayloads:
         before, self._asked = self._asked, len(self._new)
         return self._large or self._asked >= TOGETHER or self._asked == before > 0
 
-    def put(self, key: Key, state: BlindState, head: bytes, payload: Buffer) -> bool:
-        """Keep a payload, unless one waits under its key; ``head`` from :func:`leaf.head_of`."""
+    def put(self, key: Key, epoch: bytes, head: bytes, payload: Buffer) -> bool:
+        """Keep a payload, unless one waits under its key; ``epoch`` from :func:`leaf.epoch_key`, ``head`` from
+        :func:`leaf.head_of`."""
         if key in self._new or key in self._begun:
             return False
         held = _unchanging(payload)
-        self._new[key] = state, head, held
+        self._new[key] = epoch, head, held
         size = len(held)
         self._bytes += size
         self._large = self._large or size >= LARGE
@@ -55,12 +56,12 @@ class SentPayloads:
     def made(self) -> Iterator[tuple[Key, bytes]]:
         """The records of the small ones; the large ones are begun."""
         self._large = False
-        for key, (state, head, held) in list(self._new.items()):
+        for key, (epoch, head, held) in list(self._new.items()):
             size = len(held)
             if size >= LARGE and self._hasher is not None:
-                self._begun[key] = head + SIZE.pack(size), self._hasher.submit(blind_at(state, head), held)
+                self._begun[key] = head + SIZE.pack(size), self._hasher.submit(head[1], blind_at(epoch, head), held)
             else:
-                yield key, record_of(state, head, held)[0]
+                yield key, record_of(epoch, head, held)[0]
                 self._bytes -= size
             del self._new[key]  # not before its record is taken, which a full disk may prevent
 

@@ -25,18 +25,18 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
 from uvcc_engine.transcript.leaves import leaf_file, payload_digests, write_ahead_log
 from uvcc_engine.transcript.leaves.leaf import (
+    BLIND,
     LOCAL_KINDS,
     OPENED_KINDS,
     RECEIVED,
     RECORDED_KINDS,
     SENT,
     SIZE,
-    BlindState,
     Buffer,
     Key,
     Leaf,
     blind_at,
-    blind_state,
+    epoch_key,
     epoch_prefix,
     head_of,
     leaf_hash,
@@ -96,6 +96,8 @@ class TranscriptStore:
         """
         if sorted(pair_keys) != list(peers_of(party)):
             raise ConfigError(f"P{party} needs blinding keys for {peers_of(party)}, got {sorted(pair_keys)}")
+        if any(len(key) != BLIND for key in (own_key, *pair_keys.values())):
+            raise ConfigError(f"a blinding key of P{party} has not {BLIND} bytes")
         self.party = party
         self.folder = folder
         self.openings: tuple[Opening, ...] = ()
@@ -112,8 +114,8 @@ class TranscriptStore:
         self._ahead: dict[Key, payload_digests.Job] = {}  # arrived and not read: who hashes it
         self._early: list[tuple[int, LeafTag, memoryview]] = []  # of an epoch to come
         self._to_open: list[tuple[Key, bytes, bytes]] = []
-        self._blind: dict[int, BlindState] = {}
-        self._open: tuple[int, dict[int, BlindState], bool] = (-1, self._blind, False)
+        self._blind: dict[int, bytes] = {}  # the keys of the open epoch, by party
+        self._open: tuple[int, dict[int, bytes], bool] = (-1, self._blind, False)
         self._fd = os.open(folder / leaf_file.LEAVES, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._log: WriteAheadLog | None = None
         try:
@@ -222,7 +224,7 @@ class TranscriptStore:
         self._sealed = epoch < len(self._blocks)
         self._epoch, self._to_open = epoch, []
         self._before = KnownKeys(self._pile(epoch) if self._sealed else self._left_open(epoch), self._limit)
-        self._blind = {p: blind_state(k, self._sid, epoch) for p, k in self._keys.items()}
+        self._blind = {p: epoch_key(k, self._sid, epoch) for p, k in self._keys.items()}
         self._new = not self._sealed and not self._before.run.count
         self._open = epoch, self._blind, self._new  # at once, for other threads
         self._foresee_early()
@@ -282,26 +284,26 @@ class TranscriptStore:
         Raises ProtocolError naming the sender if this message was recorded before with other content.
         """
         epoch, stream, op, kind = tag
-        state = self._blind.get(peer)
-        if epoch != self._epoch or state is None or kind not in RECORDED_KINDS or peer == self.party:
+        blinding = self._blind.get(peer)
+        if epoch != self._epoch or blinding is None or kind not in RECORDED_KINDS or peer == self.party:
             raise ConfigError(f"no transcript message: {tag} with P{peer} while epoch {self._epoch} is open")
         src, dst = (peer, self.party) if direction else (self.party, peer)
         size = _size(payload)
         for chunk, piece in payload_digests.chunks(payload) if size > payload_digests.CHUNK else ((0, payload),):
             key = (stream, op, chunk, direction, src, dst, kind)
             head = head_of(key)
-            if direction == SENT and self._put_off(key, state, head, piece):
+            if direction == SENT and self._put_off(key, blinding, head, piece):
                 continue
             job = self._ahead.pop(key, None) if direction else None
             if job is None:
-                self._take(key, record_of(state, head, piece)[0])
+                self._take(key, record_of(blinding, head, piece)[0])
             else:
                 self._take(key, head + SIZE.pack(_size(piece)) + job.wait())
 
-    def _put_off(self, key: Key, state: BlindState, head: bytes, piece: Buffer) -> bool:
+    def _put_off(self, key: Key, blinding: bytes, head: bytes, piece: Buffer) -> bool:
         """Whether the leaf of what was sent can wait until the caller waits. A repeat is compared at once."""
         known = not self._new or self._recorded.get(key) is not None
-        if known or not self._sent.put(key, state, head, piece):
+        if known or not self._sent.put(key, blinding, head, piece):
             self._make(self._sent.all())
             return False
         if self._sent.full:
@@ -328,7 +330,7 @@ class TranscriptStore:
         elif epoch == open_epoch and new and peer in blinds and kind in RECORDED_KINDS:
             for chunk, piece in payload_digests.chunks(payload):
                 key = (stream, op, chunk, RECEIVED, peer, self.party, kind)
-                self._ahead[key] = self._hasher.submit(blind_at(blinds[peer], head_of(key)), piece)
+                self._ahead[key] = self._hasher.submit(kind, blind_at(blinds[peer], head_of(key)), piece)
 
     def _foresee_early(self) -> None:
         """What arrived before its epoch was open."""

@@ -18,7 +18,7 @@ from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.evidence import read_signed
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.reading import parse_canonical
+from uvcc_engine.transcript.formats.reading import OLD, parse_canonical
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.json_lines import read_lines
 from uvcc_engine.transcript.leaves.roots import epoch_roots, run_root
@@ -26,7 +26,6 @@ from uvcc_engine.transcript.leaves.store import Opening
 from uvcc_engine.transcript.proof import head
 from uvcc_engine.transcript.signed.openings import read_opening
 from uvcc_engine.transcript.signed.statements import (
-    OLD,
     ResultStatement,
     RootStatement,
     Signed,

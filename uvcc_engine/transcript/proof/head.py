@@ -10,8 +10,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.reading import parse_canonical
-from uvcc_engine.transcript.signed.statements import OLD
+from uvcc_engine.transcript.formats.reading import OLD, parse_canonical
 from uvcc_engine.transcript.terms.policy import LARGEST, Policy, check_signatures
 
 FORMAT: Final = "uvcc-proof-bundle-v2"

@@ -23,11 +23,12 @@ from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.history import extends
 from uvcc_engine.transcript.leaves.json_lines import read_lines
 from uvcc_engine.transcript.leaves.leaf import (
+    BLIND,
     RECORD,
     Leaf,
     blind_at,
-    blind_state,
     blinded_digest,
+    epoch_key,
     epoch_prefix,
     head_of,
     leaf_hash,
@@ -89,11 +90,9 @@ def open_leaf(found: dict[str, Any], policy: Policy, identity: Identity, payload
     if me != coord.party:
         raise ConfigError(f"this identity is P{me}'s, the leaf is one of {coord}", "open it at its own party")
     other = leaf.dst if leaf.src == me else leaf.src
-    state = blind_state(
-        blinding_keys(identity, policy, coord)[other], sid_of(policy.sid_job, coord), statement.root.epoch
-    )
-    blind = blind_at(state, head_of(leaf.key))
-    if (blinded_digest(blind, payload), len(payload)) != (leaf.digest, leaf.size):
+    key = blinding_keys(identity, policy, coord)[other]
+    blind = blind_at(epoch_key(key, sid_of(policy.sid_job, coord), statement.root.epoch), head_of(leaf.key))
+    if (blinded_digest(leaf.kind, blind, payload), len(payload)) != (leaf.digest, leaf.size):
         raise ConfigError(f"these {len(payload)} bytes are not the payload of {leaf.name} ({leaf.size} bytes)")
     return {**found, "blind": blind.hex(), "payload": payload.hex()}
 
@@ -145,6 +144,8 @@ def check(data: bytes, policy: Policy) -> str:
     record, blind, payload = (_hex(found[name], name) for name in ("record", "blind", "payload"))
     if len(record) != RECORD.size:
         raise UnreadableError(f"a leaf has {RECORD.size} bytes, not {len(record)}")
+    if len(blind) not in (0, BLIND):
+        raise UnreadableError(f"a blind has {BLIND} bytes, not {len(blind)}")
     leaf = Leaf.unpack(record)
     hashed = leaf_hash(epoch_prefix(sid_of(policy.sid_job, coord), root.epoch), record)
     proof = [digest(p, "a hash of the proof") for p in found["proof"]]
@@ -152,8 +153,8 @@ def check(data: bytes, policy: Policy) -> str:
         raise VerificationError("leaf", f"{leaf.name} is not in the root that {coord} signed of epoch {root.epoch}")
     said = f"{coord} signed, of epoch {root.epoch}: {leaf.name}, {leaf.size} bytes"
     if not blind:
-        return f"{said}, SHA-256 under a blind {leaf.digest.hex()}"
-    if (blinded_digest(blind, payload), len(payload)) != (leaf.digest, leaf.size):
+        return f"{said}, digest under a blind {leaf.digest.hex()}"
+    if (blinded_digest(leaf.kind, blind, payload), len(payload)) != (leaf.digest, leaf.size):
         raise VerificationError("leaf", f"the payload shown is not that of {leaf.name}")
     return f"{said}; the payload shown is the one recorded"
 

@@ -173,7 +173,7 @@ IDENTITY = {"ed25519": key_line, "x25519": HEX32, "seeded": bool}
 PARTY = {**IDENTITY, "party": object, "provider": WORDS, "region": WORDS}
 SIZES = {"replicas": 65_536, "stages": 255, "tensor": 65_535, "microbatches": 65_536}
 AGREEMENT = {
-    **dict.fromkeys(("model_hash", "code_hash", "nonce"), HEX32), "version": below(3, 2), "job": dict, "limits": dict,
+    **dict.fromkeys(("model_hash", "code_hash", "nonce"), HEX32), "version": below(4, 3), "job": dict, "limits": dict,
     "topology": {name: below(most + 1, 1) for name, most in SIZES.items()}, "operation": dict, "parties": [dict],
     "inputs": dict, "reveal": [{"value": WORDS, "to": WORDS}]}
 BEGUN = {**dict.fromkeys(("commit", "of", "root"), HEX32), "step": below(2**53, 1), "restored": object}

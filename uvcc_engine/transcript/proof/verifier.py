@@ -277,7 +277,7 @@ def _check_opening(policy: Policy, worker: WorkerPart, opening: Opening) -> int:
         raise VerificationError("openings", f"{where} is no local leaf of this party")
     root = root_with(opening, sid_of(policy.sid_job, worker.coord), statement.root)
     _equal("inclusion", f"the signed root with {where}", statement.root.root, root)
-    _equal("opening", f"the digest of {where}", leaf.digest, blinded_digest(opening.blind, opening.payload))
+    _equal("opening", f"the digest of {where}", leaf.digest, blinded_digest(leaf.kind, opening.blind, opening.payload))
     _equal("opening", f"the size of {where}", leaf.size, len(opening.payload))
     if leaf.kind == kinds.POLICY:
         _equal("opening", where, opening.payload, policy.hash)

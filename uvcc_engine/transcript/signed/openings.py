@@ -46,7 +46,7 @@ def opens(opening: Opening, sid_sub: bytes, root: EpochRoot) -> bool:
     return (
         opening.epoch == root.epoch
         and leaf.size == len(opening.payload)
-        and leaf.digest == blinded_digest(opening.blind, opening.payload)
+        and leaf.digest == blinded_digest(leaf.kind, opening.blind, opening.payload)
         and root_with(opening, sid_sub, root) == root.root
     )
 

@@ -21,13 +21,13 @@ from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.contract.text import clean
+from uvcc_engine.transcript.formats.reading import OLD
 from uvcc_engine.transcript.leaves.replay import peers_of
 from uvcc_engine.transcript.leaves.roots import EpochRoot
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.signing.sshsig import RESULT_NAMESPACE, ROOT_NAMESPACE
 
 VERSION: Final = 2
-OLD: Final = "verify it with the release that wrote it; a run that began with that one is begun anew"
 _HEX = re.compile(r"[0-9a-f]{64}")
 _DRAWS = re.compile(r"[0-9a-f]{48}")
 _ROOT_FIELDS: Final = (

@@ -24,12 +24,12 @@ from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.formats.reading import parse_canonical
+from uvcc_engine.transcript.formats.reading import OLD, parse_canonical
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity, verify_signature
 from uvcc_engine.transcript.signing.sshsig import POLICY_NAMESPACE
 from uvcc_engine.transcript.terms.operation import Operation
 
-VERSION: Final = 2
+VERSION: Final = 3  # with it the digests of messages are BLAKE3; with 2 they were SHA-256
 EVERYBODY: Final = "all"
 LARGEST: Final = 4 * reading.MIB
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -180,7 +180,7 @@ class Policy:
         """Read strictly. Raises ConfigError naming the offending field."""
         stated = data.get("version", VERSION) if isinstance(data, dict) else VERSION
         if stated != VERSION or isinstance(stated, bool):
-            raise ConfigError(f"policy.version is {_shown(stated)}", f"this code knows version {VERSION}")
+            raise ConfigError(f"policy.version is {_shown(stated)}; this release reads version {VERSION}", OLD)
         found = strict.exact(data, _FIELDS, "policy")
         parties = found["parties"]
         if not isinstance(parties, list) or len(parties) != PARTIES:
