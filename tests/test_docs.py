@@ -248,11 +248,11 @@ def test_every_decision_says_what_was_measured_and_what_was_not() -> None:
 
 
 def test_a_figure_whose_row_is_not_kept_is_refused() -> None:
-    from docs.make import decisions
+    from docs.make import kept_rows
 
-    assert decisions.shown({"value": 0.0123, "unit": "s", "metric": "seconds"}) == "12.3 ms"
+    assert kept_rows.shown({"value": 0.0123, "unit": "s", "metric": "seconds"}) == "12.3 ms"
     with pytest.raises(LookupError, match="no row no_such_row"):
-        decisions.kept("mpc no_such_row seconds")
+        kept_rows.kept("mpc no_such_row seconds")
 
 
 def test_a_shorter_name_keeps_the_width_of_its_letters() -> None:

@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-DOCS: Final = Path(__file__).parents[1]
-BEGIN: Final = "<!-- rows: made by python -m docs.make from docs/benchmarks; do not edit -->"
-END: Final = "<!-- /rows -->"
+from docs.make.kept_rows import DOCS, filled, kept, number
+from docs.make.words import HEAD
+
+_TABLES: Final = "{{tables}}"
+_RATIOS: Final = "{{proof ratios}}"
+_PROVED: Final = {
+    "matmul 256³": "matmul_256_verified",
+    "matmul 1024³": "matmul_1024_verified",
+    "MLP step, products": "mlp_step_products_verified",
+    "MLP step, everything": "mlp_step_verified",
+    "10⁶ ReLUs": "relu_1e6_verified",
+}
+_OF_A_PROOF: Final = {"seconds": "seconds", "bytes_per_party": "bytes a party", "peak_memory": "peak memory"}
 _MACHINE: Final = ("machine_", "ring_gemm_1", "ring_gemm_5")  # what bounds the other rows; a GPU's is shown
 _OF_GROWTH: Final = ("cost", "each")  # which the page of growth shows side by side
-
-
-def number(value: float) -> str:
-    """Three digits that count, or a whole number with commas."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
 
 
 def _cells(row: dict[str, Any]) -> Iterator[str]:
@@ -57,9 +58,22 @@ def tables() -> str:
     return "\n".join(lines)
 
 
+def proof_ratios() -> str:
+    """What a proof multiplies, row by row of ``mpc-proved``, with the rounds that it takes."""
+    rows = {metric: [kept(f"mpc-proved {name} {metric}") for name in _PROVED.values()] for metric in _OF_A_PROOF}
+    rounds = [kept(f"mpc-proved {name} proof_rounds") for name in _PROVED.values()]
+    lines = [f"| ratio to the unproved row, and its bar | {' | '.join(_PROVED)} |", f"|---|{'---|' * len(_PROVED)}"]
+    for metric, about in _OF_A_PROOF.items():
+        ratios = [(row["value"] / row["reference"], row["bar"] / row["reference"]) for row in rows[metric]]
+        lines.append(f"| {about} | {' | '.join(f'{number(found)} ({number(bar)})' for found, bar in ratios)} |")
+    counted = (f"{number(row['value'])} ({number(row['bar'])})" for row in rounds)
+    return "\n".join([*lines, f"| rounds of the proof | {' | '.join(counted)} |"])
+
+
 def page() -> str:
-    """The page as it lies there, with its rows made anew."""
-    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+    """The page: its text (``benchmarks.txt``) with tables and figures from the kept rows."""
+    text = (Path(__file__).parent / "benchmarks.txt").read_text(encoding="utf-8")
+    before, _, after = text.partition(_TABLES)
+    after, _, rest = after.partition(_RATIOS)
+    title, _, about = before.partition("\n")
+    return f"{title}\n\n{HEAD}\n{filled(about)}{tables()}{filled(after)}{proof_ratios()}{filled(rest)}"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from docs.make.figures import number
+from docs.make.kept_rows import number
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.simulate import deployment
 from uvcc_engine.simulate.deployment import Deployment, Needs, needs
