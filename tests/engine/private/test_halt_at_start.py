@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,10 @@ from uvcc_engine.worker.consensus import StepConsensus
 JOB = PrivateJob(steps=1, batch=8, test_rows=20, model="logistic-digits")
 
 
-def leave_as_halted(fleet: Fleet, folder: Path) -> None:
-    """Be P1: tell the others that a halt ended it before the first step, and return when P0 has that."""
+@contextlib.contextmanager
+def one_that_is_halted(fleet: Fleet, folder: Path) -> Iterator[None]:
+    """P1, there before the others: it hears of P0, tells that a halt ended it before the first step, and P0 has that
+    when this is left; or P0 was quicker and has left by itself."""
     coord = Coord(0, 1, 0, 0)
     plane = open_plane(
         party=1,
@@ -34,9 +38,15 @@ def leave_as_halted(fleet: Fleet, folder: Path) -> None:
         on_event=lambda name, fields: None,
     )
     try:
-        plane.recv_control(0, 500.0)  # its first word
-        StepConsensus(plane, fleet.run).tell_stopped(UvccError("halted before the first step"), halted=True)
-        plane.close()
+        yield
+        while not (fleet.dir(0) / "exit.json").exists():
+            try:
+                plane.recv_control(0, 1.0)  # its first word
+            except TimeoutError:
+                continue
+            StepConsensus(plane, fleet.run).tell_stopped(UvccError("halted before the first step"), halted=True)
+            plane.close()
+            break
     finally:
         plane.close(graceful=False)
 
@@ -44,8 +54,8 @@ def leave_as_halted(fleet: Fleet, folder: Path) -> None:
 @pytest.mark.parametrize("early", [True, False], ids=["its own request is there", "its own request comes later"])
 def test_a_peer_that_was_halted_first_is_not_why_this_one_ends(zygote: Zygote, tmp_path: Path, early: bool) -> None:
     fleet = Fleet(tmp_path, zygote, JOB, direct_links())
-    fleet.launch(only=(0,), halt=HALT if early else "")
-    leave_as_halted(fleet, tmp_path)
+    with one_that_is_halted(fleet, tmp_path):  # who is asked already leaves after a second
+        fleet.launch(only=(0,), halt=HALT if early else "")
     if not early:
         write_halt(fleet.dir(0), HaltRequest(HALT, "n1", fleet.run))
     assert fleet.wait() == [0], fleet.exit(0)

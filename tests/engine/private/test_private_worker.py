@@ -117,7 +117,7 @@ def test_a_simulation_with_the_keys_of_a_run_has_its_numbers_bit_for_bit(whole: 
     assert sum(beat["step_bytes"] for beat in told) == pytest.approx(sent, abs=1)
     other = simulate.train(JOB, data)  # other keys round otherwise, and not far off
     assert not all(np.array_equal(w, theirs[f"weight.{i}"]) for i, w in enumerate(other.weights))
-    assert np.allclose(ours.losses, other.losses, atol=1e-3)
+    assert np.allclose(ours.losses, other.losses, atol=5e-3)
 
 
 def keys_of(policy: Policy, party: int) -> PairKeys:
