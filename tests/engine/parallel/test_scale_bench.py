@@ -32,7 +32,7 @@ def test_a_wider_model_says_more_and_takes_no_more_rounds() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_leave_more_leaves_and_every_pod_tells_of_itself() -> None:
-    one, two = fleet_costs(Topology(1, 1, 1, 1), 8), fleet_costs(Topology(1, 1, 2, 1), 8)
+    one, two = (fleet_costs(Topology(1, 1, tensor, 1), 8, fleets=1) for tensor in (1, 2))
     assert one["bytes"] > 100_000
     assert two["leaves"] > one["leaves"] > 50
     assert two["events"] > one["events"] > 0

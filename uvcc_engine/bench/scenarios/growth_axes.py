@@ -37,6 +37,7 @@ INPUTS: Final = 64
 CLASSES: Final = 10
 STEPS: Final = 3
 FLEET_STEPS: Final = 8
+FLEETS: Final = 3
 MIDDLE: Final = 1
 """The step of a fleet whose leaves are counted: neither the first, which also meets, nor the last."""
 ROWS: Final = 16  # of a replica's step
@@ -70,11 +71,15 @@ def _step(width: int, batch: int) -> Costs:
     return found
 
 
-def fleet_costs(size: Topology, rows: int) -> Costs:
-    """What a step of ``rows`` rows a replica costs all workers of a fleet together. Raises UvccError if one fails."""
+def fleet_costs(size: Topology, rows: int, fleets: int = FLEETS) -> Costs:
+    """What a step of ``rows`` rows a replica costs all workers of a fleet together; ``cpu`` is the least of so many
+    fleets, since what else runs on the machine can only add to it. Raises UvccError if a worker fails."""
     job = PrivateJob(model=FLEET_MODEL, steps=FLEET_STEPS, batch=rows, test_rows=8 * size.replicas)
-    with _trained(job, size) as (fleet, burden):
-        return costs_of(fleet) | burden
+    found: list[Costs] = []
+    for _ in range(fleets):
+        with _trained(job, size) as (fleet, burden):
+            found.append(costs_of(fleet) | burden)
+    return found[0] | {"cpu": min(costs["cpu"] for costs in found)}
 
 
 @contextmanager
