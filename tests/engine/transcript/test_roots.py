@@ -58,6 +58,15 @@ def keyed(key: bytes, *parts: bytes) -> bytes:
     return blake3(b"".join(parts), key=key).digest()
 
 
+def test_the_keyed_hash_is_that_of_blake3s_published_vectors() -> None:
+    key = b"whats the Elvish word for friend"
+    for text, hashed in (
+        (b"", "92b2b75604ed3c761f9d6f62392c8a9227ad0ea3f09573e783f1498a4ed60d26"),
+        (b"\0", "6d7878dfff2f485635d39013278ae14f1454b8c0a3a2d34bc1ab38228a80c95b"),
+    ):
+        assert blinded_digest(kinds.OPEN, key, text).hex() == hashed
+
+
 def test_leaf_layout_hash_and_blind() -> None:
     key, sub, payload = H(b"key"), H(b"sub"), b"a share"
     said = keyed(key, b"UVCC_BLIND_V2", sub, le(6, 4))

@@ -5,7 +5,8 @@ The session id and the epoch are common to all leaves of an epoch and enter ever
 can be moved neither between epochs nor between subsessions. All after the direction byte is equal at both ends.
 
 Digests of what is opened are SHA-256, so that an auditor checks them with what comes with Python. All others, which is
-nearly every byte that is hashed, are BLAKE3 in its keyed mode (its paper, section 2.3), 3 to 15 times as fast.
+nearly every byte that is hashed, are BLAKE3 in its keyed mode (O'Connor, Aumasson, Neves and Wilcox-O'Hearn, 2020,
+section 2.3), 3 to 15 times as fast.
 """
 
 from __future__ import annotations
