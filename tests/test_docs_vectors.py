@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from blake3 import blake3
 
 from uvcc_engine.plane import frame
 from uvcc_engine.relay import binary
@@ -93,6 +94,16 @@ def test_trees_and_identifiers_follow_from_the_text() -> None:
     sub = hashlib.sha256(b"UVCC_SID_SUB_V1" + replica + struct.pack("<BH", 2, 3)).hexdigest()
     assert sub == ids["sid_sub(1, 2, 3)"]
     assert json.loads(found["canonical"]["text"]) == found["canonical"]["value"]
+    digests = set()
+    for told in found["leaves"]:
+        key, blind, payload, record = (bytes.fromhex(told[n]) for n in ("blinding_key", "blind", "payload", "record"))
+        tail = bytes.fromhex(told["sid_sub"]) + struct.pack("<I", told["epoch"])
+        epoch_key = blake3(b"UVCC_BLIND_V2" + tail, key=key).digest()
+        assert blind == blake3(record[1:20], key=epoch_key).digest()
+        ways = {"opened": hashlib.sha256(blind + payload).digest(), "closed": blake3(payload, key=blind).digest()}
+        digests |= {way for way, digest in ways.items() if digest == record[28:]}
+        assert told["leaf"] == hashlib.sha256(b"\0UVCC_LEAF_V1" + tail + record).hexdigest()
+    assert digests == {"opened", "closed"}
 
 
 def test_the_contracts_vectors_hold_every_outcome() -> None:

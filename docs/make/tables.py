@@ -124,7 +124,7 @@ def evidence() -> str:
     note = [
         "This is the very text that lies as `EVIDENCE.md` in each package; `verify.py` beside it cites its sections.",
         "Words are those of the [glossary](../glossary.md). `vectors/bundle.json` holds a whole small run with its",
-        "keys and roots, `vectors/evidence.json` identifiers, trees and canonical JSON of small inputs.",
+        "keys and roots, `vectors/evidence.json` identifiers, trees, leaves and canonical JSON of small inputs.",
         "",
         f"Limits of our own readers: JSON nested {reading.DEPTH} deep, {reading.SMALL >> 20} MiB for a result or",
         f"a list of signatures, {reading.LARGEST >> 30} GiB for any file that is read as a whole.",

@@ -132,20 +132,23 @@ def evidence() -> str:
     """Identifiers, trees and roots of small inputs."""
     from uvcc_engine.contract import ids
     from uvcc_engine.contract.parsing.canonical import canonical
+    from uvcc_engine.transcript.formats import kinds
     from uvcc_engine.transcript.leaves import merkle
 
     job = hashlib.sha256(b"a policy").digest()
     replica = ids.sid_replica(job, 1)
     leaves = [bytes([n]) * 3 for n in range(5)]
+    sub = ids.sid_sub(replica, 2, 3)
     value = {"b": 1, "a": [1.5, 1e21, 0.000001], "\u20ac": "\n\u00e9"}
     return written(
-        "Identifiers, Merkle trees and canonical JSON of small inputs (evidence, sections 1, 2 and 4). Bytes in hex.",
+        "Identifiers, Merkle trees, leaves, canonical JSON of small inputs (evidence, sections 1 to 5). Bytes in hex.",
         canonical={"value": value, "text": canonical(value).decode()},
         ids={
             "sid_job": job.hex(),
             "sid_replica(1)": replica.hex(),
-            "sid_sub(1, 2, 3)": ids.sid_sub(replica, 2, 3).hex(),
+            "sid_sub(1, 2, 3)": sub.hex(),
         },
+        leaves=[_recorded(sub, kinds.RESHARE, 1, 2), _recorded(sub, kinds.CHECKPOINT, 1, 1)],
         trees=[
             {"leaves": [x.hex() for x in leaves[:n]], "root": merkle.tree_root(map(_leaf, leaves[:n])).hex()}
             for n in range(len(leaves) + 1)
@@ -155,6 +158,24 @@ def evidence() -> str:
 
 def _leaf(data: bytes) -> bytes:
     return hashlib.sha256(b"\x00" + data).digest()
+
+
+def _recorded(sub: bytes, kind: int, src: int, dst: int) -> dict[str, str | int]:
+    """The leaf of a short payload in epoch 7, at whoever sent it."""
+    from uvcc_engine.transcript.leaves import leaf
+
+    key, payload = hashlib.sha256(b"a pair").digest(), b"a share"
+    epoch = leaf.epoch_key(key, sub, 7)
+    record, blind = leaf.make_record(epoch, (3, 10, 0, leaf.SENT, src, dst, kind), payload)
+    return {
+        "sid_sub": sub.hex(),
+        "epoch": 7,
+        "blinding_key": key.hex(),
+        "payload": payload.hex(),
+        "blind": blind.hex(),
+        "record": record.hex(),
+        "leaf": leaf.leaf_hash(leaf.epoch_prefix(sub, 7), record).hex(),
+    }
 
 
 def frames() -> str:
