@@ -100,6 +100,7 @@ class PodState:
     held_by: set[str] = field(default_factory=set)  # who ever said that it is held
     released_by: set[str] = field(default_factory=set)
     unproven: dict[str, str] = field(default_factory=dict)  # workers gone without proof, and what is missing
+    halted: bool = False  # a worker said that it obeyed this order as a halt
     stage: str = ""
     coords: dict[str, str] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
@@ -136,6 +137,7 @@ class PodState:
         """Fold one report; the pod is as far as its slowest worker. ``coord`` empty speaks for the whole pod."""
         if stage == "held":
             self.held_by.add(coord)
+        self.halted = self.halted or stage == "halted"
         if coord:
             if EVIDENCE_RANK[stage] > EVIDENCE_RANK[self.coords.get(coord, "")]:
                 self.coords[coord] = stage

@@ -10,6 +10,7 @@ the ladder does not wait for it. Commands are sent again, under the same nonce, 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from uvcc_console.core import events as ev
 from uvcc_console.halt.ladder_types import (
@@ -96,17 +97,28 @@ class Ladder:
     # what happens
 
     def start(self, mode: str, now: float) -> list[LadderAction]:
-        """The request itself; ``mode`` is hold or halt (a release of nothing ends at once)."""
+        """The request itself.
+
+        A release or a typed rung comes first where whoever held or halted has died: maybe nothing of it was ever sent.
+        A release is answered by workers that are not held as well, at the end of their step.
+        """
         self._began = now
         if mode == RELEASE:
-            return self._finish(RELEASE, now)
-        return self._enter(HOLD if mode == HOLD else HALT, now)
+            self._times = replace(self._times, release=max(self._times.release, self._times.hold))
+            return self._enter(RELEASE, now)
+        first = self._enter(HOLD if mode == HOLD else HALT, now)
+        return first if mode in (HOLD, HALT) or self.done else first + self.request(mode, now)
+
+    def void(self, now: float) -> list[LadderAction]:
+        """A release whose held workers are no more: it ends at once."""
+        self._began = now
+        return self._finish(RELEASE, now)
 
     def request(self, mode: str, now: float) -> list[LadderAction]:
         """A further request under the same nonce: commit, release, or a rung that somebody typed the run id for."""
         if mode == RELEASE:
             if self.rung == HOLD:
-                return self._enter(RELEASE, now)
+                return self._too_late(now) or self._enter(RELEASE, now)
             if self.rung in (HALT, TERM, KILL, TERMINATE):
                 return [self._alert("warn", "halt_release_late", "the halt is committed; a release comes too late")]
             return []
@@ -130,13 +142,15 @@ class Ladder:
         return self.report(pod, "seen", now) if EVIDENCE_RANK[p.stage] < EVIDENCE_RANK["seen"] else []
 
     def refused(self, pod: str, rung: str, now: float, code: AckCode, why: str) -> list[LadderAction]:
-        """The agent would not do it. A pod on which no worker of the run was ever started has nothing to halt."""
+        """The agent would not do it. A pod on which no worker of the run was ever started has nothing to halt, and
+        nothing to release.
+        """
         p = self._pods.get(pod)
         if p is None or rung != self.rung or self._satisfied(p):
             return []
-        if code == AckCode.NO_WORKER and rung not in (HOLD, RELEASE):
+        if code == AckCode.NO_WORKER and rung != HOLD:
             p.acked = rung
-            return self.report(pod, "gone", now, detail=NOTHING)
+            return self.report(pod, "released" if rung == RELEASE else "gone", now, detail=NOTHING)
         return self._mark_unknown(pod, why)
 
     def report(
@@ -271,6 +285,8 @@ class Ladder:
     def _advance(self, now: float) -> list[LadderAction]:
         """Go on when every pod has shown what this rung asks for, or cannot show it any more."""
         pods = self._pods.values()
+        if self.rung == RELEASE and not self.done and (late := self._too_late(now)):
+            return late
         if not self.rung or not all(self._satisfied(p) or p.hopeless for p in pods):
             return []
         if self.rung == HOLD:
@@ -287,6 +303,13 @@ class Ladder:
             Journalled(asked),
             *(a for a in sends if isinstance(a, Journalled)),
         ]
+
+    def _too_late(self, now: float) -> list[LadderAction]:
+        """A hold that has become a halt on one pod is not released on the others."""
+        halted = [name for name, p in self._pods.items() if p.halted]
+        if not halted or self.drill:
+            return []
+        return self._commit(now, f"{', '.join(halted)} had halted before the release came")
 
     def _overdue(self, now: float) -> list[LadderAction]:
         """The rung's time is over: what did not answer is unknown, and the next armed rung is tried."""

@@ -139,7 +139,8 @@ class Halter:
         rung = before.rung if before.rung in (machine.HOLD, machine.RELEASE) else machine.HALT
         why = "it had no verdict yet when workers were started"
         self._asked = replace(self._asked, mode=machine.HOLD if before.drill else rung, reason=why)
-        self._act(self._ladder(run, pods).start(self._asked.mode, self._clock()))
+        ladder, now = self._ladder(run, pods), self._clock()
+        self._act(ladder.void(now) if self._asked.mode == machine.RELEASE else ladder.start(self._asked.mode, now))
         self._append([self._asked])
 
     def message(self, pod: str, told: AgentMessage | Malformed) -> None:

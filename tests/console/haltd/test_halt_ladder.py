@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -98,6 +99,54 @@ def test_a_release_that_not_all_acknowledge_goes_on_to_halt() -> None:
     assert stages(out)["p2r0"] == "unknown"
     assert sends(out) == [(p, HALT) for p in PODS]
     assert "p2r0" in events(out, ev.HaltRequested)[0].reason
+
+
+def test_a_release_that_comes_first_is_sent_and_awaited_for_a_step() -> None:
+    """Whoever held has died: that a release of nothing was done at once left the pods to halt at their deadline."""
+    ladder = Ladder("n", PODS)
+    assert sends(ladder.start(RELEASE, 0.0)) == [(p, RELEASE) for p in PODS]
+    assert not ladder.done
+    assert ladder.rung == RELEASE
+    ladder.tick(Times().release + 1.0)
+    (done,) = events(all_report(ladder, "released", Times().hold - 0.5), ev.HaltDone)
+    assert (done.mode, done.verified) == (RELEASE, 3)
+    alone = Ladder("m", PODS)
+    alone.start(RELEASE, 0.0)
+    assert [e.mode for e in events(alone.tick(Times().hold), ev.HaltRequested)] == [HALT]
+
+
+def test_where_a_pod_has_halted_by_itself_the_release_is_a_halt_of_all() -> None:
+    """Its release was told as verified, for its workers were gone."""
+    first, late = Ladder("n", PODS), Ladder("m", PODS)
+    first.start(RELEASE, 0.0)
+    late.start(HOLD, 0.0)
+    late.report("p0r0", "halted", 6.0, coord="p0r0s0t0", step=7, checkpoint="ab")
+    out = first.report("p0r0", "halted", 0.1, coord="p0r0s0t0", step=7, checkpoint="ab")
+    for said in (out, late.request(RELEASE, 6.1)):
+        assert {rung for _, rung in sends(said)} == {HALT}
+        (asked,) = events(said, ev.HaltRequested)
+        assert (asked.mode, asked.reason) == (HALT, "p0r0 had halted before the release came")
+
+
+def test_where_no_worker_was_started_nothing_is_left_to_release() -> None:
+    """Five seconds later the release had become a halt, for a pod had not acknowledged it."""
+    ladder = Ladder("n", PODS)
+    ladder.start(HOLD, 0.0)
+    ladder.refused("p0r0", HOLD, 0.1, AckCode.NO_WORKER, "no worker")
+    ladder.request(RELEASE, 1.0)
+    ladder.report("p1r0", "released", 1.1)
+    ladder.report("p2r0", "released", 1.1)
+    (done,) = events(ladder.refused("p0r0", RELEASE, 1.1, AckCode.NO_WORKER, "no worker"), ev.HaltDone)
+    assert (done.mode, done.verified) == (RELEASE, 3)
+
+
+@pytest.mark.parametrize("rung", [TERM, KILL, TERMINATE])
+def test_a_typed_rung_that_comes_first_halts_and_climbs_to_it(rung: str) -> None:
+    """It was a halt only: what somebody had typed the run's name for was forgotten with the sidecar that had died."""
+    ladder = Ladder("n", PODS, auto=(HOLD, HALT))
+    said = sends(ladder.start(rung, 0.0))
+    assert said == [(p, HALT) for p in PODS] + [(p, rung) for p in PODS]
+    assert ladder.rung == rung
 
 
 def test_a_drill_holds_releases_and_is_timed() -> None:
@@ -336,7 +385,7 @@ class AnyStory(RuleBasedStateMachine):
     @initialize(
         workers=st.lists(st.integers(1, 2), min_size=1, max_size=4),
         drill=st.booleans(),
-        mode=st.sampled_from([HOLD, HALT]),
+        mode=st.sampled_from([HOLD, HALT, RELEASE, KILL]),
         auto=st.sets(st.sampled_from([TERM, KILL, TERMINATE])),
     )
     def begin(self, workers: list[int], drill: bool, mode: str, auto: set[str]) -> None:

@@ -292,6 +292,19 @@ async def test_a_sidecar_that_comes_later_takes_up_an_unfinished_halt(run: Run) 
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_sidecar_that_comes_later_sends_a_release_that_was_only_written(run: Run) -> None:
+    """It was told as done, and no agent had heard of it: the pods that were held halted at their deadline."""
+    await run.launch()
+    run.ask("hold", "n")
+    run.ask("release", "n")
+    task = asyncio.create_task(Service(run.dir, times=PATIENT).run())
+    done = await run.done("n")
+    assert (done.mode, done.verified, done.total) == ("release", 3, 3)
+    assert {a[0] for a in run.snapshot.halt.acks.values()} == {"released"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_two_requests_at_once_are_both_answered(run: Run, service: None) -> None:
     await run.launch()
     run.ask("halt", "one")
