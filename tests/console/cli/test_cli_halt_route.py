@@ -15,8 +15,10 @@ import pytest
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.steer import halt
 from uvcc_console.core import events as ev
+from uvcc_console.core.journal import Journal
 from uvcc_console.core.state import fold
 from uvcc_console.haltd import order_socket
+from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.shortpath import short
 
@@ -125,6 +127,47 @@ def test_what_the_sidecar_says_together_with_its_receipt_is_heard(tmp_path: Path
     thread.join()
     listener.close()
     assert [e.kind for e in heard] == [ev.HaltAck.kind, ev.HaltDone.kind]
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["unwritten", "written"])
+def test_an_order_that_died_with_its_sidecar_is_given_again(
+    written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The journal was shut when it came by the door: the next sidecar knew nothing of it, and two minutes passed."""
+    asked = ev.HaltRequested(nonce="n", mode="hold", by="cli")
+    journal = Journal(tmp_path / processes.JOURNAL, source="t")
+    if written:
+        journal.append(asked)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with short(tmp_path / order_socket.SOCKET) as path:
+        listener.bind(path)
+    listener.listen()
+
+    def serve() -> None:
+        line, _ = listener.accept()
+        line.recv(1 << 16)
+        line.sendall(b'{"taken": "n"}\n')
+        line.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    again, started = PlayedRoute([DONE]), []
+    monkeypatch.setattr(processes, "start", lambda _, name: started.append(name))
+    way = halt.open_route(tmp_path)
+    monkeypatch.setattr(halt, "open_route", lambda _: again)
+    started.clear()
+    waiting = halt.WaitedHalt(way, asked, PODS)
+    thread.join()
+    listener.close()
+    if written:
+        journal.append(DONE)
+    done = waiting.run(60.0)
+    assert done is not None
+    assert replace(done, ts=0.0) == DONE
+    way.close()
+    journal.close()
+    assert (again.asked, started) == (([], ["haltd"]) if written else (["hold"], []))
+    assert ("it is given again" in capsys.readouterr().err) is not written
 
 
 def test_without_a_verdict_the_command_says_why(

@@ -56,6 +56,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"nothing can be halted at {s.followed}: {s.no_halt}", "end it there, by hand")
     if args.release and (not s.halt.nonce or (s.halt.done and s.halt.mode != "halt")):
         raise ConfigError(f"nothing is held at {run_dir.name}", f"uvcc halt {run_dir.name} holds it")
+    if args.release and s.halt.done:
+        raise UvccError(*_TOO_LATE)
     mode = "release" if args.release else "halt" if args.now else "hold"
     nonce = s.halt.nonce if args.release else secrets.token_hex(8)
     asked = ev.HaltRequested(nonce=nonce, mode=mode, by="cli", drill=args.drill, reason=args.reason)
@@ -129,7 +131,10 @@ def _follower(run_dir: Path) -> HaltRoute:
 
 
 class _Sidecar:
-    """By the sidecar's door; should the sidecar die meanwhile, the journal tells on."""
+    """By the sidecar's door; should the sidecar die meanwhile, the journal tells on.
+
+    What that one had not written down when it died is asked of the next one again.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -137,13 +142,17 @@ class _Sidecar:
         self._journal: Journal | None = None
         self._seq = 0
         self._seen: list[ev.Event] = []
-        self._instead: _Alone | None = None
+        self._asked: list[ev.HaltRequested] = []
+        self._instead: HaltRoute | None = None
 
     def ask(self, request: ev.HaltRequested) -> None:
         """One that took the call but says nothing is not waited for: this process gives the same order itself.
 
         Who follows an adopted run finds it in the journal: nobody else can obey it.
         """
+        self._asked.append(request)
+        if self._instead is not None:
+            return self._instead.ask(request)
         try:
             self._seen += self._line.ask(request)
         except UnreachableError as e:
@@ -153,7 +162,7 @@ class _Sidecar:
                 journal.append(request)
                 return journal.close()
             common.say(f"uvcc: {e.what}; this process halts by itself")
-            self._instead = self._instead or _Alone(self._run_dir)
+            self._instead = _Alone(self._run_dir)
             self._instead.ask(request)
 
     def poll(self) -> Sequence[ev.Event]:
@@ -164,11 +173,26 @@ class _Sidecar:
             return [*found, *self._line.poll()]
         if self._journal is None:
             self._journal = Journal(self._run_dir / processes.JOURNAL, readonly=True)
+            if lost := self._unwritten(self._journal):
+                common.say("uvcc: the halt sidecar died before it wrote the order down; it is given again")
+                self._instead = open_route(self._run_dir)
+                for request in lost:
+                    self._instead.ask(request)
+                return found
             processes.start(self._run_dir, processes.HALTD)  # it takes up what the last one left
         for seq, event in self._journal.since(self._seq, kinds=_KINDS):
             self._seq = seq
             found.append(event)
         return found
+
+    def _unwritten(self, journal: Journal) -> list[ev.HaltRequested]:
+        """What was asked for and is unknown to the journal; nothing where it knows the newest order."""
+        known = (e for _, e in journal.since(0, kinds=(ev.HaltRequested.kind,)) if isinstance(e, ev.HaltRequested))
+        written = {(e.nonce, e.mode) for e in known}
+        newest = self._asked[-1]
+        if (newest.nonce, newest.mode) in written:
+            return []
+        return [asked for asked in self._asked if (asked.nonce, asked.mode) not in written]
 
     def close(self) -> None:
         self._line.close()
