@@ -15,8 +15,8 @@ from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError
 
-KINDS: Final = (*OF_HALTS, ev.Alert.kind, ev.StageChanged.kind)
-"""Those of a halt, and what an operator is notified of where nobody else could."""
+KINDS: Final = (*OF_HALTS, ev.Alert.kind, ev.StageChanged.kind, ev.Intent.kind, ev.ActionDone.kind)
+"""Those of a halt, what an operator is notified of where nobody else could, and whether a teardown was asked for."""
 
 
 class JournalView:

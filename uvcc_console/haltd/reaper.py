@@ -11,8 +11,10 @@ from uvcc_console.fleet.spend_ledger import Ledger
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_engine.contract.errors import ConfigError
 
+ENDS = ("teardown", "stop")  # what an operator asks for who wants the pods gone
 AGAIN_S = 60.0
 ALONE_S = 5.0
+ENDING_S = 15.0  # by then a conductor that was started for the teardown has said who it is
 
 
 @dataclass(slots=True)
@@ -21,18 +23,26 @@ class Reaper:
 
     ledger: Ledger = field(default_factory=Ledger)
     resumable: bool = True  # one domain's part of a run is not: nobody comes back for it
+    _ending: bool = False
     _alone_since: float = -1.0
     _asked: float = float("-inf")
 
     def see(self, event: ev.Event, at: float | None = None) -> None:
         """``at``: the run's time, for an event that has just happened."""
         self.ledger.apply(event, at)
+        if isinstance(event, ev.Intent) and event.action in (*ENDS, "resume"):
+            self._ending = event.action in ENDS
+        elif isinstance(event, ev.StageChanged) and event.name == "teardown":
+            self._ending = event.status == "running"
+        elif isinstance(event, ev.ActionDone) and event.action in ENDS and not event.ok:  # not all domains have signed
+            self._ending = False
 
     def due(self, s: Snapshot, *, conducted: bool, now: float) -> str:
         """Why the run must be ended now; empty while a conductor looks after it, or while one may still come back.
 
         Without a conductor the caps and the time to live hold at once, and ``limits.wait`` is how long one may be away;
-        ``ALONE_S`` where no other could go on with the run.
+        ``ALONE_S`` where no other could go on with the run, ``ENDING_S`` where it died while its teardown was asked for
+        or under way.
         """
         left = [p for p in s.pods.values() if p.state not in pod_states.ABSENT]
         if conducted or not left:
@@ -48,6 +58,8 @@ class Reaper:
             why = f"its time to live of {limits.ttl:.0f} s is over"
         elif breach := self.ledger.breach():
             why = breach
+        elif self._ending and alone >= ENDING_S:
+            why = "its conductor died before the teardown was done"
         elif alone >= (limits.wait if self.resumable else ALONE_S):
             why = f"it has had no conductor for {alone:.0f} s"
         if not why or now - self._asked < AGAIN_S:

@@ -18,6 +18,7 @@ from uvcc_console.fleet import procs
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.haltd import order_socket, service
+from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.haltd.reaper import AGAIN_S, Reaper
 from uvcc_console.plan.profile import load
 from uvcc_console.runs import processes
@@ -90,6 +91,38 @@ def test_limits_that_cannot_be_read_are_the_strictest() -> None:
     created = ev.RunCreated(**{**ev.to_json(events[0]), "profile": {"limits": {"hourly": "lots"}}})
     events = [created, *events[1:]]
     assert "limits.hourly 0.00" in reaper(events, now).due(fold(events), conducted=False, now=10.0)
+
+
+TEARDOWN = ev.Intent(ts=0.0, action="teardown", by="cli")
+
+
+@pytest.mark.parametrize(
+    ("told", "ends"),
+    [
+        ([TEARDOWN], True),
+        ([ev.StageChanged(ts=0.0, name="teardown", status="running")], True),
+        ([TEARDOWN, ev.Intent(ts=0.0, action="resume", by="cli")], False),
+        ([TEARDOWN, ev.ActionDone(ts=0.0, action="teardown", pod="", ok=False, detail="P1 has not signed")], False),
+    ],
+    ids=["asked for", "under way", "somebody went on", "refused"],
+)
+def test_a_teardown_whose_conductor_dies_is_not_waited_with(told: list[ev.Event], ends: bool) -> None:
+    """The pods stayed and cost money for ``limits.wait``, a quarter of an hour, though somebody wanted them gone."""
+    events, now = [*story("agent"), *told], [100.0]
+    made, s = reaper(events, now), fold(events)
+    assert made.due(s, conducted=False, now=100.0) == ""
+    assert made.due(s, conducted=False, now=114.0) == ""
+    assert ("before the teardown was done" in made.due(s, conducted=False, now=116.0)) is ends
+
+
+def test_a_sidecar_knows_of_the_teardown_that_was_asked_for() -> None:
+    """A sidecar folds a few kinds of events only."""
+    run_dir = paths.run_dir("asked")
+    run_dir.mkdir(parents=True)
+    journal = Journal(run_dir / processes.JOURNAL, source="test")
+    journal.append(*story("agent"), TEARDOWN)
+    assert [e.kind for e in JournalView(journal).poll()][-1] == TEARDOWN.kind
+    journal.close()
 
 
 async def test_an_abandoned_run_is_torn_down_by_its_sidecar(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
