@@ -35,7 +35,7 @@ from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.parsing.untrusted import as_object
 from uvcc_engine.contract.peer_protocol import relay_words
-from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder
+from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder, SignOfLife
 from uvcc_engine.contract.run_files.control import checked_mode
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
@@ -241,6 +241,7 @@ class RelayHaltPath:
         self._lamps: dict[str, bool] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._taken: set[tuple[str, str]] = set()
+        self._early: dict[str, str] = {}  # nonce -> an order that lay there before this process looked
         self._domain = (run_dir / DOMAIN).exists()
         self._roots, self._of_attempt = Published(), ("", 0)
         self._reader: X25519PrivateKey | None = None
@@ -292,24 +293,48 @@ class RelayHaltPath:
         except UvccError as e:
             log.warning("%s", e)
             found, first = [], True
-        for one in found:
+        for one in sorted(found, key=lambda one: one.name.startswith(orders.BEAT)):  # orders first: beats answer them
             try:
                 if one.name.startswith(orders.BEAT):
                     self.hear(box, one.body, s)
-                elif not first or one.name.startswith(CONSENT):  # an order from before this process lived: another's
+                elif one.name.startswith(CONSENT):
                     self._take(box, one.body, s)
+                else:
+                    self._ordered(box, one.body, s, first=first)
             except Exception:  # the relay gives each record once: what is wrong with one must not cost the next
                 log.exception("a record at the relay could not be used: %.100r", one.name)
         self._light(box, s)
 
-    def _take(self, box: RelayMailbox, body: str, s: Snapshot) -> None:
-        """Another's order, or a domain's consent: once, and only under a signature of this run."""
+    def _ordered(self, box: RelayMailbox, body: str, s: Snapshot, *, first: bool) -> None:
+        """An order. One from before this process looked may be of an earlier attempt: it counts when a worker of this
+        one says that it obeyed it.
+        """
+        if not first:
+            self._take(box, body, s)
+            return
+        for _, told in self._signed(box, body):
+            if isinstance(told, HaltOrder):
+                self._early[told.nonce] = body
+
+    def _obeyed(self, box: RelayMailbox, coord: str, told: SignOfLife, s: Snapshot) -> None:
+        """A worker echoes a nonce: by its process's number it is known to be of this attempt."""
+        pid, worker = told.beat.fields.get("pid"), s.workers.get(coord)
+        known = s.halt.done and s.halt.mode == machine.HALT  # how the run was halted is told already
+        if told.halt_nonce in self._early and worker is not None and worker.pid and worker.pid == pid and not known:
+            self._take(box, self._early.pop(told.halt_nonce), s)
+
+    def _signed(self, box: RelayMailbox, body: str) -> Iterator[tuple[str, HaltOrder | DomainConsent]]:
+        """What another of this run's signers says of this engine run, and who."""
         body = boxes.unseal_with(body, seal_key(self._run_dir))
         for by, key in self._signers().items():
             content = orders.opened(body, orders.ORDER_NAMESPACE, [key])
             told = relay_words.order(content or {})
-            if isinstance(told, Malformed) or told.run != box.engine_run or key == order_key(self._run_dir):
-                continue
+            if not isinstance(told, Malformed) and told.run == box.engine_run and key != order_key(self._run_dir):
+                yield by, told
+
+    def _take(self, box: RelayMailbox, body: str, s: Snapshot) -> None:
+        """Another's order, or a domain's consent: once, and only under a signature of this run."""
+        for by, told in self._signed(box, body):
             what = f"consent {told.what}" if isinstance(told, DomainConsent) else f"{told.mode} {told.nonce}"
             if (by, what) in self._taken:
                 return
@@ -347,6 +372,7 @@ class RelayHaltPath:
                 self._roots, self._of_attempt = Published(), of
             roots = self._roots.take(coord, told.roots, s.steps_planned)
             self._append([ev.HeartbeatRead(pod=pod.pod, coord=coord, record=dict(told.beat.fields)), *roots])
+        self._obeyed(box, coord, told, s)
         stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.beat.phase, "")
         if stage and told.halt_nonce == s.halt.nonce:
             self._report(pod.pod, coord, stage, told.beat.step, told.checkpoint)

@@ -53,11 +53,11 @@ def story(name: str, state: str, *more: ev.Event) -> tuple[Path, Journal]:
 
 
 async def test_a_verdict_is_written_though_somebody_was_in_the_middle_of_a_commit() -> None:
-    run_dir, journal = story("busy", "agent")
+    run_dir, journal = story("busy", "gone")
     busy = Commits(journal)
     logging.getLogger().addHandler(busy)
     try:
-        # what is held by nobody is released at once: the verdict comes with the order
+        # where no pod is left nothing is waited for: the verdict comes with the order
         await Service(run_dir, request=ev.HaltRequested(nonce="n", mode="release", by="test")).run()
     finally:
         logging.getLogger().removeHandler(busy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from relaykit import COORD, RUN, make_run
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal import read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
+from uvcc_console.core.state import fold, reduce
 from uvcc_console.halt import relay_path
 from uvcc_console.runs import domain
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import FetchedRecord
 from uvcc_engine.contract.run_files import control
 from uvcc_engine.transcript.signed import approvals, boxes, orders
@@ -109,6 +111,33 @@ async def test_the_word_of_a_named_domain_counts(court: Court, who: str, word: d
     court.worker.obey(body)
     assert len(court.obeyed) == len(obeyed)  # the same once more is nothing new
     assert (await court.hear(body, "order/x"))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("echoed", "pid", "told"),
+    [("x", 7, ["halt"]), ("x", 8, []), ("y", 7, []), ("", 7, [])],
+    ids=["obeyed", "an earlier attempt's worker", "another order", "nobody obeyed"],
+)
+async def test_an_order_from_before_the_console_looked_counts_once_a_worker_of_this_attempt_obeyed_it(
+    court: Court, echoed: str, pid: int, told: list[str]
+) -> None:
+    """A domain halted the run while this sidecar was being started anew: its journal never said who, or why."""
+    started = ev.WorkerProcess(pod="p0r0", coord=COORD, state="started", pid=7)
+    s = reduce(court.snapshot, started, court.snapshot.seq + 1)
+    word = {"type": "order", "mode": "halt", "nonce": "x"}
+    last = {"step": 5, "phase": "halted", "halt_nonce": echoed, "pid": pid}
+    life = orders.sealed(relay_words.of_life(RUN, COORD, last, (), 1.0), partial(court.pod.sign, orders.BEAT_NAMESPACE))
+    order = court.signed(word, relay_path.signer(court.key("P1")))
+    court.given[:] = [
+        FetchedRecord(name=orders.BEAT + COORD, body=life, party=0),
+        FetchedRecord(name="order/x", body=order, party=1),  # said again after the worker had obeyed
+    ]
+    box = relay_path.RelayMailbox("", "g", RUN, ())
+    for _ in range(2):  # told once
+        await court.console.exchange_with(box, None, s)
+    asked = [e for e in court.taken if isinstance(e, ev.HaltRequested)]
+    assert [e.mode for e in asked] == told
+    assert {(e.by, e.nonce) for e in asked} <= {("P1", "x")}
 
 
 def _stranger(court: Court) -> Sign:

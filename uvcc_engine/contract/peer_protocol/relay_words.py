@@ -21,7 +21,18 @@ from uvcc_engine.contract.run_files.records import Heartbeat, Malformed, Reporte
 MOST_BYTES: Final = 16 << 20  # of a relay's answer
 RECORDS_AN_ANSWER: Final = 256
 """So many records a relay gives at most in one answer; fewer mean that there are no more."""
-SHOWN: Final = ("step", "phase", "loss", "samples_per_s", "halt_nonce", "checkpoint", "waiting_on", "waiting_s", "ts")
+SHOWN: Final = (
+    "step",
+    "phase",
+    "loss",
+    "samples_per_s",
+    "halt_nonce",
+    "checkpoint",
+    "waiting_on",
+    "waiting_s",
+    "ts",
+    "pid",
+)
 """What of a heartbeat is published at the relay."""
 
 
