@@ -30,7 +30,15 @@ from uvcc_engine.parallel.group import Communicator, OnEvent, lost
 from uvcc_engine.parallel.meeting import SealedMeeting
 from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.place import RankAddress
-from uvcc_engine.parallel.presence import LOOK_S, Presence, post_withdrawal, read_withdrawal, serve_withdrawal
+from uvcc_engine.parallel.presence import (
+    LOOK_S,
+    Presence,
+    not_come,
+    post_withdrawal,
+    read_withdrawal,
+    serve_withdrawal,
+    unmet,
+)
 
 _POLL_S: Final = (0.001, 0.05)
 _PARTING_S: Final = 10.0
@@ -146,6 +154,9 @@ class PartyGroups:
         meeting.keep_here(os.environ)  # only ranks of one pod are left to gloo and NCCL
         try:
             world = self._open_local(timeout) if self._keys is None else self._open_sealed(self._keys)
+        except (RuntimeError, OSError) as error:
+            raise unmet(place, self._timeout_s, error) from error
+        try:
             store = PrefixStore("groups", self._store)
             dist.init_process_group(world, timeout=timeout, world_size=place.world, rank=place.rank, store=store)
         except (RuntimeError, OSError) as error:
@@ -232,11 +243,8 @@ class PartyGroups:
             self._store.set(keys[members.index(self.place.rank)], value)
             while not self._store.check(keys):
                 if time.monotonic() > deadline:
-                    raise PeerLostError(
-                        f"{self.place.coord} waited {self._timeout_s:g} s for its sister ranks",
-                        "look at the party's other pods",
-                        party=self.place.coord.party,
-                    )
+                    late = [rank for rank, key in zip(members, keys, strict=True) if not self._store.check([key])]
+                    raise not_come(self.place, self._timeout_s, late, met=self._presence is None)
                 self._check()
                 pause.wait(wait)
                 wait = min(2 * wait, self._longest_poll)

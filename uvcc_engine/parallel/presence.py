@@ -12,16 +12,19 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from uvcc_engine.contract.errors import PeerLostError
+from uvcc_engine.contract.job.rank_waits import GROUP_TIMEOUT_VARIABLE
 from uvcc_engine.parallel import meeting
 from uvcc_engine.parallel.meeting import SealedMeeting
 from uvcc_engine.parallel.party_keys import PartyKeys
+from uvcc_engine.parallel.place import RankAddress
+from uvcc_engine.parallel.sealed_stream import StrangerError
 
 LOOK_S: Final = 0.5
 GONE: Final = "word"
@@ -32,6 +35,7 @@ REACH_S: Final = 15.0
 """For so long another one looks for the meeting place."""
 _ANSWER_S: Final = 3.0
 _WORD_BYTES: Final = 400
+_NAMED: Final = 8  # ranks that an error names
 
 
 class Presence:
@@ -65,7 +69,7 @@ class Presence:
                 self._missed.discard(rank)
             elif rank in self._missed:
                 self.lost.append(rank)
-                raise lost_before(rank, self._party, "its process ended")
+                raise lost_before(rank, self._party, "it was here, and has left before all had met")
             elif rank in self._seen:
                 self._missed.add(rank)
 
@@ -82,6 +86,36 @@ class Presence:
 def lost_before(rank: int, party: int, why: str) -> PeerLostError:
     """The error of whoever waits for a rank that will not come."""
     return PeerLostError(f"rank {rank} of P{party} will not come to the meeting: {why}", "see its log", party=party)
+
+
+def unmet(place: RankAddress, waited_s: float, error: BaseException) -> PeerLostError:
+    """The error of a rank that found no meeting place: nothing is known of the first rank, who would have been it."""
+    reason, party = " ".join(str(error).split())[:300], place.coord.party
+    if place.rank == 0:
+        return PeerLostError(f"{place.coord} cannot be its party's meeting place: {reason}", "see its log", party=party)
+    if isinstance(error, StrangerError):
+        what = f"{place.coord} is not let in where its party meets: {reason}"
+        return PeerLostError(what, "was one of the two pods started for another run?", party=party)
+    return not_come(place, waited_s, [0], reason=reason)
+
+
+def not_come(
+    place: RankAddress, waited_s: float, ranks: Sequence[int], *, met: bool = False, reason: str = ""
+) -> PeerLostError:
+    """The error of a rank that waited for others in vain: whom nobody has heard may only be late.
+
+    ``met``: all had been there before.
+    """
+    party, size = place.coord.party, place.topology
+    named = {size.local_rank(c): str(c) for c in size.coords() if c.party == party}
+    who = ", ".join(named.get(rank, f"rank {rank}") for rank in ranks[:_NAMED])
+    who += f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    how, hint = "said nothing", "look at the logs of their workers"
+    if not met:
+        how, hint = "have not started yet, or cannot be reached", "are their pods up?"
+        hint += f" {GROUP_TIMEOUT_VARIABLE}, which the profile's env may raise, is how long they are waited for"
+    what = f"{place.coord} waited {waited_s:g} s for sister ranks that {how}: {who}{f' ({reason})' if reason else ''}"
+    return PeerLostError(what, hint, party=party)
 
 
 def read_withdrawal(store: Any, rank: int, party: int) -> PeerLostError | None:

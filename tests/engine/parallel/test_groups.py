@@ -97,6 +97,27 @@ def test_a_rank_that_ends_is_named_by_the_collective_that_missed_it(sealed: bool
     assert found[1] is None
 
 
+@pytest.mark.parametrize(("rank", "sealed"), [(0, False), (0, True), (1, False)])
+def test_a_rank_that_nobody_has_heard_is_named_as_not_started_and_not_as_stopped(rank: int, sealed: bool) -> None:
+    """Its pod may only be late. That a rank had stopped was said of the first one; of another, not even which."""
+
+    def absent(groups: PartyGroups, events: Events) -> str:
+        return "met without it"
+
+    def enter(own: int) -> None:
+        if own == rank:
+            os._exit(0)
+
+    found = run_ranks(Topology(2), absent, timeout_s=2.0, end_gracefully=False, sealed=sealed, enter=enter)
+    error = found[1 - rank]
+    assert isinstance(error, PeerLostError)
+    said = (
+        f"p0r{1 - rank}s0t0 waited 2 s for sister ranks that have not started yet, or cannot be reached: p0r{rank}s0t0"
+    )
+    assert error.what.startswith(said)
+    assert "stopped" not in str(error)
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_rank_that_ends_before_the_meeting_is_named_by_all_others_within_seconds(sealed: bool) -> None:
     """Killed on its way to the meeting: who shares its machine sees it, the word at the meeting place reaches all."""
