@@ -25,7 +25,7 @@ from uvcc_console.ui.app_base import ascii_wanted, own
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.feed.kept_layout import ScreenLayout, keep, load
 from uvcc_console.ui.feed.source import JournalWriter, ReplaySource, SnapshotSource, WallTime, open_source
-from uvcc_console.ui.halting.hand_over import TypedInput
+from uvcc_console.ui.halting.hand_over import TypedInput, WaitingKey
 from uvcc_console.ui.halting.keyboard import RawKeys
 from uvcc_console.ui.halting.pauses import Pauses, orders_first
 from uvcc_console.ui.judging.rechecks import Rechecks
@@ -132,7 +132,7 @@ class UvccApp(RunConsole):
         if not self.frames.due(self.source.behind):
             return
         lines = self.frames.give()
-        self.commands.uncover.look(self, self.snap)
+        self.uncover.look(self, self.snap)
         now = self.now()
         pace = 10 if holding(self.snap, now) is not None else 1
         before = self.rechecks.changed
@@ -178,11 +178,18 @@ class UvccApp(RunConsole):
 
     # ---- keys
 
+    async def _act_on(self, waiting: WaitingKey, *, followed: bool) -> None:
+        if isinstance(waiting.event, events.Key):
+            self.uncover.typed(waiting.event.time)
+        await super()._act_on(waiting, followed=followed)
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         # outside a hold, and where it was pressed before F9, Esc belongs to whatever has the keyboard
         if parameters != ("release",):
             return True
-        return holding(self.snap, self.now()) is not None and not self.commands.urgent.before_f9(self.acted)
+        s = self.snap
+        elsewhere = self.commands.urgent.before_f9(self.acted) or self.in_a_line(s.halt.nonce)
+        return holding(s, self.now()) is not None and not elsewhere
 
     def raw_keys(self) -> RawKeys:
         """What finds F9 and Esc among the keyboard's bytes, in the thread that reads them."""

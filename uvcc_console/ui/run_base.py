@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from textual.driver import Driver
+from textual.widgets import Input
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
@@ -18,7 +19,7 @@ from uvcc_console.ui.feed.run_processes import CONDUCTOR, HALTD, Processes, RunP
 from uvcc_console.ui.feed.source import BEHIND_S, JournalWriter, ReplaySource, SnapshotSource
 from uvcc_console.ui.halting.handed import HandedOrders
 from uvcc_console.ui.halting.own_halt import OwnHaltRequest
-from uvcc_console.ui.halting.uncover import make_room
+from uvcc_console.ui.halting.uncover import Uncover, make_room
 from uvcc_console.ui.halting.urgent import call_in_loop, watched
 from uvcc_console.ui.judging.filters import Filter
 from uvcc_console.ui.judging.lamps import Lamp, Watchman
@@ -60,6 +61,7 @@ class RunConsole(ConsoleApp[int]):
         self.place = "tui"  # where whoever asks sits, for the journal
         self.alone = False  # shows this run and none of the operator's others
         self._held: frozenset[str] = frozenset()
+        self.uncover = Uncover()
         self.filter = Filter()
         self.keeps_layout = False
         self.usual_theme = self.theme
@@ -83,10 +85,15 @@ class RunConsole(ConsoleApp[int]):
     def action_command_palette(self) -> None:
         """Every action by name, but not over a halt."""
         if halting(self.snap):
-            self.say("palette: a halt is under way and would be covered; : takes commands", "warning")
+            self.would_cover("palette", ": takes commands")
         else:
             super().action_command_palette()
             make_room(self.screen, self.main)
+
+    def would_cover(self, what: str, instead: str) -> None:
+        """Say that this is not opened over a halt; the keys that were meant for it are not those of the run."""
+        self.uncover.gone()
+        self.say(f"{what}: a halt is under way and would be covered; {instead}", "warning")
 
     # ---- F9 and Esc, from the thread that reads the keyboard
 
@@ -103,8 +110,16 @@ class RunConsole(ConsoleApp[int]):
         return future
 
     def may_release(self, nonce: str) -> bool:
-        """Whether this console may take back that hold: read-only, only one that was asked for here."""
-        return not self.readonly or nonce in self._held
+        """Whether Esc may take back that hold here: read-only, and from within a line of text, only one's own."""
+        return nonce in self._held or not (self.readonly or self.in_a_line(nonce))
+
+    def in_a_line(self, nonce: str) -> bool:
+        """Whether Esc belongs to the line of text that has the keyboard, for somebody else asked for that hold."""
+        return nonce not in self._held and isinstance(self.focused, Input)
+
+    def meant_otherwise(self, nonce: str) -> bool:
+        """Whether an Esc of now was meant for what a hold of somebody else has just closed."""
+        return nonce not in self._held and self.uncover.left_by_escape()
 
     @property
     def remembers(self) -> bool:

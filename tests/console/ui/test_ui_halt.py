@@ -13,6 +13,7 @@ from ui_journals import RUN, Story
 from uvcc_console.cli.screen import attach
 from uvcc_console.core import events as ev
 from uvcc_console.ui.feed.source import JournalWriter
+from uvcc_console.ui.halting import uncover
 from uvcc_console.ui.panels.halt_panel import HaltPanel
 from uvcc_console.ui.screens.confirm import ConfirmScreen
 
@@ -122,6 +123,73 @@ async def test_f9_with_the_palette_open(folder: Path) -> None:
         assert "0/3 held" in d.text
         await d.press("ctrl+p")
         assert type(d.app.screen).__name__ != "CommandPalette"
+
+
+@pytest.mark.parametrize("opening", [["ctrl+p"], ["colon", *"docs", "enter"], ["colon", *"theme", "enter"]])
+async def test_what_a_halt_does_not_let_open_is_not_typed_into_the_run(folder: Path, opening: list[str]) -> None:
+    """``q`` for the manual that did not come left the console; ``tear`` for the palette asked to tear down."""
+    async with desk(Story().full(5), folder) as d:
+        await d.press("f9")
+        await d.press(*opening)
+        assert "a halt is under way and would be covered" in d.toasts
+        for key in "trq":
+            await d.press(key)
+        assert d.app.is_running
+        assert len(d.app.screen_stack) == 1
+        assert not d.asked(ev.Intent)
+        assert "detach: ignored, a halt has closed what you typed into" in d.toasts
+
+
+@pytest.mark.parametrize("key", ["ctrl+p", "t", "question_mark"])
+async def test_an_esc_for_what_somebodys_hold_has_closed_does_not_release_it(folder: Path, key: str) -> None:
+    story = Story().full(5)
+    async with desk(story, folder) as d:
+        await d.press(key)
+        assert len(d.app.screen_stack) == 2
+        d.append(ev.HaltRequested(ts=story.now, nonce="theirs", mode="hold", by="somebody else"))
+        assert len(d.app.screen_stack) == 1
+        await d.press("escape")
+        assert modes(d) == [("hold", "theirs")]
+        await d.settle()
+        assert "once more releases the hold" in d.toasts
+        await d.press("escape")
+        assert modes(d) == [("hold", "theirs"), ("release", "theirs")]
+
+
+@pytest.mark.parametrize("sign", ["colon", "slash"])
+async def test_an_esc_within_a_line_of_text_leaves_somebodys_hold_alone(folder: Path, sign: str) -> None:
+    story = Story().full(5)
+    async with desk(story, folder) as d:
+        await d.press(sign, "x")
+        d.append(ev.HaltRequested(ts=story.now, nonce="theirs", mode="hold", by="somebody else"))
+        await d.press("escape")
+        assert modes(d) == [("hold", "theirs")]
+        assert not isinstance(d.app.focused, Input)
+        await d.press("escape")
+        assert modes(d) == [("hold", "theirs"), ("release", "theirs")]
+
+
+async def test_who_presses_f9_over_a_dialog_releases_with_the_first_esc(folder: Path) -> None:
+    async with desk(Story().full(5), folder) as d:
+        await d.press("ctrl+p")
+        await d.press("f9")
+        await d.press("escape")
+        assert [m for m, _ in modes(d)] == ["hold", "release"]
+
+
+def test_who_types_on_without_a_pause_is_not_heard_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uncover, "HUSH_S", 1.5)
+    seen = uncover.Uncover(clock=lambda: 100.0)
+    heard = []
+    seen.gone()
+    for at in (100.1, 101.4, 102.7, 104.1, 105.7, 105.8):
+        seen.typed(at)
+        heard.append(not seen.hushed)
+    assert heard == [False, False, False, False, True, True]
+    seen.gone()
+    for step in range(200):  # a key that repeats all the time is not ignored for ever
+        seen.typed(100.0 + 0.1 * step)
+    assert not seen.hushed
 
 
 @pytest.mark.parametrize("key", ["t", "question_mark", "ctrl+p"])

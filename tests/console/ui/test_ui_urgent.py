@@ -67,6 +67,9 @@ class Order:
     def may_release(self, nonce: str) -> bool:
         return True
 
+    def meant_otherwise(self, nonce: str) -> bool:
+        return False
+
     def told(self, text: str) -> None:
         self.words.append(text)
 

@@ -21,7 +21,7 @@ from uvcc_console.ui.drawing.theme import theme_named
 from uvcc_console.ui.feed.run_processes import see_to
 from uvcc_console.ui.feed.source import ReplaySource
 from uvcc_console.ui.halting.halt_switch import PASTE_WAIT_S
-from uvcc_console.ui.halting.uncover import Uncover, make_room
+from uvcc_console.ui.halting.uncover import make_room
 from uvcc_console.ui.halting.urgent import UrgentKeys
 from uvcc_console.ui.judging import filters
 from uvcc_console.ui.judging.view import halting
@@ -60,7 +60,6 @@ class Commands(ViewActions, LogActions):
     def __init__(self, app: RunConsole) -> None:
         self.app = app
         self.urgent = UrgentKeys(app, lambda: who(app.place))
-        self.uncover = Uncover()
         self.paste_wait = PASTE_WAIT_S
         self.left = False
         self._filter_before = ""
@@ -82,8 +81,8 @@ class Commands(ViewActions, LogActions):
         if not (action.guarded and by_key):
             handler(argument)
             return
-        if self.uncover.hushed:
-            self.app.say(f"{action.name}: ignored, a halt has just closed what you typed into", "warning")
+        if self.app.uncover.hushed:
+            self.app.say(f"{action.name}: ignored, a halt has closed what you typed into", "warning")
             return
         cadence = self.app.cadence
         seen, pressed, raw = cadence.count, cadence.last, self.urgent.rhythm
@@ -315,7 +314,7 @@ class Commands(ViewActions, LogActions):
         from uvcc_console.ui.screens.manual_screen import ManualScreen
 
         if halting(self.app.snap):
-            self.app.say("manual: a halt is under way and would be covered; uvcc docs shows it elsewhere", "warning")
+            self.app.would_cover("manual", "uvcc docs shows it elsewhere")
             return
         told = [f"runbooks/alerts#{entry.alert}" for entry in self.app.snap.alerts if entry.level in ("warn", "error")]
         try:
@@ -382,7 +381,7 @@ class Commands(ViewActions, LogActions):
         name = theme_named(text.strip())
         if not name:
             if halting(self.app.snap):
-                self.app.say("theme: a halt is under way and would be covered; :theme NAME sets one", "warning")
+                self.app.would_cover("theme", ":theme NAME sets one")
             else:
                 self.app.search_themes()
                 make_room(self.app.screen, self.app.main)

@@ -40,6 +40,8 @@ class OrderingApp(Protocol):
 
     def may_release(self, nonce: str) -> bool: ...
 
+    def meant_otherwise(self, nonce: str) -> bool: ...
+
     def told(self, text: str) -> None: ...
 
 
@@ -117,6 +119,9 @@ class UrgentKeys:
             decision = self.switch.release(self._app.now(), self._app.snap)
             if not decision.mode or not self._app.may_release(decision.nonce):
                 return False
+            if self._app.meant_otherwise(decision.nonce):
+                self._app.told("Esc closed what the hold has closed already: once more releases the hold")
+                return True
             self._stop("commit")
             self._order(decision)
             return True
