@@ -6,13 +6,14 @@ import argparse
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from uvcc_engine import __version__
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.machine import extras, help_text, standard_output
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 
 COMMANDS: Final = {
     "agent": ("uvcc_engine.agent.main", "supervise this pod's workers"),
@@ -71,19 +72,23 @@ def _run(args: list[str]) -> int:
             return _bench(args[1:])
         return _main_of(args[0], COMMANDS[args[0]][0])(args[1:])
     if args and not args[0].startswith("-"):
-        from uvcc_engine.contract.parsing.suggest import did_you_mean
-
-        raise ConfigError(f"unknown command {args[0]!r}", did_you_mean(args[0], COMMANDS))
+        raise ConfigError(f"unknown command {args[0]!r}", _near(args[0], COMMANDS, "see: uvcc-engine --help"))
     parser = _parser()
     parser.parse_args(args)
     parser.print_help()
     return 0
 
 
+def _near(word: str, known: Iterable[str], otherwise: str) -> str:
+    from uvcc_engine.contract.parsing.suggest import CLOSE, did_you_mean
+
+    return did_you_mean(word, known, otherwise, CLOSE)
+
+
 def _parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS)) + 2
     listed = "\n".join(f"  {name:<{width}}{about}" for name, (_, about) in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = RaisingParser(
         prog="uvcc-engine",
         usage="uvcc-engine COMMAND [options]",
         description="The side of UVCC that runs on pods.",
@@ -97,12 +102,15 @@ def _parser() -> argparse.ArgumentParser:
 def _bench(args: list[str]) -> int:
     folder = Path(__file__).parent / "bench"
     names = sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
-    if not args or args[0] in ("-h", "--help"):
+    all_names = f"one of: {', '.join(names) or 'none'}"
+    if not args:
+        raise ConfigError("the following arguments are required: NAME", all_names)
+    if args[0] in ("-h", "--help"):
         listed = f"benchmarks: {', '.join(names) or 'none'}"
         print(f"usage: uvcc-engine bench NAME [--json]\n\n{help_text.filled(listed, help_text.width())}")
-        return 0 if args else 2
+        return 0
     if args[0] not in names:
-        raise ConfigError(f"unknown benchmark {args[0]!r}", f"one of: {', '.join(names) or 'none'}")
+        raise ConfigError(f"unknown benchmark {args[0]!r}", _near(args[0], names, all_names))
     run = _main_of(f"bench {args[0]}", f"uvcc_engine.bench.{args[0]}")
     # a benchmark ends what it has started on its way out, which SIGTERM by itself would not let it
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from uvcc_console.core import bad_records, paths
 from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.machine.help_text import HelpFormatter
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing.untrusted import as_timestamp, without_nan
 from uvcc_engine.contract.text import clean, clean_block
 
@@ -22,15 +23,11 @@ if TYPE_CHECKING:
     from uvcc_console.core.snapshot import Snapshot
 
 
-class RaisingParser(argparse.ArgumentParser):
+class VerbParser(RaisingParser):
     """argparse whose errors end a verb as every other error does, and whose help stays within the terminal."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **{"formatter_class": HelpFormatter, **named})
-
-    def error(self, message: str) -> NoReturn:
-        """Wrong usage, told as every other error is. Raises ConfigError."""
-        raise ConfigError(message, f"see: {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; while somebody only asks what a verb takes (``parser_of``), no further than this."""
@@ -38,7 +35,7 @@ class RaisingParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
-class Parser(RaisingParser):
+class Parser(VerbParser):
     """A verb's options, without abbreviated ones, so that scripts stay valid as options are added."""
 
     def __init__(self, verb: str, about: str) -> None:

@@ -17,6 +17,7 @@ OK: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
+FLAGS: Final = ("--help", "--version", "--party", "--read-only")
 
 
 class Verb(NamedTuple):
@@ -157,8 +158,9 @@ def _dispatch(args: list[str]) -> int:
         from uvcc_engine.contract.errors import ConfigError
         from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
-        close = nearest(verb, VERBS, CLOSE)
-        raise ConfigError(f"unknown verb {verb!r}", f"did you mean {close}?" if close else "see: uvcc --help")
+        kind, known = ("option", FLAGS) if verb.startswith("-") else ("verb", tuple(VERBS))
+        close = nearest(verb.partition("=")[0], known, CLOSE)
+        raise ConfigError(f"unknown {kind} {verb!r}", f"did you mean {close}?" if close else "see: uvcc --help")
     return int(module_of(verb).run(args[1:]))
 
 

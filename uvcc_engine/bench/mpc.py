@@ -6,7 +6,6 @@ beside the floor that they imply, and its bar is a multiple of that floor, so th
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -23,6 +22,8 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.machine.free_ports import ports
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.parsing.suggest import CLOSE, did_you_mean
 from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.transcript.signing.identity import Identity
 
@@ -119,7 +120,7 @@ def gpu_rates_of(device: str, runs: int) -> tuple[float, list[Row]]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark."""
-    made = argparse.ArgumentParser(prog="uvcc-engine bench mpc", description=__doc__)
+    made = RaisingParser(prog="uvcc-engine bench mpc", description=__doc__)
     made.add_argument("--rows", default="", help="comma-separated row names")
     made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all parties on this one GPU")
     made.add_argument("--runs", type=int, default=5)
@@ -132,7 +133,8 @@ def main(argv: Sequence[str]) -> int:
     names = args.rows.split(",") if args.rows else list(known)
     unknown = sorted(set(names) - set(known))
     if unknown:
-        raise ConfigError(f"unknown row {unknown[0]!r}", f"one of: {', '.join(known)}")
+        hint = did_you_mean(unknown[0], known, f"one of: {', '.join(known)}", CLOSE)
+        raise ConfigError(f"unknown row {unknown[0]!r}", hint)
     if args.device == "cuda" and (args.verify or args.against):
         raise ConfigError("proofs and other systems compute on processors", "leave --device out beside them")
     device_for(args.device)

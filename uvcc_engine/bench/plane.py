@@ -6,7 +6,6 @@ direct rows are sealed and exactly once, party to party. ``--faults`` runs the s
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,6 +26,7 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine import calibration
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.machine.calibration import BenchBar
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.relay import binary
 
@@ -222,7 +222,7 @@ def idle_rows(runs: int, seconds: float) -> Iterator[Row]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
-    made = argparse.ArgumentParser(prog="uvcc-engine bench plane", description=__doc__)
+    made = RaisingParser(prog="uvcc-engine bench plane", description=__doc__)
     made.add_argument("--json", action="store_true", help="one array of rows")
     made.add_argument("--runs", type=int, default=3)
     made.add_argument("--quick", action="store_true", help="fewer messages: to see that it works")

@@ -11,7 +11,6 @@ cost the console is ``uvcc bench scale``.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +18,7 @@ from uvcc_engine.bench.scenarios.growth_axes import AXES, Axis
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, to_json, to_text
 from uvcc_engine.contract.machine.growth import Costs, growth_rows
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 
 UNITS: Final = {
     "bytes": "B",
@@ -42,7 +42,7 @@ def measured_rows(axis: Axis, points: Sequence[int] = ()) -> list[Row]:
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark: five minutes on two quiet cores."""
     names = [axis.name for axis in AXES]
-    parser = argparse.ArgumentParser(prog="uvcc-engine bench scale", description=__doc__)
+    parser = RaisingParser(prog="uvcc-engine bench scale", description=__doc__)
     parser.add_argument("--axes", default=",".join(names), help="comma-separated, of " + ", ".join(names))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)

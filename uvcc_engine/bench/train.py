@@ -23,7 +23,9 @@ from uvcc_engine.bench.work.lm_step import Step, dense, shape
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.machine.turns import in_turn, ratio
+from uvcc_engine.contract.parsing.suggest import CLOSE, did_you_mean
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.train.allocator import keep_memory
 from uvcc_engine.train.config import LMConfig
@@ -138,7 +140,8 @@ def pick(
     names = [n for n in asked.split(",") if n] or [n for n in known if cuda or n not in gpu_only]
     for name in names:
         if name not in known:
-            raise ConfigError(f"unknown row {name!r}", f"one of: {', '.join(known)}")
+            hint = did_you_mean(name, known, f"one of: {', '.join(known)}", CLOSE)
+            raise ConfigError(f"unknown row {name!r}", hint)
         if name in gpu_only and not cuda:
             raise ConfigError(f"{name} needs a CUDA device", "run it on a pod that has one")
     left_out = [n for n in known if n in gpu_only and n not in names]
@@ -147,15 +150,25 @@ def pick(
     return names
 
 
+def _counts(text: str) -> list[int]:
+    """Numbers of threads, comma-separated. Raises ArgumentTypeError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"numbers of threads, comma-separated, not {text!r}")
+    return [int(part) for part in parts]
+
+
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="uvcc-engine bench train", description=__doc__)
+    parser = RaisingParser(prog="uvcc-engine bench train", description=__doc__)
     parser.add_argument("--rows", default="", help="comma-separated row names")
     parser.add_argument("--runs", type=int, default=5, help="rounds of both models")
-    parser.add_argument("--threads", default="", help="numbers of CPU threads, comma-separated (default: all, then 1)")
+    parser.add_argument(
+        "--threads", type=_counts, default=[], help="numbers of CPU threads, comma-separated (default: all, then 1)"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     every = host.usable_cpus()
-    threads = [int(n) for n in args.threads.split(",") if n] or sorted({every, 1}, reverse=True)
+    threads = args.threads or sorted({every, 1}, reverse=True)
     names = pick(
         args.rows,
         (*CPU_ROWS, *(LONG_ROWS if args.rows else ()), *GPU_ROWS),

@@ -24,6 +24,7 @@ from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.contract.machine import calibration
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.machine.calibration import BenchBar
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf import BLIND
@@ -184,7 +185,7 @@ def epoch_memory(folder: Path, leaves: int) -> Row:
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark; ``--leaves`` scales the verifier's part (10 million take about two minutes to write)."""
-    made = argparse.ArgumentParser(prog="uvcc-engine bench transcript", description=__doc__)
+    made = RaisingParser(prog="uvcc-engine bench transcript", description=__doc__)
     made.add_argument("--leaves", type=int, default=1_000_000)
     made.add_argument("--runs", type=int, default=3)
     made.add_argument("--json", action="store_true")

@@ -9,7 +9,6 @@ the exported folder.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -24,6 +23,7 @@ from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.train.text.hidden_letters import ASKED, LONGEST
 
@@ -96,7 +96,7 @@ def measure(folder: Path, sets: Sequence[str], say: Callable[[str], None]) -> li
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 1 if a bar was missed."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine bench usefulness", description=__doc__)
+    parser = RaisingParser(prog="uvcc-engine bench usefulness", description=__doc__)
     parser.add_argument("--out", type=Path, help="keep runs and models in this new folder")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key in all")
     parser.add_argument("--json", action="store_true")

@@ -6,7 +6,6 @@ divided by 8), which needed a token-by-token pass. Inference only.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import route_of
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
 
     Raises ConfigError for a width that is no multiple of the heads.
     """
-    parser = argparse.ArgumentParser(prog="uvcc-engine longctx", description=__doc__)
+    parser = RaisingParser(prog="uvcc-engine longctx", description=__doc__)
     parser.add_argument("--S", type=int, default=65_536, help="tokens")
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.table_batches import table_batches
@@ -126,7 +127,7 @@ def match(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; what the console carries on goes to standard output as one JSON line."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine align", description=(__doc__ or "").partition("\n\n")[2])
+    parser = RaisingParser(prog="uvcc-engine align", description=(__doc__ or "").partition("\n\n")[2])
     verbs = parser.add_subparsers(dest="verb", required=True)
     acts = {"hello": hello, "tags": tags, "match": match}
     for name, act in acts.items():

@@ -28,6 +28,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreadableEr
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.served_clients import CLIENTS
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.data_files import read_queries
@@ -315,7 +316,7 @@ def answers_csv(answers: Floats, model: ServedModelOf, schema: Schema | None, id
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``uvcc-engine ask``: returns the exit code; a summary goes to standard output where the answers go to a file."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine ask", description="A client of a served private model.")
+    parser = RaisingParser(prog="uvcc-engine ask", description="A client of a served private model.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     key = verbs.add_parser("key", help="make a client's key")
     key.add_argument("key", type=Path, help="a new folder, for the client's eyes only")

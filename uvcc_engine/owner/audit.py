@@ -9,7 +9,6 @@ notice without knowing which of two holders lied.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -21,6 +20,7 @@ from typing import Final, Protocol
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.model.definition.base_model import attached, read_base
 from uvcc_engine.model.learning.trainers import trainer_of
@@ -355,7 +355,7 @@ def _only(root: Path, name: str) -> bytes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``uvcc-engine audit``: exit 0 if every party kept to the program, 1 if one strayed, 2 if it cannot be told."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine audit", description="Replay a run from its parties' seeds.")
+    parser = RaisingParser(prog="uvcc-engine audit", description="Replay a run from its parties' seeds.")
     parser.add_argument("run", type=Path, help="folder with the run's policy, transcripts and seeds")
     parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair")
     parser.add_argument("--sealed", type=Path, required=True, help="folder with the sealed inputs (sealed-p0.bin, ...)")

@@ -23,6 +23,7 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.machine.help_text import HelpFormatter
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
@@ -362,7 +363,7 @@ def _put_statistics(weights: dict[str, Floats], out: Path) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``uvcc-engine share``: returns the exit code; the summary goes to stdout as one JSON line."""
-    parser = argparse.ArgumentParser(
+    parser = RaisingParser(
         prog="uvcc-engine share",
         description="The data owner's tool: split inputs and seal them to the parties, or open the results.",
         formatter_class=HelpFormatter,

@@ -22,6 +22,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import HIGHEST_LOG_RATE
 from uvcc_engine.contract.machine import extras
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.bins import MOST_BINS, check_bits
 from uvcc_engine.data.data_files import read_arrays, read_rows
@@ -333,7 +334,7 @@ def _outputs(model: ModelSpec, weights: list[Floats], x: Floats) -> Floats:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``uvcc-engine table``: returns the exit code; a summary goes to standard output as one JSON line."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine table", description="The data owner's own table, in clear.")
+    parser = RaisingParser(prog="uvcc-engine table", description="The data owner's own table, in clear.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     first = verbs.add_parser("infer", help="write a first schema of a CSV file")
     first.add_argument("file", type=Path)

@@ -8,7 +8,6 @@ PyTorch nor the program.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.data.weighted_targets import TRAIN_WEIGHTS, carries_weights
 from uvcc_engine.model.definition.base_model import made_up
 from uvcc_engine.model.layer_types.trees import trees_of
@@ -128,7 +128,7 @@ def check_same(where: str, due: Sequence[bytes], found: Sequence[bytes]) -> None
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``uvcc-engine form``: exit 0 if all is as the program has it, 1 if not, 2 if it cannot be told."""
-    parser = argparse.ArgumentParser(
+    parser = RaisingParser(
         prog="uvcc-engine form",
         description="Run the agreed program on zeros and hold every message's kind, size and place against it.",
     )

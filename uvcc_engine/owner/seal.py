@@ -20,6 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema_text import write_fitted
@@ -95,7 +96,7 @@ def _counted(blocks: Iterator[tuple[str, Ring]], total: int, progress: bool) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; what the policy binds goes to standard output as one JSON line."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine seal", description=(__doc__ or "").partition("\n\n")[2])
+    parser = RaisingParser(prog="uvcc-engine seal", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--request", type=Path, required=True, help="what `uvcc owner share` checked (JSON)")
     parser.add_argument("--owner", type=Path, required=True, help="folder of the owner's key pair")
     parser.add_argument("--out", type=Path, required=True, help="folder for the sealed files")

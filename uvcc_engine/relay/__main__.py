@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.relay import config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine relay", description="Store and forward between parties.")
+    parser = RaisingParser(prog="uvcc-engine relay", description="Store and forward between parties.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file, mode 0600; holds the credentials")
-    options = parser.parse_args(argv)
     try:
+        options = parser.parse_args(argv)
         loaded = config.load(options.config)
         from uvcc_engine.relay.server import run
 

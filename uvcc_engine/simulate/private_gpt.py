@@ -22,6 +22,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.text_windows import infer_text, text_dataset
@@ -41,7 +42,7 @@ _DRAWN: Final = "curve.svg"
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="uvcc-engine gpt", description=(__doc__ or "").partition("\n\n")[0])
+    parser = RaisingParser(prog="uvcc-engine gpt", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--text", type=Path, help="a text of your own; else the one that ships")
     parser.add_argument("--blocks", type=int, default=4, help="blocks of attention and a wider layer")
     parser.add_argument("--width", type=int, default=128)
@@ -66,7 +67,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     place.add_argument("--link", type=float, default=default.link_bits, help="bits a second of a worker's link")
     place.add_argument("--ring-macs", type=float, default=default.ring_macs, help="a device's multiplications a second")
     place.add_argument("--dollars", type=float, default=default.dollars, help="of a device and hour")
-    return parser.parse_args(argv)
+    args: argparse.Namespace = parser.parse_args(argv)
+    return args
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.owner_files import schema_beside
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.schema_text import schema_text
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     """``uvcc-engine base``: returns the exit code; figures go to standard output as one JSON line."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine base", description=(__doc__ or "").partition("\n\n")[0])
+    parser = RaisingParser(prog="uvcc-engine base", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the file to write, like base.safetensors")
     parser.add_argument("--text", type=Path, help="a public text of your own; else the one that ships")
     parser.add_argument("--letters", default="", help="the letters it knows, also those of the secret text")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, RingRangeError, UvccError
 from uvcc_engine.contract.job.private_job import BOUNDS, VALIDATIONS, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
 from uvcc_engine.model.definition.base_model import made_up
@@ -247,7 +247,7 @@ def _warnings(layers: Sequence[LayerCost], frac_bits: int) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """``uvcc-engine rehearse --job FILE``: the rehearsal as one JSON line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine rehearse", description=(__doc__ or "").strip())
+    parser = RaisingParser(prog="uvcc-engine rehearse", description=(__doc__ or "").strip())
     parser.add_argument("--job", type=Path, required=True, help="a private job (JSON, as in a policy)")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps to train; at least 2")
     for name in _WORKERS:

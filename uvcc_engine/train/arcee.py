@@ -8,7 +8,6 @@ architectures computes native sparse attention: such a model is refused.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.nsa.config import ModelConfig
 from uvcc_engine.train import exported
@@ -340,9 +340,7 @@ def _tokenizer(source: Path, ours: Mapping[str, Any], vocab: int) -> tuple[str, 
 
 def main(argv: list[str]) -> int:
     """``uvcc-engine import DIR --out DIR``: a model that transformers saved, as ``uvcc-engine export`` writes one."""
-    parser = argparse.ArgumentParser(
-        prog="uvcc-engine import", description="take a model of Hugging Face's transformers"
-    )
+    parser = RaisingParser(prog="uvcc-engine import", description="take a model of Hugging Face's transformers")
     parser.add_argument("folder", type=Path, help="what save_pretrained or export --format transformers wrote")
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
     args = parser.parse_args(argv)

@@ -8,7 +8,6 @@ three capitals in the first half of a passage and asks for them behind it, as ``
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.nsa.model import LanguageModel
 from uvcc_engine.train import exported
 from uvcc_engine.train.config import VOCAB
@@ -191,7 +191,7 @@ def _texts(paths: Sequence[Path]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """``uvcc-engine evaluate DIR``: a line for each figure, or one JSON array."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine evaluate", description="what a trained language model can do")
+    parser = RaisingParser(prog="uvcc-engine evaluate", description="what a trained language model can do")
     parser.add_argument("folder", type=Path, help="what uvcc-engine export made")
     parser.add_argument(
         "--task",

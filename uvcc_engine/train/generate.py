@@ -18,6 +18,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine.help_text import HelpFormatter
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing.untrusted import load_json
 from uvcc_engine.contract.text import clean_block
 from uvcc_engine.nsa import decode
@@ -234,7 +235,7 @@ def _prompt_in(line: str, where: str) -> str:
 
 def main(argv: list[str]) -> int:
     """``uvcc-engine generate DIR --prompt TEXT``: the prompt and what the model makes of it as it comes, or many."""
-    parser = argparse.ArgumentParser(
+    parser = RaisingParser(
         prog="uvcc-engine generate", description="continue a text with a trained model", formatter_class=HelpFormatter
     )
     parser.add_argument("folder", type=Path, help="what uvcc-engine export made")
@@ -294,7 +295,7 @@ def main(argv: list[str]) -> int:
 
 def export_main(argv: list[str]) -> int:
     """``uvcc-engine export RUN --out DIR``: the weights of a run's checkpoint as a folder of their own."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine export", description="a trained model as a folder of its own")
+    parser = RaisingParser(prog="uvcc-engine export", description="a trained model as a folder of its own")
     parser.add_argument("run", type=Path, help="directory of a language model's training")
     parser.add_argument("--out", type=Path, required=True, help="the new folder")
     parser.add_argument("--step", type=int, default=-1, metavar="N", help="of this checkpoint (default: the newest)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import math
 import os
@@ -23,6 +22,7 @@ from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, UvccError
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.machine import installed_code
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
@@ -285,7 +285,7 @@ def _under_torchrun(ranks: int, argv: list[str]) -> None:
 
 def cli(argv: list[str]) -> int:
     """``uvcc-engine train CONFIG --out DIR``: on one GPU or a CPU in this process, on several under torchrun."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine train", description="train the language model")
+    parser = RaisingParser(prog="uvcc-engine train", description="train the language model")
     parser.add_argument(
         "config", nargs="?", help="a packaged config (train_showcase, m7c_125m_80g, ...) or a YAML file"
     )

@@ -230,7 +230,7 @@ def test_verify_holds_the_run_to_a_head_that_was_noted(tmp_path: Path, capsys: p
         assert main([str(made.bundle), "--head", wrong]) == 1
         assert "pinned head" in capsys.readouterr().err
     for nonsense in ("2", "x:" + noted, f"2:{noted[:-1]}", f"-1:{noted}", "\u0662:" + noted, f"{'9' * 5000}:{noted}"):
-        with pytest.raises(SystemExit):
+        with pytest.raises(ConfigError, match="--head"):
             main([str(made.bundle), "--head", nonsense])
 
 

@@ -12,7 +12,7 @@ def run(argv: list[str]) -> int:
     from uvcc_console.report.verify import run_verify
     from uvcc_engine.transcript.proof.cli import parser
 
-    parser("uvcc verify", common.RaisingParser).parse_args(argv)
+    parser("uvcc verify", common.VerbParser).parse_args(argv)
     return run_verify(argv, path_of)
 
 

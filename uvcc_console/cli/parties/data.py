@@ -33,7 +33,7 @@ _OF_TEXT = (
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("data", "Your own data: what its columns are.")
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.RaisingParser)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.VerbParser)
     infer = actions.add_parser("infer", help="read a table or a text and write a first schema beside it")
     infer.add_argument("file", type=Path)
     infer.add_argument("--target", default="", metavar="COLUMN", help="else target, label, ... or the last column")

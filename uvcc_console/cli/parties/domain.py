@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("domain", "A domain's own key, and the console of one party's domain with its credentials.")
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.RaisingParser)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.VerbParser)
     init = actions.add_parser("init", help="make this installation's long-lived domain key and its site policy")
     init.add_argument(
         "--passphrase", action="store_true", help="have ssh-keygen ask for one; it asks again whenever the key signs"

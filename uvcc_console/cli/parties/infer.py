@@ -25,7 +25,7 @@ KEY = "client"
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("infer", "A client of a served model (job.task: serve): ask, and read the answers alone.")
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.RaisingParser)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.VerbParser)
     init = actions.add_parser("init", help="make a client's key; whoever has its folder reads the answers")
     init.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="a new folder, for the client's eyes only")
     ticket = actions.add_parser("ticket", help="what a client needs to ask: the relay, its token there, the policy")

@@ -38,7 +38,7 @@ MODEL, FITTED, CARD = owner_files.MODEL, owner_files.PREPROCESSING, owner_files.
 
 def run(argv: list[str]) -> int:
     parser = common.Parser("owner", "The data owner's side: a key, a finished run's results, and their use in clear.")
-    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.RaisingParser)
+    actions = parser.add_subparsers(dest="action", required=True, parser_class=common.VerbParser)
     init = actions.add_parser("init", help="make a data owner's key; whoever has its folder opens the results")
     init.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="a new folder, for the owner's eyes only")
     pins = actions.add_parser("pin", help="trust these domains' keys, after their digits were compared by voice")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.train import env as lm_env
 from uvcc_engine.train.config import LMConfig
 from uvcc_engine.train.lm_job import check_world, overrides, resolve
@@ -75,9 +75,7 @@ def probe(cfg: LMConfig, *, rank: int, world: int, batches: int) -> SourceProbe:
 
 def main(argv: list[str]) -> int:
     """``uvcc-engine data probe CONFIG``, ``data prepare CONFIG --out FOLDER``, ``data tokenizer CONFIG --out FILE``."""
-    parser = argparse.ArgumentParser(
-        prog="uvcc-engine data", description="look at a training's data source, prepare it"
-    )
+    parser = RaisingParser(prog="uvcc-engine data", description="look at a training's data source, prepare it")
     parser.add_argument("action", choices=["probe", "prepare", "tokenizer"])
     parser.add_argument("config", help="a packaged config or a YAML file")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key")

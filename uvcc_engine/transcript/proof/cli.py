@@ -18,6 +18,7 @@ from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.machine.help_text import HelpFormatter
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import approval_check, package, public_log
 from uvcc_engine.transcript.signed import proof_findings
@@ -36,9 +37,7 @@ EXITS = """exit codes:
 """
 
 
-def parser(
-    prog: str = "uvcc-engine verify", kind: type[argparse.ArgumentParser] = argparse.ArgumentParser
-) -> argparse.ArgumentParser:
+def parser(prog: str = "uvcc-engine verify", kind: type[RaisingParser] = RaisingParser) -> argparse.ArgumentParser:
     """The arguments of the verb; ``kind`` tells wrong usage in its own way."""
     made = kind(
         prog=prog,

@@ -15,6 +15,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.machine.help_text import HelpFormatter
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange.evidence import blinding_keys
 from uvcc_engine.transcript.formats import reading
@@ -233,7 +234,7 @@ def open_main(argv: Sequence[str]) -> int:
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return RaisingParser(
         prog=f"uvcc-engine {verb}",
         description=__doc__,
         formatter_class=HelpFormatter,
