@@ -11,7 +11,6 @@ altered component is in ``mpc.foundation.opening``, and the hash of a half that 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
+from uvcc_engine.mpc.foundation.opening import digest_of
 from uvcc_engine.mpc.foundation.runtime import Round, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.transcript.formats import kinds
@@ -87,7 +87,5 @@ def _masked(component: Tensor, drawn: Tensor) -> Tensor:
 
 
 def half_digest(half: Tensor) -> Tensor:
-    """SHA-256 of a half, words ``[n]``, as bytes ``[32]``."""
-    hashed = hashlib.sha256(b"UVCC_HALF_V1")
-    hashed.update(half.contiguous().numpy().data.cast("B"))
-    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+    """The hash of a half, words ``[n]``, as bytes ``[32]``."""
+    return digest_of(b"UVCC_HALF_V1", half)

@@ -32,7 +32,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
-from uvcc_engine.mpc.foundation.opening import open_ring_protocol
+from uvcc_engine.mpc.foundation.opening import digest_of, open_ring_protocol
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
@@ -297,8 +297,5 @@ def _begin_protocol(
 
 def _opened_digest(rt: Runtime, notes: list[ProductNotes], peer: int) -> Tensor:
     """Of everything that this party and ``peer`` opened under masks as the two online parties."""
-    hashed = hashlib.sha256(b"UVCC_OPENED_V1")
-    for one in notes:
-        if one.truncation is not None and one.dealer not in (rt.party, peer):
-            hashed.update(known(one.truncation.opened).contiguous().numpy().data.cast("B"))
-    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+    both = (one.truncation for one in notes if one.dealer not in (rt.party, peer))
+    return digest_of(b"UVCC_OPENED_V1", *(known(at.opened) for at in both if at is not None))

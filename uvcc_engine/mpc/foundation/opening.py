@@ -6,10 +6,10 @@ the error names the pair. (Fast variant of the opening in Furukawa et al., EUROC
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ProtocolError
@@ -18,12 +18,17 @@ from uvcc_engine.mpc.foundation.share import Share, decode
 from uvcc_engine.transcript.formats import kinds
 
 
-def _digest(x: Tensor) -> Tensor:
-    data = x.contiguous().cpu()
-    hashed = hashlib.sha256(b"UVCC_OPEN_V1")
-    if data.numel():
-        hashed.update(data.numpy().data.cast("B"))
+def digest_of(label: bytes, *tensors: Tensor) -> Tensor:
+    """BLAKE3 of a label and of tensors of any shape, as bytes ``[32]``."""
+    hashed = blake3(label)
+    for x in tensors:
+        if x.numel():
+            hashed.update(x.contiguous().cpu().numpy().data.cast("B"))
     return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+
+
+def _digest(x: Tensor) -> Tensor:
+    return digest_of(b"UVCC_OPEN_V1", x)
 
 
 def open_ring_protocol(rt: Runtime, x: Share) -> MpcProtocol[Tensor]:
