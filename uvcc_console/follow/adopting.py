@@ -13,8 +13,8 @@ from uvcc_console.core.journal import Journal
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.follow.shells import Shell, shell_for
 from uvcc_console.follow.target import FollowTarget
-from uvcc_console.runs.processes import claim_folder
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_console.runs.processes import new_folder
+from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.parsing.untrusted import as_int, as_object
 
 STAGES: Final = ("connect", "follow")
@@ -36,28 +36,25 @@ class Adoption:
 
 def create(adoption: Adoption, name: str = "") -> Path:
     """Write the run down: its folder, its journal, its adoption. Raises UvccError where it cannot be written."""
-    folder = claim_folder(name or adoption.target.label)
-    try:
+    with new_folder(name or adoption.target.label) as folder:
         (folder / paths.ADOPTED).write_text(json.dumps(asdict(adoption)), encoding="utf-8")
-    except OSError as e:
-        raise UvccError(f"cannot write {folder}: {e.strerror}", "free disk space") from e
-    journal = Journal(folder / paths.JOURNAL, source="cli")
-    journal.append(
-        ev.RunCreated(
-            run=folder.name,
-            profile_name="adopted",
-            job_kind="command",
-            replicas=1,
-            pipeline_stages=1,
-            tensor=1,
-            stages=list(STAGES),
-            # what no provider has a pod for, and no plan is made of: a command that is not ours
-            profile={"job": {"kind": "command", "argv": [_NOBODY], "steps": 1}, "limits": {"ttl": 0.0}},
-        ),
-        ev.Followed(pod="p0r0", target=adoption.target.words, contract=False, no_halt="it was not looked at yet"),
-    )
-    journal.close()
-    RunClock(folder)
+        journal = Journal(folder / paths.JOURNAL, source="cli")
+        journal.append(
+            ev.RunCreated(
+                run=folder.name,
+                profile_name="adopted",
+                job_kind="command",
+                replicas=1,
+                pipeline_stages=1,
+                tensor=1,
+                stages=list(STAGES),
+                # what no provider has a pod for, and no plan is made of: a command that is not ours
+                profile={"job": {"kind": "command", "argv": [_NOBODY], "steps": 1}, "limits": {"ttl": 0.0}},
+            ),
+            ev.Followed(pod="p0r0", target=adoption.target.words, contract=False, no_halt="it was not looked at yet"),
+        )
+        journal.close()
+        RunClock(folder)
     return folder
 
 

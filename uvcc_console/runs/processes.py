@@ -6,10 +6,12 @@ import contextlib
 import io
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -182,6 +184,25 @@ def claim_folder(word: str) -> Path:
             raise UvccError(f"cannot create {folder}: {e.strerror}", "set UVCC_HOME to a writable folder") from e
 
 
+@contextlib.contextmanager
+def new_folder(word: str) -> Iterator[Path]:
+    """The folder of a new run (``claim_folder``) while it is filled; it goes again where it cannot be.
+
+    Raises UvccError for a disk that is full or refuses.
+    """
+    folder = claim_folder(word)
+    try:
+        yield folder
+    except BaseException as e:
+        shutil.rmtree(folder, ignore_errors=True)
+        disk = e if isinstance(e, OSError) else e.__cause__
+        if isinstance(e, OSError) or isinstance(disk, sqlite3.Error):
+            why = getattr(disk, "strerror", None) or disk
+            hint = "free disk space, or set UVCC_HOME to a writable folder"
+            raise UvccError(f"cannot write the new run {folder}: {why}", hint) from e
+        raise
+
+
 def create_run(
     profile_name: str,
     settings: Iterable[str] = (),
@@ -224,34 +245,34 @@ def create_run(
     profile, notes = long_steps.fitted(profile, took)
     for note in (*(step["warnings"] if step is not None else ()), *notes):
         tell(note)
-    folder = claim_folder(name or short)
-    run = folder.name
-    keep_pin(folder, pin)
-    keep_base(folder, profile)
-    if code is not None:
-        code_tree.keep(code, folder)
-    plan = make_plan(run, short, profile, seed)
-    plan = part(plan) if part is not None else plan
-    begun = folder / f".{JOURNAL}"  # who ends in between leaves no journal that looks like a damaged one
-    journal = Journal(begun, source="cli")
-    journal.append(
-        ev.RunCreated(
-            run=run,
-            profile_name=short,
-            job_kind=profile.job.kind,
-            replicas=profile.topology.replicas,
-            pipeline_stages=profile.topology.stages,
-            tensor=profile.topology.tensor,
-            stages=list(plan.stages),
-            profile=profile.model_dump(mode="json"),
-            seed=seed,
-            patient=patient,
-            apart=part is not None,
+    with new_folder(name or short) as folder:
+        run = folder.name
+        keep_pin(folder, pin)
+        keep_base(folder, profile)
+        if code is not None:
+            code_tree.keep(code, folder)
+        plan = make_plan(run, short, profile, seed)
+        plan = part(plan) if part is not None else plan
+        begun = folder / f".{JOURNAL}"  # who ends in between leaves no journal that looks like a damaged one
+        journal = Journal(begun, source="cli")
+        journal.append(
+            ev.RunCreated(
+                run=run,
+                profile_name=short,
+                job_kind=profile.job.kind,
+                replicas=profile.topology.replicas,
+                pipeline_stages=profile.topology.stages,
+                tensor=profile.topology.tensor,
+                stages=list(plan.stages),
+                profile=profile.model_dump(mode="json"),
+                seed=seed,
+                patient=patient,
+                apart=part is not None,
+            )
         )
-    )
-    if step is not None:
-        journal.append(plan_rehearsal.promise(plan, step))
-    journal.close()
-    begun.rename(folder / JOURNAL)
-    RunClock(folder)  # it starts here, where the wall clock says when the run was born
+        if step is not None:
+            journal.append(plan_rehearsal.promise(plan, step))
+        journal.close()
+        begun.rename(folder / JOURNAL)
+        RunClock(folder)  # it starts here, where the wall clock says when the run was born
     return folder

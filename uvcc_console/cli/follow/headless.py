@@ -315,6 +315,10 @@ def report(watched: Watched, run_dir: Path, *, as_json: bool) -> int:
         common.emit(o)
     else:
         common.show(render(o))
+    if watched.orphaned and (full := full_disk(run_dir)):
+        common.say(f"the conductor of {run} has ended, and {full}: how the run ended could not be written down")
+        common.say(f"  uvcc pods lists what is left of it; make room there, then end it with: uvcc teardown {run}")
+        return FAILED
     if watched.orphaned:
         common.say(f"the conductor of {run} died (see: uvcc logs {run})")
         if s.apart:  # no single domain can go on: the others name this one as gone, and end safe

@@ -93,11 +93,13 @@ def ssh_keygen() -> MachineCheck:
 
 def data_folder() -> MachineCheck:
     folder = paths.data_dir()
+    probe = folder / f".doctor-{os.getpid()}"
     try:
         paths.ensure(folder)
-        probe = folder / f".doctor-{os.getpid()}"
-        probe.write_text("x")
-        probe.unlink()
+        try:
+            probe.write_text("x")
+        finally:
+            probe.unlink(missing_ok=True)  # a full disk takes its name, and nothing more
     except (OSError, UvccError) as e:
         return MachineCheck("data folder", "error", f"{folder}: {e}", "set UVCC_HOME to a writable folder")
     return MachineCheck("data folder", "ok", str(folder))
