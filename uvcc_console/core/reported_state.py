@@ -150,11 +150,11 @@ def _worker(s: Snapshot, e: ev.WorkerProcess) -> Snapshot:
     w = changed(old, pod=e.pod, state=e.state, rc=e.rc, signal=e.signal, pid=e.pid)
     w = changed(w, exited=e.ts if e.state == "exited" else 0.0)
     if e.state == "started":
-        w = changed(w, error="", hint="")
+        w = changed(w, error="", hint="", earlier=0)
         if e.pid != old.pid:  # another process: what the one before said last is no sign of this one's life
             w = changed(w, beat_ts=0.0, phase="")
     s = changed(s, workers=put(s.workers, e.coord, w))
-    if e.state != "exited":
+    if e.state != "exited" or (e.pid and e.pid == old.earlier):  # the end of the attempt before is no news
         return s
     how = f"killed by {e.signal}" if e.signal else f"exit {e.rc}"
     return logged(s, e, "info" if e.rc == 0 else "error", e.pod, f"worker {e.coord} {how}")

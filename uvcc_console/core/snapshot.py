@@ -94,7 +94,8 @@ class PodView:
 @dataclass(frozen=True)
 class WorkerView:
     """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it, ``step_ts`` when the
-    step last changed, ``error`` and ``hint`` what its exit record said of its end, ``exited`` when that was heard."""
+    step last changed, ``error`` and ``hint`` what its exit record said of its end, ``exited`` when that was heard;
+    ``earlier``: its process of the attempt before, of whose end an agent may tell once more."""
 
     coord: str
     pod: str = ""
@@ -112,6 +113,7 @@ class WorkerView:
     error: str = ""
     hint: str = ""
     exited: float = 0.0
+    earlier: int = 0
 
 
 @dataclass(frozen=True, slots=True)

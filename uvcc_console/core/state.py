@@ -87,7 +87,7 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
     old = s.pods.get(e.pod)
     if old is not None and old.state == "gone" and e.state != "gone":
         old = None  # another machine under the same name: nothing of what ran on the old one runs there
-        s = changed(s, workers=_none_started(s.workers, lambda w: w.pod == e.pod))
+        s = changed(s, workers=_none_started(s.workers, lambda w: w.pod == e.pod, known=False))
     view = PodView(
         e.pod,
         e.party,
@@ -129,11 +129,14 @@ def _link(s: Snapshot, e: ev.LinkChanged) -> Snapshot:
 
 
 def _none_started(
-    workers: Mapping[str, WorkerView], of: Callable[[WorkerView], bool] = lambda w: True
+    workers: Mapping[str, WorkerView], of: Callable[[WorkerView], bool] = lambda w: True, *, known: bool = True
 ) -> Mapping[str, WorkerView]:
-    """How the earlier attempt of these workers went or ended no longer counts."""
-    anew = {c: replace(w, state="", rc=None, signal="", pid=0) if of(w) else w for c, w in workers.items()}
-    return MappingProxyType(anew)
+    """How the earlier attempt of these workers went or ended no longer counts; ``known``: on the same machines."""
+
+    def anew(w: WorkerView) -> WorkerView:
+        return replace(w, state="", rc=None, signal="", pid=0, earlier=(w.pid or w.earlier) if known else 0)
+
+    return MappingProxyType({c: anew(w) if of(w) else w for c, w in workers.items()})
 
 
 def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:

@@ -320,7 +320,9 @@ class RelayHaltPath:
         """A worker echoes a nonce: by its process's number it is known to be of this attempt."""
         pid, worker = told.beat.fields.get("pid"), s.workers.get(coord)
         known = s.halt.done and s.halt.mode == machine.HALT  # how the run was halted is told already
-        if told.halt_nonce in self._early and worker is not None and worker.pid and worker.pid == pid and not known:
+        if told.halt_nonce not in self._early or worker is None or known:
+            return
+        if worker.pid and worker.pid == pid and pid != worker.earlier:
             self._take(box, self._early.pop(told.halt_nonce), s)
 
     def _signed(self, box: RelayMailbox, body: str) -> Iterator[tuple[str, HaltOrder | DomainConsent]]:

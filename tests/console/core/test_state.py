@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sqlite3
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,21 @@ def test_a_worker_that_was_started_again_has_said_nothing_yet() -> None:
     assert (s.workers[coord].beat_ts, s.workers[coord].phase) == (20.0, "train")
     s = fold([phase, started(8, 91.0)], s)
     assert (s.workers[coord].beat_ts, s.workers[coord].phase, s.step) == (0.0, "", 7)
+
+
+def test_the_end_of_the_attempt_before_is_not_told_again_behind_a_resume() -> None:
+    """Right behind the resume the log said that every worker had ended: the new ones, to whoever read it."""
+
+    def process(state: str, pid: int, rc: int | None = None) -> ev.WorkerProcess:
+        return ev.WorkerProcess(pod="p0r0", coord="p0r0s0t0", state=state, pid=pid, rc=rc, engine_run="r.full")
+
+    phase = ev.PhaseStarted(phase="full", engine_run="r.full", steps=9, sid_job="")
+    s = fold([phase, process("started", 7), process("exited", 7, rc=0)])
+    assert [e.text for e in s.log if "exit" in e.text] == ["worker p0r0s0t0 exit 0"]
+    s = fold([replace(phase, attempt=1), process("exited", 7, rc=0)], s)
+    assert [e.text for e in s.log if "exit" in e.text] == ["worker p0r0s0t0 exit 0"]
+    s = fold([process("started", 8), process("exited", 8, rc=1)], s)
+    assert [e.text for e in s.log if "exit" in e.text] == ["worker p0r0s0t0 exit 0", "worker p0r0s0t0 exit 1"]
 
 
 def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs() -> None:

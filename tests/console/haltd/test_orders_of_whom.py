@@ -140,6 +140,20 @@ async def test_an_order_from_before_the_console_looked_counts_once_a_worker_of_t
     assert {(e.by, e.nonce) for e in asked} <= {("P1", "x")}
 
 
+async def test_the_end_of_the_attempt_before_told_once_more_does_not_bring_its_order_back(court: Court) -> None:
+    """Behind a resume an agent tells again how its last processes ended, before it tells of the new ones."""
+    phase = ev.PhaseStarted(phase="full", engine_run=RUN, steps=60, sid_job="", attempt=1)
+    process = partial(ev.WorkerProcess, pod="p0r0", coord=COORD, engine_run=RUN, pid=7)
+    ended = [process(state="started"), process(state="exited", rc=0)]
+    s = fold([*ended, phase, process(state="exited", rc=0)], court.snapshot)
+    last = {"step": 5, "phase": "halted", "halt_nonce": "x", "pid": 7}
+    life = orders.sealed(relay_words.of_life(RUN, COORD, last, (), 1.0), partial(court.pod.sign, orders.BEAT_NAMESPACE))
+    order = court.signed({"type": "order", "mode": "halt", "nonce": "x"}, relay_path.signer(court.key("P1")))
+    court.given[:] = [FetchedRecord(name="order/x", body=order), FetchedRecord(name=orders.BEAT + COORD, body=life)]
+    await court.console.exchange_with(relay_path.RelayMailbox("", "g", RUN, ()), None, s)
+    assert not [e for e in court.taken if isinstance(e, ev.HaltRequested)]
+
+
 def _stranger(court: Court) -> Sign:
     key = Ed25519PrivateKey.generate()
     return lambda payload: sshsig.sign(key, key.public_key().public_bytes_raw(), orders.ORDER_NAMESPACE, payload)
