@@ -305,3 +305,19 @@ async def test_an_ended_run_offers_nothing_that_cannot_be_done(folder: Path) -> 
         assert not d.asked(ev.Intent)
         assert modes(d) == []
         assert "has ended" in d.toasts
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 18)])
+async def test_what_is_typed_into_a_question_and_what_is_said_of_it_stand_on_a_small_screen(
+    folder: Path, size: tuple[int, int]
+) -> None:
+    """Beside a halt only the list of pods had room: neither the word that was typed could be seen, nor that it was
+    wrong."""
+    async with desk(Story(replicas=4).halted(), folder, size=size) as d:
+        await d.press("t")
+        assert isinstance(d.app.screen, ConfirmScreen)
+        assert "This deletes 12 pods" in d.text
+        assert "press Enter" in d.text
+        await d.press(*"wrong", "enter")
+        assert "wrong" in d.text.split("press Enter")[1]
+        assert "that is not it; nothing was done" in d.text

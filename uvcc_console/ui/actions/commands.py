@@ -261,14 +261,15 @@ class Commands(ViewActions, LogActions):
             self._open(ConfirmScreen("Stop following", lines, s.run), answered)
             return
         pods = [p for p in s.pods.values() if p.state not in pod_states.ABSENT]
-        lines = [f"This deletes {counted(len(pods), 'pod')} of {s.run}:"]
-        lines += [f"  {p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods[:12]]
-        if len(pods) > 12:
-            lines.append(f"  and {len(pods) - 12} more")
+        lines = []
         if s.status == "running" and s.phase:
             lines.append(
                 f"At step {s.step} of {s.steps_planned} and not halted: steps since the last checkpoint are lost."
             )
+        lines.append(f"This deletes {counted(len(pods), 'pod')} of {s.run}:")
+        lines += [f"  {p.pod}  {p.provider}  {p.state}  ${p.price_hr:.2f}/h" for p in pods[:12]]
+        if len(pods) > 12:
+            lines.append(f"  and {len(pods) - 12} more")
         self._open(ConfirmScreen("Tear down", lines, s.run), answered)
 
     def do_snapshot(self, _: str) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
@@ -28,11 +28,13 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="confirm", classes="modal"):
-            yield Static("\n".join(literal(line) for line in self._lines))
+            with VerticalScroll(id="lines", can_focus=False):  # what there is no room for; the question always has some
+                yield Static("\n".join(literal(line) for line in self._lines))
             word = literal(self._word)
-            yield Static(f"Type [bold]{word}[/] and press Enter. Esc leaves everything as it is.", id="ask")
-            yield Input(id="word", placeholder=self._word)
-            yield Static("", id="wrong")
+            with Vertical(id="answer"):
+                yield Static(f"Type [bold]{word}[/] and press Enter. Esc leaves everything as it is.", id="ask")
+                yield Input(id="word", placeholder=self._word)
+                yield Static("", id="wrong")
 
     def on_mount(self) -> None:
         self.query_one("#confirm").border_title = literal(self._title)
