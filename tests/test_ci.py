@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from parsed import EVERY_TEST, ROOT, text_of, tree_of
 
-ROOT = Path(__file__).parents[1]
 RUN = ROOT / ".ci" / "run"
 IN_CI = ROOT / "tests" / "slow_in_ci.txt"
 BY_HAND = ROOT / "tests" / "slow_by_hand.txt"
@@ -47,8 +47,8 @@ def files(listed: Path) -> list[str]:
 def test_every_slow_test_is_run_in_ci_or_named_as_left_to_a_hand() -> None:
     slow = {
         str(path.relative_to(ROOT))
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if path != Path(__file__) and re.search(r"\bmark\.slow\b", path.read_text())
+        for path in EVERY_TEST
+        if path.match("test_*.py") and path != Path(__file__) and re.search(r"\bmark\.slow\b", text_of(path))
     }
     assert not set(files(IN_CI)) & set(files(BY_HAND))
     assert slow == {*files(IN_CI), *files(BY_HAND)}
@@ -70,7 +70,7 @@ def marks(node: ast.AST) -> Iterator[tuple[str, list[ast.expr]]]:
 @cache
 def by_default(path: Path) -> set[str]:
     """The tests of a file that the default set has, or some cases of."""
-    body = ast.parse(path.read_text()).body
+    body = tree_of(path).body
     whole = [node for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
     if any(name in ("slow", "ci") for node in whole for name, _ in marks(node)):
         return set()
@@ -85,8 +85,8 @@ def by_default(path: Path) -> set[str]:
 
 def test_what_is_left_to_ci_names_a_file_of_the_default_set_that_runs_the_same_code() -> None:
     found = 0
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for name, args in marks(ast.parse(path.read_text())) if "mark.ci" in path.read_text() else ():
+    for path in (path for path in EVERY_TEST if path.match("test_*.py")):
+        for name, args in marks(tree_of(path)) if "mark.ci" in text_of(path) else ():
             if name == "ci":
                 (cheaper,) = map(ast.unparse, args)
                 other = path if cheaper == "__file__" else ROOT / ast.literal_eval(cheaper)
@@ -131,7 +131,7 @@ def test_ci_runs_its_lists(listed: Path) -> None:
 
 def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest and the tests import each by its name alone: of two, one file's tests would not run."""
-    found = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in ("conftest.py", "__init__.py")]
+    found = [path.name for path in EVERY_TEST if path.name not in ("conftest.py", "__init__.py")]
     assert {name for name in found if found.count(name) > 1} == set()
 
 

@@ -8,8 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
+from parsed import ROOT, tree_of
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -34,7 +33,7 @@ def _graph(package: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for module, path in modules.items():
         needed = set()
-        for source, name in _imports(ast.parse(path.read_text())):
+        for source, name in _imports(tree_of(path)):
             whole = f"{source}.{name}" if name else source
             needed.add(whole if whole in modules else source)
         found[module] = (needed & modules.keys()) - {module}

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, TypeGuard
 
-ROOT: Final = Path(__file__).parents[1]
-ALONE: Final = "standalone_verify.py"  # read as a whole, so it is short
+from parsed import ROOT, SOURCES, nodes_of, tree_of
+
 COMPUTING: Final = ("mpc", "model", "nsa", "proofs", "sharding")
 ARRAYS: Final = (("uvcc_engine", "parallel"), ("uvcc_engine", "plane"), ("uvcc_engine", "data"))
 """Rooms that compute little, but take and give tensors."""
@@ -33,15 +33,9 @@ WITHIN: Final = {"health": "ValueError of a reply that is none: caught there, an
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@functools.cache
 def _sources() -> dict[Path, ast.Module]:
-    """Read by the first test that asks, not by every process that collects."""
-    return {
-        p: ast.parse(p.read_text())
-        for package in ("uvcc_engine", "uvcc_console")
-        for p in sorted((ROOT / package).rglob("*.py"))
-        if p.name != ALONE
-    }
+    """All but the verifier that is one file: it is read as a whole, so what it says is short."""
+    return {p: tree_of(p) for p in SOURCES}
 
 
 def _name(path: Path) -> str:
@@ -52,10 +46,15 @@ def _computing(path: Path) -> bool:
     return path.relative_to(ROOT).parts[1] in COMPUTING and path.relative_to(ROOT).parts[0] == "uvcc_engine"
 
 
-def _documented(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(name, docstring) of a module, its classes and its functions."""
-    yield "module", ast.get_docstring(tree) or ""
-    for node in ast.walk(tree):
+@cache
+def _documented(path: Path) -> tuple[tuple[str, str], ...]:
+    """(name, docstring) of a file, its classes and its functions."""
+    return tuple(_told(path))
+
+
+def _told(path: Path) -> Iterator[tuple[str, str]]:
+    yield "module", ast.get_docstring(tree_of(path)) or ""
+    for node in nodes_of(path):
         if isinstance(node, ast.ClassDef | Function) and (text := ast.get_docstring(node)):
             yield node.name, text
 
@@ -122,8 +121,8 @@ def test_what_computes_names_the_errors_that_it_raises() -> None:
 
 def test_docstrings_are_sentences() -> None:
     odd = []
-    for path, tree in _sources().items():
-        for name, text in _documented(tree):
+    for path in SOURCES:
+        for name, text in _documented(path):
             first = text.split("\n\n")[0].strip()
             if not first.endswith(ENDS) or not text.rstrip().endswith((*ENDS, "``", "`")):
                 odd.append(f"{_name(path)}:{name}: {first[-60:]}")
@@ -133,8 +132,8 @@ def test_docstrings_are_sentences() -> None:
 def test_docstrings_refer_to_nothing_that_is_not_here() -> None:
     found = [
         f"{_name(path)}:{name}: {match[0]}"
-        for path, tree in _sources().items()
-        for name, text in _documented(tree)
+        for path in SOURCES
+        for name, text in _documented(path)
         if AWAY.search(text)  # most have nothing of the kind, quoted or not
         if (match := AWAY.search(re.sub("``[^`]*``", "", text)))
     ]

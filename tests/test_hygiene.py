@@ -6,11 +6,9 @@ import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
+from parsed import EVERY_SOURCE, ROOT, nodes_of, text_of
 
 
 def _modules_after(statement: str) -> set[str]:
@@ -78,10 +76,9 @@ def test_no_part_of_the_console_writes_to_standard_error_by_itself() -> None:
         name = path.relative_to(ROOT).as_posix()
         if name.startswith("uvcc_console/cli/"):
             continue
-        source = path.read_text()
-        if not re.search(r"__stderr__|stderr|traceback\.print_|logging\.warning", source):
+        if not re.search(r"__stderr__|stderr|traceback\.print_|logging\.warning", text_of(path)):
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes_of(path):
             text = ast.unparse(node) if isinstance(node, ast.Call) else ""
             bare = text.startswith(
                 ("sys.stderr.write(", "sys.__stderr__.write(", "traceback.print_", "logging.warning(")
@@ -96,15 +93,15 @@ def test_no_source_file_is_longer_than_450_lines() -> None:
 
     The standalone verifier is handed over as one file, on purpose; a test of its own bounds it.
     """
-    sources = [p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py")]
-    sources.remove(ROOT / "uvcc_engine/transcript/proof/standalone_verify.py")
-    long = {p.relative_to(ROOT).as_posix(): n for p in sources if (n := len(p.read_text().splitlines())) > 450}
+    alone = ROOT / "uvcc_engine/transcript/proof/standalone_verify.py"
+    assert alone in EVERY_SOURCE
+    sources = [p for p in EVERY_SOURCE if p != alone]
+    long = {p.relative_to(ROOT).as_posix(): n for p in sources if (n := len(text_of(p).splitlines())) > 450}
     assert long == {}
 
 
 def test_no_source_refers_to_documents_that_are_not_here() -> None:
     """What a reader needs to know stands in the repository: docs/architecture.md and the docstrings."""
-    sources = [*(ROOT / "uvcc_engine").rglob("*.py"), *(ROOT / "uvcc_console").rglob("*.py")]
     away = re.compile(r"DESIGN(\.md| section| §)|seed document|seeds' name|of the seeds\b")
-    found = [p.relative_to(ROOT).as_posix() for p in sources if away.search(p.read_text())]
+    found = [p.relative_to(ROOT).as_posix() for p in EVERY_SOURCE if away.search(text_of(p))]
     assert found == []

@@ -8,11 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-ROOT = Path(__file__).parents[1]
-ALONE: Final = "standalone_verify.py"  # a program that shares nothing with ours, on purpose
-SOURCES = sorted(
-    p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py") if p.name != ALONE
-)
+from parsed import ROOT, SOURCES, tree_of
 
 MODULES: Final = frozenset(
     {
@@ -54,7 +50,7 @@ def _named() -> tuple[tuple[tuple[str, Path], ...], tuple[tuple[str, Path], ...]
     classes: list[tuple[str, Path]] = []
     aliases: list[tuple[str, Path]] = []
     for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef):
                 classes.append((node.name, path))
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

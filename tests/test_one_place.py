@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, get_type_hints
 
+from parsed import ROOT, SOURCES, nodes_of, text_of, tree_of
+
 from uvcc_console.core import pod_states
 from uvcc_console.plan.schema import PrivateJobSettings
 from uvcc_engine.contract.job import link_spec, rollout_phases, topology
 from uvcc_engine.contract.job.private_job import BOUNDS, CHOICES, PrivateJob
 from uvcc_engine.contract.run_files import control, eventlog, files
 
-ROOT: Final = Path(__file__).parents[1]
-ALONE: Final = "standalone_verify.py"  # a program that shares nothing with ours, on purpose
-SOURCES: Final = sorted(
-    p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py") if p.name != ALONE
-)
 FILES: Final = frozenset(
     {files.RUN_JSON, files.RUN_INFO, files.TRAINING, files.VAL, files.EVENTS, files.HALT, files.LINK, files.METRICS}
     | {files.CHECKPOINTS, files.exit_name(0)}
@@ -37,8 +34,8 @@ def _name(path: Path) -> str:
 
 
 def _literals(path: Path) -> Iterator[tuple[int, str]]:
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)) if any(name in text for name in FILES) else ():
+    text = text_of(path)
+    for node in nodes_of(path) if any(name in text for name in FILES) else ():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
@@ -70,20 +67,19 @@ SEVERAL: Final[dict[str, str]] = {
 """Names in several files all the same, with the reason."""
 
 
-def _docstrings(tree: ast.AST) -> set[int]:
+def _docstrings(path: Path) -> set[int]:
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [n.body for n in ast.walk(tree) if isinstance(n, holders) and n.body]
+    bodies = [n.body for n in nodes_of(path) if isinstance(n, holders) and n.body]
     return {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
 
 
 def test_a_file_that_two_modules_know_has_its_name_from_one() -> None:
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in SOURCES:
-        if not QUOTED.search(text := path.read_text()):
+        if not QUOTED.search(text_of(path)):
             continue
-        tree = ast.parse(text)
-        docstrings = _docstrings(tree)
-        for node in ast.walk(tree):
+        docstrings = _docstrings(path)
+        for node in nodes_of(path):
             named = isinstance(node, ast.Constant) and isinstance(node.value, str) and A_FILE.fullmatch(node.value)
             if named and id(node) not in docstrings:
                 found[node.value].add(_name(path))
@@ -98,8 +94,8 @@ def test_yaml_is_read_in_one_place() -> None:
         f"{_name(path)}:{node.lineno}"
         for path in SOURCES
         if _name(path) != "uvcc_engine/contract/parsing/yaml_text.py"
-        if "yaml" in (text := path.read_text())
-        for node in ast.walk(ast.parse(text))
+        if "yaml" in text_of(path)
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
         and ast.unparse(node).startswith(("yaml.load", "yaml.safe_load", "yaml.full"))
     ]
@@ -109,8 +105,7 @@ def test_yaml_is_read_in_one_place() -> None:
 def test_the_number_of_parties_is_defined_once() -> None:
     found = []
     for path in SOURCES:
-        text = path.read_text()
-        for node in ast.parse(text).body if "PARTIES" in text else ():
+        for node in tree_of(path).body if "PARTIES" in text_of(path) else ():
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(t, ast.Name) and t.id == "PARTIES" for t in targets):
                 found.append(_name(path))
@@ -120,8 +115,8 @@ def test_the_number_of_parties_is_defined_once() -> None:
 def test_json_that_must_read_the_same_everywhere_is_made_in_one_place() -> None:
     found = []
     for path in SOURCES:
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if "sort_keys" in text or "rfc8785" in text else ():
+        text = text_of(path)
+        for node in nodes_of(path) if "sort_keys" in text or "rfc8785" in text else ():
             named = {k.arg for k in node.keywords} if isinstance(node, ast.Call) else set()
             dumped = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("json.dumps")
             if dumped and {"sort_keys", "separators"} <= named and "default" not in named:
@@ -150,7 +145,7 @@ def test_a_profile_asks_of_a_private_job_what_the_engine_asks() -> None:
 
 def test_no_number_of_a_private_job_stands_in_a_second_place() -> None:
     """A profile's model holds no limit and no default of its own for a key of the private job."""
-    tree = ast.parse((ROOT / "uvcc_console/plan/schema.py").read_text())
+    tree = tree_of(ROOT / "uvcc_console/plan/schema.py")
     (settings,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "PrivateJobSettings"]
     told = [
         n for n in settings.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) in BOUNDS.keys() | CHOICES
@@ -163,8 +158,7 @@ def test_no_number_of_a_private_job_stands_in_a_second_place() -> None:
 def test_the_modes_and_rungs_of_a_halt_have_one_list() -> None:
     found = []
     for path in SOURCES:
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if '"hold"' in text else ():
+        for node in nodes_of(path) if '"hold"' in text_of(path) else ():
             if isinstance(node, ast.Tuple | ast.List | ast.Set):
                 words = {e.value for e in node.elts if isinstance(e, ast.Constant)}
                 if words == set(control.MODES) or words >= {"hold", "halt", "term", "kill"}:
@@ -173,7 +167,7 @@ def test_the_modes_and_rungs_of_a_halt_have_one_list() -> None:
 
 
 def test_words_are_compared_in_one_place() -> None:
-    assert [_name(p) for p in SOURCES if "difflib" in p.read_text()] == ["uvcc_engine/contract/parsing/suggest.py"]
+    assert [_name(p) for p in SOURCES if "difflib" in text_of(p)] == ["uvcc_engine/contract/parsing/suggest.py"]
 
 
 LISTS: Final = (
@@ -190,10 +184,10 @@ LISTS: Final = (
 def test_a_list_of_words_that_decides_is_written_once() -> None:
     second = []
     for path in SOURCES:
-        text = path.read_text()
+        text = text_of(path)
         if not any(sum(f'"{word}"' in text for word in words) >= least for _, words, least in LISTS):
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes_of(path):
             if not isinstance(node, ast.Tuple | ast.List | ast.Set):
                 continue
             found = {e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)}

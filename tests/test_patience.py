@@ -7,11 +7,11 @@ limit in between is what a machine of CI missed now and then.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-TESTS: Final = Path(__file__).parent
+from parsed import EVERY_TEST, TESTS, nodes_of
+
 LEAST_S: Final = 100.0
 MEANT_S: Final = 1.0  # below it a limit is meant to run out, or is a pause between two looks
 AT: Final = {"wait": 0, "join": 0, "result": 0, "settimeout": 0, "wait_for": -1, "create_connection": -1}
@@ -42,10 +42,11 @@ def _number(node: ast.expr | None) -> float:
     return 0.0
 
 
-def short_limits(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def short_limits(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Line and name of each call, or end, with a limit that is neither meant to run out nor minutes."""
-    for node in ast.walk(tree):
-        ends = isinstance(node, ast.BinOp) and ast.unparse(node.left) == "time.monotonic()"
+    for node in nodes:
+        left = node.left if isinstance(node, ast.BinOp) else None
+        ends = isinstance(left, ast.Call) and ast.unparse(left) == "time.monotonic()"
         if isinstance(node, ast.BinOp) and ends and MEANT_S <= _number(node.right) < LEAST_S:
             yield node.lineno, "monotonic"
         if not isinstance(node, ast.Call):
@@ -64,8 +65,8 @@ def short_limits(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_a_limit_that_only_ends_a_failure_is_minutes() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line} {name}"
-        for path in sorted(TESTS.rglob("*.py"))
-        for line, name in short_limits(ast.parse(path.read_text()))
+        for path in EVERY_TEST
+        for line, name in short_limits(nodes_of(path))
         if name not in LISTED.get(str(path.relative_to(TESTS)), set())
     ]
     assert found == []
@@ -78,5 +79,5 @@ def test_short_limits_are_found_and_what_is_meant_is_not() -> None:
         "end = time.monotonic() + 30.0\nlater = time.monotonic() + 300\n"
         "pause.wait(0.02)\ndone.wait(120)\nprocess.wait()\n', '.join(words)\nlink.run('hang', timeout=0.1)\n"
     )
-    found = [name for _, name in short_limits(ast.parse(text))]
+    found = [name for _, name in short_limits(ast.walk(ast.parse(text)))]
     assert sorted(found) == ["monotonic", "run", "timeout", "wait", "wait", "wait_for"]

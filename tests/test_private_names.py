@@ -7,11 +7,11 @@ or that there is no public way to bring about what the test is for; the second k
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-TESTS: Final = Path(__file__).parent
+from parsed import EVERY_TEST, TESTS, nodes_of
+
 EVERYWHERE: Final = frozenset(
     {
         "_replace",  # of a named tuple: public in spite of its name
@@ -105,10 +105,10 @@ def _called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _own(tree: ast.AST) -> set[str]:
+def _own(nodes: Iterable[ast.AST]) -> set[str]:
     """What a file of tests defines itself: its own classes may keep things to themselves, too."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -118,10 +118,10 @@ def _own(tree: ast.AST) -> set[str]:
     return found
 
 
-def _reached(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(private name, line) of everything that a file of tests reaches into."""
-    own = _own(tree)
-    for node in ast.walk(tree):
+def _reached(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """(private name, line) of everything that a file of tests, with these nodes, reaches into."""
+    own = _own(nodes := tuple(nodes))
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _private(node.attr) and node.attr not in own:
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
                 yield node.attr, node.lineno
@@ -137,9 +137,9 @@ def _reached(tree: ast.AST) -> Iterator[tuple[str, int]]:
 def test_no_test_reaches_for_what_is_private() -> None:
     found: dict[str, list[str]] = {}
     used: dict[str, set[str]] = {}
-    for path in sorted(TESTS.rglob("*.py")):
+    for path in EVERY_TEST:
         name = path.relative_to(TESTS).as_posix()
-        for attribute, line in _reached(ast.parse(path.read_text())):
+        for attribute, line in _reached(nodes_of(path)):
             if attribute in LISTED.get(name, frozenset()):
                 used.setdefault(name, set()).add(attribute)
             elif attribute not in EVERYWHERE:
@@ -155,6 +155,6 @@ def test_the_scan_finds_what_it_is_for() -> None:
         "def test(monkeypatch, hub):\n    monkeypatch.setattr(hub, '_expiry', 3)",
         "def test(monkeypatch):\n    monkeypatch.setattr('uvcc_engine.relay.hub._GONE', 3)",
     ):
-        assert list(_reached(ast.parse(text)))
+        assert list(_reached(ast.walk(ast.parse(text))))
     own = "class Kit:\n    def __init__(self):\n        self._x = 1\n\ndef test(kit):\n    kit._x"
-    assert not list(_reached(ast.parse(own)))
+    assert not list(_reached(ast.walk(ast.parse(own))))

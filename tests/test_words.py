@@ -7,12 +7,11 @@ gives nothing but words, one function reads them at the border; each such functi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]
-SOURCES: Final = sorted(p for package in ("uvcc_engine", "uvcc_console") for p in (ROOT / package).rglob("*.py"))
+from parsed import EVERY_SOURCE, ROOT, nodes_of
+
 MESSAGES: Final = frozenset({"what", "hint", "detail", "why", "reason", "said", "trouble", "finding"})
 CUTS: Final = frozenset(
     {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "find", "index"}
@@ -70,30 +69,33 @@ def _is_words(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and any(c.isalpha() for c in node.value)
 
 
-def _decisions(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(function, line) of every place where words seem to decide."""
-    for outer in ast.walk(tree):
-        if not isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        for node in ast.walk(outer):
-            if isinstance(node, ast.Compare) and len(node.ops) == 1:
-                left, op, right = node.left, node.ops[0], node.comparators[0]
-                among = isinstance(op, ast.In | ast.NotIn)
-                searched = among and _is_words(left) and (_is_message(right) or _is_text(right))
-                searched |= among and isinstance(left, ast.Name) and left.id == "word" and _is_text(right)
-                same = isinstance(op, ast.Eq | ast.NotEq) and _is_error_text(left) and _is_words(right)
-                if searched or same:
-                    yield outer.name, node.lineno
-            cut = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
-            given = node.args if isinstance(node, ast.Call) else []
-            if cut is not None and cut.attr in CUTS and given and _is_message(cut.value) and _is_words(given[0]):
+def _decides(node: ast.AST) -> bool:
+    """Whether words seem to decide in this comparison or call."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, op, right = node.left, node.ops[0], node.comparators[0]
+        among = isinstance(op, ast.In | ast.NotIn)
+        searched = among and _is_words(left) and (_is_message(right) or _is_text(right))
+        searched |= among and isinstance(left, ast.Name) and left.id == "word" and _is_text(right)
+        return searched or (isinstance(op, ast.Eq | ast.NotEq) and _is_error_text(left) and _is_words(right))
+    if isinstance(node, ast.Call) and isinstance(cut := node.func, ast.Attribute):
+        return cut.attr in CUTS and bool(node.args) and _is_message(cut.value) and _is_words(node.args[0])
+    return False
+
+
+def _decisions(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int]]:
+    """(function, line) of every place where words seem to decide, of the nodes of a file."""
+    if not any(map(_decides, nodes)):  # as in most
+        return
+    for outer in nodes:
+        for node in ast.walk(outer) if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef) else ():
+            if isinstance(node, ast.expr) and _decides(node):
                 yield outer.name, node.lineno
 
 
 def test_no_words_decide() -> None:
     found: dict[str, list[int]] = {}
-    for path in SOURCES:
-        for function, line in _decisions(ast.parse(path.read_text())):
+    for path in EVERY_SOURCE:
+        for function, line in _decisions(nodes_of(path)):
             found.setdefault(f"{path.relative_to(ROOT).as_posix()}:{function}", []).append(line)
     assert {place: lines for place, lines in found.items() if place not in BORDERS} == {}
     assert found.keys() >= BORDERS.keys()  # what is no longer needed is taken off the list
@@ -109,6 +111,6 @@ def test_the_scan_finds_what_it_is_for() -> None:
         "def f(err):\n    low = err.lower()\n    return 'timed out' in low",
         "def f(text):\n    return any(word in text for word in WORDS)",
     ]
-    assert all(list(_decisions(ast.parse(text))) for text in bad)
+    assert all(list(_decisions([*ast.walk(ast.parse(text))])) for text in bad)
     good = ["def f(e):\n    return e.code == 'refused'", "def f(said):\n    return said == ''"]
-    assert not any(list(_decisions(ast.parse(text))) for text in good)
+    assert not any(list(_decisions([*ast.walk(ast.parse(text))])) for text in good)

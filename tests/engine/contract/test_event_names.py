@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from pathlib import Path
 
-import uvcc_engine
+from parsed import EVERY_SOURCE, ROOT, nodes_of, text_of
+
 from uvcc_engine.contract.run_files.event_names import NAMES
 
 CALLS = {"event", "_on_event", "on_event", "_note", "_note_in", "Notice", "tell", "told"}
 SOME_CALL = re.compile(rf"\b({'|'.join(sorted(CALLS))})\(")
-SOURCES = sorted(Path(uvcc_engine.__file__).parent.rglob("*.py"))
+SOURCES = [p for p in EVERY_SOURCE if p.is_relative_to(ROOT / "uvcc_engine")]
 
 
 def literals(call: ast.Call) -> list[str]:
@@ -27,8 +27,7 @@ def written() -> dict[str, str]:
     for path in SOURCES:
         if "bench" in path.parts or path.name == "event_names.py":
             continue
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if SOME_CALL.search(text) else ():
+        for node in nodes_of(path) if SOME_CALL.search(text_of(path)) else ():
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 if name in CALLS:
@@ -42,5 +41,5 @@ def test_every_event_that_the_engine_writes_is_registered() -> None:
 
 
 def test_the_registry_holds_no_name_that_is_never_written() -> None:
-    texts = "".join(p.read_text() for p in SOURCES if p.name != "event_names.py")
+    texts = "".join(text_of(p) for p in SOURCES if p.name != "event_names.py")
     assert [n for n in NAMES if f'"{n}"' not in texts] == []
