@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -101,7 +102,23 @@ class WarmChild:
         self._socket.sendall(json.dumps({"kind": kind, "env": dict(env or {})}).encode() + b"\n")
         self.stdin = self._socket.makefile("w")
         self.stdout = self._socket.makefile("r")
+        self._heard = b""
         self.pid = int(self.stdout.readline())
+
+    def tell(self, line: str) -> None:
+        """Write a line to it."""
+        self._socket.sendall(f"{line}\n".encode())
+
+    def line(self, timeout: float | None = None) -> str:
+        """Its next line, for whoever does not read ``stdout``; TimeoutError after so many seconds without one."""
+        while b"\n" not in self._heard:
+            if not select.select([self._socket], [], [], timeout)[0]:
+                raise TimeoutError
+            found = self._socket.recv(1 << 12)
+            assert found, "a forked process has ended without an answer"
+            self._heard += found
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
 
     def end(self, timeout: float) -> None:
         """It kills what is left of its workers, and ends. Raises TimeoutError."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import json
 import os
@@ -20,23 +21,39 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import private_zygote
+import rank_process
 import torch
 
 import uvcc_engine.worker.main  # noqa: F401  # imported here so that those that are forked need not
 from uvcc_engine.bench.launch import fleet_forker
 
-MAIN = {"zygote": private_zygote.main, "forker": fleet_forker.main}
+MAIN = {"zygote": private_zygote.main, "forker": fleet_forker.main, "rank": rank_process.main}
 
 
-def become(connection: socket.socket) -> None:
-    """The process of one connection."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+@functools.cache
+def prepare_for_ranks() -> None:
+    """Of a whole session's tests only those of trainings pay for it, and once."""
+    rank_process.prepare()
+
+
+def asked_for(connection: socket.socket) -> dict[str, Any]:
+    """The first line of a connection: whoever asks writes it at once."""
     line = b""
     while not line.endswith(b"\n"):
-        line += connection.recv(1)  # no more than that: the rest is the main function's to read
-    asked = json.loads(line)
+        found = connection.recv(1)  # no more than that: the rest is the main function's to read
+        if not found:
+            raise EOFError
+        line += found
+    asked: dict[str, Any] = json.loads(line)
+    return asked
+
+
+def become(connection: socket.socket, asked: dict[str, Any]) -> None:
+    """The process of one connection."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(asked["env"])
     main = MAIN[asked["kind"]]
     for target in (0, 1):
@@ -48,13 +65,20 @@ def become(connection: socket.socket) -> None:
 
 
 def answer(connection: socket.socket, listener: socket.socket) -> None:
-    """Fork the process of one connection."""
+    """Fork the process of one connection, unless whoever asked is gone."""
+    try:
+        asked = asked_for(connection)
+    except (EOFError, OSError):
+        connection.close()
+        return
+    if asked["kind"] == "rank":
+        prepare_for_ranks()
     gc.freeze()
     if os.fork() == 0:
         status = 70
         try:
             listener.close()
-            become(connection)
+            become(connection, asked)
             status = 0
         finally:
             os._exit(status)

@@ -1,63 +1,70 @@
-"""Ranks of a training as children of one process that has imported torch once: an import costs as much as their work.
+"""Ranks of a training as children of the session's process that has imported torch: an import costs as much as they do.
 
 What a rank's environment sets before torch is imported has no effect here; such tests start processes of their own.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import json
 import os
-import runpy
+import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from multiprocessing.context import ForkServerContext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "uvcc_engine.train.worker")
-
-
-@cache
-def _server() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    return context
+from warm_kit import WarmChild
 
 
-def _begin(environment: Mapping[str, str], stderr: str, main: Callable[[], int | None]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    with open(stderr, "wb", buffering=0) as out:
-        os.dup2(out.fileno(), 2)
-    sys.exit(main())
+class Main(NamedTuple):
+    """What a rank runs: see ``rank_process.MAIN``."""
+
+    name: str
+    arguments: Sequence[str]
+
+
+def module(path: Path, arguments: Sequence[str]) -> Main:
+    """``python FILE ARGUMENTS``"""
+    return Main("module", [str(path), *arguments])
+
+
+def train_command(arguments: Sequence[str]) -> Main:
+    """``python -m uvcc_engine.train.worker ARGUMENTS``"""
+    return Main("train", arguments)
 
 
 class ForkedRank:
-    """As much of ``subprocess.Popen`` as the tests use, for a function of a module."""
+    """As much of ``subprocess.Popen`` as the tests use."""
 
-    def __init__(self, environment: Mapping[str, str], stderr: Path, main: Callable[[], int | None]) -> None:
+    def __init__(self, environment: Mapping[str, str], stderr: Path, main: Main) -> None:
         self._stderr = stderr
-        arguments = (dict(environment), str(stderr), main)
-        self._process = _server().Process(target=_begin, args=arguments, daemon=True)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
+        asked = {
+            "environment": dict(environment),
+            "folder": os.getcwd(),
+            "stderr": str(stderr.absolute()),
+            "main": main.name,
+            "arguments": list(main.arguments),
+        }
+        self._process = WarmChild("rank")
+        self._process.tell(json.dumps(asked))
+        self.pid = int(self._process.line())
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code; subprocess.TimeoutExpired after ``timeout`` seconds."""
-        self._process.join(timeout)
-        code = self._process.exitcode
-        if code is None:
-            raise subprocess.TimeoutExpired("a forked rank", timeout or 0.0)
-        return code
+        if self.returncode is None:
+            try:
+                self.returncode = int(self._process.line(timeout))
+            except TimeoutError:
+                raise subprocess.TimeoutExpired("a forked rank", timeout or 0.0) from None
+            self._process.end(60)
+        return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
@@ -68,28 +75,4 @@ class ForkedRank:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self._process.kill()
-
-
-class Module:
-    """``python FILE ARGUMENTS`` in a forked rank: run as a main program."""
-
-    def __init__(self, path: Path, arguments: Sequence[str]) -> None:
-        self.path, self.arguments = str(path), list(arguments)
-
-    def __call__(self) -> None:
-        sys.argv = [self.path, *self.arguments]
-        sys.path.insert(0, str(Path(self.path).parent))
-        runpy.run_path(self.path, run_name="__main__")
-
-
-class TrainCommand:
-    """``python -m uvcc_engine.train.worker ARGUMENTS`` in a forked rank."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self.arguments = list(arguments)
-
-    def __call__(self) -> int:
-        from uvcc_engine.train.worker import cli
-
-        return cli(self.arguments)
+        self.send_signal(signal.SIGKILL)

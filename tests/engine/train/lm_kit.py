@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from forked import ForkedRank, TrainCommand
+from forked import ForkedRank, train_command
 
 from uvcc_engine.contract.checkpoints import checkpoint as ck
 from uvcc_engine.contract.machine.free_ports import ports
@@ -101,7 +101,7 @@ def start_ranks(
     said = [directory / f"stderr{r}.txt" for r in range(world)]
     ranks = [{**env, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
     if more is None:
-        return [ForkedRank(e, path, TrainCommand(arguments)) for e, path in zip(ranks, said, strict=True)]
+        return [ForkedRank(e, path, train_command(arguments)) for e, path in zip(ranks, said, strict=True)]
     code = "import sys; from uvcc_engine.train.worker import cli; sys.exit(cli(sys.argv[1:]))"
     command = [sys.executable, "-c", code, *arguments]
     return [subprocess.Popen(command, env=e, stderr=subprocess.PIPE, text=True) for e in ranks]

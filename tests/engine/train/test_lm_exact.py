@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from forked import ForkedRank, Module
+from forked import ForkedRank, module
 from lm_kit import free_port, start_ranks
 
 pytestmark = pytest.mark.timeout(900)  # a busy machine
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 def started(folder: Path, world: int, accumulate: str, **more: object) -> list[int]:
     """Every rank's exit code."""
     folder.mkdir(exist_ok=True)
-    main = Module(HERE / "exact_rank.py", [str(folder), accumulate, "2", json.dumps(more)])
+    main = module(HERE / "exact_rank.py", [str(folder), accumulate, "2", json.dumps(more)])
     env = {
         **os.environ,
         "WORLD_SIZE": str(world),
