@@ -30,7 +30,7 @@ INI = "[pytest]\nmarkers = ci(file): dearer\n slow: dearer\n"
 def run(folder: Path, *options: str) -> set[str]:
     """The tests that ran of five files with dearer tests and one without."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "shifts", "-p", "no:cacheprovider", *options, "."]
-    env = os.environ | {"PYTHONPATH": str(HERE)}
+    env = os.environ | {"PYTHONPATH": str(HERE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # which cost more than it does
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True, timeout=500)
     return set(re.findall(r"(test_\w+\.py::\S+) PASSED", done.stdout))
 

@@ -36,10 +36,12 @@ def run(folder: Path, allowed: str | None, *options: str) -> subprocess.Complete
     (folder / "test_one.py").write_text(TESTS)
     (folder / "test_two.py").write_text(MODULE)
     env = {k: v for k, v in os.environ.items() if k != SWITCH} | {"PYTHONPATH": str(HERE)}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # all the others cost more than what is tested
     if allowed is not None:
         (folder / "allowed.txt").write_text(allowed)
         env[SWITCH] = str(folder / "allowed.txt")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "skiplist", "-p", "no:cacheprovider", *options, "."]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist.plugin", "-p", "skiplist", "-p", "no:cacheprovider"]
+    command += [*options, "."]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=500)
 
 
