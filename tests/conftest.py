@@ -36,7 +36,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # what shifts leaves out, stories_first does not deal to anybody: both come last, in this order
-pytest_plugins = ("skiplist", "rewritten", "compiled", "shifts", "stories_first", "preloaded")
+pytest_plugins = ("skiplist", "rewritten", "compiled", "shifts", "units", "stories_first", "preloaded")
 
 
 # Thousands of collected tests live until the end: the garbage collector need not look at them each time.

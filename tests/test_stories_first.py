@@ -11,15 +11,15 @@ from stories_first import LONG_S, allowed_s, dealt
 STORIES = {3: 300.0, 7: 900.0, 8: 600.0, 11: 400.0}
 
 
-def modules() -> list[tuple[float, list[Any]]]:
-    """Twenty modules of one to twenty tests, each the name of its module and its number."""
-    return [(STORIES.get(n, 0.0), [(n, k) for k in range(1 + n)]) for n in range(20)]
+def modules() -> list[tuple[float, list[list[Any]]]]:
+    """Twenty modules of one to twenty tests, each the name of its module and its number, and a unit of its own."""
+    return [(STORIES.get(n, 0.0), [[(n, k)] for k in range(1 + n)]) for n in range(20)]
 
 
 @pytest.mark.parametrize("workers", range(2, 8))
 def test_stories_come_first_on_every_second_worker(workers: int) -> None:
     order: list[Any] = dealt(modules(), workers)
-    assert sorted(order) == sorted(item for _, items in modules() for item in items)
+    assert sorted(order) == sorted(item for _, units in modules() for unit in units for item in unit)
     begin = [order[len(order) * n // workers][0] for n in range(workers)]
     assert begin[0] == 7  # the longest of all
     assert begin[1] not in STORIES
