@@ -7,18 +7,22 @@ import socket
 from typing import Final
 
 _HOST: Final = "127.0.0.1"
+RANGE: Final = range(20_000, 32_000)
+"""Below the range that outgoing connections take their ports from."""
 
 
 def ports(count: int) -> list[int]:
-    """Free ports, all different, below the range that outgoing connections take theirs from.
+    """Free ports of ``RANGE``, all different.
 
     Whoever asks after us gets others for a minute, so that two that ask at once do not get the same: a connection that
     its listener closed keeps its port until then from all but those that bind it for reuse, as every server does.
     """
     found: list[int] = []
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
-        if len(found) == count:
-            break
+    left, chance = list(RANGE), random.SystemRandom()
+    while left and len(found) < count:
+        drawn = chance.randrange(len(left))  # as many as are asked for: to shuffle all takes thousands of system calls
+        left[drawn], left[-1] = left[-1], left[drawn]
+        port = left.pop()
         if _taken(port):
             found.append(port)
     return found
