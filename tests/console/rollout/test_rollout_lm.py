@@ -23,6 +23,10 @@ from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.machine.free_ports import ports
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "engine"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "engine" / "train"))
+from forked import ForkedRank, train_command
+
 STEPS = 160
 SETTINGS = (
     f"job.steps={STEPS}",
@@ -33,7 +37,6 @@ SETTINGS = (
     *PATIENT,
 )
 UVCC = [sys.executable, "-c", "import sys; from uvcc_console.cli.main import main; sys.exit(main())"]
-TRAIN = "import sys; from uvcc_engine.train.worker import cli; sys.exit(cli(sys.argv[1:]))"
 
 
 class Operator:
@@ -104,16 +107,17 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
         subprocess.run(["rm", "-rf", str(home)], check=True)
 
 
-def _uninterrupted(folder: Path) -> list[subprocess.Popen[bytes]]:
+def _uninterrupted(folder: Path) -> list[ForkedRank]:
     """The same job as two bare ranks, without a console and without a stop."""
+    folder.mkdir()
     (port,) = ports(1)
     keys = ["data.source=python_docs", "data.val_percent=5", "runtime.device=cpu"]
     keys += [f"train.{k}" for k in ("lr=3.0e-3", "warmup=3", "log_every=1", "save_every=40", f"steps={STEPS}")]
-    command = [sys.executable, "-c", TRAIN, "train_showcase", "--out", str(folder), "--run", "whole"]
+    command = ["train_showcase", "--out", str(folder / "run"), "--run", "whole"]
     command += [x for key in keys for x in ("--set", key)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     ranks = [{"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_PORT": str(port)} for r in (0, 1)]
-    return [subprocess.Popen(command, env={**env, **rank}) for rank in ranks]
+    return [ForkedRank({**env, **rank}, folder / f"said{rank['RANK']}", train_command(command)) for rank in ranks]
 
 
 def test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run(
@@ -147,8 +151,9 @@ def test_halted_killed_and_resumed_it_ends_in_the_bits_of_the_uninterrupted_run(
     names = ("loss_falls", "toks_per_s", "gate_entropy", "gate_collapse", "watchdog_dumps", "config", "halt_drill_s")
     of_windows = [f"{gate}@{step}" for step in (50, 100) for gate in ("loss_falls", *names[1:4])]
     assert done["gates"] == dict.fromkeys([*names, *of_windows], True)
-    assert [p.wait(300) for p in whole] == [0, 0]
-    expected = json.loads((tmp_path / "whole" / "result.json").read_text())["result_hash"]
+    said = [p.communicate(300)[1] for p in whole]
+    assert [p.returncode for p in whole] == [0, 0], said
+    expected = json.loads((tmp_path / "whole" / "run" / "result.json").read_text())["result_hash"]
     assert done["result_hash"] == expected
     _what_came_home(operator, expected)
 
