@@ -32,9 +32,12 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """The commit of this checkout; with ``+`` where tracked files differ from it."""
-    said = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
-    return subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
+    """The commit of this checkout; with ``+`` where tracked files differ from it, but for the manual's."""
+    git = ["git", "-C", str(ROOT)]
+    said = [*git, "describe", "--always", "--abbrev=10", "--exclude=*"]
+    named = subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
+    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs"], check=False).returncode == 0
+    return named if same else f"{named}+"
 
 
 def _rows(command: list[str]) -> list[dict[str, Any]]:
