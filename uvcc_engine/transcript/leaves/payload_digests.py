@@ -14,9 +14,9 @@ from typing import Final
 
 from uvcc_engine.transcript.leaves.leaf import Buffer, blinded_digest
 
-LARGE: Final = 1 << 19  # bytes of what was sent: below, to hand over and to wake a thread costs more than hashing
-AHEAD: Final = 1 << 19  # the same for what has arrived, which somebody will wait for
 CHUNK: Final = 1 << 20  # bytes of a message that one leaf covers: what one frame of the plane carries
+LARGE: Final = CHUNK  # of what was sent: below, to hand over and to wake a thread costs more than hashing
+AHEAD: Final = CHUNK  # the same for what has arrived, which somebody will wait for
 
 
 def chunks(payload: Buffer) -> Iterator[tuple[int, Buffer]]:
