@@ -226,6 +226,14 @@ def test_who_leaves_last_takes_the_stream_along_and_the_next_run_has_room(broker
         link.close()
 
 
+def test_a_broker_that_is_slow_to_answer_is_not_told_of_as_gone(broker: Broker) -> None:
+    broker.process.send_signal(signal.SIGSTOP)
+    threading.Timer(2.5, broker.process.send_signal, [signal.SIGCONT]).start()  # nats-py's own patience is 2 s
+    link = reader(broker, "run", 0)
+    assert told(link).event == "relay_up"
+    link.close()
+
+
 def test_a_stream_whose_bound_its_operator_raised_is_taken_as_it_is(broker: Broker) -> None:
     """That is the cure which is told of a full one; whoever came back to it was refused for ever."""
     first = reader(broker, "run", 0)

@@ -28,7 +28,7 @@ from uvcc_engine.contract.run_files.eventlog import Notice
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.channel import Timing
 from uvcc_engine.plane.links.link import Arrival, no_work
-from uvcc_engine.plane.links.nats_stream import GroupStream
+from uvcc_engine.plane.links.nats_stream import ANSWER_S, GroupStream
 from uvcc_engine.plane.links.relay_client import read_token
 from uvcc_engine.plane.timing import LinkTiming, Outgoing
 
@@ -276,6 +276,7 @@ class NatsLink:
             self._url,
             token=self._token,
             tls=self._tls,
+            connect_timeout=ANSWER_S,
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RETRY_S / 4,

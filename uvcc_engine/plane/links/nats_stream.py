@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+ANSWER_S: Final = 15
+"""For a broker to take a party in: after nats-py's two seconds a busy machine was told of as a broker that is gone."""
 _MAX_AGE_S: Final = 86_400
 _ACK_WAIT_S: Final = 10  # what lay on a connection that broke is handed out again after so long
 _DUPLICATE_WINDOW_S: Final = 120
@@ -45,7 +47,7 @@ class GroupStream:
         from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
         from nats.js.errors import APIError
 
-        jetstream = client.jetstream()
+        jetstream = client.jetstream(timeout=ANSWER_S)
         wanted = StreamConfig(
             name=self.name,
             subjects=[f"uvcc.{self.group}.>"],
@@ -84,6 +86,8 @@ class GroupStream:
 
     def words(self, error: Exception) -> str:
         """What went wrong, and what helps where the broker's limits are why."""
+        if isinstance(error, TimeoutError):
+            return "it did not answer in time"
         code = getattr(error, "err_code", None)
         size = f"{self.max_bytes >> 20} MiB"
         if code in _NO_STORE:
