@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from textual.app import ScreenStackError
 from textual.driver import Driver
 from textual.widgets import Input
 
@@ -115,7 +116,11 @@ class RunConsole(ConsoleApp[int]):
 
     def in_a_line(self, nonce: str) -> bool:
         """Whether Esc belongs to the line of text that has the keyboard, for somebody else asked for that hold."""
-        return nonce not in self._held and isinstance(self.focused, Input)
+        try:
+            focused = self.focused
+        except ScreenStackError:  # a key from before the first picture
+            return False
+        return nonce not in self._held and isinstance(focused, Input)
 
     def meant_otherwise(self, nonce: str) -> bool:
         """Whether an Esc of now was meant for what a hold of somebody else has just closed."""

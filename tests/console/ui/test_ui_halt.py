@@ -37,6 +37,17 @@ async def test_f9_holds_at_once_and_a_second_press_halts_with_the_same_nonce(fol
         assert first == second
 
 
+async def test_a_key_from_before_the_first_picture_is_for_no_line_of_text(folder: Path) -> None:
+    """The console ended with a traceback: no screen has the keyboard yet."""
+    found: list[tuple[bool, bool | None]] = []
+    async with desk(
+        Story().full(5),
+        folder,
+        prepare=lambda app: found.append((app.in_a_line("n"), app.check_action("order", ("release",)))),
+    ):
+        assert found == [(False, False)]
+
+
 async def test_a_key_that_repeats_is_no_second_press(folder: Path) -> None:
     async with desk(Story().full(5), folder) as d:
         await d.press("f9")

@@ -127,7 +127,8 @@ def test_worker_starts_clean(pod: Pod) -> None:
     """Own session, no inherited files, default signals, its own environment."""
     pod.start()
     script = (
-        "for f in /proc/$$/fd/*; do readlink $f; done | grep -c -v -e /dev/null -e worker_; "
+        # not through a pipe, of which the shell itself has an end for a moment
+        "for f in /proc/$$/fd/*; do readlink $f; done > fds; grep -c -v -e /dev/null -e worker_ -e /fds fds; "
         "ps -o sid= -p $$; echo $$; echo $UVCC_RUN $UVCC_COORD $UVCC_RANK $UVCC_LEAD $EXTRA; pwd; "
         "grep SigIgn /proc/self/status; grep SigBlk /proc/self/status; echo ${OMP_NUM_THREADS-unset}"
     )
