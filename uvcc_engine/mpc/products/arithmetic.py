@@ -139,7 +139,8 @@ def partners(role: Roles | None, y: Share) -> list[Tensor]:
 def mul_protocol(rt: Runtime, x: Share, y: Share, *, scale: float = 1.0, dealer: int = DEALER) -> MpcProtocol[Share]:
     """Elementwise ``x * y * scale``, broadcasting; the result keeps ``x.f``.
 
-    ``y.f = 0`` and an integer scale (a bit times a value): 1 round, 24 bytes per output. Otherwise 2 rounds, 40 bytes.
+    ``y.f = 0`` and an integer scale (a bit times a value): 1 round, 24 bytes per output. Otherwise 2 rounds,
+    34 to 40 bytes where 16 bits are cut off.
     """
     _fit_together(x, y, "multiply")
     if x.shape != y.shape or len(places := chunk_slices(x.n)) == 1:
