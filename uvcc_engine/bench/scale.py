@@ -5,8 +5,8 @@ neighbouring points, its reference the power that is allowed, its bar a little m
 ``each``: what one more of the cause adds at the largest points. Rows named ``...@N`` are the costs themselves at the
 cause N. Rounds, bytes, leaves, transcripts and events do not depend on the machine. Of parameters and batch, ``cpu`` is
 processor time of one party and ``memory`` that of three in one process; of replicas, stages and tensor ranks all costs
-but ``rounds`` are those of all workers together, so that the power of a worker's own is one less. What more workers
-cost the console is ``uvcc bench scale``.
+but ``rounds`` are those of all workers together, so that the power of a worker's own is one less; as many workers share
+the machine at every point. What more workers cost the console is ``uvcc bench scale``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ UNITS: Final = {
     "events": "B",
     "bundle": "B",
     "verify": "s",
+    "messages": "messages",
 }
 
 
@@ -40,7 +41,7 @@ def measured_rows(axis: Axis, points: Sequence[int] = ()) -> list[Row]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark: five minutes on two quiet cores."""
+    """Run the benchmark: seven minutes on two quiet cores."""
     names = [axis.name for axis in AXES]
     parser = RaisingParser(prog="uvcc-engine bench scale", description=__doc__)
     parser.add_argument("--axes", default=",".join(names), help="comma-separated, of " + ", ".join(names))

@@ -21,8 +21,8 @@ from torch.utils.dlpack import from_dlpack
 
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.rank_waits import GROUP_TIMEOUT_S, GROUP_TIMEOUT_VARIABLE
+from uvcc_engine.parallel.member_connection import LateMemberError
 from uvcc_engine.parallel.place import RankAddress
-from uvcc_engine.parallel.unix_group import LateMemberError
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 NCCL: Final = "nccl"

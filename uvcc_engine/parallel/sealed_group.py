@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from uvcc_engine.parallel import sealed_stream
+from uvcc_engine.parallel.member_connection import HEAD, MemberConnection
 from uvcc_engine.parallel.party_keys import PartyKeys
 from uvcc_engine.parallel.sealed_door import Door, of_group
 from uvcc_engine.parallel.sealed_stream import SealedStream
-from uvcc_engine.parallel.unix_group import HEAD, Done, MemberConnection, UnixGroup
+from uvcc_engine.parallel.unix_group import Done, UnixGroup
 
 NAME: Final = "sealed"
 _MEETING_BYTES: Final = 8
@@ -38,6 +39,7 @@ class SealedConnection(MemberConnection):
 
     def send(self, key: int, data: memoryview) -> int:
         """As with the base; what the socket does not take now waits sealed. Raises RuntimeError."""
+        self.messages += 1
         with self._news:
             if self._broken is not None:
                 raise RuntimeError(f"a member is gone: {self._broken}")

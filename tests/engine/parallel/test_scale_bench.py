@@ -10,7 +10,7 @@ import pytest
 
 from uvcc_engine.bench import scale
 from uvcc_engine.bench.party.growth_step import measure
-from uvcc_engine.bench.scenarios.growth_axes import AXES, OF_FLEET, Axis, evidence_costs, fleet_costs
+from uvcc_engine.bench.scenarios.growth_axes import AXES, OF_FLEET, Axis, evidence_costs, fleet_costs, group_costs
 from uvcc_engine.bench.scenarios.whole_scale import lives
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Topology
@@ -32,7 +32,7 @@ def test_a_wider_model_says_more_and_takes_no_more_rounds() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_leave_more_leaves_and_every_pod_tells_of_itself() -> None:
-    one, two = (fleet_costs(Topology(1, 1, tensor, 1), 8, fleets=1) for tensor in (1, 2))
+    one, two = (fleet_costs(Topology(1, 1, tensor, 1), 8, runs=1) for tensor in (1, 2))
     assert one["bytes"] > 100_000
     assert two["leaves"] > one["leaves"] > 50
     assert two["events"] > one["events"] > 0
@@ -41,6 +41,18 @@ def test_two_ranks_leave_more_leaves_and_every_pod_tells_of_itself() -> None:
     assert two["cpu"] > 0 < one["cpu"]
     assert two["memory"] > one["memory"] > 100e6
     assert set(two) == set(OF_FLEET)
+
+
+@pytest.mark.slow
+def test_a_fleet_beside_another_says_the_same_and_costs_what_one_does() -> None:
+    alone, beside = (fleet_costs(Topology(), 8, beside=fleets, runs=1) for fleets in (1, 2))
+    assert {c: alone[c] for c in ("bytes", "leaves")} == {c: beside[c] for c in ("bytes", "leaves")}
+    assert beside["cpu"] > 0 < beside["memory"]
+
+
+def test_a_groups_messages_grow_with_its_halvings() -> None:
+    """Each of four operations is a message of every member for each of four halvings."""
+    assert group_costs(9) == {"messages": 9 * 4 * 4}
 
 
 def test_a_larger_fleet_leaves_its_auditor_more() -> None:

@@ -18,7 +18,7 @@ from parallel_kit import party_keys, pod
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord, Topology
-from uvcc_engine.parallel import meeting, sealed_group
+from uvcc_engine.parallel import by_halves, meeting, sealed_group
 from uvcc_engine.parallel.party_keys import PartyKeys, stays_here
 from uvcc_engine.parallel.place import RankAddress
 from uvcc_engine.parallel.sealed_group import SealedConnection
@@ -65,7 +65,7 @@ def everything(group: UnixGroup, me: int) -> list[torch.Tensor]:
     return [*found, every, part, later, sooner]
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, 3, by_halves.MEMBERS + 1])
 def test_every_collective_gives_the_same_bits_as_on_one_machine(count: int) -> None:
     for sealed, plain in zip(sealed_kit.members(count, everything), on_one_machine(count, everything), strict=True):
         assert len(sealed) == len(plain)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +16,12 @@ import torch.distributed as dist
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord, Topology
+from uvcc_engine.parallel import by_halves
 from uvcc_engine.parallel.group import lost
 from uvcc_engine.parallel.groups import PartyGroups
+from uvcc_engine.parallel.member_connection import MemberConnection
 from uvcc_engine.parallel.place import RankAddress
-from uvcc_engine.parallel.unix_group import MemberConnection, UnixGroup
+from uvcc_engine.parallel.unix_group import UnixGroup
 
 BIG = 1 << 17  # a MiB of int64: several times what a socket holds
 
@@ -68,6 +72,63 @@ def test_a_large_sum_of_three_is_made_slice_by_slice_and_wraps() -> None:
         return bool((x.reshape(-1) == wanted).all()), floats.tolist()
 
     assert members(3, body) == [(True, [1.5, 0.75])] * 3
+
+
+@pytest.mark.parametrize("count", [by_halves.MEMBERS + 1, 11, 16])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
+def test_many_members_gather_and_add_up_the_same_by_halves(count: int, dtype: torch.dtype) -> None:
+    """Two operations at once, of which no member has ended the first when another starts the second."""
+    made = torch.Generator().manual_seed(count)
+    rows = (torch.randn(count, count * 3, generator=made) * 1e6).to(dtype)
+
+    def body(group: UnixGroup, me: int) -> list[Any]:
+        summed, every, part = rows[me].clone(), torch.empty(rows.shape, dtype=dtype), torch.empty((3, 1), dtype=dtype)
+        begun = [group.reduce_scatter_single(part, rows[me]), group.all_gather_single(every, rows[me])]
+        begun.append(group.allreduce([summed]))
+        for one in begun:
+            one.wait()
+        return [summed, every, part.reshape(-1), group.messages]
+
+    found = members(count, body)
+    total = rows.sum(0, dtype=rows.dtype)
+    for me, (summed, every, part, messages) in enumerate(found):
+        assert torch.equal(every, rows)
+        assert torch.equal(summed, found[0][0])  # floats, too: all members hold the same bits
+        torch.testing.assert_close(summed, total, rtol=1e-4, atol=1.0)
+        torch.testing.assert_close(part, total.reshape(count, 3)[me], rtol=1e-4, atol=1.0)
+        assert messages == 3 * math.ceil(math.log2(count))
+
+
+def test_large_blocks_of_many_members_go_directly() -> None:
+    count, n = by_halves.MEMBERS + 1, by_halves.BYTES // 8 + 1
+
+    def body(group: UnixGroup, me: int) -> tuple[int, int]:
+        every = torch.empty(count * n, dtype=torch.int64)
+        group.all_gather_single(every, torch.full((n,), me)).wait()
+        return int(every.sum()), group.messages
+
+    assert members(count, body) == [(n * sum(range(count)), count - 1)] * count
+
+
+def test_a_member_of_many_that_is_gone_ends_the_wait_of_all() -> None:
+    """Those that do not wait for it wait for one that does, and whose connections end with it."""
+    count = by_halves.MEMBERS + 1
+
+    def body(group: UnixGroup, me: int) -> str:
+        group.allreduce([torch.ones(1)]).wait()
+        try:
+            if me:
+                group.allreduce([torch.ones(1)]).wait()
+        except RuntimeError as error:
+            return str(error)
+        finally:  # as a worker's end does
+            for line in group._lines.values():
+                line.close()
+        return "gone"
+
+    first, *others = members(count, body)
+    assert first == "gone"
+    assert all(re.match("a member (is gone|closed the connection)", told) for told in others), others
 
 
 def test_a_member_that_ends_is_noticed_at_once_by_who_waits_for_it() -> None:

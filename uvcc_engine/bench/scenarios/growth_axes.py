@@ -2,8 +2,8 @@
 
 Of parameters and batch, three simulated parties say what a step costs each of them. Of replicas, stages and tensor
 ranks, fleets of real workers train with their transcripts, and every cost but ``rounds`` is that of all workers
-together: replicas bring their own rows, stages and tensor ranks share the same ones. Of replicas of eight workers a
-party, ``evidence`` is what an auditor has to read.
+together: replicas bring their own rows, stages and tensor ranks share the same ones. Of ``members`` of a party's group
+it is what they send each other. Of replicas of eight workers a party, ``evidence`` is what an auditor has to read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -37,7 +38,7 @@ INPUTS: Final = 64
 CLASSES: Final = 10
 STEPS: Final = 3
 FLEET_STEPS: Final = 8
-FLEETS: Final = 3
+RUNS: Final = 3
 MIDDLE: Final = 1
 """The step of a fleet whose leaves are counted: neither the first, which also meets, nor the last."""
 ROWS: Final = 16  # of a replica's step
@@ -71,54 +72,71 @@ def _step(width: int, batch: int) -> Costs:
     return found
 
 
-def fleet_costs(size: Topology, rows: int, fleets: int = FLEETS) -> Costs:
-    """What a step of ``rows`` rows a replica costs all workers of a fleet together; ``cpu`` is the least of so many
-    fleets, since what else runs on the machine can only add to it. Raises UvccError if a worker fails."""
+def fleet_costs(size: Topology, rows: int, beside: int = 1, runs: int = RUNS) -> Costs:
+    """What a step of ``rows`` rows a replica costs all workers of a fleet together.
+
+    ``beside``: so many fleets train at the same time and ``cpu`` is that of one of them, so that as many workers share
+    this machine at every point of an axis. A worker's processor time grows with what else runs on its processor, whose
+    caches it finds cold at each of its turns, and that is no growth of the fleet's. ``cpu`` is the least of so many
+    ``runs``, since what else runs on the machine can only add to it. Raises UvccError if a worker fails.
+    """
     job = PrivateJob(model=FLEET_MODEL, steps=FLEET_STEPS, batch=rows, test_rows=8 * size.replicas)
     found: list[Costs] = []
-    for _ in range(fleets):
-        with _trained(job, size) as (fleet, burden):
+    for _ in range(runs):
+        with _trained(job, size, beside) as (fleet, burden):
             found.append(costs_of(fleet) | burden)
     return found[0] | {"cpu": min(costs["cpu"] for costs in found)}
 
 
 @contextmanager
-def _trained(job: PrivateJob, size: Topology) -> Iterator[tuple[Fleet, Costs]]:
-    """A fleet that has trained, and its ``cpu``: processor seconds of a step, the end of the run shared out over them;
-    ``memory``: what all hold together after the first step, shared pages counted once."""
+def _trained(job: PrivateJob, size: Topology, beside: int) -> Iterator[tuple[Fleet, Costs]]:
+    """One of the fleets, when all have trained, and its ``cpu``: processor seconds of a step, the end of the run shared
+    out over them; ``memory``: what its workers hold together after the first step, shared pages counted once.
+
+    A fleet is stopped at its first step until the last one is there: reading what many workers hold takes longer than
+    their steps, and all shall train at the same time.
+    """
     with TemporaryDirectory() as folder:
         forker = Forker(Path(folder))
         try:
-            fleet = Fleet(Path(folder) / "fleet", forker, job, size)
-            fleet.launch()
-            last = fleet.coords[-1]
-            until(lambda: fleet.steps(last) or not all(map(lives, fleet.pids.values())), LIMIT_S, "the first step")
-            with _still(fleet):
-                done, before = sum(map(fleet.steps, fleet.coords)), sum(map(_cpu_s, fleet.pids.values()))
-                burden = {"memory": float(sum(map(held_bytes, fleet.pids.values())))}
-            if set(fleet.wait(LIMIT_S).values()) != {0}:
-                raise UvccError("a worker of the scale benchmark failed", fleet.logs()[-2000:])
-            left = job.steps * len(fleet.coords) - min(done, (job.steps - 1) * len(fleet.coords))
-            burden["cpu"] = max(0.01, forker.children_s() - before) * len(fleet.coords) / left
-            yield fleet, burden
+            fleets = [Fleet(Path(folder) / f"fleet{n}", forker, job, size) for n in range(beside)]
+            with _held(fleets):
+                held = float(sum(map(held_bytes, fleets[0].pids.values())))
+                done = sum(fleet.steps(c) for fleet in fleets for c in fleet.coords)
+                before = sum(_cpu_s(pid) for fleet in fleets for pid in fleet.pids.values())
+            if any(set(fleet.wait(LIMIT_S).values()) != {0} for fleet in fleets):
+                raise UvccError("a worker of the scale benchmark failed", "".join(f.logs() for f in fleets)[-2000:])
+            workers = beside * len(fleets[0].coords)
+            left = job.steps * workers - min(done, (job.steps - 1) * workers)
+            spent = max(0.01, forker.children_s() - before) * workers / left
+            yield fleets[0], {"memory": held, "cpu": spent / beside}
         finally:
             forker.close()
 
 
 @contextmanager
-def _still(fleet: Fleet) -> Iterator[None]:
-    """No worker goes on while it is looked at: reading what many of them hold takes longer than their steps."""
-
-    def tell_all(number: signal.Signals) -> None:
-        for pid in fleet.pids.values():  # the forker waits for them later, so that no other process has their number
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    tell_all(signal.SIGSTOP)
+def _held(fleets: Sequence[Fleet]) -> Iterator[None]:
+    """Launch the fleets; each has taken its first step and stands still within the context, and all go on behind it."""
+    for fleet in fleets:
+        fleet.launch()
+        until(partial(_begun, fleet), LIMIT_S, "the first step")
+        _tell(fleet, signal.SIGSTOP)
     try:
         yield
     finally:
-        tell_all(signal.SIGCONT)
+        for fleet in fleets:
+            _tell(fleet, signal.SIGCONT)
+
+
+def _begun(fleet: Fleet) -> bool:
+    """Whether its last worker has taken a step, or one has ended."""
+    return fleet.steps(fleet.coords[-1]) > 0 or not all(map(lives, fleet.pids.values()))
+
+
+def _tell(fleet: Fleet, number: signal.Signals) -> None:
+    for pid in fleet.pids.values():  # the forker waits for them later, so that no other process has their number
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def costs_of(fleet: Fleet) -> Costs:
@@ -157,6 +175,12 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def group_costs(members: int) -> Costs:
+    """What the members of one of a party's groups send each other in a step, all of them together."""
+    found: Costs = said_by("group_messages", {"members": members}, LIMIT_S, count=1)[0]
+    return found
+
+
 def evidence_costs(size: Topology) -> Costs:
     """Of the evidence of a finished run: its bundle, and the processor time and the memory that verifying it takes."""
     with TemporaryDirectory() as folder:
@@ -173,6 +197,8 @@ def evidence_costs(size: Topology) -> Costs:
 MERGED: Final = 0.3
 """More rows are compared in narrower merges, which take more rounds, until the narrowest are reached: not a power, but
 a few steps (``docs/rounds.md``). Parameters do the same, over a longer way."""
+HALVED: Final = 0.25
+"""A message a member for each time that the group can be halved: n log n, whose power is 1.26 from 32 members to 64."""
 OF_FLEET: Final = {
     "bytes": 1.0,
     "leaves": 1.0,
@@ -195,9 +221,10 @@ AXES: Final = (
         lambda rows: _step(256, rows),
         {"bytes": 1.0, "rounds": MERGED, "cpu": 1.0, "memory": 1.0},
     ),
-    Axis("replicas", (1, 2, 4, 8), lambda r: fleet_costs(Topology(r, 1, 1, 1), ROWS), OF_FLEET),
-    Axis("stages", (1, 2, 4), lambda s: fleet_costs(Topology(1, s, 1, 4), ROWS), OF_FLEET),
-    Axis("tensor", (1, 2, 4), lambda t: fleet_costs(Topology(1, 1, t, 1), ROWS), OF_FLEET),
+    Axis("replicas", (1, 2, 4, 8), lambda r: fleet_costs(Topology(r, 1, 1, 1), ROWS, 8 // r), OF_FLEET),
+    Axis("stages", (1, 2, 4), lambda s: fleet_costs(Topology(1, s, 1, 4), ROWS, 4 // s), OF_FLEET),
+    Axis("tensor", (1, 2, 4), lambda t: fleet_costs(Topology(1, 1, t, 1), ROWS, 4 // t), OF_FLEET),
+    Axis("members", (16, 32, 64), group_costs, {"messages": 1.0 + HALVED}),
     Axis(
         "evidence",
         (1, 2, 4, 8),
