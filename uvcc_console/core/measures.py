@@ -12,6 +12,8 @@ from uvcc_engine.contract.parsing.untrusted import as_float, as_int, as_timestam
 
 AT = "at"
 """The series of the console's time at each step: what turns an axis of steps into one of time."""
+_AFTER_HOLD: Final = "released"
+"""What a worker's first heartbeat behind a hold says; that of the hold itself may have been passed over."""
 _NONE: Final = Series()
 BEAT_SERIES = ("mem_mib", "gpu_mem_alloc_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
 
@@ -30,9 +32,9 @@ def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, floa
 
 
 def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
-    """Seconds a step by the pod's own clock, between two heartbeats of training."""
+    """Seconds a step by the pod's own clock, between two heartbeats of training, no hold among them."""
     now, before = as_timestamp(r.get("ts")), as_timestamp(old.beat.get("ts"))
-    if step <= old.step or r.get("phase") != old.beat.get("phase") or now is None:
+    if step <= old.step or r.get("phase") != old.beat.get("phase") or now is None or r.get("msg") == _AFTER_HOLD:
         return None
     return (now - before) / (step - old.step) if before is not None and now > before else None
 

@@ -15,25 +15,29 @@ LEAST_ERROR = 0.10  # of the value: two steps of a smoke know nothing of the nex
 WARM_UP = 1
 FEW_STEPS = 4
 """A smoke of no more steps has measured hardly any but a run's first ones."""
+EARLY_ERROR = 0.5  # of the value: by how much those may be slower than what follows, where no rehearsal says it
 
 
-def _steps(s: Snapshot, name: str) -> list[float]:
-    """The measured values of every worker, without the first, which pays for starting."""
+def _steps(s: Snapshot, name: str, first: int = WARM_UP) -> list[float]:
+    """The measured values of every worker from the one numbered ``first`` on: the one before pays for starting."""
     found: list[float] = []
     for by_name in s.series.values():
         line = by_name.get(name)
-        ys: Sequence[float] = line.ys() if line is not None else ()
-        found += list(ys[WARM_UP:] or ys)
+        found += line.ys()[first:] if line is not None else ()
     return [y for y in found if math.isfinite(y) and y > 0]
 
 
 def step_times(s: Snapshot) -> list[float]:
-    """Seconds a step, as the workers' heartbeats tell, or of a smoke too short for that, as its rate tells."""
-    if found := _steps(s, "step_s"):
-        return found
+    """Seconds a step, as the workers' heartbeats tell, or of a smoke too short for that, as its rate tells. Those of
+    first steps stand for the others only where nothing else was measured."""
     job = s.profile.get("job")
     batch = float(job.get("batch") or 0) if isinstance(job, Mapping) else 0.0
-    return [batch / rate for rate in _steps(s, "samples_per_s") if batch]
+    for first in (WARM_UP, 0):
+        if found := _steps(s, "step_s", first):
+            return found
+        if batch and (rates := _steps(s, "samples_per_s", first)):
+            return [batch / rate for rate in rates]
+    return []
 
 
 def _extrapolate(values: Sequence[float], steps: int) -> tuple[float, float]:
@@ -47,7 +51,7 @@ def _extrapolate(values: Sequence[float], steps: int) -> tuple[float, float]:
 
 def volumes(s: Snapshot) -> list[float]:
     """Bytes a step and worker, as counted between heartbeats, or of a smoke too short for that, since its start."""
-    if found := _steps(s, "bytes"):
+    if found := _steps(s, "bytes") or _steps(s, "bytes", 0):
         return found
     return [float(w.beat["sent_bytes"]) / w.step for w in s.workers.values() if w.beat.get("sent_bytes") and w.step > 0]
 
@@ -76,9 +80,13 @@ def settled(s: Snapshot) -> list[float]:
     said, times = s.foretold, step_times(s)
     if said is None:
         return times
-    few = max((w.step for w in s.workers.values()), default=0) <= FEW_STEPS
+    few = _is_short(s)
     found = [one / (said.early if few else 1.0) + said.more for one in times]
     return [min(max(one, said.low), said.high) for one in found] if few and said.here and said.high else found
+
+
+def _is_short(s: Snapshot) -> bool:
+    return max((w.step for w in s.workers.values()), default=0) <= FEW_STEPS
 
 
 def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Forecast | None:
@@ -87,6 +95,8 @@ def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Fore
     seconds, error = _extrapolate(settled(s), steps)
     if not seconds:
         return None
+    if s.foretold is None and _is_short(s):
+        error = max(error, EARLY_ERROR * seconds)
     volume, volume_error = _extrapolate(volumes(s), steps)
     workers = workers or max(1, len(s.workers))
     paid = sum(p.state not in pod_states.ABSENT for p in s.pods.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -93,3 +94,41 @@ def test_the_first_steps_of_a_short_smoke_are_not_taken_for_those_that_follow() 
     said = forecast.predict(smoke(3, told), 10)
     assert said is not None
     assert said.seconds == pytest.approx(2.5)
+
+
+def drilled(*, rate: bool) -> Snapshot:
+    """A smoke of two steps of 0.2 s behind one that also paid for starting, held for the drill in between."""
+    profile = {"job": {"kind": "private", "batch": 128}}
+    created = ev.RunCreated(
+        run="r",
+        profile_name="p",
+        job_kind="private",
+        replicas=1,
+        pipeline_stages=1,
+        tensor=1,
+        stages=["smoke"],
+        profile=profile,
+    )
+    events: list[ev.Event] = [created]
+    events.append(ev.PhaseStarted(phase="smoke", engine_run="r.smoke", steps=2, sid_job="ab"))
+    beats = ((100.0, 0, "start", 0.0), (102.2, 1, "released", 128 / 1.1), (102.4, 2, "", 128 / 0.2))
+    for pod, (ts, step, said, per_s) in itertools.product(("p0r0", "p1r0"), beats):
+        coord, phase = f"{pod}s0t0", "train" if step < 2 else "evaluate"
+        beat = {"ts": ts, "step": step, "phase": phase, "coord": coord, "msg": said}
+        events.append(ev.HeartbeatRead(pod=pod, coord=coord, record=beat))
+        if rate and step:
+            events.append(ev.Metric(coord=coord, step=step, values={"loss": 1.0, "samples_per_s": per_s}))
+    return fold(events)
+
+
+def test_a_smoke_that_was_held_foretells_by_the_step_behind_it() -> None:
+    """As the demonstration's: the time of its hold, and of its first step, are none of the sixty steps that follow."""
+    said = forecast.predict(drilled(rate=True), 60)
+    assert said is not None
+    assert said.seconds == pytest.approx(60 * 0.2)
+    assert said.seconds_error == pytest.approx(60 * 0.2 / 2)  # two steps that nothing was rehearsed for
+    assert forecast.predict(drilled(rate=False), 60) is None  # the hold is no measure of a step
+
+
+def test_the_only_step_that_was_measured_stands_for_all() -> None:
+    assert forecast.step_times(smoke(1, None)) == pytest.approx([0.3])
