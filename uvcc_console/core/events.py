@@ -379,7 +379,10 @@ class PlanForetold(Event):
 @event("forecast")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast(Event):
-    """What the smoke says of the full run: value and error (one standard deviation) of seconds, dollars and bytes."""
+    """What the smoke says of the full run: value and error (one standard deviation) of seconds, dollars and bytes.
+
+    ``beside_s``: what of the seconds are no steps, but starting and ending.
+    """
 
     steps: int
     seconds: float
@@ -388,6 +391,7 @@ class Forecast(Event):
     cost_error: float = 0.0
     bytes: float = 0.0
     bytes_error: float = 0.0
+    beside_s: float = 0.0
 
 
 @event("forecast_scored")

@@ -249,6 +249,7 @@ class ForecastView:
     bytes_were: float = 0.0
     sigmas: float = 0.0
     bytes_sigmas: float = 0.0
+    beside_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +339,7 @@ class Snapshot:
     updated: float = 0.0
     seq: int = 0
     phase: str = ""
+    phase_began: float = 0.0  # when its workers were last told to start
     engine_run: str = ""
     attempt: int = 0
     resumes: int = 0  # how often workers went on from a checkpoint, over all phases

@@ -145,6 +145,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
     s = changed(
         s,
         phase=e.phase,
+        phase_began=e.ts,
         engine_run=e.engine_run,
         attempt=e.attempt,
         resumes=s.resumes + (e.attempt > 0),
@@ -340,7 +341,9 @@ def _foretold(s: Snapshot, e: ev.PlanForetold) -> Snapshot:
 
 
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
-    view = ForecastView(e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error)
+    view = ForecastView(
+        e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error, beside_s=e.beside_s
+    )
     took = f"{e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
     text = f"the full run's {counted(e.steps, 'step')} will take {took}"
     return logged(changed(s, prediction=view), e, "info", "forecast", text)

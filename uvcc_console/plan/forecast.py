@@ -17,6 +17,8 @@ FEW_STEPS = 4
 """A smoke of no more steps has measured hardly any but a run's first ones."""
 EARLY_ERROR = 0.5  # of the value: by how much those may be slower than what follows, where no rehearsal says it
 
+BESIDE_ERROR = 0.5  # of what starting and ending took once
+
 
 def _steps(s: Snapshot, name: str, first: int = WARM_UP) -> list[float]:
     """The measured values of every worker from the one numbered ``first`` on: the one before pays for starting."""
@@ -89,6 +91,18 @@ def _is_short(s: Snapshot) -> bool:
     return max((w.step for w in s.workers.values()), default=0) <= FEW_STEPS
 
 
+def beside(s: Snapshot) -> float:
+    """Seconds of the smoke that were no steps: its workers' start and end, the first step's delay included.
+
+    0 of a smoke that was resumed, which says nothing of a run that is not.
+    """
+    steps = max((w.step for w in s.workers.values()), default=0)
+    times = step_times(s)
+    if s.attempt or not s.phase_began or not times or not steps:
+        return 0.0
+    return max(0.0, s.updated - s.phase_began - steps * statistics.fmean(times))
+
+
 def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Forecast | None:
     """The forecast for ``steps`` steps of ``workers`` on ``pods`` (0: as many) from the smoke; None if that measured no
     step. Pods that the smoke did not need cost what its own cost on average."""
@@ -97,6 +111,8 @@ def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Fore
         return None
     if s.foretold is None and _is_short(s):
         error = max(error, EARLY_ERROR * seconds)
+    more = beside(s)
+    seconds, error = seconds + more, math.hypot(error, BESIDE_ERROR * more)
     volume, volume_error = _extrapolate(volumes(s), steps)
     workers = workers or max(1, len(s.workers))
     paid = sum(p.state not in pod_states.ABSENT for p in s.pods.values())
@@ -109,6 +125,7 @@ def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Fore
         cost_error=error * an_hour,
         bytes=volume * workers,
         bytes_error=volume_error * workers,
+        beside_s=more,
     )
 
 

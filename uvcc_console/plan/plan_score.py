@@ -79,7 +79,9 @@ def score(s: Snapshot) -> list[ScoredFigure]:
     took = statistics.median(times) if times else 0.0
     a_second = _price(s) / 3600.0
     by_smoke = s.prediction
-    smoke_s = by_smoke.seconds / by_smoke.steps if by_smoke is not None and by_smoke.steps else 0.0
+    smoke_s = (
+        (by_smoke.seconds - by_smoke.beside_s) / by_smoke.steps if by_smoke is not None and by_smoke.steps else 0.0
+    )
     ranges = {"seconds": (said.low, said.high)}
     audits, audited = _drawn(told)
     pairs = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from uvcc_console.core import events as ev
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.state import fold
-from uvcc_console.plan import forecast
+from uvcc_console.plan import forecast, plan_score
 from uvcc_console.plan.plan_score import WITHIN
 from uvcc_console.plan.step_forecast import CONSOLE, LEAST, apart, here
 
@@ -132,3 +133,32 @@ def test_a_smoke_that_was_held_foretells_by_the_step_behind_it() -> None:
 
 def test_the_only_step_that_was_measured_stands_for_all() -> None:
     assert forecast.step_times(smoke(1, None)) == pytest.approx([0.3])
+
+
+def test_what_the_smoke_took_besides_its_steps_is_foretold_once() -> None:
+    told = ev.PlanForetold(steps=9, rounds=1.0, bytes=1.0, seconds=0.2)
+    events: list[ev.Event] = [
+        told,
+        ev.PhaseStarted(ts=90.0, phase="smoke", engine_run="r.smoke", steps=8, sid_job="ab"),
+    ]
+    for step in range(9):
+        beat = {"ts": 95.0 + 0.5 * step, "step": step, "phase": "train", "coord": "p0r0s0t0"}
+        events.append(ev.HeartbeatRead(ts=95.0 + 0.5 * step, pod="p0r0", coord="p0r0s0t0", record=beat))
+    events.append(ev.StageChanged(ts=100.0, name="smoke", status="ok"))
+    ended = fold(events)
+    said = forecast.predict(ended, 100)
+    assert said is not None
+    assert said.beside_s == pytest.approx(100.0 - 90.0 - 8 * 0.5)
+    assert said.seconds == pytest.approx(100 * 0.5 + said.beside_s)
+    assert said.seconds_error == pytest.approx(math.hypot(0.1 * 50.0, said.beside_s / 2))
+    resumed = forecast.predict(replace(ended, attempt=1), 100)
+    assert resumed is not None
+    assert (resumed.beside_s, resumed.seconds) == (0.0, pytest.approx(50.0))
+    full = fold([said, ev.PhaseStarted(phase="full", engine_run="r.full", steps=100, sid_job="ab")], ended)
+    (by_smoke,) = [one for one in plan_score.score(_trained(full)) if one.name == plan_score.BY_SMOKE]
+    assert by_smoke.foretold == pytest.approx(0.5)  # a step, without what stands beside all of them
+
+
+def _trained(s: Snapshot) -> Snapshot:
+    beats = ({"ts": 200.0 + 0.5 * k, "step": k, "phase": "train", "coord": "p0r0s0t0"} for k in range(4))
+    return fold([ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=beat) for beat in beats], s)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -296,10 +297,10 @@ async def test_a_private_run_has_no_triage_and_says_so(tmp_path: Path) -> None:
 def test_a_forecast_has_an_error_bar_and_is_scored(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.bus.commit(ev.CostTick(hourly=36.0, spent=0.0))
-    for step, at in enumerate([0.0, 5.0, 7.0, 9.2, 11.0]):
+    for step, at in enumerate([0.0, 5.0, 7.0, 9.2, 11.0, 13.0]):
         record = {"ts": at, "step": step, "phase": "train", "bytes": 1000.0}
         world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
-    said = forecast.predict(world.bus.snapshot, 50)
+    said = forecast.predict(replace(world.bus.snapshot, phase_began=0.0), 50)
     assert said is not None
     assert said.seconds == pytest.approx(100.0)
     assert said.seconds_error == pytest.approx(10.0)  # never below a tenth
