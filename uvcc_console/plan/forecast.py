@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_engine.contract.parsing.untrusted import as_float
 
 LEAST_ERROR = 0.10  # of the value: two steps of a smoke know nothing of the next hour's network
 WARM_UP = 1
@@ -51,11 +52,22 @@ def _extrapolate(values: Sequence[float], steps: int) -> tuple[float, float]:
     return mean * steps, max(error * steps, LEAST_ERROR * mean * steps)
 
 
-def volumes(s: Snapshot) -> list[float]:
-    """Bytes a step and worker, as counted between heartbeats, or of a smoke too short for that, since its start."""
-    if found := _steps(s, "bytes") or _steps(s, "bytes", 0):
-        return found
-    return [float(w.beat["sent_bytes"]) / w.step for w in s.workers.values() if w.beat.get("sent_bytes") and w.step > 0]
+def volume(s: Snapshot) -> tuple[float, float]:
+    """Bytes that a worker sends in a step, on average over the workers, and the error of that.
+
+    As counted between heartbeats, or in a smoke too short for that, since its start. That one party's workers deal for
+    the others, and so send many times as much, is no error: each worker's own steps say how sure its volume is.
+    """
+    lines = [list(line.ys()) for by_name in s.series.values() if (line := by_name.get("bytes")) is not None]
+    found = [steps for line in lines if (steps := line[WARM_UP:] or line)]
+    if not found:
+        beats = ((as_float(w.beat.get("sent_bytes")) or 0.0, w.step) for w in s.workers.values())
+        found = [[sent / step] for sent, step in beats if sent > 0 and step > 0]
+    if not found:
+        return 0.0, 0.0
+    mean = statistics.fmean(map(statistics.fmean, found))
+    errors = [statistics.stdev(steps) / math.sqrt(len(steps)) for steps in found if len(steps) > 1]
+    return mean, max(math.hypot(*errors) / len(found), LEAST_ERROR * mean)
 
 
 def moved(s: Snapshot) -> float:
@@ -113,7 +125,7 @@ def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Fore
         error = max(error, EARLY_ERROR * seconds)
     more = beside(s)
     seconds, error = seconds + more, math.hypot(error, BESIDE_ERROR * more)
-    volume, volume_error = _extrapolate(volumes(s), steps)
+    sent, sent_error = volume(s)
     workers = workers or max(1, len(s.workers))
     paid = sum(p.state not in pod_states.ABSENT for p in s.pods.values())
     an_hour = s.hourly / 3600.0 * (pods / paid if pods and paid else 1.0)
@@ -123,8 +135,8 @@ def predict(s: Snapshot, steps: int, workers: int = 0, pods: int = 0) -> ev.Fore
         seconds_error=error,
         cost=seconds * an_hour,
         cost_error=error * an_hour,
-        bytes=volume * workers,
-        bytes_error=volume_error * workers,
+        bytes=sent * steps * workers,
+        bytes_error=sent_error * steps * workers,
         beside_s=more,
     )
 

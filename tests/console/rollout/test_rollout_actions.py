@@ -315,6 +315,19 @@ def test_a_forecast_has_an_error_bar_and_is_scored(tmp_path: Path) -> None:
     assert (view.scored, view.took_s) == (True, 125.0)
 
 
+def test_that_one_party_sends_most_is_no_error_of_the_bytes(tmp_path: Path) -> None:
+    """One party deals for the others: what a worker sends differs tenfold by party, and hardly from step to step."""
+    world = World(tmp_path)
+    for step in range(6):
+        for party, each in enumerate((360_000, 350_000, 2_600_000)):
+            record = {"ts": 2.0 * step, "step": step, "phase": "train", "sent_bytes": each * step}
+            world.bus.commit(ev.HeartbeatRead(pod=f"p{party}r0", coord=f"p{party}r0s0t0", record=record))
+    said = forecast.predict(world.bus.snapshot, 100)
+    assert said is not None
+    assert said.bytes == pytest.approx(100 * 3_310_000)
+    assert said.bytes_error == pytest.approx(0.1 * said.bytes)
+
+
 def test_bytes_are_foretold_from_what_the_smoke_counted_for_all_of_the_fulls_workers_and_scored(tmp_path: Path) -> None:
     world = World(tmp_path)
     start = 1 << 20  # the handshake is not the steps'
@@ -339,7 +352,12 @@ def test_a_smoke_too_short_to_count_between_steps_tells_bytes_since_its_start(tm
     world = World(tmp_path)
     record = {"ts": 1.0, "step": 2, "phase": "train", "sent_bytes": 2000, "samples_per_s": 10.0}
     world.bus.commit(ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record))
-    assert forecast.volumes(world.bus.snapshot) == [1000.0]
+    assert forecast.volume(world.bus.snapshot) == (1000.0, 100.0)
+    for sent in ("many", [1], {}, True, 1e999, -5, 10**400):  # a pod says what it likes
+        world.bus.commit(
+            ev.HeartbeatRead(pod="p0r0", coord="p0r0s0t0", record=record | {"step": 3, "sent_bytes": sent})
+        )
+        assert forecast.volume(world.bus.snapshot) == (0.0, 0.0)
     world.journal.close()
 
 
