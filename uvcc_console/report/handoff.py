@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -185,6 +185,13 @@ def _attached(package: Package, phase: str) -> tuple[list[Attached], list[str]]:
     return found, missing
 
 
+def _words(value: object) -> str:
+    """A fact as people write it: what has parts in brackets, its parts as name and value."""
+    if isinstance(value, Mapping):
+        return f"({', '.join(f'{k} {_words(v)}' for k, v in value.items())})"
+    return f"({', '.join(map(_words, value))})" if isinstance(value, list) else str(value)
+
+
 def _facts(package: Package, phase: str) -> list[tuple[str, str]]:
     record = package.record
     s, t = record.snapshot, record.size
@@ -195,7 +202,7 @@ def _facts(package: Package, phase: str) -> list[tuple[str, str]]:
     for pod in record.pods:
         facts.append((f"pod {pod.pod}", f"{pod.provider}, {pod.price_hr:.2f} USD/h" if pod.price_hr else pod.provider))
     for event in record.engine_events("dp_preflight_ok", "dp_preflight_failed"):
-        shown_facts = ", ".join(f"{k} {v}" for k, v in event.fields.items() if v not in (None, [], ""))
+        shown_facts = ", ".join(f"{k} {_words(v)}" for k, v in event.fields.items() if v not in (None, [], ""))
         facts.append((f"preflight {event.pod}", shown_facts or "passed"))
     facts += _launched(package, phase)
     if injected := {k: n for k, n in faults_injected(record).items() if n}:

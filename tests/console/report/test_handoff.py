@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,3 +212,12 @@ def test_what_must_not_leave_is_not_handed_over(run_dir: Path) -> None:
     with pytest.raises(RedactionError, match="key-shaped"):
         write_handoff(run_dir)
     assert not (run_dir / "artifacts/handoff.md").exists()
+
+
+def test_what_a_pod_measured_in_parts_is_written_in_words(run_dir: Path) -> None:
+    write_artifacts(run_dir)
+    measured = {"cpus": 2, "pair_p1": {"rtt_ms": 7.0, "out_mib_s": 63.8}, "gpus": ["H100", "H100"], "none": None}
+    add(run_dir, ev.EngineEvent(pod="p0r0", level="info", event="dp_preflight_ok", fields=measured))
+    text = write_handoff(run_dir).read_text()
+    assert "preflight p0r0: cpus 2, pair_p1 (rtt_ms 7.0, out_mib_s 63.8), gpus (H100, H100)" in text
+    assert not re.search(r"\{'|\['|\bNone\b", text)
