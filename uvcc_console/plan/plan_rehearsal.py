@@ -32,7 +32,7 @@ from uvcc_engine.contract.run_files import files
 RTT_MS: Final = 20.0
 MBIT: Final = 1000.0
 """Links between three providers of one continent; pods of this machine have none between them."""
-_FIGURES: Final = ("rounds", "bytes", "seconds")
+_FIGURES: Final = ("rounds", "bytes", "seconds", "busiest")
 _OF_FLEET: Final = {"rounds", "bytes", "pod_bytes", "chain"}
 _OF_AUDIT: Final = ("rounds", "bytes_sent", "audits", "audited")
 _LIKE: Final = {"auto": "direct", "nats": "stream"}

@@ -63,10 +63,11 @@ def apart(step: Mapping[str, Any], rtt_s: float, bytes_s: float) -> StepForecast
     """On pods whose processors are as fast as these, ``rtt_s`` there and back between two parties, ``bytes_s`` of each.
 
     Where a party has several workers, the delay is that of the longest chain of their messages, and the bytes are those
-    of a pod. At most, computing takes what all of them took with these processors shared.
+    of a pod; always those of the party that sends most, for whose line the others wait. At most, computing takes what
+    all of them took with these processors shared.
     """
     took, fleet = step["processes"], step.get("fleet")
     rounds, sent = (fleet["chain"], fleet["pod_bytes"]) if fleet else (step["rounds"], step["bytes"])
-    network = link_time(float(rounds), float(sent), rtt_s / 2, bytes_s).total_s
+    network = link_time(float(rounds), float(sent) * float(step["busiest"]), rtt_s / 2, bytes_s).total_s
     alone, shared = float(took["party_cpu"]), float(took["high"])
     return StepForecast.of(network + alone, network + alone, network + max(alone, shared), network)

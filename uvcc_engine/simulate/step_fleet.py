@@ -56,6 +56,19 @@ def rehearsed_size(model: ModelSpec, size: Topology, *, apart: bool) -> Topology
     return replace(size, replicas=min(size.replicas, most))
 
 
+def busiest(workers: Mapping[Coord, WorkerSteps]) -> float:
+    """How many times the average of the pods the one that sends most sends, its workers together: at least 1.
+
+    Who deals for a product sends more than the others, and a step waits for the fullest line.
+    """
+    sent: dict[tuple[int, int], int] = {}
+    for coord, one in workers.items():
+        pod = coord.replica, coord.party
+        sent[pod] = sent.get(pod, 0) + sum(one.bytes_sent[1:] or one.bytes_sent)
+    total = sum(sent.values())
+    return max(sent.values()) * len(sent) / total if total else 1.0
+
+
 def fleet_costs(
     job: PrivateJob, size: Topology, rehearsed: Topology, workers: Mapping[Coord, WorkerSteps], mean: Mean
 ) -> FleetCosts:

@@ -30,7 +30,7 @@ from uvcc_engine.sealing.inputs import dataset_tensors
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.simulate import fitting, step_processes
 from uvcc_engine.simulate.metering import LayerCost
-from uvcc_engine.simulate.step_fleet import fleet_costs, rehearsed_size
+from uvcc_engine.simulate.step_fleet import busiest, fleet_costs, rehearsed_size
 from uvcc_engine.simulate.step_worker import ALONE, by_itself
 
 STEPS: Final = 3
@@ -272,13 +272,14 @@ def main(argv: list[str]) -> int:
 def told(
     job: PrivateJob, size: Topology, part: Topology | None, link: str, steps: int, known: int = 0
 ) -> dict[str, Any]:
-    """A step of one worker per party, what processes took for one of ``part``, and what that says of ``size``."""
+    """A step of one worker per party, what processes took for one of ``part``, and what that says of ``size``;
+    ``busiest``: what the pod that sends most sends, by the average of the pods."""
     timed = part or ALONE
     with waiting_workers(job, link, timed, known) as workers:
         found = rehearse(job, steps, known // timed.replicas)
         count = step_processes.steps_for(found.seconds * timed.replicas)
         took = workers.measure(count)
-    step = found.to_json() | {"processes": took.times.to_json()}
+    step = found.to_json() | {"processes": took.times.to_json(), "busiest": busiest(took.workers)}
     if part is None or by_itself(size):
         return step
     short = _shortened(job, count + 1, job.test_rows)

@@ -35,7 +35,8 @@ def test_a_private_job_is_rehearsed_and_its_network_foretold(home: Path, capsys:
     step, over = said["step"], said["foretold"]
     assert step["rounds"] > 4
     assert over["rtt_s"] == 0  # local pods
-    assert over["network_s"] == pytest.approx(step["bytes"] * 8 / 100e6)
+    assert over["network_s"] == pytest.approx(step["busiest"] * step["bytes"] * 8 / 100e6)
+    assert 1.0 < step["busiest"] < 3.0  # the party that deals sends most
     assert over["full_s"] == pytest.approx(29 * (over["network_s"] + step["processes"]["party_cpu"]))
     assert over["low_s"] < over["step_s"] <= over["high_s"]
     assert said["pods"] == 3
@@ -78,7 +79,7 @@ def test_what_does_not_fit_is_said_before_anything_is_rehearsed(
 
 def worker(rounds: float, sent: float, seconds: float) -> dict[str, object]:
     """A rehearsed step of which only the busiest party's computing counts."""
-    return {"rounds": rounds, "bytes": sent, "processes": {"party_cpu": seconds, "high": 0.0}}
+    return {"rounds": rounds, "bytes": sent, "busiest": 1.0, "processes": {"party_cpu": seconds, "high": 0.0}}
 
 
 def test_seconds_are_rounds_bytes_and_computing_one_after_the_other() -> None:

@@ -19,7 +19,12 @@ from uvcc_console.plan.step_forecast import CONSOLE, LEAST, apart, here
 
 def rehearsed(wall: float, high: float, party_cpu: float, all_cpu: float, cores: float = 2.0) -> dict[str, Any]:
     took = {"wall": wall, "low": 0.8 * wall, "high": high, "early": 1.5, "cores": cores, "replicas": 1}
-    return {"rounds": 20.0, "bytes": 1e6, "processes": took | {"party_cpu": party_cpu, "all_cpu": all_cpu}}
+    return {
+        "rounds": 20.0,
+        "bytes": 1e6,
+        "busiest": 1.5,
+        "processes": took | {"party_cpu": party_cpu, "all_cpu": all_cpu},
+    }
 
 
 RECORDED = {
@@ -68,7 +73,7 @@ def test_the_range_says_what_else_the_machine_did_and_is_never_narrower_than_a_q
 
 def test_pods_apart_take_rounds_bytes_and_the_busiest_party() -> None:
     found = apart(rehearsed(0.1, 0.3, 0.06, 0.18), 0.02, 1e7)
-    assert found.network_s == pytest.approx(20 * 0.01 + 0.1)
+    assert found.network_s == pytest.approx(20 * 0.01 + 1.5 * 0.1)  # the line of the party that deals is the fullest
     assert found.seconds == pytest.approx(found.network_s + 0.06)
     assert found.high == pytest.approx(found.network_s + 0.3)
 

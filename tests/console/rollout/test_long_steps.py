@@ -20,7 +20,15 @@ from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import UvccError
 
 MODEL = "job.model=[{linear: 4}, relu, linear]"
-REHEARSED = {"rounds": 20, "bytes": 1e5, "seconds": 9.0, "layers": [], "warnings": [], "most_frac_bits": 20}
+REHEARSED = {
+    "rounds": 20,
+    "bytes": 1e5,
+    "busiest": 1.5,
+    "seconds": 9.0,
+    "layers": [],
+    "warnings": [],
+    "most_frac_bits": 20,
+}
 TOOK = {"low": 0.08, "high": 0.2, "early": 1.5, "party_cpu": 0.05, "all_cpu": 0.15, "cores": 2.0}
 TOOK |= {"replicas": 1, "workers": 3}
 

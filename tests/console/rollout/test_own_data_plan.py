@@ -32,7 +32,15 @@ LAYERS = "job.model=[{linear: 4}, relu, linear]"
 WORKERS = ["--workers", "--replicas", "--stages", "--tensor", "--microbatches", "--link"]
 TOOK = {"wall": 0.1, "low": 0.08, "high": 0.2, "early": 1.5, "party_cpu": 0.05, "all_cpu": 0.15, "cores": 2.0}
 TOOK |= {"replicas": 1, "workers": 3}
-REHEARSED = {"rounds": 20, "bytes": 1e5, "seconds": 0.1, "layers": [], "warnings": ["tight"], "most_frac_bits": 20}
+REHEARSED = {
+    "rounds": 20,
+    "bytes": 1e5,
+    "busiest": 1.5,
+    "seconds": 0.1,
+    "layers": [],
+    "warnings": ["tight"],
+    "most_frac_bits": 20,
+}
 REHEARSED |= {"processes": TOOK}
 MOST = 8  # workers of a party that are rehearsed
 FLEET = {"rounds": 38.0, "bytes": 9e5, "pod_bytes": 15e4, "chain": 30.0}
@@ -474,7 +482,8 @@ def test_a_plan_says_what_several_workers_of_a_party_take(capsys: pytest.Capture
         return capsys.readouterr().out
 
     one = said()
-    assert "a step     20 rounds, 0.10 MB from each party, and 0.050 s of one processor for the party with most" in one
+    sent = "0.30 MB of all parties, 0.15 MB of them from the one that sends most"
+    assert f"a step     20 rounds, {sent}, and 0.050 s of one processor for the party with most" in one
     assert "as three processes took here now" in one
     assert "layers, as one worker" not in one
     cut = said("topology.stages=2", "topology.replicas=2")
@@ -483,7 +492,7 @@ def test_a_plan_says_what_several_workers_of_a_party_take(capsys: pytest.Capture
     assert "as 12 processes took here now" in cut
     assert "layers, as one worker per party would compute them:" in cut
     many = said("topology.stages=3", "topology.tensor=3")
-    assert "a step     20 rounds, 0.10 MB from each party, and 0.050 s of one processor for the party with" in many
+    assert f"a step     20 rounds, {sent}, and 0.050 s of one processor for the party with" in many
     assert "most to do, as one worker per party would take" in many
     run = common.load_snapshot(create_run("demo", ["topology.stages=3", "topology.tensor=3"]))
     assert run.foretold is not None
@@ -494,7 +503,7 @@ def test_a_plan_says_what_several_workers_of_a_party_take(capsys: pytest.Capture
 def test_of_replicas_elsewhere_one_is_rehearsed_and_the_chain_of_messages_is_its_delay() -> None:
     step = REHEARSED | {"fleet": FLEET, "processes": TOOK | {"replicas": 1, "workers": 6}}
     found = apart(step, 0.02, 1e6)
-    assert found.network_s == pytest.approx(30 * 0.01 + 15e4 / 1e6)
+    assert found.network_s == pytest.approx(30 * 0.01 + 1.5 * 15e4 / 1e6)
     assert found.seconds == pytest.approx(found.network_s + TOOK["party_cpu"])
     two, three = (here(step | {"processes": TOOK | {"replicas": 2}}, replicas) for replicas in (2, 3))
     assert two.seconds == pytest.approx(TOOK["wall"] / 0.95)

@@ -19,7 +19,7 @@ from uvcc_engine.model.definition.specs import find_model
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.simulate import step_rehearsal
 from uvcc_engine.simulate.message_chain import PASSED, READ, SENT, TAKEN, Happening, longest_chain
-from uvcc_engine.simulate.step_fleet import ALONE, MOST_WORKERS, fleet_costs, rehearsed_size
+from uvcc_engine.simulate.step_fleet import ALONE, MOST_WORKERS, busiest, fleet_costs, rehearsed_size
 from uvcc_engine.simulate.step_worker import WorkerSteps
 
 SIZE = Topology(2, 2, 1, 2)
@@ -138,6 +138,17 @@ def test_trees_and_k_means_are_foretold_on_replicas(
     assert said["bytes"] == pytest.approx(sent, rel=5e-3)  # a batch over two passes may draw a row twice
     if job.batch == 24:
         assert 3 * replicas * step_rehearsal.rehearse(job, 2).bytes_sent > 1.01 * sent  # as a plan once multiplied
+
+
+def test_the_party_that_sends_most_is_told_by_what_it_sends() -> None:
+    def sent(*by_step: int) -> WorkerSteps:
+        return WorkerSteps(bytes_sent=list(by_step))
+
+    alone = {Coord(0, p, 0, 0): sent(10**9, each, each) for p, each in enumerate((360, 350, 2600))}
+    assert busiest(alone) == pytest.approx(3 * 2600 / (360 + 350 + 2600))  # without the first step, which also meets
+    two = {Coord(r, p, 0, 0): sent(0, 100 * (1 + (p == r))) for r in range(2) for p in range(3)}
+    assert busiest(two) == pytest.approx(6 * 200 / 800)  # each replica's pods have lines of their own
+    assert busiest({Coord(0, p, 0, 0): sent(0) for p in range(3)}) == 1.0
 
 
 # -- which workers are rehearsed --------------------------------------------------------------------------------------

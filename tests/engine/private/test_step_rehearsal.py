@@ -81,12 +81,12 @@ def test_the_manual_s_figures_of_trees_and_clusters_are_those_of_a_rehearsal() -
     trees = model_to_json(model_of_list([{"trees": {"count": 20, "depth": 2}}], 210, 1))
     told = {"model": trees, "batch": 440, "objective": "binary", "reveal": ["loss", "weights"], "lr": 0.3}
     found = rehearse(PrivateJob.from_json(plain | told))
-    said = f"{found.rounds:.0f} rounds and {found.bytes_sent / 1e6:.1f} MB from each party"
+    said = f"{found.rounds:.0f} rounds and {found.bytes_sent / 1e6:.1f} MB from each party on average"
     assert f"with 210 bits of 440 rows and depth 2 {said}" in page
     groups = model_to_json(model_of_list([{"kmeans": 3}], 13, 0))
     told = {"model": groups, "batch": 149, "objective": "inertia", "reveal": ["loss", "inertia"], "lr": 1.0}
     found = rehearse(PrivateJob.from_json(plain | told))
-    said = f"{found.rounds:.0f} rounds and {found.bytes_sent / 1e6:.2f} MB from each party"
+    said = f"{found.rounds:.0f} rounds and {found.bytes_sent / 1e6:.2f} MB from each party on average"
     assert f"With 3 clusters of 149 rows and 13 columns a step takes {said}" in page
 
 

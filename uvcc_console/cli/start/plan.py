@@ -113,7 +113,8 @@ def _counts(step: dict[str, Any], workers: int) -> str:
     """Rounds, bytes and computing of a step: of a party's one worker, or of all workers of several."""
     cpu = f"{step['processes']['party_cpu']:.3f} s"
     if (fleet := step.get("fleet")) is None:
-        rounds, sent = f"{step['rounds']:.0f} rounds", f"{step['bytes'] / 1e6:.2f} MB from each party"
+        most = f"{step['bytes'] * step['busiest'] / 1e6:.2f} MB of them from the one that sends most"
+        rounds, sent = f"{step['rounds']:.0f} rounds", f"{step['bytes'] * PARTIES / 1e6:.2f} MB of all parties, {most}"
         whose = "" if workers == PARTIES else ", as one worker per party would take"
         return f"a step     {rounds}, {sent}, and {cpu} of one processor for the party with most to do{whose}"
     rounds = f"{fleet['rounds']:.0f} rounds at the worker with most, {fleet['chain']:.0f} messages in the longest chain"
