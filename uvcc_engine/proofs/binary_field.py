@@ -7,6 +7,7 @@ int64, the coefficient of X^i in bit i.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -101,16 +102,21 @@ class BinaryField:
         """How many coins ``places`` takes."""
         return 0 if self.degree == 64 else -(-64 // self.degree)
 
-    def chosen(self, words: Tensor, places: Tensor) -> Tensor:
-        """For every word the sum of the ``places`` ``[64]`` whose bits are set. Shape of the words."""
-        return self.kernels.chosen_places(words.contiguous(), places)
+    def chosen(self, words: Tensor, places: Tensor, rows: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """For every word ``[n]`` the sum of the ``places`` ``[64]`` whose bits are set, times the word's own of
+        ``rows`` ``[n]`` if there are any. ``out``: where to."""
+        if self.degree == 64 or rows is None:
+            return self.kernels.chosen_places(words.contiguous(), places, rows, out)
+        found = self.mul(self.kernels.chosen_places(words.contiguous(), places), rows)
+        return found if out is None else out.copy_(found)
 
-    def bit_diagonals(self, u: Tensor, v: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], rows: Tensor, places: Tensor) -> Tensor:
         """``[127]``: entry ``63 + i - j`` is the sum of ``rows_n places_j`` wherever bit ``i`` of a word of ``u`` and
-        bit ``j`` of the one of ``v`` are set; ``[terms, n]`` each."""
+        bit ``j`` of the one of ``v`` are set; for every term ``[n]`` each."""
         if self.degree == 64:
-            return self.kernels.bit_diagonals(u.contiguous(), v.contiguous(), rows.contiguous())
-        return self.total(self.mul(self.chosen(binary_words.meeting_bits(u, v), places), rows).T)
+            return self.kernels.bit_diagonals(u, v, rows.contiguous())
+        met = binary_words.meeting_bits(torch.stack(tuple(u)), torch.stack(tuple(v)))
+        return self.total(self.mul(self.chosen(met, places), rows).T)
 
     def weighed(self, words: Tensor, rows: Tensor, places: Tensor) -> Tensor:
         """``sum_n rows_n sum_i places_i bit_i(words_n)``: ``[1]``."""

@@ -8,6 +8,7 @@ equation share it (``Kernels.bit_diagonals``). After the fold one element is lef
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,26 +28,45 @@ _COLUMNS: Final = 16  # from which a row is worth its way through the compiled p
 @dataclass(frozen=True, slots=True, eq=False)
 class BitBlock:
     """Entries ``rows_n places_i u_tni v_tni`` of words ``u`` (before) and ``v`` (after) ``[terms, n]``; public weights:
-    ``rows`` ``[n]`` and ``places`` ``[64]``, which belong to ``v``'s side."""
+    ``rows`` ``[n]`` and ``places`` ``[64]``, which belong to ``v``'s side.
+
+    The words of a term lie in stretches, of each of which ``u`` and ``v`` have one tensor for each term.
+    """
 
     field: BinaryField
-    before: Tensor | None
-    after: Tensor | None
+    before: Sequence[Sequence[Tensor]] | None
+    after: Sequence[Sequence[Tensor]] | None
     rows: Tensor
     places: Tensor
 
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         """``[127, 1]`` coefficients of the first fold, by 64. See ``vectors.Block``."""
-        found = self.field.bit_diagonals(known(self.before), known(self.after), self.rows, self.places)
-        return found.unsqueeze(-1)
+        both = known(self.before), known(self.after)
+        stretches = zip(*both, self._parted(self.rows, both[0]), strict=True)
+        found = [self.field.bit_diagonals(u, v, rows, self.places) for u, v, rows in stretches]
+        return self.field.total(torch.stack(found)).unsqueeze(-1)
 
-    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        return self.field.chosen(known(self.before), powers[:, 0]).reshape(-1, 1)
+    def left(self, fold: int) -> int:
+        """See ``vectors.Block``: an element for each word."""
+        return sum(len(term) for stretch in known(self.before or self.after) for term in stretch)
 
-    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
+    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+        self._fold(known(self.before), powers[:, 0], out, weighed=False)
+
+    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
         weighted = self.field.mul(self.places, powers[:, 0].flip(0))
-        terms = [self.field.mul(term, self.rows) for term in self.field.chosen(known(self.after), weighted)]
-        return torch.cat(terms).unsqueeze(-1)
+        self._fold(known(self.after), weighted, out, weighed=True)
+
+    def _fold(self, side: Sequence[Sequence[Tensor]], places: Tensor, out: Tensor, *, weighed: bool) -> None:
+        """To all stretches of the first term, one after the other, then all of the second, as to ``[terms, n]``."""
+        for number, term in enumerate(out.reshape(-1, len(self.rows))):
+            parts = self._parted(term, side), self._parted(self.rows, side)
+            for stretch, to, rows in zip(side, *parts, strict=True):
+                self.field.chosen(stretch[number], places, rows if weighed else None, to)
+
+    def _parted(self, words: Tensor, side: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+        """``[n]`` by stretches."""
+        return torch.split(words, [len(stretch[0]) for stretch in side])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +88,15 @@ class FieldBlock:
     def _pairs(self, u: Tensor, v: Tensor) -> Tensor:
         return self.field.diagonals(u, v.flip(1))
 
-    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        return self._folded(known(self.before), powers[:, 0])
+    def left(self, fold: int) -> int:
+        """See ``vectors.Block``."""
+        return -(-len(known(self.after if self.before is None else self.before)) // fold)
 
-    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        return self._folded(known(self.after), powers[:, 0].flip(0))
+    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+        self._fold(known(self.before), powers[:, 0], out)
 
-    def _folded(self, side: Tensor, powers: Tensor) -> Tensor:
-        return self.field.columns(spread(side, len(powers))[..., 0], powers).unsqueeze(-1)
+    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+        self._fold(known(self.after), powers[:, 0].flip(0), out)
+
+    def _fold(self, side: Tensor, powers: Tensor, out: Tensor) -> None:
+        out[:, 0] = self.field.columns(spread(side, len(powers))[..., 0], powers)

@@ -26,6 +26,7 @@ _WIDEST: Final = 256
 _LAST: Final = 4608  # entries that are left to the last fold after others
 _CHEAPEST: Final = 64  # the fold that takes least work, where one more is needed anyway
 _TOGETHER: Final = 1 << 20  # words up to which a copy takes less than many calls
+_LONG: Final = 1 << 14  # words of a claim from which a copy takes more than a call
 _HALVED: Final = 64  # from which the last fold is a multiple of it, so that its product goes on in halves
 
 
@@ -71,8 +72,8 @@ def gather_bits(
     blocks: list[Block] = []
     for terms in sorted({one.terms for one in mine}):
         here = [one for one in mine if one.terms == terms]
-        before = _side([one.known_before() for one in here]) if knows_before else None
-        after = _side([one.known_after() for one in here]) if knows_after else None
+        before = _stretches([one.known_before() for one in here]) if knows_before else None
+        after = _stretches([one.known_after() for one in here]) if knows_after else None
         count = sum(one.count for one in here)
         blocks.append(BitBlock(field, before, after, rows[:count], places))
         rows = rows[count:]
@@ -88,7 +89,23 @@ def gather_bits(
     return ProverStatement(blocks, *sums)
 
 
-def _side(claims: Sequence[Sequence[Tensor]]) -> Tensor:
-    """``[terms, words]`` of claims of as many terms each."""
-    flat = [t.reshape(-1) for same in zip(*claims, strict=True) for t in same]
-    return torch.cat(flat).reshape(len(claims[0]), -1)
+def _stretches(claims: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """The terms of claims that have as many each, ``[words]``: long ones as they lie in memory, and short ones that
+    follow each other in one stretch, which takes less than a call for each."""
+    found: list[list[Tensor]] = []
+    short: list[list[Tensor]] = []
+
+    def end() -> None:
+        if short:
+            found.append([torch.cat(same) if len(same) > 1 else same[0] for same in zip(*short, strict=True)])
+            short.clear()
+
+    for claim in claims:
+        flat = [term.reshape(-1) for term in claim]
+        if len(flat[0]) < _LONG:
+            short.append(flat)
+        else:
+            end()
+            found.append(flat)
+    end()
+    return found

@@ -148,10 +148,11 @@ class _Side:
     def _shrink(self, powers: Tensor, following: int = 1) -> None:
         """Fold at the powers of a coin; ``following``: by how many is folded next."""
         before = after = None
+        sizes = len(powers), following, self._algebra.width
         if self.proves or self.is_before:
-            before = joined([block.folded_before(self._at, powers) for block in self._blocks], following)
+            before = joined(self._blocks, *sizes, lambda block, out: block.fold_before(self._at, powers, out))
         if self.proves or not self.is_before:
-            after = joined([block.folded_after(self._at, powers) for block in self._blocks], following)
+            after = joined(self._blocks, *sizes, lambda block, out: block.fold_after(self._at, powers, out))
         self._blocks = [self._joined(before, after)]
 
     def finish_protocol(self, fold: int) -> MpcProtocol[int]:

@@ -46,11 +46,14 @@ class Block(Protocol):
     def gram(self, at: Arithmetic, fold: int) -> Tensor:
         """At the prover: this block's part of the ``2 fold - 1`` coefficients, ``[2 fold - 1, d]``."""
 
-    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        """``u(r)`` from the powers of ``r`` ``[fold, d]``: ``[n', d]``."""
+    def left(self, fold: int) -> int:
+        """Entries n' after a fold."""
 
-    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        """``v(r)``: the second vector folded at ``r``, as ``folded_before`` folds the first."""
+    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+        """``u(r)`` from the powers of ``r`` ``[fold, d]``, to ``out`` ``[n', d]``."""
+
+    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+        """``v(r)``: the second vector folded at ``r``, as ``fold_before`` folds the first."""
 
 
 def spread(x: Tensor, fold: int) -> Tensor:
@@ -60,13 +63,17 @@ def spread(x: Tensor, fold: int) -> Tensor:
     return whole.reshape(fold, -1, *x.shape[1:])
 
 
-def joined(parts: Sequence[Tensor], fold: int) -> Tensor:
-    """Stretches of a vector ``[n, ...]`` after each other, zeros at the end to a multiple of ``fold``: as ``spread``
-    takes them without a copy of its own."""
-    short = -sum(len(part) for part in parts) % fold
-    if len(parts) == 1 and not short:
-        return parts[0]
-    return torch.cat([*parts, torch.zeros(short, *parts[0].shape[1:], dtype=torch.int64)])
+def joined(
+    blocks: Sequence[Block], fold: int, following: int, width: int, fill: Callable[[Block, Tensor], None]
+) -> Tensor:
+    """What ``fill`` makes of blocks that are folded by ``fold``, ``[n', width]`` one after the other, zeros at the end
+    to a multiple of ``following``: as ``spread`` takes them without a copy of its own."""
+    sizes = [block.left(fold) for block in blocks]
+    whole = torch.empty(sum(sizes) + -sum(sizes) % following, width, dtype=torch.int64)
+    for block, part in zip(blocks, torch.split(whole[: sum(sizes)], sizes), strict=True):
+        fill(block, part)
+    whole[sum(sizes) :] = 0
+    return whole
 
 
 def convolved(
@@ -128,13 +135,17 @@ class NumberBlock:
         wide = convolved(pairs, u, v.flip(0), _LEAF, torch.add, torch.sub)
         return torch.nn.functional.pad(at.ring.reduced(wide), (0, 0, fold - used, fold - used))
 
-    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        used = min(len(powers), self.slots)
-        return _folded(at, spread(known(self.before), used), powers[:used])
+    def left(self, fold: int) -> int:
+        """See ``Block``."""
+        return -(-len(known(self.after if self.before is None else self.before)) // min(fold, self.slots))
 
-    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
+    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
         used = min(len(powers), self.slots)
-        return _folded(at, spread(known(self.after), used), powers.flip(0)[:used])
+        out.copy_(_folded(at, spread(known(self.before), used), powers[:used]))
+
+    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+        used = min(len(powers), self.slots)
+        out.copy_(_folded(at, spread(known(self.after), used), powers.flip(0)[:used]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,15 +176,20 @@ class EquationBlock:
         by_place = pairs.permute(2, 1, 0) @ at.ring.times(self.places)  # [after, before, d]
         return _diagonals(by_place.transpose(0, 1))
 
-    def folded_before(self, at: Arithmetic, powers: Tensor) -> Tensor:
-        return at.product(known(self.before).reshape(-1, len(powers)), powers)
+    def left(self, fold: int) -> int:
+        """See ``Block``."""
+        terms, groups, _ = known(self.after if self.before is None else self.before).shape
+        return terms * groups
 
-    def folded_after(self, at: Arithmetic, powers: Tensor) -> Tensor:
+    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+        out.copy_(at.product(known(self.before).reshape(-1, len(powers)), powers))
+
+    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
         steps = at.ring.mul(self.places, powers.flip(0))
         v = known(self.after)
         found = at.product(v.reshape(-1, len(powers)), steps)
         rows = self.rows if v.shape[0] == 1 else self.rows.repeat(v.shape[0])
-        return at.kernels.weigh_elements(found, rows, at.ring.tap)
+        at.kernels.weigh_elements(found, rows, at.ring.tap, out)
 
 
 def _wide_products(at: Arithmetic, x: Tensor, y: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import bit_loops, polynomial_loops, proof_loops, weigh_loops
+from uvcc_engine.mpc.kernels import bit_loops, field_loops, pair_loops, polynomial_loops, proof_loops, weigh_loops
 from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels
@@ -168,16 +169,54 @@ def test_every_binary_field_is_one(degree: int) -> None:
         assert _binary_gcd(h, frobenius(degree // p) ^ 2) == 1
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(96, 70), (32, 300), (17, 3)])
+def _words(*tensors: Tensor) -> list[Any]:
+    """The same memory as the loops take it."""
+    return [t.numpy().view(np.uint64) for t in tensors]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(96, 70), (32, 300), (64, 9), (17, 3)])
 def test_products_by_halves_are_those_of_each_row_with_each(rows: int, columns: int) -> None:
     """Rows that can be halved often, once or never, and columns that fill no tile."""
     gen = torch.Generator().manual_seed(5)
     u, v = _random(gen, rows, columns), _random(gen, rows, columns)
-    found, kernels = torch.empty(2 * rows - 1, dtype=torch.int64), CpuKernels()
-    words = [t.numpy().view(np.uint64) for t in (u, v, found)]
-    polynomial_loops.binary_product(*words)
-    assert torch.equal(found, kernels.binary_diagonals(u.unsqueeze(0), v.unsqueeze(0))[0])
-    assert torch.equal(found, PlainKernels().binary_product(u, v))
+    expected = PlainKernels().binary_product(u, v)
+    assert torch.equal(expected, CpuKernels().binary_diagonals(u.unsqueeze(0), v.unsqueeze(0))[0])
+    assert torch.equal(expected, CpuKernels().binary_product(u, v))
+    for loop in (polynomial_loops.product_by_tiles, polynomial_loops.binary_product)[: 1 + (rows in (32, 64))]:
+        found = torch.empty(2 * rows - 1, dtype=torch.int64)
+        loop(*_words(u, v, found))
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("count", [1, 8, 21, 200])
+def test_elements_of_the_field_are_the_same_eight_at_a_time(count: int) -> None:
+    """Words that fill no vector or no strip, in what every processor has and in what this one has."""
+    gen, plain = torch.Generator().manual_seed(count), PlainKernels()
+    a, b, weights, none = _random(gen, count), _random(gen, count), _random(gen, 64), torch.empty(0, dtype=torch.int64)
+    rows, factors, found = _random(gen, 5, count), _random(gen, 5), torch.empty(count, dtype=torch.int64)
+    for multiply in (field_loops.multiply_words, field_loops.binary_multiply):
+        multiply(*_words(a, b, found))
+        assert torch.equal(found, plain.binary_multiply(a, b))
+    for columns in (field_loops.columns_by_words, field_loops.binary_columns):
+        columns(*_words(rows, factors, found))
+        assert torch.equal(found, plain.binary_columns(rows, factors))
+    for choose in (field_loops.choose_by_tables, field_loops.chosen_places):
+        choose(*_words(a, weights, none, found))
+        assert torch.equal(found, plain.chosen_places(a, weights))
+        choose(*_words(a, weights, b, found))
+        assert torch.equal(found, plain.chosen_places(a, weights, b))
+    assert torch.equal(found, plain.binary_multiply(plain.chosen_places(a, weights), b))
+
+
+@pytest.mark.parametrize(("terms", "groups", "side"), [(1, 3, 16), (2, 70, 32), (3, 9, 16)])
+@pytest.mark.parametrize("degree", [52, 20])
+def test_pairs_are_weighed_in_tiles_as_in_one_product(terms: int, groups: int, side: int, degree: int) -> None:
+    """Blocks of four rows that are full, or not, and coefficients that fill no register's turn."""
+    gen = torch.Generator().manual_seed(groups)
+    u, v, weights = _random(gen, terms, groups, side), _random(gen, terms, groups, side), _random(gen, groups)
+    found = torch.empty(degree, side, side, dtype=torch.int64)
+    pair_loops.weigh_pairs(*_words(u, v, weights, found))
+    assert torch.equal(found, PlainKernels().weigh_pairs(u, v, weights, degree))
 
 
 @pytest.mark.parametrize("words", [300, 77, 8, 3])
@@ -187,16 +226,22 @@ def test_bits_of_any_number_of_terms_meet_as_torch_has_it(terms: int, words: int
     gen = torch.Generator().manual_seed(terms)
     u, v, weights = _random(gen, terms, words), _random(gen, terms, words), _random(gen, words)
     expected = PlainKernels().bit_diagonals(u, v, weights)
-    for loop in (bit_loops.diagonals_by_blocks, bit_loops.bit_diagonals):
-        found = torch.empty(127, dtype=torch.int64)
-        loop(*[t.numpy().view(np.uint64) for t in (u, v, weights, found)])
-        assert torch.equal(found, expected)
+    assert torch.equal(CpuKernels().bit_diagonals(u, v, weights), expected)
+    if terms <= 3:
+        sides = [words for pair in zip(_words(*u), _words(*v), strict=True) for words in pair]
+        for loop in (bit_loops.meet_by_blocks, bit_loops.meet_bits):
+            sums, found = torch.zeros(127, 2, dtype=torch.int64), torch.empty(127, dtype=torch.int64)
+            loop(*sides, *sides[:1] * (6 - 2 * terms), terms, *_words(weights, sums))
+            bit_loops.reduce_products(*_words(sums, found))
+            assert torch.equal(found, expected)
 
 
 def test_bits_meet_in_vectors_where_the_processor_has_them() -> None:
     """What the choice is made by; the loop that is not chosen is held to the same above."""
     with_them = all(map(proof_loops.processor_has, ("pclmul", "vpclmulqdq", "avx512f")))
-    assert (bit_loops.bit_diagonals is not bit_loops.diagonals_by_blocks) == with_them
+    assert (bit_loops.meet_bits is not bit_loops.meet_by_blocks) == with_them
+    assert (field_loops.binary_multiply is not field_loops.multiply_words) == with_them
+    assert (polynomial_loops.binary_product is not polynomial_loops.product_by_tiles) == with_them
 
 
 @pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])

@@ -107,9 +107,9 @@ class CountingKernels:
         self._count.words += leaves * rows**2 * u.shape[1]
         return self._inner.binary_product(u, v)
 
-    def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
         """One for each distance of two bits and word; more than three terms take another."""
-        self._count.words += 127 * -(-u.shape[0] // 3) * u.shape[1]
+        self._count.words += 127 * -(-len(u) // 3) * weights.numel()
         return self._inner.bit_diagonals(u, v, weights)
 
 

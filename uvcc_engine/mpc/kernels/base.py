@@ -93,12 +93,15 @@ class Kernels(Protocol):
     def binary_product(self, u: Tensor, v: Tensor) -> Tensor:
         """``[2 k - 1]``: as ``binary_diagonals``, for one block ``[k, n]`` of many rows and columns."""
 
-    def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
         """``[127]``: entry ``63 + i - j`` is the sum over words ``n``, bits ``i``, ``j`` and terms ``t`` of ``weights_n
-        X^j`` where bit ``i`` of ``u_tn`` and bit ``j`` of ``v_tn`` are set. ``[terms, n]``, ``[n]``; in that field."""
+        X^j`` where bit ``i`` of ``u_tn`` and bit ``j`` of ``v_tn`` are set. ``[n]`` each; in that field."""
 
-    def chosen_places(self, words: Tensor, weights: Tensor) -> Tensor:
-        """For every word the XOR of the ``weights`` ``[64]`` of the places that are set."""
+    def chosen_places(
+        self, words: Tensor, weights: Tensor, factors: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """For every word ``[n]`` the XOR of the ``weights`` ``[64]`` of the places that are set; in the field times
+        its ``factors`` ``[n]``, where there are any. ``out``: where to, no gaps in it."""
 
     def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
         """``[degree, n]``: row ``c`` is the sum of the rows of ``x`` ``[m, n]`` whose weight ``[m]`` has bit ``c``."""
@@ -111,9 +114,9 @@ class Kernels(Protocol):
         """``[degree, k, k]``: entry ``c, i, j`` is the sum of ``u_tgi v_tgj`` over terms ``t`` and groups ``g`` whose
         weight ``[m]`` has bit ``c``. ``[terms, m, k]`` each."""
 
-    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int) -> Tensor:
+    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int, out: Tensor | None = None) -> Tensor:
         """``x_n w_n (X)`` modulo ``X^d + X^tap + 1``: ``[n, d]``, with the bits of ``weights`` ``[n]`` as
-        coefficients."""
+        coefficients. ``out``: where to, no gaps in it."""
 
     def add_degrees(self, products: Tensor) -> Tensor:
         """``[b, l, d, m, e]`` to ``[b, l + m - 1, d + e - 1]``: the entries whose two pairs of indices have the same

@@ -15,8 +15,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from uvcc_engine.mpc.kernels.field_loops import EIGHT_PRODUCTS
 from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
-from uvcc_engine.mpc.kernels.proof_loops import inner_words, processor_has, reduced_product, wide_product
+from uvcc_engine.mpc.kernels.proof_loops import inner_words, reduced_product, wide_product
 
 Words = NDArray[np.uint64]
 _BLOCK = 256  # words
@@ -134,30 +135,27 @@ def _meet_three(a: Words, b: Words, c: Words, d: Words, e: Words, f: Words, up: 
 
 
 @compiled_loop
-def diagonals_by_blocks(u: Words, v: Words, weights: Words, out: Words) -> None:
-    """See ``Kernels.bit_diagonals``; on any processor."""
-    terms, n = u.shape
+def meet_by_blocks(
+    a: Words, b: Words, c: Words, d: Words, e: Words, f: Words, terms: int, weights: Words, sums: Words
+) -> None:
+    """Add to ``sums`` [127, 2], before their reduction, what up to three terms ``a b + c d + e f`` have for each
+    coefficient (``Kernels.bit_diagonals``): they share their products with the weights. On any processor."""
     both = np.empty(_BLOCK, dtype=np.uint64)
-    lows, highs = np.zeros(127, dtype=np.uint64), np.zeros(127, dtype=np.uint64)
-    for start in range(0, n, _BLOCK):
-        end = min(start + _BLOCK, n)
+    for start in range(0, a.shape[0], _BLOCK):
+        end = min(start + _BLOCK, a.shape[0])
         here = weights[start:end]  # an index that cannot be negative lets the compiler use vectors
+        x, y = a[start:end], b[start:end]
         for k in range(127):
             up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
-            for t in range(0, terms, 3):  # three at a time share their products with the weights
-                a, b = u[t, start:end], v[t, start:end]
-                if t + 1 == terms:
-                    _meet(a, b, up, down, both)
-                elif t + 2 == terms:
-                    _meet_two(a, b, u[t + 1, start:end], v[t + 1, start:end], up, down, both)
-                else:
-                    c, d, e, f = u[t + 1, start:end], v[t + 1, start:end], u[t + 2, start:end], v[t + 2, start:end]
-                    _meet_three(a, b, c, d, e, f, up, down, both)
-                low, high = inner_words(both[: end - start], here)
-                lows[k] ^= low
-                highs[k] ^= high
-    for k in range(127):
-        out[k] = reduced_product(lows[k], highs[k])
+            if terms == 1:
+                _meet(x, y, up, down, both)
+            elif terms == 2:
+                _meet_two(x, y, c[start:end], d[start:end], up, down, both)
+            else:
+                _meet_three(x, y, c[start:end], d[start:end], e[start:end], f[start:end], up, down, both)
+            low, high = inner_words(both[: end - start], here)
+            sums[k, 0] ^= low
+            sums[k, 1] ^= high
 
 
 @compiled_loop
@@ -172,36 +170,38 @@ def _left_over(a: Words, b: Words, weights: Words, up: Any, down: Any) -> Any:
 
 
 @compiled_loop
-def _diagonals_by_vectors(u: Words, v: Words, weights: Words, out: Words) -> None:
-    """The same, eight words at a time; up to three terms share their products with the weights."""
-    terms, n = u.shape
-    lows, highs = np.zeros(127, dtype=np.uint64), np.zeros(127, dtype=np.uint64)
-    for start in range(0, n, _BLOCK):
-        end = min(start + _BLOCK, n)
-        here, count = weights[start:end], np.uint64(end - start)
-        for t in range(0, terms, 3):
-            s, r, left = min(t + 1, terms - 1), min(t + 2, terms - 1), terms - t
-            a, b, c, d = u[t, start:end], v[t, start:end], u[s, start:end], v[s, start:end]
-            e, f = u[r, start:end], v[r, start:end]
-            for k in range(127):
-                up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
-                if left >= 3:
-                    rows = (a, b, c, d, e, f)
-                    low, high = _up_three(rows, here, up, count) if up else _down_three(rows, here, down, count)
-                elif left == 2:
-                    pairs = (a, b, c, d)
-                    low, high = _up_two(pairs, here, up, count) if up else _down_two(pairs, here, down, count)
-                else:
-                    low, high = _up_one((a, b), here, up, count) if up else _down_one((a, b), here, down, count)
-                lows[k] ^= low
-                highs[k] ^= high
-                for term in range(t, min(t + 3, terms) if (end - start) % 8 else t):
-                    low, high = _left_over(u[term, start:end], v[term, start:end], here, up, down)
-                    lows[k] ^= low
-                    highs[k] ^= high
-    for k in range(127):
-        out[k] = reduced_product(lows[k], highs[k])
+def _meet_by_vectors(
+    a: Words, b: Words, c: Words, d: Words, e: Words, f: Words, terms: int, weights: Words, sums: Words
+) -> None:
+    """The same, eight words at a time."""
+    for start in range(0, a.shape[0], _BLOCK):
+        end = min(start + _BLOCK, a.shape[0])
+        here, count, u, v = weights[start:end], np.uint64(end - start), a[start:end], b[start:end]
+        w, x, y, z = c[start:end], d[start:end], e[start:end], f[start:end]
+        for k in range(127):
+            up, down = np.uint64(max(0, 63 - k)), np.uint64(max(0, k - 63))  # one of them is 0
+            if terms == 3:
+                rows = (u, v, w, x, y, z)
+                low, high = _up_three(rows, here, up, count) if up else _down_three(rows, here, down, count)
+            elif terms == 2:
+                pairs = (u, v, w, x)
+                low, high = _up_two(pairs, here, up, count) if up else _down_two(pairs, here, down, count)
+            else:
+                low, high = _up_one((u, v), here, up, count) if up else _down_one((u, v), here, down, count)
+            sums[k, 0] ^= low
+            sums[k, 1] ^= high
+            for term in range(terms if (end - start) % 8 else 0):
+                one, other = (u, v) if term == 0 else (w, x) if term == 1 else (y, z)
+                low, high = _left_over(one, other, here, up, down)
+                sums[k, 0] ^= low
+                sums[k, 1] ^= high
 
 
-_eight_at_a_time: Final = all(map(processor_has, ("pclmul", "vpclmulqdq", "avx512f")))
-bit_diagonals: Any = _diagonals_by_vectors if _eight_at_a_time else diagonals_by_blocks
+meet_bits: Any = _meet_by_vectors if EIGHT_PRODUCTS else meet_by_blocks
+
+
+@compiled_loop
+def reduce_products(sums: Words, out: Words) -> None:
+    """``out`` [n]: elements of their lower and upper coefficients ``sums`` [n, 2]."""
+    for k in range(out.shape[0]):
+        out[k] = reduced_product(sums[k, 0], sums[k, 1])

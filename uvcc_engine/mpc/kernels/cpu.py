@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import binary_words, gemm
+from uvcc_engine.mpc.kernels import gemm
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
 from uvcc_engine.mpc.kernels.loops import LOOPS
@@ -20,6 +20,9 @@ _WORDS = COMPILE_FROM // 64
 _BITS_FROM = 1  # words from which loops that are there already beat a dozen torch operations
 _FIELD_FROM = 1 << 12  # elements of a binary field from which the compiled product is worth its loading
 _SUMS_FROM = 1 << 11  # elements, for sums and shifts
+_TERMS = 3  # of bits that meet, which are weighed together
+_ROWS = 4  # from which the rows of a product are halved, where they are a power of two
+_NONE = torch.empty(0, dtype=torch.int64)
 _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
@@ -176,22 +179,31 @@ class CpuKernels(PlainKernels):
     def binary_product(self, u: Tensor, v: Tensor) -> Tensor:
         if not self._field(u.numel(), u, v):
             return super().binary_product(u, v)
+        if len(u) < _ROWS or len(u) & (len(u) - 1):
+            return self.binary_diagonals(u.unsqueeze(0), v.unsqueeze(0))[0]
         out = torch.empty(2 * len(u) - 1, dtype=torch.int64)
         self._jit.binary_product(_rows(u), _rows(v), _flat(out))
         return out
 
-    def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-        if not self._field(64 * u.numel(), u, v, weights):
+    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
+        if not self._field(64 * weights.numel(), *u, *v, weights):
             return super().bit_diagonals(u, v, weights)
-        out = torch.empty(127, dtype=torch.int64)
-        self._jit.bit_diagonals(_rows(u), _rows(v), _flat(weights), _flat(out))
+        sums, out = torch.zeros(127, 2, dtype=torch.int64), torch.empty(127, dtype=torch.int64)
+        for t in range(0, len(u), _TERMS):
+            sides = [_flat(side) for pair in zip(u[t : t + _TERMS], v[t : t + _TERMS], strict=True) for side in pair]
+            none = sides[-1:] * (2 * _TERMS - len(sides))
+            self._jit.meet_bits(*sides, *none, len(sides) // 2, _flat(weights), _rows(sums))
+        self._jit.reduce_products(_rows(sums), _flat(out))
         return out
 
-    def chosen_places(self, words: Tensor, weights: Tensor) -> Tensor:
-        if not self._field(words.numel(), words):
-            return super().chosen_places(words, weights)
-        out, tables = torch.empty_like(words), binary_words.byte_tables(weights)
-        self._jit.chosen_places(_flat(words), _rows(tables), _flat(out))
+    def chosen_places(
+        self, words: Tensor, weights: Tensor, factors: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        factors = _NONE if factors is None else factors
+        out = torch.empty_like(words) if out is None else out
+        if not self._field(words.numel(), words, weights, factors, out):
+            return super().chosen_places(words, weights, factors if len(factors) else None, out)
+        self._jit.chosen_places(_flat(words), _flat(weights), _flat(factors), _flat(out))
         return out
 
     def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
@@ -209,16 +221,16 @@ class CpuKernels(PlainKernels):
         return out
 
     def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
-        if not self._field(u.numel(), u, v, weights):
+        if not self._field(u.numel(), u, v, weights) or u.shape[2] % self._jit.PAIR_TILE:
             return super().weigh_pairs(u, v, weights, degree)
         out = torch.empty(degree, u.shape[2], u.shape[2], dtype=torch.int64)
         self._jit.weigh_pairs(*(t.numpy().view(np.uint64) for t in (u, v, weights, out)))
         return out
 
-    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int) -> Tensor:
-        if not self._field(x.numel(), x, weights):
-            return super().weigh_elements(x, weights, tap)
-        out = torch.empty_like(x)
+    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int, out: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(x) if out is None else out
+        if not self._field(x.numel(), x, weights, out):
+            return super().weigh_elements(x, weights, tap, out)
         self._jit.weigh_elements(_rows(x), _flat(weights), tap, _rows(out))
         return out
 

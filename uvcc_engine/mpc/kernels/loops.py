@@ -27,13 +27,14 @@ from uvcc_engine.contract.machine.compiled import LOOPS_ENV, is_guarded, loops_f
 
 log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
+_OF: Final = ("gemm", "tile", "product", "proof", "field", "polynomial", "bit", "weigh", "pair")
 LOOK_S: Final = 0.25  # between two looks for the mark
 
 
 @cache
 def _mark_name() -> str:
-    loops = (f"{of}_loops.py" for of in ("gemm", "tile", "product", "proof", "polynomial", "bit", "weigh"))
-    files = (*loops, "jit.py", "loop_cache.py")
+    loops = (f"{of}_loops.py" for of in _OF)
+    files = (*loops, "jit.py", "loop_cache.py", "word_vectors.py")
     shared = Path(__file__).parents[2] / "contract" / "machine" / "numba_cache.py"
     source = b"".join(path.read_bytes() for path in (*map(Path(__file__).with_name, files), shared))
     return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"

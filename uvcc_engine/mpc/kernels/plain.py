@@ -160,11 +160,15 @@ class PlainKernels:
             found[k - 1 - j : 2 * k - 1 - j] ^= binary_words.total(binary_words.multiply(u, row).T)
         return found
 
-    def bit_diagonals(self, u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-        return binary_words.bit_diagonals(u, v, weights)
+    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
+        return binary_words.bit_diagonals(torch.stack(tuple(u)), torch.stack(tuple(v)), weights)
 
-    def chosen_places(self, words: Tensor, weights: Tensor) -> Tensor:
-        return binary_words.chosen_places(words, binary_words.byte_tables(weights))
+    def chosen_places(
+        self, words: Tensor, weights: Tensor, factors: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        found = binary_words.chosen_places(words, binary_words.byte_tables(weights))
+        found = found if factors is None else binary_words.multiply(found, factors)
+        return found if out is None else out.copy_(found)
 
     def weigh(self, x: Tensor, weights: Tensor, degree: int) -> Tensor:
         return _bits_of(weights, degree).T @ x
@@ -176,12 +180,13 @@ class PlainKernels:
         pairs = (u.unsqueeze(-1) * v.unsqueeze(-2)).sum(0)
         return self.weigh(pairs.reshape(len(weights), -1), weights, degree).reshape(degree, *pairs.shape[1:])
 
-    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int) -> Tensor:
+    def weigh_elements(self, x: Tensor, weights: Tensor, tap: int, out: Tensor | None = None) -> Tensor:
         d = x.shape[1]
         wide = torch.zeros(x.shape[0], 2 * d, dtype=torch.int64)
         for c in range(d):
             wide[:, c : c + d] += x * ((weights >> c) & 1).unsqueeze(-1)
-        return _reduced(wide, d, tap)
+        found = _reduced(wide, d, tap)
+        return found if out is None else out.copy_(found)
 
     def add_degrees(self, products: Tensor) -> Tensor:
         blocks, rows, d, columns, e = products.shape

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
 
 Words = NDArray[np.uint64]
-_BLOCK = 256
 _SWAPS: Final = np.array(
     [
         0x5555555555555555,
@@ -176,14 +175,6 @@ def reduced_product(low: Any, high: Any) -> Any:
 
 
 @compiled_loop
-def binary_multiply(a: Words, b: Words, out: Words) -> None:
-    """See ``Kernels.binary_multiply``."""
-    for i in range(out.shape[0]):
-        low, high = wide_product(a[i], b[i])
-        out[i] = reduced_product(low, high)
-
-
-@compiled_loop
 def binary_powers(of: Words, out: Words) -> None:
     """``out`` [n]: the powers of the element ``of`` [1] from its 0th on."""
     out[0] = np.uint64(1)
@@ -197,24 +188,6 @@ def binary_inner(a: Words, b: Words) -> Any:
     """``sum_i a_i b_i`` in GF(2^64)."""
     low, high = inner_words(a, b)
     return reduced_product(low, high)
-
-
-@compiled_loop
-def binary_columns(x: Words, factors: Words, out: Words) -> None:
-    """``out`` [n]: of every column of ``x`` [k, n] the sum of its products with ``factors`` [k]."""
-    k, n = x.shape
-    lows, highs = np.empty(_BLOCK, dtype=np.uint64), np.empty(_BLOCK, dtype=np.uint64)
-    for first in range(0, n, _BLOCK):
-        size = min(_BLOCK, n - first)
-        lows[:] = np.uint64(0)
-        highs[:] = np.uint64(0)
-        for row in range(k):
-            for i in range(size):
-                low, high = wide_product(x[row, first + i], factors[row])
-                lows[i] ^= low
-                highs[i] ^= high
-        for i in range(size):
-            out[first + i] = reduced_product(lows[i], highs[i])
 
 
 @compiled_loop
@@ -233,17 +206,6 @@ def binary_diagonals(u: Words, v: Words, out: Words) -> None:
                     low ^= x
                     high ^= y
             out[b, k - 1 + d] = reduced_product(low, high)
-
-
-@compiled_loop
-def chosen_places(words: Words, tables: Words, out: Words) -> None:
-    """``out`` [n]: for every word the XOR of one entry of ``tables`` [8, 256] for each of its bytes."""
-    byte = np.uint64(255)
-    for i in range(words.shape[0]):
-        word, found = words[i], np.uint64(0)
-        for k in range(8):
-            found ^= tables[k, np.int64((word >> np.uint64(8 * k)) & byte)]
-        out[i] = found
 
 
 @compiled_loop

@@ -94,35 +94,3 @@ def weigh_columns(x: Words, weights: Words, out: Words) -> None:
         for i in range(size):
             for c in range(degree):
                 out[first + i, c] = found[c, i]
-
-
-@compiled_loop
-def weigh_pairs(u: Words, v: Words, weights: Words, out: Words) -> None:
-    """See ``Kernels.weigh_pairs``."""
-    terms, m, k = u.shape
-    degree = out.shape[0]
-    of = np.empty(((m + 3) // 4, degree), dtype=np.uint8)
-    _columns(weights, degree, of)
-    sums = np.zeros((16, k), dtype=np.uint64)
-    row = np.empty(k, dtype=np.uint64)
-    found = np.empty((degree, k), dtype=np.uint64)
-    for i in range(k):
-        found[:] = np.uint64(0)
-        for block in range(of.shape[0]):
-            for g in range(min(4, m - 4 * block)):
-                here, half = 4 * block + g, 1 << g
-                first = u[0, here, i]
-                for j in range(k):
-                    row[j] = first * v[0, here, j]
-                for t in range(1, terms):
-                    factor = u[t, here, i]
-                    for j in range(k):
-                        row[j] += factor * v[t, here, j]
-                for number in range(half):
-                    for j in range(k):
-                        sums[half + number, j] = sums[number, j] + row[j]
-            for c in range(degree):
-                chosen = np.uint64(of[block, c])
-                for j in range(k):
-                    found[c, j] += sums[chosen, j]
-        out[:, i] = found
