@@ -132,7 +132,9 @@ class NumberBlock:
         def pairs(x: Tensor, y: Tensor) -> Tensor:
             return _wide_products(at, x, y)
 
-        wide = convolved(pairs, u, v.flip(0), _LEAF, torch.add, torch.sub)
+        wide = at.kernels.multiply_elements(u, v)
+        if wide is None:
+            wide = convolved(pairs, u, v.flip(0), _LEAF, torch.add, torch.sub)
         return torch.nn.functional.pad(at.ring.reduced(wide), (0, 0, fold - used, fold - used))
 
     def left(self, fold: int) -> int:

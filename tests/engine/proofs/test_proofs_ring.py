@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import bit_loops, field_loops, pair_loops, polynomial_loops, proof_loops, weigh_loops
+from uvcc_engine.mpc.foundation.roles import known
+from uvcc_engine.mpc.kernels import (
+    bit_loops,
+    element_loops,
+    field_loops,
+    pair_loops,
+    polynomial_loops,
+    proof_loops,
+    weigh_loops,
+)
 from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels
@@ -217,6 +226,19 @@ def test_pairs_are_weighed_in_tiles_as_in_one_product(terms: int, groups: int, s
     found = torch.empty(degree, side, side, dtype=torch.int64)
     pair_loops.weigh_pairs(*_words(u, v, weights, found))
     assert torch.equal(found, PlainKernels().weigh_pairs(u, v, weights, degree))
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 9), (2, 8), (16, 21)])
+def test_products_of_elements_by_halves_are_those_of_each_with_each(rows: int, count: int) -> None:
+    """Entries that fill no vector; more of them than are turned at a time."""
+    gen = torch.Generator().manual_seed(rows)
+    u, v = _random(gen, rows, count, 52), _random(gen, rows, count, 52)
+    found = torch.empty(2 * rows - 1, 103, dtype=torch.int64)
+    element_loops.multiply_elements(*_words(u, v, found))
+    assert torch.equal(found, CpuKernels().multiply_wide(u.unsqueeze(0), v.flip(0).unsqueeze(0))[0])
+    taken = CpuKernels().multiply_elements(u, v)
+    assert taken is None if rows < 16 or not element_loops.MULTIPLIES_EIGHT else torch.equal(known(taken), found)
+    assert PlainKernels().multiply_elements(u, v) is None
 
 
 @pytest.mark.parametrize("words", [300, 77, 8, 3])

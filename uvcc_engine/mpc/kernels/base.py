@@ -126,6 +126,10 @@ class Kernels(Protocol):
         """Products of polynomials in two variables ``[b, l, n, d]``, summed over ``n``: ``[b, 2 l - 1, 2 d - 1]``. For
         few of them."""
 
+    def multiply_elements(self, u: Tensor, v: Tensor) -> Tensor | None:
+        """``[2 l - 1, 2 d - 1]``: entry ``l - 1 + i - j`` is ``sum_n u_in v_jn`` of elements ``[l, n, d]`` each, before
+        their reduction. None where products of matrices take less."""
+
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         """Products modulo ``X^d + X^tap + 1``, element by element ``[..., d]``; shapes broadcast."""
 

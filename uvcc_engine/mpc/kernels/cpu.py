@@ -22,6 +22,8 @@ _FIELD_FROM = 1 << 12  # elements of a binary field from which the compiled prod
 _SUMS_FROM = 1 << 11  # elements, for sums and shifts
 _TERMS = 3  # of bits that meet, which are weighed together
 _ROWS = 4  # from which the rows of a product are halved, where they are a power of two
+_HALVED = 16  # rows of elements from which halves of halves take less than products of matrices
+_ABREAST = 8  # elements of a row that fill a vector
 _NONE = torch.empty(0, dtype=torch.int64)
 _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
@@ -248,6 +250,16 @@ class CpuKernels(PlainKernels):
             return super().multiply_wide(x, y)
         out = torch.zeros(blocks, 2 * size - 1, 2 * d - 1, dtype=torch.int64)
         self._jit.multiply_wide(*(t.contiguous().numpy().view(np.uint64) for t in (x, y, out)))
+        return out
+
+    def multiply_elements(self, u: Tensor, v: Tensor) -> Tensor | None:
+        rows, count, d = u.shape
+        if rows < _HALVED or rows & (rows - 1) or count < _ABREAST or not self._field(u.numel(), u, v):
+            return None
+        if d != self._jit.ELEMENT or not self._jit.MULTIPLIES_EIGHT:
+            return None
+        out = torch.empty(2 * rows - 1, 2 * d - 1, dtype=torch.int64)
+        self._jit.multiply_elements(*(t.numpy().view(np.uint64) for t in (u, v, out)))
         return out
 
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:

@@ -27,7 +27,7 @@ from uvcc_engine.contract.machine.compiled import LOOPS_ENV, is_guarded, loops_f
 
 log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
-_OF: Final = ("gemm", "tile", "product", "proof", "field", "polynomial", "bit", "weigh", "pair")
+_OF: Final = ("gemm", "tile", "product", "proof", "field", "polynomial", "bit", "weigh", "pair", "element")
 LOOK_S: Final = 0.25  # between two looks for the mark
 
 

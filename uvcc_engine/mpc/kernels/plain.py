@@ -199,6 +199,9 @@ class PlainKernels:
     def multiply_wide(self, x: Tensor, y: Tensor) -> Tensor:
         return self.add_degrees((x[:, :, None, :, :, None] * y[:, None, :, :, None, :]).sum(3).transpose(2, 3))
 
+    def multiply_elements(self, u: Tensor, v: Tensor) -> Tensor | None:
+        return None
+
     def ring_multiply(self, a: Tensor, b: Tensor, tap: int) -> Tensor:
         d = a.shape[-1]
         outer = a.unsqueeze(-1) * b.unsqueeze(-2)

@@ -71,7 +71,7 @@ def _joined(found: Words, levels: int) -> Any:
 
 
 @compiled_loop
-def _planned(k: int, levels: int) -> Any:
+def planned(k: int, levels: int) -> Any:
     """The way through all leaves of ``k`` rows halved ``levels`` times: by leaf at which rows its two sides start and
     how many sums of halves there are by then, and of each sum where its two sides lie, how long, and where it goes."""
     leaves = 3**levels
@@ -98,7 +98,7 @@ def _planned(k: int, levels: int) -> Any:
 
 
 @compiled_loop
-def _add_planned(us: Words, vs: Words, sums: Any, first: int, end: int) -> None:
+def _addplanned(us: Words, vs: Words, sums: Any, first: int, end: int) -> None:
     """The sums of halves before a leaf."""
     for a, b, half, to in sums[first:end]:
         _add_halves(us, a, half, to)
@@ -115,14 +115,14 @@ def product_by_tiles(u: Words, v: Words, out: Words) -> None:
     lows = np.zeros((leaves, 2 * leaf - 1), dtype=np.uint64)
     highs = np.zeros((leaves, 2 * leaf - 1), dtype=np.uint64)
     us, vs = np.empty((2 * k, _TILE), dtype=np.uint64), np.empty((2 * k, _TILE), dtype=np.uint64)
-    plan, sums = _planned(k, levels)
+    plan, sums = planned(k, levels)
     for first in range(0, n, _TILE):
         size = min(_TILE, n - first)
         us[:k, :size] = u[:, first : first + size]
         vs[:k, :size] = v[:, first : first + size]
         done = 0
         for number in range(leaves):
-            _add_planned(us, vs, sums, done, plan[number, 2])
+            _addplanned(us, vs, sums, done, plan[number, 2])
             done = plan[number, 2]
             _multiply_leaf(us[:, :size], vs[:, :size], plan[number], leaf, lows[number], highs[number])
     for number in range(leaves):
@@ -208,7 +208,7 @@ def _product_by_eights(u: Words, v: Words, out: Words) -> None:
         levels, leaves = levels + 1, 3 * leaves
     sums = np.zeros((leaves * _NINE, 8), dtype=np.uint64)
     us, vs = np.empty((2 * k, _STRIP), dtype=np.uint64), np.empty((2 * k, _STRIP), dtype=np.uint64)
-    (plan, halves), row = _planned(k, levels), 8 * _STRIP
+    (plan, halves), row = planned(k, levels), 8 * _STRIP
     sums_at, u_at, v_at = sums.ctypes.data, us.ctypes.data, vs.ctypes.data  # no array is touched further inwards
     for first in range(0, n, _STRIP):
         size = min(_STRIP, n - first)

@@ -57,6 +57,7 @@ def warm(kernels: CpuKernels) -> None:
     kernels.weigh_elements(zeros(_WORDS, 52), words, 3)
     kernels.add_degrees(zeros(1, 2, 52, 2, 52))
     kernels.multiply_wide(zeros(1, 64, 2, 52), zeros(1, 64, 2, 52))
+    kernels.multiply_elements(zeros(16, 8, 52), zeros(16, 8, 52))
     kernels.ring_multiply(zeros(_WORDS, 52), zeros(_WORDS, 52), 3)
     kernels.ring_powers(zeros(52), _WORDS, 3)
     matrix = zeros(32, 32)

@@ -1,0 +1,166 @@
+"""The compiled product of two polynomials whose coefficients are elements of a Galois ring, before their reduction.
+
+An element is four parts of 13 coefficients: of these and of the polynomial three products of halves stand for four
+(Karatsuba and Ofman, 1962), down to 13 coefficients times 13, whose sums stay in the processor's registers. Eight
+entries lie side by side; their sums are added up at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from uvcc_engine.mpc.kernels import word_vectors as vectors
+from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.polynomial_loops import planned
+from uvcc_engine.mpc.kernels.proof_loops import processor_has
+from uvcc_engine.mpc.kernels.word_vectors import EIGHT, constant, load, store
+
+Words = NDArray[np.uint64]
+MULTIPLIES_EIGHT: Final = processor_has("avx512dq")
+"""Whether the processor multiplies eight numbers at a time, and has registers for the sums."""
+_PART: Final = 13
+_PARTS: Final = 9
+_WIDE: Final = 2 * _PART - 1
+ELEMENT: Final = 4 * _PART
+"""Coefficients of an element."""
+_LANES: Final = 8
+_NEAR: Final = 64  # rows of eight elements that stay in the second cache
+
+
+@intrinsic
+def _add_products(context: Any, sums: Any, x: Any, y: Any) -> Any:
+    """Add the product of 13 vectors and 13 to 25 vectors ``sums``, as coefficients."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sums, x, y = arguments
+        found = [load(builder, sums, EIGHT, 64 * k) for k in range(_WIDE)]
+        for i in range(_PART):
+            one = load(builder, x, EIGHT, 64 * i)
+            for j in range(_PART):
+                found[i + j] = builder.add(found[i + j], builder.mul(one, load(builder, y, EIGHT, 64 * j)))
+        for k, value in enumerate(found):
+            store(builder, value, sums, 64 * k)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), build
+
+
+@intrinsic
+def _add_rows(context: Any, x: Any, count: Any, to: Any) -> Any:
+    """``count`` vectors at ``x`` and as many behind them, added up at ``to``."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, count, to = arguments
+        size = builder.mul(count, constant(64))
+
+        def step(at: Any, _: list[Any]) -> list[Any]:
+            place = builder.mul(at, constant(64))
+            low, high = (load(builder, builder.add(one, place), EIGHT) for one in (x, builder.add(x, size)))
+            store(builder, builder.add(low, high), builder.add(to, place))
+            return []
+
+        vectors.repeated(builder, count, [], step)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), build
+
+
+_multiply_part: Any = _add_products  # numba's own types know nothing of their arguments
+_add_halves: Any = _add_rows
+
+
+@compiled_loop
+def _turn(x: Words, first: int, out: Words) -> None:
+    """``out`` [rows, 52, 8]: eight entries of ``x`` [rows, n, 52] from the ``first`` on; zeros behind the last."""
+    size = min(_LANES, x.shape[1] - first)
+    for r in range(x.shape[0]):
+        for g in range(_LANES):
+            if g < size:
+                row = x[r, first + g]
+                for c in range(ELEMENT):
+                    out[r, c, g] = row[c]
+            else:
+                out[r, :, g] = np.uint64(0)
+
+
+@compiled_loop
+def _take_part(x: Words, part: int, out: Words) -> None:
+    """``out`` [rows.., 13, 8]: one of the nine parts of ``x`` [rows, 52, 8]: lower half, upper one, their sum, of
+    each the same."""
+    high, low = part // 3, part % 3
+    for r in range(x.shape[0]):
+        to = out[r].reshape(-1)
+        to[:] = np.uint64(0)
+        for k in range(4):  # the fourths that this part adds up
+            if (high == 2 or high == k // 2) and (low == 2 or low == k % 2):
+                one = x[r, _PART * k : _PART * (k + 1)].reshape(-1)
+                for i in range(to.shape[0]):
+                    to[i] += one[i]
+
+
+@compiled_loop
+def _multiply_parts(us: Words, vs: Words, plan: Any, halves: Any, sums: Words) -> None:
+    """Add to ``sums`` [leaves, 25, 8] the products of all leaves of ``us`` and ``vs`` [2 rows, 13, 8]."""
+    row, done = 64 * _PART, 0
+    u_at, v_at, to = us.ctypes.data, vs.ctypes.data, sums.ctypes.data
+    for number in range(plan.shape[0]):
+        for one in range(done, plan[number, 2]):
+            count, at = halves[one, 2] * _PART, row * halves[one, 3]
+            _add_halves(u_at + row * halves[one, 0], count, u_at + at)
+            _add_halves(v_at + row * halves[one, 1], count, v_at + at)
+        done = plan[number, 2]
+        _multiply_part(to + 64 * _WIDE * number, u_at + row * plan[number, 0], v_at + row * plan[number, 1])
+
+
+@compiled_loop
+def _joined(found: Words, step: int) -> Words:
+    """``[b, w, e]`` to ``[b / 3, w + 2 step, e]``: lower product, upper one, and that of the sums, ``step`` apart."""
+    wide = np.zeros((found.shape[0] // 3, found.shape[1] + 2 * step, found.shape[2]), dtype=np.uint64)
+    for b in range(wide.shape[0]):
+        for i in range(found.shape[1]):
+            for e in range(found.shape[2]):
+                low, high, both = found[3 * b, i, e], found[3 * b + 1, i, e], found[3 * b + 2, i, e]
+                wide[b, i, e] += low
+                wide[b, i + 2 * step, e] += high
+                wide[b, i + step, e] += both - low - high
+    return wide
+
+
+@compiled_loop
+def multiply_elements(u: Words, v: Words, out: Words) -> None:
+    """See ``Kernels.multiply_elements``; elements of 52 coefficients."""
+    rows, n, _ = u.shape
+    levels = 0
+    while 1 << levels < rows:
+        levels += 1
+    plan, halves = planned(rows, levels)
+    leaves, near = plan.shape[0], max(1, _NEAR // rows)
+    sums = np.zeros((_PARTS, leaves, _WIDE, _LANES), dtype=np.uint64)
+    turned = np.empty((2, near, rows, ELEMENT, _LANES), dtype=np.uint64)
+    both = np.empty((2, 2 * rows, _PART, _LANES), dtype=np.uint64)
+    for start in range(0, n, near * _LANES):
+        count = min(near, (n - start + _LANES - 1) // _LANES)
+        for k in range(count):
+            _turn(u, start + k * _LANES, turned[0, k])
+            _turn(v, start + k * _LANES, turned[1, k])
+        for part in range(_PARTS):
+            for k in range(count):
+                _take_part(turned[0, k], part, both[0])
+                _take_part(turned[1, k], part, both[1])
+                _multiply_parts(both[0], both[1], plan, halves, sums[part])
+    found = np.zeros((_PARTS * leaves, _WIDE, 1), dtype=np.uint64)
+    for leaf in range(leaves):
+        for part in range(_PARTS):
+            for k in range(_WIDE):
+                for g in range(_LANES):
+                    found[leaf * _PARTS + part, k, 0] += sums[part, leaf, k, g]
+    elements = _joined(_joined(found, _PART), 2 * _PART)
+    found = elements.reshape(leaves, 1, 2 * ELEMENT - 1)
+    for level in range(levels):
+        found = _joined(found, 1 << level)
+    out[:] = found[0]
