@@ -239,6 +239,12 @@ def test_products_of_elements_by_halves_are_those_of_each_with_each(rows: int, c
     taken = CpuKernels().multiply_elements(u, v)
     assert taken is None if rows < 16 or not element_loops.MULTIPLIES_EIGHT else torch.equal(known(taken), found)
     assert PlainKernels().multiply_elements(u, v) is None
+    elements, weights = u.reshape(-1, 52), _random(gen, rows * count)
+    for weigh in (element_loops.weigh_by_fours, proof_loops.weigh_elements):
+        weighed = torch.empty_like(elements)
+        x, w, out = _words(elements, weights, weighed)
+        weigh(x, w, TAPS[52], out)
+        assert torch.equal(weighed, PlainKernels().weigh_elements(elements, weights, TAPS[52]))
 
 
 @pytest.mark.parametrize("words", [300, 77, 8, 3])

@@ -233,7 +233,9 @@ class CpuKernels(PlainKernels):
         out = torch.empty_like(x) if out is None else out
         if not self._field(x.numel(), x, weights, out):
             return super().weigh_elements(x, weights, tap, out)
-        self._jit.weigh_elements(_rows(x), _flat(weights), tap, _rows(out))
+        by_fours = x.shape[1] == self._jit.ELEMENT and self._jit.MULTIPLIES_EIGHT
+        weigh = self._jit.weigh_by_fours if by_fours else self._jit.weigh_elements
+        weigh(_rows(x), _flat(weights), tap, _rows(out))
         return out
 
     def add_degrees(self, products: Tensor) -> Tensor:

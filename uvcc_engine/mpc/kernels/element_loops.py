@@ -2,7 +2,7 @@
 
 An element is four parts of 13 coefficients: of these and of the polynomial three products of halves stand for four
 (Karatsuba and Ofman, 1962), down to 13 coefficients times 13, whose sums stay in the processor's registers. Eight
-entries lie side by side; their sums are added up at the end.
+entries lie side by side; their sums are added up at the end. An element is weighed by four bits of a word at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ _WIDE: Final = 2 * _PART - 1
 ELEMENT: Final = 4 * _PART
 """Coefficients of an element."""
 _LANES: Final = 8
+_FOUR: Final = ELEMENT // 8 * 64 + 64  # bytes of an element times X^3 at most, in whole vectors
 _NEAR: Final = 64  # rows of eight elements that stay in the second cache
 
 
@@ -164,3 +166,59 @@ def multiply_elements(u: Words, v: Words, out: Words) -> None:
     for level in range(levels):
         found = _joined(found, 1 << level)
     out[:] = found[0]
+
+
+@intrinsic
+def _weigh_one(context: Any, padded: Any, weight: Any, sums: Any, wide: Any) -> Any:
+    """At ``wide`` 104 coefficients of an element, which has eight zeros before and behind it, times the polynomial that
+    52 bits of a word are. Four bits at a time take one of the sixteen sums of the element times 1, X, X^2 and X^3."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        padded, weight, sums, wide = arguments
+        none, count = ir.Constant(EIGHT, [0] * 8), _FOUR // 64
+        for k in range(count):
+            chosen: list[Any] = [none]
+            for power in range(4):
+                one = load(builder, padded, EIGHT, 64 + 64 * k - 8 * power)
+                chosen += [builder.add(x, one) if i else one for i, x in enumerate(chosen)]
+            for i, x in enumerate(chosen):
+                store(builder, x, sums, _FOUR * i + 64 * k)
+        sides = [[none] * _PART, [none] * (_PART - 1)]  # from coefficient 0 on, and from 4 on
+        for four in range(_PART):
+            number = builder.and_(builder.lshr(weight, constant(4 * four)), constant(15))
+            at, found = builder.add(sums, builder.mul(number, constant(_FOUR))), sides[four % 2]
+            for k in range(count):
+                found[four // 2 + k] = builder.add(found[four // 2 + k], load(builder, at, EIGHT, 64 * k))
+        for start in (0, 64 * (_PART - 1)):
+            store(builder, none, wide, start)
+        for k, x in enumerate(sides[1]):
+            store(builder, x, wide, 32 + 64 * k)
+        for k, x in enumerate(sides[0]):
+            store(builder, builder.add(x, load(builder, wide, EIGHT, 64 * k)), wide, 64 * k)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.uint64, types.intp, types.intp), build
+
+
+_weigh: Any = _weigh_one  # numba's own types know nothing of its arguments
+
+
+@compiled_loop
+def weigh_by_fours(x: Words, weights: Words, tap: int, out: Words) -> None:
+    """As ``proof_loops.weigh_elements``, for elements of 52 coefficients."""
+    padded, sums = np.zeros(ELEMENT + 16, dtype=np.uint64), np.empty(2 * _FOUR, dtype=np.uint64)
+    wide = np.zeros(2 * ELEMENT, dtype=np.uint64)
+    for g in range(x.shape[0]):
+        padded[8 : 8 + ELEMENT] = x[g]
+        _weigh(padded.ctypes.data, weights[g], sums.ctypes.data, wide.ctypes.data)
+        low, high, end = out[g], wide[ELEMENT : 2 * ELEMENT - 1], wide[2 * ELEMENT - tap : 2 * ELEMENT - 1]
+        for j in range(ELEMENT):
+            low[j] = wide[j]
+        for j in range(ELEMENT - 1):  # X^(52 + j) is -X^j - X^(j + tap)
+            low[j] -= high[j]
+        to = low[tap:]
+        for j in range(ELEMENT - tap):
+            to[j] -= high[j]
+        for j in range(tap - 1):  # and what that leaves above is that again
+            low[j] += end[j]
+            to[j] += end[j]

@@ -16,6 +16,7 @@ from uvcc_engine.mpc.kernels.bit_loops import reduce_products as reduce_products
 from uvcc_engine.mpc.kernels.element_loops import ELEMENT as ELEMENT
 from uvcc_engine.mpc.kernels.element_loops import MULTIPLIES_EIGHT as MULTIPLIES_EIGHT
 from uvcc_engine.mpc.kernels.element_loops import multiply_elements as multiply_elements
+from uvcc_engine.mpc.kernels.element_loops import weigh_by_fours as weigh_by_fours
 from uvcc_engine.mpc.kernels.field_loops import binary_columns as binary_columns
 from uvcc_engine.mpc.kernels.field_loops import binary_multiply as binary_multiply
 from uvcc_engine.mpc.kernels.field_loops import chosen_places as chosen_places
