@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from uvcc_engine.parallel import unix_group
+from uvcc_engine.parallel import member_connection, unix_group
 from uvcc_engine.parallel.presence import GONE, read_withdrawal
 
 
@@ -40,8 +40,8 @@ def test_a_caller_that_says_nothing_is_let_go_soon() -> None:
 
 def test_a_message_that_is_announced_with_more_than_memory_is_refused() -> None:
     mine, theirs = socket.socketpair(socket.AF_UNIX)
-    line = unix_group.MemberConnection(mine, 5.0)
-    sending = threading.Thread(target=theirs.sendall, args=(unix_group.HEAD.pack(7, 1 << 60),))
+    line = member_connection.MemberConnection(mine, 5.0)
+    sending = threading.Thread(target=theirs.sendall, args=(member_connection.HEAD.pack(7, 1 << 60),))
     sending.start()
     with pytest.raises(RuntimeError, match="for operation 7"):
         line.receive(1, memoryview(bytearray(4)))
