@@ -173,11 +173,8 @@ def agreed(question: str) -> bool:
 
 
 def run_dirs() -> list[Path]:
-    """Folders of all runs, oldest first."""
-    root = paths.runs_dir()
-    if not root.is_dir():
-        return []
-    found = [p for p in root.iterdir() if _has_journal(p)]
+    """Folders of all runs, oldest first. Raises UnreadableError where they cannot be listed."""
+    found = [p for p in paths.run_folders() if _has_journal(p)]
     return sorted(found, key=lambda p: (_created(p), p.name))
 
 

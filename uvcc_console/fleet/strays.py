@@ -57,8 +57,8 @@ def end(strays: list[Stray]) -> list[Stray]:
 
 def _verdict(process: psutil.Process, module: str, args: list[str]) -> tuple[str, str] | None:
     if module in _RUNS and args:
-        folder = _runs_dir(process) / args[0]
-        if not folder.is_dir():
+        runs = _runs_dir(process)
+        if runs is not None and not (runs / args[0]).is_dir():
             return f"{_RUNS[module]} of {args[0]}", "its run's folder is gone"
     elif module == _POD and "--home" in args[:-1]:
         home = Path(args[args.index("--home") + 1])
@@ -76,10 +76,11 @@ def _module(words: list[str]) -> tuple[str, list[str]]:
     return "", []
 
 
-def _runs_dir(process: psutil.Process) -> Path:
-    """Where that process looks for its run: its own UVCC_HOME, else this user's data folder."""
-    try:
-        home = process.environ().get("UVCC_HOME", "")
-    except (psutil.Error, OSError):
-        home = ""
-    return Path(home) / "runs" if home else paths.runs_dir()
+def _runs_dir(process: psutil.Process) -> Path | None:
+    """Where that process looks for its run: below its own UVCC_HOME, not this process's, else in the usual data folder.
+    None where that cannot be told from here: nobody is a stray by a guess."""
+    theirs = process.environ()  # whoever may not read it learns nothing: see ``find``
+    if home := theirs.get("UVCC_HOME", ""):
+        return Path(home) / "runs" if Path(home).is_absolute() else None
+    same = all(theirs.get(name) == os.environ.get(name) for name in ("HOME", "XDG_DATA_HOME"))
+    return paths.usual_dir() / "runs" if same else None

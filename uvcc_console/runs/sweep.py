@@ -83,8 +83,7 @@ def abandoned(name: str, *, now: float | None = None) -> bool:
 
 def _attached(name: str) -> bool:
     """Whether a living run of this folder took this pod over (``fleet.attach_prefix``)."""
-    root = paths.runs_dir()
-    for run_dir in root.iterdir() if root.is_dir() else ():
+    for run_dir in paths.run_folders():
         if (run_dir / processes.JOURNAL).exists() and processes.running(run_dir, processes.CONDUCTOR):
             try:
                 prefix = str(_fleet(_snapshot(run_dir)).get("attach_prefix", ""))

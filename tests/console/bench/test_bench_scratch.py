@@ -115,3 +115,33 @@ def test_a_stray_is_named_with_its_reason_and_ended_by_identity(
     assert f"ended: halt sidecar of left, pid {process.pid}" in capsys.readouterr().err
     assert process.wait(120) == -signal.SIGTERM or process.returncode is not None
     assert mine() == []
+
+
+@pytest.mark.parametrize("theirs", ["", "data"])
+def test_whose_home_is_another_than_ours_is_no_stray_for_that(
+    theirs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A conductor that was started without UVCC_HOME has its run in the usual folder; a doctor with one looked into its
+    own, and would have ended it. A relative one is relative to a folder that nobody else knows."""
+    usual = tmp_path / "usual"
+    monkeypatch.setattr(strays.paths, "usual_dir", lambda: usual)
+    kept = {name: value for name, value in os.environ.items() if name != "UVCC_HOME"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvcc_console.haltd", "left"],
+        env=kept | ({"UVCC_HOME": theirs} if theirs else {}),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    os.kill(process.pid, signal.SIGSTOP)
+
+    def mine() -> list[strays.Stray]:
+        return [s for s in strays.find(young_s=0.0) if s.process.pid == process.pid]
+
+    try:
+        (usual / "runs" / "left").mkdir(parents=True)
+        assert mine() == []
+        shutil.rmtree(usual)
+        assert [s.why for s in mine()] == ([] if theirs else ["its run's folder is gone"])
+    finally:
+        process.kill()
+        process.wait()

@@ -98,9 +98,11 @@ def test_a_wrong_setting_starts_nothing(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_home_that_cannot_be_written_is_a_clear_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("UVCC_HOME", str(blocked / "home"))
+    def barred(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setenv("UVCC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Path, "mkdir", barred)
     assert main(["demo", "--headless"]) == 1
     said = capsys.readouterr().err
     assert "cannot create" in said

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import VERBS, module_of
+from uvcc_engine.contract.errors import UvccError
 
 FILES: Final = ":files"
 """ListedFile in place of a word: whatever the shell itself offers for a path."""
@@ -127,7 +128,10 @@ def _values(action: argparse.Action, begun: str = "") -> Iterator[Candidate]:
         yield from (Candidate(p.name, _told(p.about)) for p in available())
     elif action.dest in _RUNS and metavar != "FOLDER" and not action.option_strings:
         yield from (Candidate("last", "the newest run"), Candidate("current", "the run that is going on"))
-        named = (run.name for run in reversed(common.run_dirs()))
+        try:
+            named = [run.name for run in reversed(common.run_dirs())]
+        except UvccError:  # nobody reads an error at the Tab key
+            named = []
         yield from (Candidate(name) for name in named if name.isprintable() and not name.startswith("-"))
     if action.type is Path or "FILE" in metavar or metavar == "FOLDER" or action.dest in _PATHS:
         yield Candidate(FILES)

@@ -92,21 +92,25 @@ def ssh_keygen() -> MachineCheck:
 
 
 def data_folder() -> MachineCheck:
-    folder = paths.data_dir()
-    probe = folder / f".doctor-{os.getpid()}"
     try:
-        paths.ensure(folder)
+        folder = paths.ensure(paths.data_dir())
+        probe = folder / f".doctor-{os.getpid()}"
         try:
             probe.write_text("x")
         finally:
             probe.unlink(missing_ok=True)  # a full disk takes its name, and nothing more
-    except (OSError, UvccError) as e:
+    except UvccError as e:
+        return MachineCheck("data folder", "error", e.what, e.hint)
+    except OSError as e:
         return MachineCheck("data folder", "error", f"{folder}: {e}", "set UVCC_HOME to a writable folder")
     return MachineCheck("data folder", "ok", str(folder))
 
 
 def disk() -> MachineCheck:
-    folder: Path = paths.data_dir()
+    try:
+        folder: Path = paths.data_dir()
+    except UvccError:
+        return MachineCheck("disk", "warn", "not looked at: there is no data folder")
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     free = shutil.disk_usage(folder).free >> 20

@@ -111,7 +111,7 @@ def _open(args: argparse.Namespace) -> int:
     from uvcc_console.core import paths
 
     found: list[tuple[float, Path]] = []
-    for record in paths.runs_dir().glob(f"*/{DOMAIN}"):
+    for record in (folder / DOMAIN for folder in paths.run_folders()):
         with contextlib.suppress(OSError, ValueError):
             if json.loads(record.read_text()).get("party") == args.party and record.parent.name.startswith(args.run):
                 found.append((record.stat().st_mtime, record.parent))

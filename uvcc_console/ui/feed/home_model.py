@@ -96,9 +96,11 @@ def _live(run_dir: Path, snap: Snapshot) -> bool:
 
 
 def find_runs(known: dict[str, RunSummary]) -> list[RunSummary]:
-    """Every run of this machine, the newest first."""
-    root = paths.runs_dir()
-    folders = list(root.iterdir()) if root.is_dir() else []
+    """Every run of this machine, the newest first; none while their folder cannot be listed."""
+    try:
+        folders = paths.run_folders()
+    except UvccError:
+        folders = []
     found = [s for p in folders if (s := summarise(p, known.get(p.name))) is not None]
     return sorted(found, key=lambda s: (-s.snap.created, s.snap.run))
 
