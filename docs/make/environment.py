@@ -29,7 +29,7 @@ YOURS: Final[dict[str, str]] = {
     "UVCC_LOOPS": "a folder for the compiled loops; pods on the operator's machine get the installation's",
     "UVCC_STRICT": "`1` raises what a malformed record would only be counted as: for tests",
     "UVCC_SPU_PYTHON": "a Python that has SPU, for `uvcc-engine bench mpc --against spu`",
-    "UVCC_MPSPDZ": "the folder of MP-SPDZ, for `uvcc-engine bench mpc --against mpspdz`",
+    "UVCC_MPSPDZ": "the folder of MP-SPDZ, for `uvcc-engine bench mpc --against mpspdz` and `bench epochs`",
 }
 """Variables that a user may set; those of ``uvcc config`` come from its own table."""
 SET: Final[dict[str, str]] = {

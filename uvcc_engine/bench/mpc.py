@@ -125,7 +125,12 @@ def main(argv: Sequence[str]) -> int:
     made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all parties on this one GPU")
     made.add_argument("--runs", type=int, default=5)
     made.add_argument("--json", action="store_true")
-    made.add_argument("--against", default="", metavar="PEERS", help=f"other systems, of {', '.join(mpc_peers.PEERS)}")
+    made.add_argument(
+        "--against",
+        default="",
+        metavar="PEERS",
+        help=f"other systems, of {', '.join(mpc_peers.PEERS)}; with --verify, beside proved rows as well",
+    )
     made.add_argument("--verify", action="store_true", help="the rows whose products can be proved, without and with")
     made.add_argument("--split", action="store_true", help="what of each row depends on no data, and what is left")
     args = made.parse_args(argv)
@@ -147,12 +152,10 @@ def main(argv: Sequence[str]) -> int:
     gpu, shown = gpu_rates_of(args.device, args.runs)
     measured = run_parties(names, args.runs, split=args.split, device=args.device)
     ours = table(measured, rates, cores, gpu)
-    rows = machine_rates.rows(rates) + shown + ours + mpc_proofs.table(measured) + mpc_split.table(measured, names)
+    proved = mpc_proofs.table(measured)
+    rows = machine_rates.rows(rates) + shown + ours + proved + mpc_split.table(measured, names)
     for peer in peers:
-        found, absent = peer.measured(names, args.runs)
-        if absent:
-            print(f"{peer.name}: {absent}", file=sys.stderr)
-        rows += mpc_peers.compared(peer.name, found, ours)
+        rows += mpc_peers.beside(peer, names, args.runs, ours, proved)
     print(to_json(rows) if args.json else to_text(rows))
     return 0
 

@@ -4,6 +4,7 @@
 its own: ``pip install spu==0.9.5 "jax[cpu]<0.5"``. **MP-SPDZ** (replicated ring, semi-honest): UVCC_MPSPDZ names its
 folder, in which ``make replicated-ring-party.x`` and ``Scripts/setup-ssl.sh 3`` have been run. Both compute with three
 processes over loopback, at 16 fractional bits with probabilistic truncation, and their own clocks say how long.
+Beside proved rows stand MP-SPDZ's programs that bear a malicious party (``mpspdz_proved``).
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.bench.peers import mpspdz, mpspdz_training
+from uvcc_engine.bench.peers import mpspdz, mpspdz_proved, mpspdz_training
+from uvcc_engine.bench.peers.mpspdz_proved import ProvedCosts
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row
@@ -35,10 +38,12 @@ BARS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``measured(rows, runs)``: seconds by row, and why some or all are missing."""
+    """``measured(rows, runs)``: seconds by row, and why some or all are missing; ``proved``: the whole cost of proved
+    rows, and why some or all are missing."""
 
     name: str
     measured: Callable[[Sequence[str], int], tuple[Seconds, str]]
+    proved: Callable[[Sequence[str], int], tuple[ProvedCosts, str]]
 
 
 def chosen(names: str) -> list[Peer]:
@@ -58,6 +63,18 @@ def compared(peer: str, found: Seconds, ours: Sequence[Row]) -> list[Row]:
             share = row(f"{mine.name}_to_{peer}", "ratio", peer, [mine.value / theirs.value])
             out += [theirs, held(share, BARS.get((peer, mine.name), 1.0))]
     return out
+
+
+def beside(peer: Peer, names: Sequence[str], runs: int, ours: Sequence[Row], proved: Sequence[Row]) -> list[Row]:
+    """The rows of a peer on the same work, passive beside passive and proved beside proved. What is absent is named on
+    standard error."""
+    with_proof = {one.name for one in proved}
+    found, absent = peer.measured([name for name in names if name not in with_proof], runs)
+    costs, lacking = peer.proved([name for name in names if name in with_proof], runs) if with_proof else ({}, "")
+    for what, why in ((peer.name, absent), (f"{peer.name}, proved", lacking)):
+        if why:
+            print(f"{what}: {why}", file=sys.stderr)
+    return compared(peer.name, found, ours) + mpspdz_proved.compared(peer.name, costs, proved)
 
 
 def _spu(rows: Sequence[str], runs: int) -> tuple[Seconds, str]:
@@ -84,6 +101,7 @@ def _said(name: str, words: Sequence[str], folder: Path | None) -> tuple[Seconds
 
 
 _PROGRAMS: Final = {
+    "matmul_256": "matmul 256",
     "matmul_1024": "matmul 1024",
     "matmul_512": "matmul 512",
     "mul_1e6": "mul 1000000",
@@ -140,4 +158,10 @@ def _mpspdz(rows: Sequence[str], runs: int) -> tuple[Seconds, str]:
     return found, f"no program for {', '.join(lacking)}" if lacking else ""
 
 
-PEERS: Final = {peer.name: peer for peer in (Peer("spu", _spu), Peer("mpspdz", _mpspdz))}
+def _passive_alone(rows: Sequence[str], _: int) -> tuple[ProvedCosts, str]:
+    return {}, "its three parties trust each other to follow the protocol: nothing stands beside the proved rows"
+
+
+PEERS: Final = {
+    peer.name: peer for peer in (Peer("spu", _spu, _passive_alone), Peer("mpspdz", _mpspdz, mpspdz_proved.measured))
+}

@@ -12,7 +12,9 @@ from typing import Final
 from uvcc_engine.bench.peers import mpspdz
 
 STEPS: Final = {"logistic": 20, "secureml": 10, "lenet": 2}
-_PROGRAM: Final = """
+OPENED: Final = "opened"
+"""Among a program's arguments: a step ends with one weight opened, before which all that it computed is checked."""
+PROGRAM: Final = """
 from Compiler import ml
 program.options_from_args()
 sfix.set_precision(16, 31)
@@ -56,6 +58,8 @@ def _(step):
     trainer.forward(batch=rows, training=True)
     trainer.backward(batch=rows)
     trainer.update(0, step, batch=rows)
+    if 'opened' in program.args:
+        print_ln('%s', trainer.layers[0].W[0][0].reveal())
     stop_timer(1)
 """
 
@@ -68,5 +72,5 @@ def step_seconds(name: str, batch: int) -> tuple[float, str]:
     if name not in STEPS:
         return 0.0, "no program for it"
     args = [name, str(STEPS[name]), str(batch), "trunc_pr", "split3"]
-    seconds, why = mpspdz.seconds(home, "uvcc_training", _PROGRAM, args)
+    seconds, why = mpspdz.seconds(home, "uvcc_training", PROGRAM, args)
     return seconds / STEPS[name], why

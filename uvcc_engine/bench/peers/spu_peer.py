@@ -51,6 +51,7 @@ def works(np, jnp, jax):
     return {
         "matmul_1024": lambda: matmul(1024),
         "matmul_512": lambda: matmul(512),
+        "matmul_256": lambda: matmul(256),
         "mul_1e6": lambda: (lambda a, b: a * b, (normal(10**6), normal(10**6))),
         "drelu_1e6": lambda: (lambda a: a > 0, (normal(10**6),)),
         "relu_1e6": lambda: (lambda a: jnp.maximum(a, 0), (normal(10**6),)),
