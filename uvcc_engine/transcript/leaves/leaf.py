@@ -125,10 +125,15 @@ def make_record(epoch: bytes, key: Key, payload: Buffer) -> tuple[bytes, bytes]:
     return record_of(epoch, head_of(key), payload)
 
 
+def closed_digest(blind: bytes, payload: Buffer) -> bytes:
+    """The digest of a leaf whose payload is opened nowhere, as of all that is recorded of a link."""
+    return blake3(payload, key=blind).digest()
+
+
 def blinded_digest(kind: int, blind: bytes, payload: Buffer) -> bytes:
     """The digest of a leaf of this kind: without the blind nothing about a short payload can be guessed from it."""
     if kind not in OPENED_KINDS:
-        return blake3(payload, key=blind).digest()
+        return closed_digest(blind, payload)
     opened = hashlib.sha256(blind)
     opened.update(payload)
     return opened.digest()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Final
 
-from uvcc_engine.transcript.leaves.leaf import Buffer, blinded_digest
+from uvcc_engine.transcript.leaves.leaf import Buffer, closed_digest
 
 CHUNK: Final = 1 << 20  # bytes of a message that one leaf covers: what one frame of the plane carries
 LARGE: Final = CHUNK  # of what was sent: below, to hand over and to wake a thread costs more than hashing
@@ -31,12 +31,12 @@ def chunks(payload: Buffer) -> Iterator[tuple[int, Buffer]]:
 
 
 class Job:
-    """One payload to hash, once, by whoever comes first. ``digest`` is there when ``wait`` returns."""
+    """One payload of a link to hash, once, by whoever comes first. ``digest`` is there when ``wait`` returns."""
 
-    __slots__ = ("_hashing", "blind", "digest", "kind", "payload")
+    __slots__ = ("_hashing", "blind", "digest", "payload")
 
-    def __init__(self, kind: int, blind: bytes, payload: Buffer) -> None:
-        self.kind, self.blind, self.payload = kind, blind, payload
+    def __init__(self, blind: bytes, payload: Buffer) -> None:
+        self.blind, self.payload = blind, payload
         self.digest = b""
         self._hashing = threading.Lock()
 
@@ -56,7 +56,7 @@ class Job:
 
     def _compute(self) -> None:
         if not self.digest:
-            self.digest = blinded_digest(self.kind, self.blind, self.payload)
+            self.digest = closed_digest(self.blind, self.payload)
             self.payload = b""  # whose memory may be used again
 
 
@@ -69,9 +69,9 @@ class Hasher:
         self._starting = threading.Lock()
         self._closed = False
 
-    def submit(self, kind: int, blind: bytes, payload: Buffer) -> Job:
+    def submit(self, blind: bytes, payload: Buffer) -> Job:
         """Take a payload, which must not change until its job is done."""
-        job = Job(kind, blind, payload)
+        job = Job(blind, payload)
         if self._thread is None:
             self._start()
         self._jobs.put(job)

@@ -20,7 +20,7 @@ the first leaf after it takes seven times as long as each that follows."""
 
 
 class SentPayloads:
-    """Used by one thread."""
+    """Of links only (``leaf.RECORDED_KINDS``), none of which is opened. Used by one thread."""
 
     def __init__(self, hasher: Hasher | None) -> None:
         self._hasher = hasher
@@ -59,7 +59,7 @@ class SentPayloads:
         for key, (epoch, head, held) in list(self._new.items()):
             size = len(held)
             if size >= LARGE and self._hasher is not None:
-                self._begun[key] = head + SIZE.pack(size), self._hasher.submit(head[1], blind_at(epoch, head), held)
+                self._begun[key] = head + SIZE.pack(size), self._hasher.submit(blind_at(epoch, head), held)
             else:
                 yield key, record_of(epoch, head, held)[0]
                 self._bytes -= size

@@ -330,7 +330,7 @@ class TranscriptStore:
         elif epoch == open_epoch and new and peer in blinds and kind in RECORDED_KINDS:
             for chunk, piece in payload_digests.chunks(payload):
                 key = (stream, op, chunk, RECEIVED, peer, self.party, kind)
-                self._ahead[key] = self._hasher.submit(kind, blind_at(blinds[peer], head_of(key)), piece)
+                self._ahead[key] = self._hasher.submit(blind_at(blinds[peer], head_of(key)), piece)
 
     def _foresee_early(self) -> None:
         """What arrived before its epoch was open."""
