@@ -33,6 +33,7 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.telling import tell_operator
 from uvcc_console.runs import conducting, processes
 from uvcc_engine.contract.agent_protocol.agent_messages import HaltStage
+from uvcc_engine.contract.machine.by_itself import exit_code
 
 log = logger(__name__)
 PROVIDER: Final = "adopted"
@@ -292,4 +293,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -11,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from uvcc_console.haltd import leftovers
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import conducting, logfile, processes
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine.by_itself import exit_code
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 
 log = logger(__name__)
 NICE = -10
@@ -109,10 +110,10 @@ async def _stay(run_dir: Path) -> None:
         await staying
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="uvcc-haltd", description="halt sidecar of one run")
+def main(argv: Sequence[str]) -> int:
+    parser = RaisingParser(prog="uvcc-haltd", description="halt sidecar of one run")
     parser.add_argument("run")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     processes.speak_at_any_cost()
     run_dir = paths.run_dir(args.run)
     logfile.begin(run_dir, processes.HALTD)
@@ -132,4 +133,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -51,6 +51,7 @@ from uvcc_console.rollout.stages.verify import window_gates
 from uvcc_console.runs import conducting, domain, processes, sweep
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.machine.by_itself import exit_code
 
 log = logger(__name__)
 SIDECAR_S = 5.0
@@ -367,4 +368,4 @@ def run_conductor(run_dir: Path, adopted: str, since: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -15,6 +14,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.log import logger, within
 from uvcc_console.runs import logfile, processes
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 
 log = logger(__name__)
 LOCK_S: Final = 1.0
@@ -57,7 +57,7 @@ def main(
     ``work`` is given the run's folder, what it was started for ("", "resume" or "teardown"), and the sequence number
     of the journal after which intents are its own; ``names`` are the processes that this one is.
     """
-    parser = argparse.ArgumentParser(prog=prog)
+    parser = RaisingParser(prog=prog)
     parser.add_argument("run")
     parser.add_argument("--adopt", choices=["resume", "teardown"], default="")
     parser.add_argument("--since", type=int, default=0)

@@ -7,7 +7,6 @@ error and exits with 5.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import select
@@ -17,6 +16,8 @@ from pathlib import Path
 
 from uvcc_engine.agent import socketpath
 from uvcc_engine.agent.socketpath import NAME as SOCKET
+from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 
 CHUNK = 1 << 18
 QUEUE = 1 << 20
@@ -24,9 +25,13 @@ QUEUE = 1 << 20
 
 def main(argv: list[str] | None = None) -> int:
     """Attach standard input and output to the agent of ``--root`` until either side ends."""
-    parser = argparse.ArgumentParser(prog="uvcc_engine.agent.attach", description="bridge to a pod's agent")
+    parser = RaisingParser(prog="python -m uvcc_engine.agent.attach", description="bridge to a pod's agent")
     parser.add_argument("--root", default=os.path.expanduser("~/.uvcc"), help="the agent's directory")
-    root = Path(parser.parse_args(argv).root)
+    try:
+        root = Path(parser.parse_args(argv).root)
+    except ConfigError as error:
+        print(json.dumps({"op": "error", "error": error.what, "hint": error.hint}), file=sys.stderr)
+        return error.exit_code
     try:
         sock = socketpath.connect(root / SOCKET, 10.0)
     except OSError as error:

@@ -21,6 +21,7 @@ from uvcc_engine.bench.scenarios.epoch_cost import Trained, trained
 from uvcc_engine.bench.work.handwriting import CLASSES, PIXELS, digits
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.sets import Dataset
@@ -178,4 +179,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

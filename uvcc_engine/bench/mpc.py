@@ -21,6 +21,7 @@ from uvcc_engine.bench.work import mpc_links, mpc_proofs, mpc_split
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.free_ports import ports
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing.suggest import CLOSE, did_you_mean
@@ -161,4 +162,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

@@ -27,6 +27,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
+from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.data.bins import bits_of, edges_of
 from uvcc_engine.data.sets import Dataset, Floats, split
@@ -277,4 +278,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

@@ -23,6 +23,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
 from uvcc_engine.contract.machine import calibration
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
+from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.calibration import BenchBar
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
@@ -220,4 +221,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

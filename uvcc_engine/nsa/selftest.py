@@ -5,11 +5,10 @@ What the older GPU validation meant to check and did not: it looked at range end
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from uvcc_engine.contract.machine.by_itself import exit_code
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import LanguageModel
@@ -235,9 +236,9 @@ def run(device: torch.device, *, full: bool) -> list[Check]:
     return found
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Exit code 0 only if all checks hold."""
-    parser = argparse.ArgumentParser(prog="uvcc-engine selftest", description="prove attention on this device")
+    parser = RaisingParser(prog="uvcc-engine selftest", description="prove attention on this device")
     parser.add_argument("--full", action="store_true", help="more edits, and a needle to be found after a training")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true")
@@ -253,4 +254,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

@@ -10,8 +10,8 @@ their size it moves the float accuracy by more than the bar, and no arithmetic o
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,6 +20,8 @@ import numpy as np
 
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine.by_itself import exit_code
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.plaintext import train_plaintext
@@ -107,9 +109,9 @@ def nudged_weights(job: PrivateJob, model: ModelSpec) -> list[Floats]:
     return [w + off.uniform(-unit, unit, w.shape) for w in initial_weights(model, job.seed, job.frac_bits)]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print one JSON line per model; 0 if every private model is within the bar, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m uvcc_engine.owner.accuracy", description=__doc__)
+    parser = RaisingParser(prog="python -m uvcc_engine.owner.accuracy", description=__doc__)
     parser.add_argument("--model", choices=sorted(JOBS), action="append", help="only this one (may be repeated)")
     parser.add_argument("--steps", type=int, help="another number of steps than the table's")
     args = parser.parse_args(argv)
@@ -138,4 +140,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(exit_code(main))

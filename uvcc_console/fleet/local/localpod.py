@@ -7,7 +7,6 @@ SIGTERM, when its time is over, or when its home or its run's folder disappears.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -16,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ import asyncssh
 from uvcc_console.fleet import procs
 from uvcc_console.fleet.podhome import USER, clean_up, remove_files
 from uvcc_console.fleet.wheel import engine_package
+from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.compiled import BYTECODE_ENV, LOOPS_ENV, shared_loops
 from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
+from uvcc_engine.contract.machine.raising_parser import RaisingParser
 
 NICE = 4
 _CHUNK = 1 << 16
@@ -230,14 +232,14 @@ async def serve(home: Path, authorized: Path, ready: Path, *, ttl_s: float, watc
     server.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="one local pod")
+def main(argv: Sequence[str]) -> int:
+    parser = RaisingParser(prog="python -m uvcc_console.fleet.local.localpod", description="one local pod")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--authorized-keys", type=Path, required=True)
     parser.add_argument("--ready-file", type=Path, required=True)
     parser.add_argument("--ttl", type=float, default=3600.0, help="seconds until the pod ends by itself")
     parser.add_argument("--watch", type=Path, action="append", default=[], help="end when this path is gone")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     home: Path = args.home
     (home / ".tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
     _stand_back()
@@ -254,4 +256,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
+from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.transcript.formats import reading
@@ -209,4 +210,4 @@ def _refused(error: UvccError, said: str, failed: Sequence[proof_findings.Conclu
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

@@ -585,6 +585,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path, nargs="?", default=Path(__file__).resolve().parent)
     for name in ("--allowed-signers", "--policy"): parser.add_argument(name, type=Path, metavar="FILE")
+    parser.error = lambda message: parser.exit(2, f"error: {message} (see: {parser.prog} --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args(argv)
     try:
         try:
@@ -596,5 +597,4 @@ def main(argv: list[str] | None = None) -> int:
         word, code = ("NOT VERIFIED", 1) if isinstance(e, Wrong) else ("UNREADABLE", 2)
         print(f"{word}  {e!s:.1000}", file=sys.stderr)
         return code
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__": sys.exit(main())
