@@ -189,8 +189,10 @@ def _created(run_dir: Path) -> float:
     """When the run was planned: its first event. The folder's own time stamps move with every file."""
     import sqlite3
 
+    from uvcc_console.core.journal_file import opened
+
     try:
-        db = sqlite3.connect(f"file:{run_dir / JOURNAL}?mode=ro", uri=True, timeout=2)
+        db = opened(run_dir / JOURNAL, 2.0, mode="ro")
         try:
             row = db.execute("SELECT ts FROM events ORDER BY seq LIMIT 1").fetchone()
         finally:

@@ -19,6 +19,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import snapshot_cache
 from uvcc_console.core.bulk_folding import Folding
 from uvcc_console.core.event_base import is_harmless
+from uvcc_console.core.journal_file import hint_of, opened
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import as_timestamp
@@ -60,7 +61,8 @@ class Journal:
         if readonly and not path.exists():
             raise UnreadableError(f"no journal at {path}", "see the runs with: uvcc runs")
         try:
-            self._db = sqlite3.connect(path, timeout=max(busy_s, BUSY_S), isolation_level=None)
+            wait_s = max(busy_s, BUSY_S)
+            self._db = opened(path, wait_s) if readonly else sqlite3.connect(path, timeout=wait_s, isolation_level=None)
             self._db.text_factory = bytes  # text that is not UTF-8 spoils its row, not the page
             if not readonly:
                 self._db.execute("PRAGMA journal_mode=WAL")
@@ -110,14 +112,14 @@ class Journal:
                 f"SELECT seq, ts, kind, data FROM events WHERE seq > ? {only}ORDER BY seq LIMIT ?", (seq, *kinds, limit)
             ).fetchall()
         except (sqlite3.DatabaseError, OverflowError) as e:
-            raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
+            raise UnreadableError(f"journal {self.path}: {e}", hint_of(e)) from e
 
     def last_seq(self) -> int:
         """The newest row's number. Raises UnreadableError if the file is no journal."""
         try:
             row = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()
         except sqlite3.DatabaseError as e:
-            raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
+            raise UnreadableError(f"journal {self.path}: {e}", hint_of(e)) from e
         return int(row[0])
 
     def newest(self) -> tuple[int, float]:
@@ -128,7 +130,7 @@ class Journal:
         try:
             row = self._db.execute("SELECT seq, ts FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         except sqlite3.DatabaseError as e:
-            raise UnreadableError(f"journal {self.path}: {e}", "the file is no journal, or it is damaged") from e
+            raise UnreadableError(f"journal {self.path}: {e}", hint_of(e)) from e
         return (int(row[0]), as_timestamp(row[1]) or 0.0) if row else (0, 0.0)
 
     def mark(self, seq: int) -> str:

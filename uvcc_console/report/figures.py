@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvcc_console.report import collector, grid_figure, metrics
 from uvcc_console.report.record import RunRecord
+from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.extras import MissingExtraError
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class Figures:
 def write_figures(run_dir: Path, out: Path | None = None, record: RunRecord | None = None) -> Figures:
     """Draw every figure of a run into ``out`` (default ``artifacts/figs``).
 
-    ``record``: the run, if it was read already. Raises UvccError if matplotlib is not installed, UnreadableError
-    without a journal.
+    ``record``: the run, if it was read already. Raises UvccError if matplotlib is not installed or nothing can be
+    written, UnreadableError without a journal.
     """
     try:
         import matplotlib
@@ -73,14 +74,19 @@ def write_figures(run_dir: Path, out: Path | None = None, record: RunRecord | No
     done = Figures()
     style = matplotlib.rc_context({"svg.hashsalt": record.snapshot.run, "font.size": 9, "text.parse_math": False})
     with collector.renewing(run_dir) as written, style:
-        folder.mkdir(parents=True, exist_ok=True)
-        for drawing in drawings(record):
-            if not drawing.rows:
-                done.skipped[drawing.name] = drawing.missing
-                continue
-            done.written.append(_table(folder / f"{drawing.name}.csv", drawing.columns, drawing.rows))
-            done.written.extend(_draw(folder, drawing))
-            written[:] = done.written
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for drawing in drawings(record):
+                if not drawing.rows:
+                    done.skipped[drawing.name] = drawing.missing
+                    continue
+                done.written.append(_table(folder / f"{drawing.name}.csv", drawing.columns, drawing.rows))
+                done.written.extend(_draw(folder, drawing))
+                written[:] = done.written
+        except OSError as e:
+            raise UvccError(
+                f"cannot write into {folder}: {e.strerror}", "free disk space, or name another folder"
+            ) from e
     return done
 
 

@@ -7,7 +7,6 @@ committed. What only the journal knows (prices, times, what went wrong) is said 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -153,16 +152,18 @@ def handoff(run_dir: Path, clock: Callable[[], float] = time.time, package: Pack
 
 
 def write_handoff(run_dir: Path, out: Path | None = None, made: Handoff | None = None) -> Path:
-    """Write ``artifacts/handoff.md`` (or ``out``). Raises RedactionError for what must not leave; then nothing is."""
+    """Write ``artifacts/handoff.md`` (or ``out``). Raises RedactionError for what must not leave; then nothing is.
+    Raises UvccError where it cannot be written."""
     path = out or run_dir / "artifacts" / OUTPUT
     text = (made or handoff(run_dir)).text()
     for _ in checked("(handoff)", text.splitlines()):
         pass
     with collector.around(run_dir, out) as written:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(text)
-        os.replace(temporary, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise files.write_failed(path, e) from e
+        files.write_atomic(path, text.encode())
         written.append(path)
     return path
 

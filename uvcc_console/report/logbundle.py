@@ -6,6 +6,7 @@ All text is checked by :mod:`redact` before it is written; one forbidden line an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -114,19 +115,20 @@ def write_bundle(
     partial = path.with_name(path.name + ".part")
     with collector.around(run_dir, out) as written:
         written += (path, packed)
-        for old in (path, packed, partial):
-            old.unlink(missing_ok=True)
-        logs = find_logs(record.artifacts, exclude)
         try:
+            for old in (path, packed, partial):
+                old.unlink(missing_ok=True)
+            logs = find_logs(record.artifacts, exclude)
             with partial.open("w") as file:
                 for line in _document(package, logs):
                     file.write(clean_block(line) + "\n")
             os.replace(partial, path)
+            return [path, *_compress(path, packed)]
         except OSError as e:
             raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
         finally:
-            partial.unlink(missing_ok=True)
-        return [path, *_compress(path, packed)]
+            with contextlib.suppress(OSError):
+                partial.unlink()
 
 
 def _compress(path: Path, packed: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.core.journal_file import opened
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import collector, received
 from uvcc_console.report.record import identities, pins_of_identities
@@ -67,7 +68,7 @@ def _told(journal: Path) -> list[ev.Event]:
     """What a journal says of pods and phases; waits for no lock, and is read only."""
     words = (ev.PodChanged.kind, ev.PodVouched.kind, ev.PhaseStarted.kind)
     try:
-        db = sqlite3.connect(f"{journal.as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)
+        db = opened(journal, _WAIT_S, mode="ro")
         try:
             rows = db.execute(
                 "SELECT kind, ts, data FROM events WHERE kind IN (?, ?, ?) AND length(data) <= ? ORDER BY seq LIMIT ?",

@@ -7,6 +7,7 @@ completely is cut off again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -209,7 +210,8 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = 
         if durable:
             fsync_dir(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what keeps it from being written may keep it from being removed
+            temporary.unlink()
         raise write_failed(path, error) from error
 
 
