@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from uvcc_console.fleet.wheel import Wheel, engine_requirements
 from uvcc_console.fleet.wheel_cache import WheelSet
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.machine import torch_floor
-from uvcc_engine.contract.parsing.untrusted import as_int, as_object
+from uvcc_engine.contract.parsing.untrusted import as_int, as_object, json_of
 from uvcc_engine.contract.run_files.files import DOMAIN_KEY
 
 log = logger(__name__)
@@ -70,7 +69,7 @@ async def _python_on(
     command = " ".join([*nice, shlex.quote(python), "-", *(shlex.quote(a) for a in args)])
     text = await link.sh(command, timeout=timeout, stdin=pod.source(script))
     try:
-        found = json.loads(text.splitlines()[-1])
+        found = json_of(text.splitlines()[-1])
     except (ValueError, IndexError):
         raise UvccError(f"pod {link.name}: {script} answered {text[:80]!r}", "see the pod by hand") from None
     assert isinstance(found, dict)

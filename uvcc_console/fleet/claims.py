@@ -6,7 +6,6 @@ may still be there is known without asking every host of the inventory.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uvcc_console.core import paths
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files.files import append_synced
 
 FILE = "inventory_claims.jsonl"
@@ -45,7 +45,7 @@ class Claims:
         found: dict[tuple[str, str], bool] = {}
         for line in lines:
             try:
-                row = json.loads(line)
+                row = json_of(line)
                 key = (str(row["name"]), str(row["host"]))
             except (ValueError, KeyError, TypeError):
                 continue  # a line cut short by a crash: nothing was sent

@@ -20,6 +20,7 @@ from uvcc_console.fleet.local.imports_shared import SharedImports
 from uvcc_console.fleet.provider import Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.provider_kinds import GIVEN, FleetSettings, ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 log = logger(__name__)
 
@@ -142,7 +143,7 @@ def _recorded() -> Iterator[Pod]:
     for record in sorted(temp_root().glob("uvcc-*/p*r*.pod")):
         try:
             mine = record.stat().st_uid == os.getuid()
-            pod = Pod(**json.loads(record.read_text())) if mine else None
+            pod = Pod(**json_of(record.read_text())) if mine else None
         except (OSError, ValueError, TypeError):
             continue  # ended meanwhile, or not a pod's record
         if pod is not None:
@@ -155,7 +156,7 @@ def _record(home: Path) -> Path:
 
 def _ready(home: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(home.with_suffix(".ready").read_text())
+        found = json_of(home.with_suffix(".ready").read_text())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uvcc_console.fleet import procs
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 FILE = "clock.json"
 MARK_S = 30.0
@@ -85,7 +86,7 @@ class RunClock:
         if self._path is None:
             return None
         try:
-            row = json.loads(self._path.read_text())
+            row = json_of(self._path.read_text())
             numbers = [float(row[k]) for k in ("up", "at", "last")]
             return _Anchor(str(row["boot"]), *numbers) if all(map(math.isfinite, numbers)) else None
         except (OSError, ValueError, KeyError, TypeError):

@@ -27,6 +27,7 @@ from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt.machine import PodEvidence
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.signing import sshsig
 
@@ -90,7 +91,7 @@ def read(run_dir: Path, nonce: str, sha256: str = "") -> HaltCertificate:
     if not sshsig.holds(signer, NAMESPACE, payload, signature):
         raise VerificationError(CHECK, f"{path.name} does not bear this run's signature", _HINT)
     try:
-        found, run = _certificate(payload), str(json.loads(payload)["run"])
+        found, run = _certificate(payload), str(json_of(payload)["run"])
     except (ValueError, KeyError, TypeError) as e:
         raise VerificationError(CHECK, f"{path.name} is no certificate: {e}", _HINT) from e
     if (run, found.nonce) != (run_dir.name, nonce):

@@ -33,7 +33,7 @@ from uvcc_console.halt.published_roots import Published
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.machine import host_names
-from uvcc_engine.contract.parsing.untrusted import as_object
+from uvcc_engine.contract.parsing.untrusted import as_object, json_of
 from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder, SignOfLife
 from uvcc_engine.contract.run_files.control import checked_mode
@@ -150,9 +150,9 @@ def mailboxes(run_dir: Path, engine_run: str) -> list[RelayMailbox]:
     found = []
     for path in sorted((run_dir / FOLDER).glob(f"*{AT}")):
         try:
-            at = json.loads(path.read_text())
+            at = json_of(path.read_text())
             if at["engine_run"] == engine_run:
-                tokens = tuple(json.loads((run_dir / FOLDER / at["tokens"]).read_text()))
+                tokens = tuple(json_of((run_dir / FOLDER / at["tokens"]).read_text()))
                 ca = str(run_dir / FOLDER / at["ca"]) if at.get("ca") else ""
                 found.append(RelayMailbox(str(at["url"]), str(at["group"]), engine_run, tokens, ca))
         except (OSError, ValueError, KeyError, TypeError) as e:
@@ -349,7 +349,7 @@ class RelayHaltPath:
 
     def _signers(self) -> dict[str, str]:
         try:
-            found = json.loads((self._run_dir / FOLDER / SIGNERS).read_text())
+            found = json_of((self._run_dir / FOLDER / SIGNERS).read_text())
         except (OSError, ValueError):
             return {}
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

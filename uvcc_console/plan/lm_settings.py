@@ -12,6 +12,7 @@ from typing import Any, Final
 from uvcc_console.plan import changed_settings
 from uvcc_console.plan.plan import FULL, Plan
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 LIMIT_S: Final = 120.0
 
@@ -34,7 +35,7 @@ def _ask(question: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "uvcc_engine.train.settings_check"]
     try:
         done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-        return dict(json.loads(done.stdout))
+        return dict(json_of(done.stdout))
     except subprocess.TimeoutExpired:
         raise UvccError(f"the engine did not read the settings in {LIMIT_S:.0f} s", "try again") from None
     except (subprocess.CalledProcessError, ValueError) as e:

@@ -26,7 +26,7 @@ from uvcc_engine import __version__
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
-from uvcc_engine.contract.parsing.untrusted import as_float, as_int
+from uvcc_engine.contract.parsing.untrusted import as_float, as_int, json_of
 from uvcc_engine.contract.run_files import files
 
 RTT_MS: Final = 20.0
@@ -73,7 +73,7 @@ def rehearsed(plan: Plan) -> dict[str, Any]:
 def kept(plan: Plan) -> dict[str, Any] | None:
     """An earlier rehearsal of the same job on as many workers, if it can be read."""
     try:
-        found = json.loads(_file(plan).read_bytes())
+        found = json_of(_file(plan).read_bytes())
     except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and all((as_float(found.get(name)) or 0) > 0 for name in _FIGURES)

@@ -22,6 +22,7 @@ from uvcc_console.report.metrics import group_inits
 from uvcc_console.report.record import ARTIFACTS, RunRecord, address
 from uvcc_console.report.run_log import Translator, human, machine, stamp
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.files import log_name
 from uvcc_engine.transcript.proof import derived_files
@@ -169,7 +170,7 @@ def _exit_of(home: Path, pod: PodView | None, coord: str) -> str:
     """Which of a pod's exit documents is this worker's: the ranks of a pod have one each."""
     for path in sorted((home / pod.pod).glob(files.EXITS)) if pod else ():
         try:
-            found = json.loads(path.read_bytes())
+            found = json_of(path.read_bytes())
         except (OSError, ValueError):
             continue
         if isinstance(found, dict) and found.get("coord") == coord:

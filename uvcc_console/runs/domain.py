@@ -24,6 +24,7 @@ from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.rollout_phases import PHASES as PHASES
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files.files import checked_run_id, write_atomic
 from uvcc_engine.transcript.signed import approvals, boxes
 from uvcc_engine.transcript.signed.consents import label
@@ -77,7 +78,7 @@ def order_seal(run_dir: Path) -> str:
 def signers(run_dir: Path) -> dict[str, str]:
     """The same as the rollout wrote it down; empty before there was a relay."""
     try:
-        found = json.loads((run_dir / relay_path.FOLDER / relay_path.SIGNERS).read_text())
+        found = json_of((run_dir / relay_path.FOLDER / relay_path.SIGNERS).read_text())
     except (OSError, ValueError):
         return {}
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -25,6 +25,7 @@ from uvcc_console.fleet.procs import LocalProcess, alive, identify
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.machine import extras
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 if TYPE_CHECKING:
     from uvcc_console.plan.plan import Plan
@@ -88,7 +89,7 @@ def renew_record(run_dir: Path, name: str) -> None:
 def recorded(run_dir: Path, name: str) -> LocalProcess | None:
     """Who said last to be the run's conductor or haltd; it may have ended since."""
     try:
-        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
+        record: dict[str, Any] = json_of((run_dir / f"{name}.json").read_text())
         return LocalProcess(int(record["pid"]), int(record["starttime"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

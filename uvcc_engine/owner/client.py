@@ -24,6 +24,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.coefficient_errors import standard_errors
 from uvcc_engine.data.data_files import read_arrays, read_queries, read_rows
@@ -123,7 +124,7 @@ def load_parties(path: Path) -> list[tuple[PublicIdentity, ...]]:
     """Three public identities per replica, p0 first; replica 0 comes first. Raises UnreadableError."""
     wanted = "a JSON list of three public identities per replica"
     try:
-        found: Any = json.loads(path.read_text())
+        found: Any = json_of(path.read_text())
     except (OSError, ValueError) as error:
         raise UnreadableError(f"cannot read {path}: {error}", wanted) from error
     if not isinstance(found, list) or not found or len(found) % 3 or not all(isinstance(item, dict) for item in found):

@@ -16,6 +16,7 @@ import httpx
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.job.link_spec import KINDS, LinkSpec
 from uvcc_engine.contract.machine import host_names
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.plane import durable
 from uvcc_engine.plane import frame as fr
 from uvcc_engine.plane.api import Recorder
@@ -92,7 +93,7 @@ def _faults(link: LinkSpec) -> FaultPlan | None:
     wanted: object = link.faults
     if wanted is None and (text := os.environ.get(FAULTS_VARIABLE)):
         try:
-            wanted = json.loads(text)
+            wanted = json_of(text)
         except ValueError as error:
             raise ConfigError(f"{FAULTS_VARIABLE} is not JSON: {error}", 'write it like {"drop": 0.01}') from error
     return None if wanted is None else FaultPlan.from_json(wanted)

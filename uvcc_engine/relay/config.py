@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.relay.relay_roles import SCOPES, Role, RoleScope, called, may_send_to, number_of
 
 _MIN_TOKEN: Final = 16
@@ -79,7 +79,7 @@ def load(path: Path) -> RelayConfig:
     try:
         if path.stat().st_mode & 0o077:
             raise ConfigError(f"{path} holds credentials and is readable by others", f"chmod 600 {path.name}")
-        data = json.loads(path.read_bytes())
+        data = json_of(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UnreadableError(f"cannot read the relay configuration {path}: {error}") from error
     if not isinstance(data, dict):

@@ -7,7 +7,6 @@ parties sign it. They are sealed at the start, so a run that fails can be replay
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.mpc.foundation.prg import PairKeys
 from uvcc_engine.sealing.box import box_key, open_with, seal, unseal
 from uvcc_engine.sealing.inputs import PartyInputs, read_inputs
@@ -80,7 +80,7 @@ def open_seeds(box: bytes, *, owner: Identity, sender: PublicIdentity, policy: P
     if about != _about(policy, coord):
         raise VerificationError("seeds", f"the box of {coord} says {about}", "give the boxes of one run")
     try:
-        found = json.loads(plain)
+        found = json_of(plain)
         prg = {name: bytes.fromhex(found["prg"][name]) for name in ("prev", "next", "own")}
         blinds = {p: bytes.fromhex(found["blinds"][str(p)]) for p in range(PARTIES)}
         key, attempt = bytes.fromhex(found["inputs_key"]), int(found["attempt"])

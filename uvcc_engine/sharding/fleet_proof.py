@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import par
@@ -138,7 +139,7 @@ def encoded(coord: str, error: ProtocolError) -> bytes:
 def _decoded(word: bytes) -> ProtocolError:
     """What a sister said. Its party runs the same code; a word that cannot be read is a failure all the same."""
     try:
-        fields: dict[str, Any] = json.loads(word)
+        fields: dict[str, Any] = json_of(word)
         what, hint, party = f"{fields['at']}: {fields['what']}", str(fields["hint"]), int(fields["party"])
         if "pair" not in fields:
             return ProtocolError(what, hint, party=party)

@@ -18,6 +18,7 @@ from uvcc_engine.contract.job.private_job import SEALED, PrivateJob
 from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.model.definition.base_model import attached, read_base
 from uvcc_engine.model.definition.specs import ModelSpec
@@ -123,7 +124,7 @@ def claim_session(identity_dir: Path, policy: Policy, run: str) -> None:
         fcntl.flock(registry, fcntl.LOCK_EX)  # several workers of a party share the identity
         for number, line in enumerate(registry, 1):
             try:
-                known = json.loads(line)
+                known = json_of(line)
                 same_sid, same_policy = known["sid_job"] == sid, known["policy_hash"] == policy_hash
             except (ValueError, KeyError, TypeError) as error:
                 raise UnreadableError(

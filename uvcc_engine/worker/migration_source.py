@@ -34,6 +34,7 @@ from uvcc_engine.contract.job.migration import Migration
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.writer import RunWriter
 from uvcc_engine.model.learning.state_digests import HALVES, blind_at, half_of
@@ -162,7 +163,7 @@ def remember(identity_dir: Path, start: Migration) -> None:
     with os.fdopen(fd, "r+b") as memory:
         fcntl.flock(memory, fcntl.LOCK_EX)
         try:
-            lines = [json.loads(line) for line in memory]
+            lines = [json_of(line) for line in memory]
             before = {int(line["restored"]) for line in lines if line["root"] == start.root}
         except (ValueError, KeyError, TypeError) as error:
             raise UnreadableError(f"{identity_dir / MEMORY} is damaged", "this pod hands over nothing more") from error

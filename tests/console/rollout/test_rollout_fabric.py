@@ -22,7 +22,7 @@ from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages.fleet import gpu_kernels, preflight
 from uvcc_console.rollout.stages.fleet.findings import Problem
-from uvcc_console.rollout.stages.links import fabric, relay
+from uvcc_console.rollout.stages.links import fabric, ports, relay
 from uvcc_console.rollout.stages.links.fabric import Fabric
 from uvcc_engine.contract.errors import UvccError
 
@@ -289,3 +289,28 @@ async def test_it_can_be_left_out(ctx: Rollout, looks: list[str], monkeypatch: p
 def test_processes_on_a_gpu_are_read_as_the_tool_prints_them() -> None:
     listed = "4711, GPU-a\n 12, GPU-b\n[Not Supported]\n\n"
     assert preflight.parse_processes(listed) == [{"pid": 4711, "gpu": "GPU-a"}, {"pid": 12, "gpu": "GPU-b"}]
+
+
+@pytest.mark.parametrize("said", ["Welcome!\n{}", "[1]", "[" * 100_000, "", "p1r0 12"])
+async def test_a_pod_that_answers_something_else_is_named(ctx: Rollout, said: str) -> None:
+    """A shell that greets whoever logs in, or a pod that means harm, ended the conductor with a traceback."""
+    member, link = ctx.members["p0r0"], ctx.members["p0r0"].link
+
+    async def answers(command: str, *, timeout: float = 0.0, stdin: bytes = b"") -> str:
+        return said
+
+    link.sh = answers  # type: ignore[union-attr, method-assign, assignment]
+    with pytest.raises(UvccError, match="pod p0r0 does not answer as asked"):
+        await relay.dial_all(ctx, {"p0r0": ["p1r0"]})
+    if said:
+        with pytest.raises(UvccError, match="pod p0r0 does not answer as asked"):
+            await ports.free_ports({"p0r0": 1}, {"p0r0": member}, range(20_000, 20_010))
+
+
+async def test_a_way_of_which_a_pod_says_nothing_is_none(ctx: Rollout) -> None:
+    async def answers(command: str, *, timeout: float = 0.0, stdin: bytes = b"") -> str:
+        return "{}"
+
+    ctx.members["p0r0"].link.sh = answers  # type: ignore[union-attr, method-assign, assignment]
+    ways = await relay.dial_all(ctx, {"p0r0": ["p1r0"]})
+    assert ways == {("p0r0", "p1r0"): "its pod said nothing of it"}

@@ -17,6 +17,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_console.core.paths import DOMAIN
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 CONSENTS = ("full", "resume", "terminate")
 SIGNED_S = 60.0
@@ -101,7 +102,7 @@ def _join(args: argparse.Namespace) -> int:
 
     path: Path = args.file
     try:
-        document = json.loads(path.read_text())
+        document = json_of(path.read_text())
     except (OSError, ValueError) as e:
         raise UnreadableError(f"cannot read {path}: {e}", "uvcc domain export RUN --party P writes one") from e
     return _show(domain.join(document), args.headless)
@@ -112,8 +113,8 @@ def _open(args: argparse.Namespace) -> int:
 
     found: list[tuple[float, Path]] = []
     for record in (folder / DOMAIN for folder in paths.run_folders()):
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(record.read_text()).get("party") == args.party and record.parent.name.startswith(args.run):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if json_of(record.read_text()).get("party") == args.party and record.parent.name.startswith(args.run):
                 found.append((record.stat().st_mtime, record.parent))
     if not found:
         what = f"no console of P{args.party}'s domain was joined here" + (f" for {args.run}" if args.run else "")

@@ -6,7 +6,6 @@ gone, or proven never to have been. Which pods are a run's own, and which of the
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import secrets
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.fleet.provider import POD_PREFIX, Books
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files.files import append_synced
 
 FILE = "intents.jsonl"
@@ -120,7 +120,7 @@ class Intents:
         found: dict[str, Try] = {}
         for line in lines:
             try:
-                row = json.loads(line)
+                row = json_of(line)
                 name, ts = str(row["name"]), float(row["ts"])
             except (ValueError, KeyError, TypeError):
                 continue

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.fleet.provider_kinds import alternatives
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 FILE: Final = "failover.jsonl"
 
@@ -27,7 +27,7 @@ def read_choice(run_dir: Path, party: int, count: int) -> int:
     choice = 0
     for line in lines:
         try:
-            row = json.loads(line)
+            row = json_of(line)
             if int(row["party"]) == party and 0 <= int(row["choice"]) < count:
                 choice = int(row["choice"])
         except (ValueError, KeyError, TypeError, OverflowError):

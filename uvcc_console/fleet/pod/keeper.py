@@ -61,7 +61,7 @@ def known(root: str) -> tuple[int, int]:
         with open(os.path.join(root, NAME)) as f:
             found = json.load(f)
         return int(found["pid"]), int(found["starttime"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0, 0
 
 

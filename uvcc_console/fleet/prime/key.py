@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from uvcc_console.fleet.cloud import api_keys, hosts
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 DEFAULT_URL = "https://api.primeintellect.ai"
 CONFIG = "~/.prime/config.json"
@@ -71,7 +71,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(_read(path))
+        found = json_of(_read(path))
     except ValueError as e:
         raise UnreadableError(f"{path} is not JSON", "log in with the vendor's tool again") from e
     return found if isinstance(found, dict) else {}

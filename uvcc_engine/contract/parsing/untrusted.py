@@ -72,14 +72,20 @@ def hint_of(found: Mapping[str, Any]) -> str:
     return scalar_text(found.get("hint", found.get("cure")), 500)
 
 
-def load_json(text: str | bytes, most: int = 1 << 20) -> Any:
-    """The JSON value of a text; raises ValueError, and nothing else, for whatever is none or is too long."""
-    if len(text) > most:
-        raise ValueError(f"longer than {most}")
+def json_of(text: str | bytes | bytearray) -> Any:
+    """The JSON value of a text; raises ValueError, and nothing else, for whatever is none: ``json.loads`` raises
+    RecursionError for a list in a list in a list, a thousand times over."""
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def load_json(text: str | bytes, most: int = 1 << 20) -> Any:
+    """The same of a text of at most ``most`` characters or bytes."""
+    if len(text) > most:
+        raise ValueError(f"longer than {most}")
+    return json_of(text)
 
 
 def as_object(text: str | bytes, most: int = 1 << 20) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ obeyed only when whole, and only by the run that it names. A hold whose deadline
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 
 Mode = Literal["release", "hold", "halt"]
@@ -111,7 +111,7 @@ def parse_halt(text: bytes, run: str) -> HaltRequest | None:
     if not text.startswith(b"{"):
         return HaltRequest(HALT, run=run)
     try:
-        found: Any = json.loads(text)
+        found: Any = json_of(text)
         request = HaltRequest(
             str(found.get("mode", HALT)),
             str(found.get("nonce", "")),

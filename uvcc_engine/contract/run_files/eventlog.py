@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files.files import LineFile
 
 LEVELS = ("debug", "info", "warn", "error")
@@ -75,7 +76,7 @@ def _last_seq(path: Path, coord: str) -> int:
 
 def _seq_of(line: bytes, coord: str) -> int | None:
     try:
-        found = json.loads(line)
+        found = json_of(line)
     except ValueError:
         return None
     if not isinstance(found, dict) or found.get("coord") != coord:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.contract.run_files.waiting import Waiting
 
@@ -47,7 +48,7 @@ class FlightRecorder:
     def _asked(self) -> str:
         found: Mapping[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self._directory / REQUEST).read_bytes())
+            found = json_of((self._directory / REQUEST).read_bytes())
         return str(found.get("nonce", "")) if isinstance(found, dict) and found.get("run") == self._run else ""
 
     def look(self, waiting: Waiting | None) -> bool:

@@ -27,6 +27,7 @@ from typing import Final, TextIO
 import torch
 
 from uvcc_engine.contract.machine.compiled import loops_folder
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.mpc.kernels import gemm_paths, limbs, tile_units
 from uvcc_engine.mpc.kernels.loops import LOOPS
 
@@ -88,7 +89,7 @@ def _used_s() -> float:
 def _is_doubtful(at: Path) -> bool:
     """Whether a file that could be read was made while others computed, and not just now."""
     try:
-        return json.loads(at.read_text()).get(_DISTURBED) is True and time.time() - at.stat().st_mtime > AGAIN_S
+        return json_of(at.read_text()).get(_DISTURBED) is True and time.time() - at.stat().st_mtime > AGAIN_S
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -194,7 +195,7 @@ def processor_name() -> str:
 def read(at: Path) -> Rates | None:
     """What a file says, or None if there is none or it says nothing of use."""
     try:
-        raw = json.loads(at.read_text())
+        raw = json_of(at.read_text())
         rates = {name: tuple(float(rate) for rate in raw[name]) for name in gemm_paths.PATHS if name in raw}
     except (OSError, ValueError, TypeError, LookupError):
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.train.config import DataConfig
 from uvcc_engine.train.text.documents import DocumentSource, DocumentStream, Numbered
 from uvcc_engine.train.text.hidden_letters import HiddenLetters, Hideout
@@ -60,7 +60,7 @@ def _json_lines(file: Path) -> Iterator[str]:
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    yield str(json.loads(line)["text"])
+                    yield str(json_of(line)["text"])
             except (ValueError, KeyError, TypeError) as e:
                 raise UnreadableError(
                     f"{file} line {number} holds no document", 'each line is like {"text": "..."}'

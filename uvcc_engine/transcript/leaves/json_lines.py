@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves.leaf_file import write_all
 
@@ -34,7 +34,7 @@ class LineLog:
         """What was there when it was opened, as (object, line); handed out once. Raises UnreadableError."""
         lines, self._lines = self._lines, []
         try:
-            return [(json.loads(line), line) for line in lines]
+            return [(json_of(line), line) for line in lines]
         except ValueError as e:
             raise UnreadableError(f"{self.path} is damaged: {e}", "take the next attempt") from e
 

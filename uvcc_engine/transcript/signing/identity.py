@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
 from uvcc_engine.contract.parsing import strict
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.transcript.signing import sshsig
 
 _KEYS = ("ed25519", "x25519", "seeded")
@@ -107,7 +108,7 @@ class Identity:
                     raise UnreadableError(f"{folder / name} is readable by others", "chmod 600, or make a new identity")
             key = ser.load_ssh_private_key((folder / "ed25519").read_bytes(), None)
             agreement = (folder / "x25519").read_bytes()
-            public = PublicIdentity.from_json(json.loads((folder / PUBLIC).read_text()))
+            public = PublicIdentity.from_json(json_of((folder / PUBLIC).read_text()))
         except (OSError, ValueError) as e:
             raise UnreadableError(f"cannot read the identity in {folder}: {e}", "was it created there?") from e
         if not isinstance(key, Ed25519PrivateKey) or len(agreement) != 32:

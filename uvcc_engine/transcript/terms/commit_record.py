@@ -15,6 +15,7 @@ from typing import Any, Final
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.transcript.signing.identity import verify_signature
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -51,7 +52,7 @@ def checked_statement(text: str, policy: Policy, coord: Coord, step: int) -> Sai
     """A worker's statement about ``step``. Raises ProtocolError naming its party if it is not signed by its pod."""
     party = coord.party
     try:
-        found = json.loads(text)
+        found = json_of(text)
         manifest, signature = str(found["manifest"]), str(found["signature"])
         lo, hi = (str(digest) for digest in found["components"])
     except (ValueError, KeyError, TypeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 import time
 from collections.abc import Mapping
@@ -18,11 +17,12 @@ from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.fleet import gpu_kernels
 from uvcc_console.rollout.stages.fleet.findings import Problem, Requirements, find_problems, free_memory
 from uvcc_console.rollout.stages.links import fabric
-from uvcc_console.rollout.stages.links.ports import python_of
+from uvcc_console.rollout.stages.links.ports import fields_of, no_answer, python_of
 from uvcc_console.rollout.stages.links.relay import relay_link
 from uvcc_console.rollout.stages.training import lm
 from uvcc_engine.contract.agent_protocol.agent_commands import ProbeCommand
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.parsing.untrusted import as_float
 from uvcc_engine.contract.text import counted
 
 PROBE_S = 180.0  # of a pod among many that share a machine
@@ -207,7 +207,11 @@ async def relay_round_trips(ctx: Rollout) -> dict[str, float]:
         link = links[member.request.replica]
         url, ca = f"{link.relay_url}/healthz", f".uvcc/{link.ca_file}" if link.ca_file else ""
         command = f"{python_of(member)} -S - {shlex.quote(url)} {shlex.quote(ca)}"
-        return float(json.loads(await member.ssh.sh(command, stdin=_PING.encode()))["rtt_ms"])
+        said = await member.ssh.sh(command, stdin=_PING.encode())
+        took = as_float(fields_of(member, said).get("rtt_ms"), 0.0)
+        if took is None:
+            raise no_answer(member, said)
+        return took
 
     try:
         return await each(ctx.of_phase(phase), ping)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from uvcc_console.rollout.context import Member, all_of
 from uvcc_engine.contract.errors import UnreachableError, UvccError
+from uvcc_engine.contract.parsing.untrusted import json_of
 
 LINKS: Final = range(20_000, 28_000)
 MASTERS: Final = range(28_000, 32_000)
 LOOPBACK: Final = "127.0.0.1"
+_SHOWN: Final = 80  # characters of an answer that cannot be read
 
 # prints free ports of a range; for a minute whoever asks in this way gets others (see uvcc_engine's free_ports)
 _FREE = """
@@ -59,6 +61,23 @@ def listening(member: Member) -> str:
     return LOOPBACK if host_of(member) == LOOPBACK else "0.0.0.0"
 
 
+def fields_of(member: Member, said: str) -> dict[str, Any]:
+    """What a pod answered as JSON, by name. Raises UnreachableError for what is no such answer."""
+    try:
+        found = json_of(said)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise no_answer(member, said)
+    return found
+
+
+def no_answer(member: Member, said: str) -> UnreachableError:
+    """That a pod answered otherwise than it was asked."""
+    what = f"pod {member.name} does not answer as asked: {said[:_SHOWN]!r}"
+    return UnreachableError(what, "does its shell print something by itself? is its Python whole?")
+
+
 async def free_ports(counts: Mapping[str, int], members: Mapping[str, Member], among: range) -> dict[str, list[int]]:
     """So many free ports for each named pod. Raises UvccError if a host has too few."""
     by_host: dict[str, list[str]] = {}
@@ -68,7 +87,11 @@ async def free_ports(counts: Mapping[str, int], members: Mapping[str, Member], a
     async def ask(names: list[str]) -> dict[str, list[int]]:
         first, total = members[names[0]], sum(counts[n] for n in names)
         command = f"{python_of(first)} -S - {listening(first)} {total} {among.start} {among.stop}"
-        found = [int(p) for p in (await first.ssh.sh(command, stdin=_FREE.encode())).split()]
+        said = await first.ssh.sh(command, stdin=_FREE.encode())
+        try:
+            found = [int(p) for p in said.split()]
+        except ValueError as e:
+            raise no_answer(first, said) from e
         if len(found) < total:
             raise UvccError(
                 f"only {len(found)} of {total} ports are free on {host_of(first)}", "end what listens there"

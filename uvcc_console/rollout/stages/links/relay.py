@@ -22,7 +22,7 @@ from uvcc_console.halt import relay_path
 from uvcc_console.plan.plan import Phase, pod_name
 from uvcc_console.rollout.context import Member, Rollout, all_of, each
 from uvcc_console.rollout.stages.links.broker import nats_links
-from uvcc_console.rollout.stages.links.ports import LINKS, free_ports, host_of, listening, python_of
+from uvcc_console.rollout.stages.links.ports import LINKS, fields_of, free_ports, host_of, listening, python_of
 from uvcc_console.runs import domain
 from uvcc_engine.contract.agent_protocol.agent_commands import RelayCommand
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -37,6 +37,7 @@ CLIENTS_FILE = "-clients.json"
 SERVE = "serve"
 DIAL_S = 5.0
 LISTEN_S = 15.0
+_SILENT = "its pod said nothing of it"
 CERT_DAYS = 30
 
 # accepts and closes connections for a while, however many a stranger makes beside those who are expected
@@ -148,7 +149,7 @@ async def dial_all(ctx: Rollout, wanted: Mapping[str, Sequence[str]]) -> dict[tu
     async def dial(m: Member) -> dict[str, float | str]:
         targets = " ".join(shlex.quote(at[name]) for name in wanted[m.name])
         command = f"{python_of(m)} -S - {DIAL_S:g} {targets}"
-        return dict(json.loads(await m.ssh.sh(command, stdin=_DIAL.encode())))
+        return fields_of(m, await m.ssh.sh(command, stdin=_DIAL.encode()))
 
     try:
         at = await each((ctx.members[name] for name, count in callers.items() if count), listen)
@@ -156,7 +157,7 @@ async def dial_all(ctx: Rollout, wanted: Mapping[str, Sequence[str]]) -> dict[tu
     finally:
         for process in listeners:
             process.close()
-    return {(a, b): found[a][at[b]] for a, others in wanted.items() for b in others}
+    return {(a, b): found[a].get(at[b], _SILENT) for a, others in wanted.items() for b in others}
 
 
 # -- relay -----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from uvcc_console.runs import processes
 from uvcc_engine.contract.agent_protocol.agent_commands import RelayCommand
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 from uvcc_engine.contract.job.migration import Migration, record_hash
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE
 from uvcc_engine.transcript.terms.commit_record import RECORD
 from uvcc_engine.transcript.terms.migration_plan import migration_after
@@ -258,7 +259,7 @@ async def _records(ctx: Rollout, phase: Phase, member: Member) -> list[dict[str,
     found = []
     for line in (await member.ssh.sh(_RECORDS.format(run=phase.engine_run))).splitlines():
         try:
-            record = json.loads(line)
+            record = json_of(line)
         except ValueError:
             text = f"a COMMIT record of {phase.engine_run} on {member.name} is damaged: its checkpoint cannot be used"
             ctx.say(ev.Alert(level="error", name="checkpoint_unverified", text=text, subject=member.name))

@@ -7,7 +7,6 @@ them. The receiver checks them against what all three parties of the old policy 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from uvcc_engine.contract.job.migration import record_hash
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.safepaths import shown
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
 from uvcc_engine.transcript.terms.commit_record import RECORD
@@ -96,7 +96,7 @@ def boxes_of(pod: str, listed: str) -> list[str]:
 
 def _words(text: str) -> str:
     try:
-        return str(json.loads(text)["error"])
+        return str(json_of(text)["error"])
     except (ValueError, KeyError, TypeError):
         return text.strip() or "no word"
 

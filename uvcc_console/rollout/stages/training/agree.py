@@ -25,6 +25,7 @@ from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof.bundle import POLICY_FILE, SIGNATURES_FILE
@@ -94,7 +95,7 @@ async def share_inputs(ctx: Rollout, phase: Phase) -> dict[str, Any]:
     command += ["--fitted", str(fitted_file(ctx.run_dir))] if job.data_schema not in ("", owner_files.NO_SCHEMA) else []
     await _run([*command, *_owners_files(ctx, job)], "sharing the inputs", SHARE_S)
     try:
-        return dict(json.loads(done.read_text()))
+        return dict(json_of(done.read_text()))
     except (OSError, ValueError) as e:
         raise UnreadableError(f"the data owner's program left no commitments: {e}") from e
 
