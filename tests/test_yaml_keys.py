@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,3 +45,38 @@ def test_at_every_depth(text: str) -> None:
 def test_what_is_merged_in_may_be_overridden() -> None:
     assert yaml_text.load("a: &k {b: 1, c: 2}\nd: {<<: *k, c: 3}\ne: *k")["d"] == {"b": 1, "c": 3}
     assert yaml_text.load("1: a\n'x': b\nn: null") == {1: "a", "x": "b", "n": None}
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 5_000, "nested too deeply"),
+        ("a: 1\nsteps: " + "9" * 5_000, "no such value: .* line 2"),
+        ("a: 1\nday: 2020-13-45", "no such value: month must be in 1..12.* line 2"),
+        ("x: !!bool maybe", "no such value.* line 1"),
+        ("x: !!timestamp z", "no such value.* line 1"),
+        ("x: !!set [1]", "no such value"),
+        ("x: 0x_", "no such value.* line 1"),
+        ("&a [*a]", "unfold to more than 1,000,000 values"),
+        (BOMB, "unfold to more than 1,000,000 values"),
+    ],
+)
+def test_whatever_cannot_be_read_is_yaml_s_own_error(text: str, why: str) -> None:
+    """Readers expect no other: a number too long ended a verb with a traceback, and a bomb of aliases not at all."""
+    with pytest.raises(yaml.YAMLError) as told:
+        yaml_text.load(text)
+    assert re.search(why, " ".join(str(told.value).split()))
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("text", ["[" * 5_000, "reveal: " + "9" * 5_000, BOMB])
+def test_every_reader_names_the_file(read: Callable[[Path], object], text: str, tmp_path: Path) -> None:
+    path = tmp_path / "it.yaml"
+    path.write_text(text)
+    with pytest.raises(UvccError, match=r"it\.yaml"):
+        read(path)

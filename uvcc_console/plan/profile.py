@@ -33,6 +33,7 @@ _PATHS = (
     ("nats", "token_file"),
     ("nats", "ca_file"),
 )
+_SHOWN = 80  # characters of a value that cannot be read
 _HERE = Path(__file__).resolve().parent
 HERE = "{here}"
 """What stands in ``job.argv`` for the folder of the profile, so that a profile and its program go together."""
@@ -140,7 +141,7 @@ def override(raw: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
         try:
             part[last] = yaml_text.load(text)
         except yaml.YAMLError as e:
-            raise ConfigError(f"--set {key}: cannot read the value {text!r}") from e
+            raise ConfigError(f"--set {key}: cannot read the value {text[:_SHOWN]!r}") from e
     return out
 
 

@@ -6,9 +6,13 @@ a reader sees first need not be the one that counts.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import yaml
+
+_MOST: Final = 1_000_000  # values of a document with all of its aliases in their places
+_UNLIKE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What PyYAML raises for a value that is none of its tag's."""
 
 
 class _Once(yaml.SafeLoader):
@@ -21,7 +25,28 @@ class _Once(yaml.SafeLoader):
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except _UNLIKE as e:
+            raise yaml.constructor.ConstructorError(None, None, f"no such value: {e}", node.start_mark) from e
+
 
 def load(text: str) -> Any:
-    """The plain values of a document. Raises yaml.YAMLError with line and column, also for a key that stands twice."""
-    return yaml.load(text, _Once)  # a loader of plain values, as safe_load's
+    """The plain values of a document. Raises yaml.YAMLError, and nothing else: with line and column for what is no
+    YAML, a key that stands twice, a day that no calendar has or a number of thousands of digits; also for lists within
+    lists within lists, and for a few lines that unfold to a million values or for ever."""
+    try:
+        found = yaml.load(text, _Once)  # a loader of plain values, as safe_load's
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except _UNLIKE as e:
+        raise yaml.YAMLError(f"no such value: {e}") from e
+    left, waiting = _MOST, [found]
+    while waiting:
+        one = waiting.pop()
+        left -= 1
+        if left < 0:
+            raise yaml.YAMLError(f"its aliases unfold to more than {_MOST:,} values")
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return found
