@@ -127,7 +127,8 @@ def join(document: Mapping[str, Any]) -> Path:
     try:
         return _join(document)
     except (KeyError, ValueError, TypeError, IndexError, ConfigError) as e:
-        raise UnreadableError(f"not a domain's file: {e}", "uvcc domain export RUN --party P writes one") from e
+        why = f"it has no {e}" if isinstance(e, KeyError) else str(e)
+        raise UnreadableError(f"not a domain's file: {why}", "uvcc domain export RUN --party P writes one") from e
 
 
 def _join(document: Mapping[str, Any]) -> Path:

@@ -304,3 +304,27 @@ def test_a_certificate_is_found_from_wherever_a_conductor_runs(tmp_path: Path, m
     given = ["--relay", "https://x", "--token-file", "token"]
     assert parser.parse_args([*given, "--ca-file", "relay.pem"]).ca_file == str(tmp_path / "relay.pem")
     assert parser.parse_args(given).ca_file == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\x80", "is no domain's file: 'utf-8' codec"),
+        (b"[]", "is no domain's file"),
+        (b"[" * 100_000, "is no domain's file: nested too deeply"),
+        (b"{}", "it has no 'party'"),
+    ],
+)
+def test_what_is_no_domain_s_file_is_told(
+    content: bytes, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "given").write_bytes(content)
+    assert main(["domain", "join", str(tmp_path / "given")]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+def test_a_domain_s_file_without_an_end_is_not_read_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """It took all memory."""
+    assert main(["domain", "join", "/dev/zero"]) == 2
+    assert "/dev/zero is no domain's file: longer than" in capsys.readouterr().err

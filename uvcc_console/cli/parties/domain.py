@@ -12,16 +12,19 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import OK
 from uvcc_console.core.paths import DOMAIN
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
-from uvcc_engine.contract.parsing.untrusted import json_of
+from uvcc_engine.contract.parsing.untrusted import json_of, load_json
 
 CONSENTS = ("full", "resume", "terminate")
 SIGNED_S = 60.0
 POLL_S = 0.05
+_EXPORTED: Final = "uvcc domain export RUN --party P writes one"
+_LARGEST: Final = 1 << 24  # bytes of a domain's file: a fleet of thousands of pods has a few million
 
 
 def run(argv: list[str]) -> int:
@@ -102,9 +105,14 @@ def _join(args: argparse.Namespace) -> int:
 
     path: Path = args.file
     try:
-        document = json_of(path.read_text())
-    except (OSError, ValueError) as e:
-        raise UnreadableError(f"cannot read {path}: {e}", "uvcc domain export RUN --party P writes one") from e
+        with path.open("rb") as file:  # which may be a pipe: it holds credentials
+            document = load_json(file.read(_LARGEST + 1), _LARGEST)
+    except OSError as e:
+        raise UnreadableError(f"cannot read {path}: {e.strerror}", _EXPORTED) from e
+    except ValueError as e:
+        raise UnreadableError(f"{path} is no domain's file: {e}", _EXPORTED) from e
+    if not isinstance(document, dict):
+        raise UnreadableError(f"{path} is no domain's file", _EXPORTED)
     return _show(domain.join(document), args.headless)
 
 
