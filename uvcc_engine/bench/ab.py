@@ -17,7 +17,7 @@ from uvcc_engine.bench.work.lm_step import Step
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, row, to_text
 from uvcc_engine.contract.machine.help_text import HelpFormatter
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.contract.machine.turns import Ratio, in_turn, ratio
 from uvcc_engine.nsa import dispatch
 from uvcc_engine.train import env as lm_env
@@ -82,8 +82,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("config", nargs="?", default="train_showcase", help="a packaged config or a YAML file")
     parser.add_argument("--a", action="append", default=[], metavar="SETTING", help="of the first side; repeatable")
     parser.add_argument("--b", action="append", default=[], metavar="SETTING", help="of the second side; repeatable")
-    parser.add_argument("--steps", type=int, default=5, help="optimizer steps of one figure")
-    parser.add_argument("--runs", type=int, default=9, help="rounds")
+    parser.add_argument("--steps", type=natural, default=5, help="optimizer steps of one figure")
+    parser.add_argument("--runs", type=natural, default=9, help="rounds")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     a, b = setting(args.config, args.a), setting(args.config, args.b)

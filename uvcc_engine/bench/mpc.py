@@ -23,7 +23,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.free_ports import ports
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.contract.parsing.suggest import CLOSE, did_you_mean
 from uvcc_engine.mpc.kernels.choose import device_for
 from uvcc_engine.transcript.signing.identity import Identity
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     made = RaisingParser(prog="uvcc-engine bench mpc", description=__doc__)
     made.add_argument("--rows", default="", help="comma-separated row names")
     made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all parties on this one GPU")
-    made.add_argument("--runs", type=int, default=5)
+    made.add_argument("--runs", type=natural, default=5)
     made.add_argument("--json", action="store_true")
     made.add_argument(
         "--against",

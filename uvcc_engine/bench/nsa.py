@@ -21,7 +21,7 @@ from uvcc_engine.bench.peers import nsa_peers
 from uvcc_engine.bench.train import pick
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.contract.machine.turns import in_turn, ratio
 from uvcc_engine.nsa import decode, dispatch
 from uvcc_engine.nsa.attention import NSAttention
@@ -226,7 +226,7 @@ def _tune(asked: str, cuda: bool, say: Callable[[str], None]) -> int:
 def main(argv: Sequence[str]) -> int:
     parser = RaisingParser(prog="uvcc-engine bench nsa", description=__doc__)
     parser.add_argument("--rows", default="", help="comma-separated row names")
-    parser.add_argument("--runs", type=int, default=5, help="rounds of both")
+    parser.add_argument("--runs", type=natural, default=5, help="rounds of both")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--tune",

@@ -23,7 +23,7 @@ from numpy.lib import format as npy
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.data.csv_table import CsvTable
 from uvcc_engine.data.features import sides
 from uvcc_engine.data.schema import load_schema
@@ -156,7 +156,7 @@ def measure(mib: int, runs: int) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = RaisingParser(prog="uvcc-engine bench owner", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--mib", type=int, default=1024, help="size of each data file (1024)")
-    parser.add_argument("--runs", type=int, default=3, help="of the sealing alone (3)")
+    parser.add_argument("--runs", type=natural, default=3, help="of the sealing alone (3)")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
     args = parser.parse_args(argv)
     rows = measure(args.mib, args.runs)

@@ -28,7 +28,7 @@ from uvcc_engine.contract.job.topology import PARTIES, Topology
 from uvcc_engine.contract.machine import calibration
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.machine.calibration import BenchBar
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.parallel.pipeline import UPDATE
 from uvcc_engine.sharding.microbatches import IN_FLIGHT_VARIABLE
 
@@ -123,7 +123,7 @@ def bubble(stages: Sequence[BenchPart], among: Sequence[BenchPart] = ()) -> floa
 def main(argv: list[str]) -> int:
     parser = RaisingParser(prog="uvcc-engine bench parallel", description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=natural, default=3)
     parser.add_argument("--only", choices=(*PARTS, PHASE6))
     parser.add_argument("--phase6", action="store_true", help="192 workers on this machine, twice: takes minutes")
     args = parser.parse_args(argv)

@@ -26,7 +26,7 @@ from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine import calibration
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.machine.calibration import BenchBar
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.relay import binary
 
@@ -224,11 +224,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark; returns the exit code."""
     made = RaisingParser(prog="uvcc-engine bench plane", description=__doc__)
     made.add_argument("--json", action="store_true", help="one array of rows")
-    made.add_argument("--runs", type=int, default=3)
+    made.add_argument("--runs", type=natural, default=3)
     made.add_argument("--quick", action="store_true", help="fewer messages: to see that it works")
     made.add_argument("--only", choices=("relay", "direct", "idle"), help="these rows alone")
     made.add_argument("--faults", action="store_true", help="the soak: every fault on, relay killed again and again")
-    made.add_argument("--workers", type=int, default=24, help="soak: workers in all")
+    made.add_argument("--workers", type=natural, default=24, help="soak: workers in all")
     made.add_argument("--messages", type=int, default=200_000, help="soak: messages in all")
     made.add_argument("--kills", type=int, default=10, help="soak: how often the relay is killed -9")
     made.add_argument("--seed", type=int, default=1, help="soak: seed of the faults")

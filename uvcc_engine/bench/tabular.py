@@ -28,7 +28,7 @@ from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
 from uvcc_engine.contract.machine.by_itself import exit_code
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.data.bins import bits_of, edges_of
 from uvcc_engine.data.sets import Dataset, Floats, split
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
@@ -259,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the table; 0 if every case is within its bar, else 1, as where it was stopped."""
     made = RaisingParser(prog="uvcc-engine bench tabular", description=__doc__)
     made.add_argument("--case", action="append", default=[], help=f"only this one: {', '.join(CASES)}")
-    made.add_argument("--runs", type=int, default=3, help="seeds per case; each is another split and another start")
+    made.add_argument("--runs", type=natural, default=3, help="seeds per case; each is another split and another start")
     made.add_argument("--epochs", type=int, default=0, help="train so many instead of each case's own; trees: so many")
     made.add_argument("--json", action="store_true")
     args = made.parse_args(argv)

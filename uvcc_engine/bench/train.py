@@ -23,7 +23,7 @@ from uvcc_engine.bench.work.lm_step import Step, dense, shape
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.machine.benchrows import Row, held, row, to_json, to_text
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.contract.machine.turns import in_turn, ratio
 from uvcc_engine.contract.parsing.suggest import CLOSE, did_you_mean
 from uvcc_engine.contract.run_files.writer import RunWriter
@@ -161,7 +161,7 @@ def _counts(text: str) -> list[int]:
 def main(argv: Sequence[str]) -> int:
     parser = RaisingParser(prog="uvcc-engine bench train", description=__doc__)
     parser.add_argument("--rows", default="", help="comma-separated row names")
-    parser.add_argument("--runs", type=int, default=5, help="rounds of both models")
+    parser.add_argument("--runs", type=natural, default=5, help="rounds of both models")
     parser.add_argument(
         "--threads", type=_counts, default=[], help="numbers of CPU threads, comma-separated (default: all, then 1)"
     )

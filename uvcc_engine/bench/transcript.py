@@ -25,7 +25,7 @@ from uvcc_engine.contract.machine import calibration
 from uvcc_engine.contract.machine.benchrows import Row, row, to_json, to_text
 from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.calibration import BenchBar
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.transcript.leaves.leaf import BLIND
@@ -188,9 +188,9 @@ def main(argv: Sequence[str]) -> int:
     """Run the benchmark; ``--leaves`` scales the verifier's part (10 million take about two minutes to write)."""
     made = RaisingParser(prog="uvcc-engine bench transcript", description=__doc__)
     made.add_argument("--leaves", type=int, default=1_000_000)
-    made.add_argument("--runs", type=int, default=3)
+    made.add_argument("--runs", type=natural, default=3)
     made.add_argument("--json", action="store_true")
-    made.add_argument("--rounds", type=int, default=20, help="training steps with and without the transcript")
+    made.add_argument("--rounds", type=natural, default=20, help="training steps with and without the transcript")
     made.add_argument("--jobs", default=",".join(transcript_share.JOBS), help="which jobs' steps are measured")
     made.add_argument("--pass", dest="only", type=Path, help=argparse.SUPPRESS)
     made.add_argument("--fill", type=Path, help=argparse.SUPPRESS)

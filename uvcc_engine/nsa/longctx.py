@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.nsa.attention import NSAttention
 from uvcc_engine.nsa.config import ModelConfig, NSAConfig
 from uvcc_engine.nsa.model import route_of
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--w", type=int, default=4096)
     parser.add_argument("--n-sel", type=int, default=8)
     parser.add_argument("--rope-scale", type=float, default=8.0, help="positions are divided by it")
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=natural, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)

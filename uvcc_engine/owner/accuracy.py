@@ -21,7 +21,7 @@ import numpy as np
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.machine.by_itself import exit_code
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
 from uvcc_engine.model.definition.specs import ModelSpec, initial_weights
 from uvcc_engine.model.learning.plaintext import train_plaintext
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
     """Print one JSON line per model; 0 if every private model is within the bar, else 1."""
     parser = RaisingParser(prog="python -m uvcc_engine.owner.accuracy", description=__doc__)
     parser.add_argument("--model", choices=sorted(JOBS), action="append", help="only this one (may be repeated)")
-    parser.add_argument("--steps", type=int, help="another number of steps than the table's")
+    parser.add_argument("--steps", type=natural, help="another number of steps than the table's")
     args = parser.parse_args(argv)
     fine = True
     for name in args.model or sorted(JOBS):

@@ -22,7 +22,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Topology
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.text_windows import infer_text, text_dataset
@@ -48,7 +48,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--positions", type=int, default=128, help="letters of a window")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=natural, default=20)
     parser.add_argument("--batch", type=int, default=4, help="windows of a step")
     parser.add_argument("--lr", type=float, default=0.5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the three parties compute")

@@ -19,7 +19,7 @@ import torch
 
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.owner_files import schema_beside
-from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.raising_parser import RaisingParser, natural
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.schema import NEXT, Schema, TextPlan
 from uvcc_engine.data.schema_text import schema_text
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--positions", type=int, default=32, help="letters of a window")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=natural, default=1000)
     parser.add_argument("--batch", type=int, default=32, help="windows of a step")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=7)

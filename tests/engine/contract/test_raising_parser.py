@@ -19,7 +19,7 @@ WRONG = [
     ("uvcc rollout", "the following arguments are required: PROFILE (see: uvcc rollout --help)"),
     ("uvcc rollout a b", "uvcc rollout does not take 'b' (see: uvcc rollout --help)"),
     ("uvcc halt x --timeout abc", "--timeout takes a number, not 'abc' (see: uvcc halt --help)"),
-    ("uvcc demo --steps=many", "--steps takes a whole number, not 'many' (see: uvcc demo --help)"),
+    ("uvcc demo --steps=many", "--steps takes a whole number of at least 1, not 'many' (see: uvcc demo --help)"),
     ("uvcc demo --steps", "--steps: expected one argument (see: uvcc demo --help)"),
     ("uvcc domain jion", "uvcc domain does not take 'jion' (did you mean 'join'?)"),
     (
@@ -32,6 +32,14 @@ WRONG = [
     (
         "uvcc-engine --verson",
         "unknown option '--verson' (did you mean --version? see: uvcc-engine --help)",
+    ),
+    (
+        "uvcc-engine bench mpc --runs 0",
+        "--runs takes a whole number of at least 1, not '0' (see: uvcc-engine bench mpc --help)",
+    ),
+    (
+        "uvcc demo --steps -3",
+        "--steps takes a whole number of at least 1, not '-3' (see: uvcc demo --help)",
     ),
     ("uvcc-engine bench mcp", "unknown benchmark 'mcp' (did you mean 'mpc'?)"),
     ("uvcc-engine verify", "the following arguments are required: path (see: uvcc-engine verify --help)"),

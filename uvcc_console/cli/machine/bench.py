@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED
+from uvcc_engine.contract.machine.raising_parser import natural
 
 
 def run(argv: Sequence[str]) -> int:
     """Print rows; exit 0 if they could be measured (a figure is never a verdict)."""
     parser = common.Parser("bench", "The console's own benchmarks.")
     parser.add_argument("what", choices=["console", "demo", "federation", "journal", "package", "scale", "ssh"])
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=natural, default=3)
     parser.add_argument("--events", type=int, default=0, metavar="N", help="of the journal (journal: 10,000,000)")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="of the run (package: 192)")
     parser.add_argument("--json", action="store_true")

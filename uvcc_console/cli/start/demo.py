@@ -6,6 +6,7 @@ import argparse
 from typing import Final
 
 from uvcc_console.cli import common
+from uvcc_engine.contract.machine.raising_parser import natural
 
 LM_PROFILE: Final = "local-lm-smoke"
 LM_HALTED_AT: Final = 50  # of its 120 steps, with a checkpoint every 40: a few are done twice
@@ -27,7 +28,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--users", action="store_true", help="with --federated: only with OS users of their own")
     parser.add_argument("--port", metavar="N", help="with --federated: of its relay, else a free one")
     parser.add_argument("--replicas", type=int, metavar="R", help="replicas per party (1)")
-    parser.add_argument("--steps", type=int, metavar="N", help="training steps of the full run")
+    parser.add_argument("--steps", type=natural, metavar="N", help="training steps of the full run")
     parser.add_argument("--seed", type=int, metavar="N", help="repeatable identities, shares and roots")
     parser.add_argument("--link", choices=["auto", "direct", "relay", "stream"], help="how parties reach each other")
     parser.add_argument("--profile", default="demo", metavar="NAME", help="another profile than `demo`")

@@ -11,7 +11,16 @@ from typing import Any, Final, NoReturn
 
 from uvcc_engine.contract.errors import ConfigError
 
-_NUMBERS: Final = ((int, "a whole number"), (float, "a number"))
+
+def natural(text: str) -> int:
+    """A whole number of at least 1, as an option takes it. Raises ValueError."""
+    found = int(text)
+    if found < 1:
+        raise ValueError(text)
+    return found
+
+
+_NUMBERS: Final = ((int, "a whole number"), (float, "a number"), (natural, "a whole number of at least 1"))
 _MOST: Final = 80  # characters of a word that are told
 
 
