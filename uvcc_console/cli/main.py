@@ -8,6 +8,7 @@ what nobody can tell yet: see `uvcc verify --help` and `uvcc pods --help`.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -130,10 +131,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(args: list[str]) -> int:
-    from uvcc_engine.contract.errors import UvccError
+    from uvcc_engine.contract.errors import UnreadableError, UvccError
 
     try:
-        return _dispatch(args)
+        try:
+            return _dispatch(args)
+        except PermissionError as e:  # of any of the many files of a run: it says all that there is to know
+            if e.filename is None:
+                raise
+            what = f"cannot use {os.fsdecode(e.filename)}: {e.strerror}"
+            raise UnreadableError(what, "look whose it is, and who may read and write it") from e
     except UvccError as e:
         from uvcc_console.cli.common import tell_error
 

@@ -58,7 +58,7 @@ class Journal:
         self.path = path
         self._source = source
         self._clock = clock
-        if readonly and not path.exists():
+        if readonly and not _is_there(path):
             raise UnreadableError(f"no journal at {path}", "see the runs with: uvcc runs")
         try:
             wait_s = max(busy_s, BUSY_S)
@@ -70,7 +70,8 @@ class Journal:
                 self._db.executescript(_SCHEMA)
             self._db.execute(f"PRAGMA busy_timeout={round(1000 * busy_s)}")
         except sqlite3.DatabaseError as e:
-            raise UnreadableError(f"journal {path}: {e}", "is the disk full, or the folder not writable?") from e
+            hint = "is it a file, and yours to read?" if readonly else "is the disk full, or the folder not writable?"
+            raise UnreadableError(f"journal {path}: {e}", hint) from e
 
     def append(self, *batch: ev.Event) -> int:
         """Write events durably, in order; returns the last sequence number. Raises UvccError if the disk refuses."""
@@ -143,6 +144,13 @@ class Journal:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as e:  # of a folder that may not be entered
+        raise UnreadableError(f"cannot read the journal {path}: {e.strerror}", "look who may read it") from e
 
 
 def event_of(kind: Any, ts: Any, data: Any) -> ev.Event | None:

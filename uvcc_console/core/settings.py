@@ -123,7 +123,8 @@ def _file() -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as e:
-        raise UnreadableError(f"cannot read {where}: {e}") from e
+        why = e.strerror if isinstance(e, OSError) else str(e)
+        raise UnreadableError(f"cannot read {where}: {why}", "look who may read it, and that it is UTF-8 text") from e
     except yaml.YAMLError as e:
         raise ConfigError(f"{where} is not YAML: {' '.join(str(e).split())}") from e
     if data is None:

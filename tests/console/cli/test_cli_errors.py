@@ -12,7 +12,8 @@ import pytest
 import uvcc_console.cli as cli
 from uvcc_console.cli import common
 from uvcc_console.cli.main import VERBS, main, module_of
-from uvcc_engine.contract.errors import ConfigError, ProtocolError, UvccError
+from uvcc_console.core.journal import Journal
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
 
 FILES = sorted(Path(cli.__path__[0]).rglob("*.py"))
 ALL = sorted(VERBS)
@@ -102,6 +103,35 @@ def test_whatever_a_verb_raises_ends_there(
     assert said.err == f"error: {error}\n"
     assert "\x1b" not in said.err + said.out
     assert json.loads(said.out) == {"error": error.what, "hint": error.hint, "exit_code": code}
+
+
+def test_a_file_that_may_not_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run has many files, of other users, too, if somebody copied it as root."""
+
+    def barred(_: list[str]) -> int:
+        raise PermissionError(13, "Permission denied", "/runs/a\x1b[2J/artifacts/full")
+
+    monkeypatch.setattr("uvcc_console.cli.view.runs.run", barred)
+    assert main(["runs", "--json"]) == 2
+    said = capsys.readouterr()
+    hint = "look whose it is, and who may read and write it"
+    assert said.err.startswith("error: cannot use /runs/a")
+    assert said.err.endswith(f"/artifacts/full: Permission denied ({hint})\n")
+    assert "\x1b" not in said.err
+    assert json.loads(said.out)["hint"] == hint
+
+
+def test_a_run_s_folder_that_may_not_be_entered_is_told_as_its_journal_s_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def barred(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", barred)
+    with pytest.raises(UnreadableError, match=r"journal\.sqlite: Permission denied"):
+        Journal(tmp_path / "journal.sqlite", readonly=True)
 
 
 def test_no_verb_tells_an_error_by_itself() -> None:
