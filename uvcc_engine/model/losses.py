@@ -19,6 +19,9 @@ from uvcc_engine.mpc.functions.nonlinear import divide_protocol, log_protocol
 from uvcc_engine.mpc.products.arithmetic import dot_protocol, mul_protocol, rescale_protocol, sub
 
 _LEAST = 1.0 - 2.0**-8  # the largest power is 1, up to rounding
+DEALER = 0
+"""Who deals for the exponentials, whose tables are as large as those of a layer's comparisons: another party than for
+layers, since a step waits for the fullest line."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,9 +50,8 @@ def powers_protocol(rt: Runtime, logits: Share, top: Share | None = None, *, los
     if shifted.shape[-1] > SUM_LIMIT or rt.proves_everything:  # a look-up has no proof, a division has
         powers = yield from exp_protocol(rt, shifted)
         return Powers(shifted, powers, powers.sum(-1, keepdim=True))
-    return Powers(
-        shifted, *(yield from exponential.powers_protocol(rt, shifted, (INVERSE, LOG) if loss else (INVERSE,)))
-    )
+    names = (INVERSE, LOG) if loss else (INVERSE,)
+    return Powers(shifted, *(yield from exponential.powers_protocol(rt, shifted, names, dealer=DEALER)))
 
 
 def product_powers_protocol(rt: Runtime, left: Share, right: Share, *, loss: bool = True) -> MpcProtocol[Powers]:
@@ -58,7 +60,7 @@ def product_powers_protocol(rt: Runtime, left: Share, right: Share, *, loss: boo
     ``left``: [rows, n]; ``right``: [n, classes].
     """
     names = (INVERSE, LOG) if loss else (INVERSE,)
-    at = yield from softmax.matmul_powers_protocol(rt, left, right, names, f=min(left.f, EXP_SCALE))
+    at = yield from softmax.matmul_powers_protocol(rt, left, right, names, f=min(left.f, EXP_SCALE), dealer=DEALER)
     return Powers(softmax.shifted(at), at.powers, at.total, *at.looked_up)
 
 

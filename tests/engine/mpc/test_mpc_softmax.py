@@ -52,6 +52,28 @@ def test_powers_of_a_product_in_six_rounds(run: Run, gen: torch.Generator, n: in
     assert out.rounds == 6
 
 
+def test_many_rows_are_dealt_by_all_three_in_no_more_bytes(run: Run, gen: torch.Generator) -> None:
+    """A step waits for the fullest line, and one dealer's tables are most of what is sent."""
+
+    def sent(rows: int) -> tuple[list[int], int]:
+        by_party: dict[int, int] = {}
+
+        def counted(rt: Runtime, x: Share, w: Share) -> MpcProtocol[list[Share]]:
+            found = yield from protocol(rt, x, w)
+            by_party[rt.party] = rt.bytes_sent
+            return found
+
+        x = torch.randn(rows, 10, generator=gen, dtype=torch.float64)
+        out = run(counted, x, torch.eye(10, dtype=torch.float64))
+        assert (out.values[2] - (x - x.max(1, keepdim=True).values).exp()).abs().max() < 4 * UNIT
+        return [by_party[p] for p in range(3)], out.rounds
+
+    (one, rounds), (three, same) = sent(64), sent(192)
+    assert max(one) > 2.5 * sum(one) / 3  # two megabytes are not worth the work of three
+    assert max(three) == min(three) == sum(one)
+    assert rounds == same == 6
+
+
 def test_what_does_not_fit_is_refused_with_what_serves(run: Run) -> None:
     for rows, n in ((3, 11), (1000, 10), (3, 1)):
         with pytest.raises(ConfigError, match=f"powers of {rows} x {n}") as refused:

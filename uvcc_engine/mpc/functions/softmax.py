@@ -26,12 +26,14 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.comparisons.boolean import PairBits, sign_protocol
 from uvcc_engine.mpc.comparisons.maximum import ALL_PAIRS, picked_protocol, unbeaten_of_protocol
 from uvcc_engine.mpc.comparisons.selection import open_bits
+from uvcc_engine.mpc.foundation.chunking import dealt_slices
 from uvcc_engine.mpc.foundation.roles import known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
-from uvcc_engine.mpc.foundation.share import Share
+from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.functions.exponential import (
     ABOVE,
     EXP_RANGE,
@@ -47,6 +49,9 @@ from uvcc_engine.transcript.formats import kinds
 
 FINE: Final = 16
 """Fractional bits of an exponent here, whatever the scale of the factors."""
+_WORD: Final = 64  # rows whose bits one word holds
+_PAIR, _ENTRY, _CELLS = 240, 129, 6144
+"""Bytes that a dealer sends for a comparison of two entries of a row, for one of n^2 powers, for a look-up of a sum."""
 LEAST: Final = 10
 """Fractional bits of the factors: powers are truncated from 60, by at most ``truncation.MAX_SHIFT``."""
 
@@ -88,9 +93,55 @@ def matmul_powers_protocol(
     f: int | None = None,
     dealer: int = DEALER,
 ) -> MpcProtocol[SoftmaxParts]:
-    """Powers ``e^(z - max z)`` of the rows of ``z = x @ y``, at scale ``f`` (that of ``x`` if None). 6 rounds."""
+    """Powers ``e^(z - max z)`` of the rows of ``z = x @ y``, at scale ``f`` (that of ``x`` if None). 6 rounds.
+
+    Many rows are shared out to the three dealers, who send at the same time what one would send alone. Raises
+    ConfigError for more or finer products than the powers leave room for.
+    """
+    _refuse_unfit(rt, x, y)
+    places = _dealt_rows(rt, x.shape[0], y.shape[1], len(look_up))
+    parts: list[SoftmaxParts] = yield from par(
+        *[
+            _matmul_powers_protocol(rt, x.index(place), y, look_up, x.f if f is None else f, (dealer + at) % PARTIES)
+            for at, place in enumerate(places)
+        ]
+    )
+    if len(parts) == 1:
+        return parts[0]
+    return SoftmaxParts(
+        logits=cat([part.logits for part in parts]),
+        top=cat([part.top for part in parts]),
+        powers=cat([part.powers for part in parts]),
+        total=cat([part.total for part in parts]),
+        looked_up=[cat(list(found)) for found in zip(*(part.looked_up for part in parts), strict=True)],
+    )
+
+
+def _refuse_unfit(rt: Runtime, x: Share, y: Share) -> None:
+    rows, n = x.shape[0], y.shape[1]
+    if not powers_fit(rt, rows, n, x.f) or x.f != y.f:
+        raise ConfigError(
+            f"powers of {rows} x {n} products at f={x.f} and {y.f}", "use matmul_max_protocol and powers_protocol"
+        )
+
+
+def _dealt_rows(rt: Runtime, rows: int, n: int, functions: int) -> list[slice]:
+    """Rows of ``n`` entries as the three dealers share them: whole words of 64 rows, as bits are packed, where
+    more than one is worth it."""
+    sent = rows * (n * (n - 1) // 2 * _PAIR + n * n * _ENTRY + functions * _CELLS)
+    words = -(-rows // _WORD)
+    if len(dealt_slices(rt, rows, sent)) == 1 or words == 1:
+        return [slice(0, rows)]
+    step = -(-words // PARTIES) * _WORD
+    return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
+
+
+def _matmul_powers_protocol(
+    rt: Runtime, x: Share, y: Share, look_up: tuple[str, ...], f: int, dealer: int
+) -> MpcProtocol[SoftmaxParts]:
+    """See :func:`matmul_powers_protocol`, of one dealer."""
     at = yield from shifted_powers_protocol(rt, x, y, dealer=dealer)
-    settled = settle_powers_protocol(rt, at.powers, look_up, x.f if f is None else f, dealer)
+    settled = settle_powers_protocol(rt, at.powers, look_up, f, dealer)
     both: MpcProtocol[list[Any]] = par(settled, picked_protocol(rt, at.hot, at.logits))
     (powers, found), top = yield from both
     looked_up = [found.index(i).reshape(-1, 1) for i in range(len(look_up))]
@@ -105,14 +156,11 @@ def shifted_powers_protocol(rt: Runtime, x: Share, y: Share, *, dealer: int = DE
     are zero; errors as in ``exponential``, and one unit of 2^-16 more in the exponent.
     Raises ConfigError for more or finer products than the powers leave room for.
     """
+    _refuse_unfit(rt, x, y)
     rows, n = x.shape[0], y.shape[1]
-    if not powers_fit(rt, rows, n, x.f) or x.f != y.f:
-        raise ConfigError(
-            f"powers of {rows} x {n} products at f={x.f} and {y.f}", "use matmul_max_protocol and powers_protocol"
-        )
     role = roles(rt, dealer)
     opened = Opened()
-    side = -(-rows // 64) * 64
+    side = -(-rows // _WORD) * _WORD
     scale = 2 * x.f
 
     def pairs(part: Tensor | None) -> Tensor:
