@@ -341,9 +341,7 @@ def _foretold(s: Snapshot, e: ev.PlanForetold) -> Snapshot:
 
 
 def _forecast(s: Snapshot, e: ev.Forecast) -> Snapshot:
-    view = ForecastView(
-        e.steps, e.seconds, e.seconds_error, e.cost, e.cost_error, e.bytes, e.bytes_error, beside_s=e.beside_s
-    )
+    view = ForecastView(**{f.name: getattr(e, f.name) for f in fields(ev.Forecast) if f.name != "ts"})
     took = f"{e.seconds:.0f} s (error {e.seconds_error:.0f} s), ${e.cost:.2f}"
     text = f"the full run's {counted(e.steps, 'step')} will take {took}"
     return logged(changed(s, prediction=view), e, "info", "forecast", text)

@@ -59,7 +59,7 @@ def test_a_home_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("UVCC_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(people, "temp_root", lambda: tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(UvccError, match=r"cannot create .*file/federated"):
+    with pytest.raises(UvccError, match=r"UVCC_HOME names .*file: it is no folder"):
         people.set_up(users=False)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

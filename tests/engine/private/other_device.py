@@ -17,7 +17,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 CROSSING = ("copy_", "__getitem__", "__setitem__", "index_put_", "index_put")
-BORDERS = ("prg.py", "truncation.py", "unix_group.py")  # they ask for the device first, or stand in for NCCL
+BORDERS = (
+    "prg.py",
+    "truncation.py",
+    "unix_group.py",
+    "member_connection.py",
+    "by_halves.py",
+)  # they ask for the device first, or stand in for NCCL
 
 
 class OtherDevice(TorchFunctionMode):

@@ -111,5 +111,5 @@ def test_a_signal_in_the_training_in_clear_is_not_waited_for() -> None:
 def test_an_unknown_case_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown case 'breast'"):
         tabular.main(["--case", "breast"])
-    with pytest.raises(ConfigError, match="--runs 0"):
+    with pytest.raises(ConfigError, match="--runs takes a whole number of at least 1"):
         tabular.main(["--runs", "0"])
