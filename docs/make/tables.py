@@ -14,7 +14,7 @@ SERIES: Final[dict[str, str]] = {
     "gate_collapse_frac": "share of attention gates that chose one branch for good",
     "dt_fetch_s": "seconds that fetching a step's data took",
     "bytes": "bytes sent to other parties in a step",
-    "step_s": "seconds a step, by the pod's own clock, between two heartbeats",
+    "step_s": "seconds a step, by the pod's own clock, between two heartbeats of training without a hold",
     "loss": "the loss that the worker reports",
     "lr": "the learning rate",
     "toks_per_s": "tokens a second",

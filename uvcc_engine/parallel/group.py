@@ -35,8 +35,8 @@ _all_gather: Final = getattr(dist, "all_gather_single", dist.all_gather_into_ten
 class Communicator:
     """One communicator: this rank and its sisters along one dimension. Alone, every operation is the identity.
 
-    Operations must be called in the same order by all members. Each raises PeerLostError if a member is gone or does
-    not come within the timeout. A tensor has the same shape at all members, whatever it is.
+    Operations must be called, and waited for, in the same order by all members. Each raises PeerLostError if a member
+    is gone or does not come within the timeout. A tensor has the same shape at all members, whatever it is.
     """
 
     def __init__(self, name: str, members: Sequence[int], index: int, group: Any = None) -> None:

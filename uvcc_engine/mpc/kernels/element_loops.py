@@ -56,20 +56,7 @@ def _add_products(context: Any, sums: Any, x: Any, y: Any) -> Any:
 def _add_rows(context: Any, x: Any, count: Any, to: Any) -> Any:
     """``count`` vectors at ``x`` and as many behind them, added up at ``to``."""
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, count, to = arguments
-        size = builder.mul(count, constant(64))
-
-        def step(at: Any, _: list[Any]) -> list[Any]:
-            place = builder.mul(at, constant(64))
-            low, high = (load(builder, builder.add(one, place), EIGHT) for one in (x, builder.add(x, size)))
-            store(builder, builder.add(low, high), builder.add(to, place))
-            return []
-
-        vectors.repeated(builder, count, [], step)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 3), build
+    return types.void(*[types.intp] * 3), vectors.halves_joined("add")
 
 
 _multiply_part: Any = _add_products  # numba's own types know nothing of their arguments

@@ -167,20 +167,7 @@ def _add_nine(context: Any, sums: Any, u: Any, v: Any, row: Any, count: Any) -> 
 def _add_eights(context: Any, x: Any, count: Any, to: Any) -> Any:
     """``count`` times eight words at ``x`` and as many behind them, added up at ``to``."""
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, count, to = arguments
-        size = builder.mul(count, constant(64))
-
-        def step(at: Any, _: list[Any]) -> list[Any]:
-            place = builder.mul(at, constant(64))
-            low, high = (load(builder, builder.add(one, place), EIGHT) for one in (x, builder.add(x, size)))
-            store(builder, builder.xor(low, high), builder.add(to, place))
-            return []
-
-        vectors.repeated(builder, count, [], step)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 3), build
+    return types.void(*[types.intp] * 3), vectors.halves_joined("xor")
 
 
 @intrinsic

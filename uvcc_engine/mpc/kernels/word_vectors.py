@@ -64,6 +64,26 @@ def repeated(builder: Any, count: Any, sums: Sequence[Any], step: Callable[[Any,
     return found
 
 
+def halves_joined(how: str) -> Callable[[Any, Any, Any, Any], Any]:
+    """What builds a loop over ``count`` vectors of eight words at ``x`` and as many behind them, joined at ``to`` by
+    the builder's ``how``: numbers are added, polynomials are by ``xor``."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, count, to = arguments
+        size, join = builder.mul(count, constant(64)), getattr(builder, how)
+
+        def step(at: Any, _: list[Any]) -> list[Any]:
+            place = builder.mul(at, constant(64))
+            low, high = (load(builder, builder.add(one, place), EIGHT) for one in (x, builder.add(x, size)))
+            store(builder, join(low, high), builder.add(to, place))
+            return []
+
+        repeated(builder, count, [], step)
+        return context.get_dummy_value()
+
+    return build
+
+
 def carryless(builder: Any, x: Any, y: Any, lanes: int) -> Any:
     """Four products without carries of two vectors of eight words: of the lower words of their pairs, or of the upper
     ones where ``lanes`` has bit 0 (of ``x``) or bit 4 (of ``y``). Each takes two words."""
