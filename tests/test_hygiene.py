@@ -55,6 +55,18 @@ def test_no_path_of_a_machine_in_tracked_files() -> None:
     assert found == []
 
 
+def test_nothing_lies_beside_the_rooms() -> None:
+    """What a run leaves where it was started, a bundle say, is not committed with what was changed."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    rooms = {"uvcc_console", "uvcc_engine", "profiles", "tests", "docs", ".ci"}
+    papers = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"}
+    settings = {"pyproject.toml", "mkdocs.yml", ".gitignore"}
+    found = {name.split("/")[0] for name in tracked.stdout.split()}
+    assert found - rooms - papers - settings == set()
+
+
 def test_the_manual_promises_no_more_than_the_policy_states() -> None:
     """Who operates a run is signed in every policy; the sentences about privacy must say the same."""
     from uvcc_engine.contract.job.topology import Topology
