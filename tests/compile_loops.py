@@ -12,8 +12,8 @@ from pathlib import Path
 
 import uvcc_engine
 from uvcc_engine.contract.machine.compiled import kept_in, loops_folder
-from uvcc_engine.mpc.kernels.compile import main as compile_loops
-from uvcc_engine.mpc.kernels.loops import mark
+from uvcc_engine.mpc.kernels.compiling.compile import main as compile_loops
+from uvcc_engine.mpc.kernels.compiling.loops import mark
 
 TESTS = Path(__file__).resolve().parent
 ATTENTION = TESTS / "engine" / "nsa" / "compile_attention.py"

@@ -18,7 +18,7 @@ import pytest
 
 from uvcc_engine import nsa
 from uvcc_engine.contract.machine.compiled import loops_folder
-from uvcc_engine.mpc.kernels.loops import mark
+from uvcc_engine.mpc.kernels.compiling.loops import mark
 
 LOCK_ENV = "UVCC_TESTS_COMPILING"
 PROGRAM = Path(__file__).with_name("compile_loops.py")

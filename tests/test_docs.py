@@ -160,7 +160,7 @@ def test_every_environment_variable_is_documented() -> None:
 
 def test_every_page_that_lists_the_ways_to_a_product_lists_all() -> None:
     """One that went without ``tiles`` kept a contributor from the fastest way of this processor."""
-    from uvcc_engine.mpc.kernels.gemm_paths import PATHS
+    from uvcc_engine.mpc.kernels.gemm.gemm_paths import PATHS
 
     told = environment.YOURS["UVCC_GEMM"]
     pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md", "docs/decisions.md")}

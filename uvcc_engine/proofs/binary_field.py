@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import binary_words
 from uvcc_engine.mpc.kernels.base import Kernels
-from uvcc_engine.mpc.kernels.binary_words import carryless
 from uvcc_engine.mpc.kernels.plain import shift_logical
+from uvcc_engine.mpc.kernels.proving import binary_words
+from uvcc_engine.mpc.kernels.proving.binary_words import carryless
 
 LOW_TERMS: Final[dict[int, tuple[int, ...]]] = {64: (0, 1, 3, 4), 31: (0, 3), 20: (0, 3), 7: (0, 1), 6: (0, 1)}
 """By degree k: the exponents below k of a polynomial ``X^k + ...`` that is irreducible modulo 2."""

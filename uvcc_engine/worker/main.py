@@ -26,7 +26,7 @@ from uvcc_engine.contract.run_files import files, flight
 from uvcc_engine.contract.run_files.narrate import Narrator
 from uvcc_engine.contract.run_files.waiting import Waiting
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
-from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.party_keys import PartyKeys

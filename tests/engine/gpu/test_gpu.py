@@ -30,8 +30,9 @@ from uvcc_engine.model.definition.specs import ModelSpec, find_model
 from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
-from uvcc_engine.mpc.kernels import limbs, triton_ops
+from uvcc_engine.mpc.kernels import triton_ops
 from uvcc_engine.mpc.kernels.cuda import CudaKernels
+from uvcc_engine.mpc.kernels.gemm import limbs
 from uvcc_engine.mpc.kernels.layout import wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.nsa import decode, dispatch, flex, masked

@@ -46,7 +46,7 @@ def test_every_kernel_that_a_step_launches_is_compiled(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(InterpretedFunction, "run", noted)
     monkeypatch.setattr("uvcc_engine.mpc.kernels.cuda.LIMBS_FROM", WHOLE**3)
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.limbs.has_fast_bytes", lambda device: True)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.gemm.limbs.has_fast_bytes", lambda device: True)
     assert gpu_trial.wrong(CPU, WHOLE) == []
     helpers = {"_quarter", "_rotate", "_word", "_digit"}
     kernels = {name for name, fn in vars(triton_ops).items() if isinstance(fn, InterpretedFunction)}

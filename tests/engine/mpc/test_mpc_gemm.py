@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import floats, gemm, gemm_paths, gemm_rates, limbs, tile_units
-from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
+from uvcc_engine.mpc.kernels.gemm import floats, gemm, gemm_paths, gemm_rates, limbs, tile_units
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="numba is an extra: kernels")

@@ -24,14 +24,16 @@ from uvcc_engine.mpc.comparisons.carry import tree
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share
-from uvcc_engine.mpc.kernels import cpu, gemm, limbs, loops
+from uvcc_engine.mpc.kernels import cpu
 from uvcc_engine.mpc.kernels.choose import kernels_for
-from uvcc_engine.mpc.kernels.compile import main as compile_loops
+from uvcc_engine.mpc.kernels.compiling import loops
+from uvcc_engine.mpc.kernels.compiling.compile import main as compile_loops
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS, Loops, mark
+from uvcc_engine.mpc.kernels.compiling.warm import warm
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
+from uvcc_engine.mpc.kernels.gemm import gemm, limbs
 from uvcc_engine.mpc.kernels.layout import Level, level, wire_dtype
-from uvcc_engine.mpc.kernels.loops import LOOPS, Loops, mark
 from uvcc_engine.mpc.kernels.plain import PlainKernels
-from uvcc_engine.mpc.kernels.warm import warm
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.mpc.products.truncation import from_wire
 
@@ -96,13 +98,13 @@ def test_a_worker_does_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch
         def poll(self) -> int | None:
             return self.returncode
 
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.subprocess.Popen", Maker)
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.LOOK_S", 0.0)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.compiling.loops.subprocess.Popen", Maker)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.compiling.loops.LOOK_S", 0.0)
     found = Loops()
     found.compile_beside()
     assert found.get() is None
     assert found.get() is None
-    assert [c[-1] for c in started] == ["uvcc_engine.mpc.kernels.compile"]
+    assert [c[-1] for c in started] == ["uvcc_engine.mpc.kernels.compiling.compile"]
     assert mark().parent == tmp_path
     mark().touch()
     assert found.get() is not None
@@ -152,7 +154,7 @@ def test_what_can_only_be_read_is_taken_over_and_what_anybody_writes_is_not(
     shared.mkdir()
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.delenv("UVCC_LOOPS", raising=False)
-    beside = Path(loops.__file__).parent / "__pycache__"
+    beside = Path(cpu.__file__).parent / "__pycache__"
     assert loops_folder() == beside == Path(shared_loops(Path(uvcc_engine.__file__).parent))
     loops.take_over()  # nothing is shared
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(own))
@@ -184,11 +186,11 @@ def test_what_can_only_be_read_is_taken_over_and_what_anybody_writes_is_not(
 @needs_numba
 def test_compiling_twice_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "new"))
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.compile.os.nice", lambda _: 0)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.compiling.compile.os.nice", lambda _: 0)
     calls: list[object] = []
     measured: list[bool] = []
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.warm.warm", calls.append)
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.gemm_rates.known", lambda loops: measured.append(loops))
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.compiling.warm.warm", calls.append)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.gemm.gemm_rates.known", lambda loops: measured.append(loops))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
     assert compile_loops() == 0
     assert compile_loops() == 0
@@ -323,7 +325,7 @@ def test_the_trees_cover_63_bits() -> None:
 
 
 def test_without_numba_large_tensors_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uvcc_engine.mpc.kernels.loops.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("uvcc_engine.mpc.kernels.compiling.loops.importlib.util.find_spec", lambda name: None)
     for module in (cpu, gemm):
         monkeypatch.setattr(module, "LOOPS", Loops())
     slow = CpuKernels()

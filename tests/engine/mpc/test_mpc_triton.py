@@ -13,8 +13,9 @@ from torch import Tensor
 os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
-from uvcc_engine.mpc.kernels import cuda, limbs, triton_ops
+from uvcc_engine.mpc.kernels import cuda, triton_ops
 from uvcc_engine.mpc.kernels.cuda import CudaKernels
+from uvcc_engine.mpc.kernels.gemm import limbs
 from uvcc_engine.mpc.kernels.layout import wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 

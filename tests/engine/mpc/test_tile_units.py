@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from uvcc_engine.mpc.kernels import gemm_paths, tile_units
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, tile_units
 
 HAS_TILES = tile_units.loops() is not None
 _AMX = "+sse2,+avx512bw,+amx-int8,+amx-tile"
@@ -79,7 +79,7 @@ if HAS_TILES:  # what follows needs the units themselves
     def test_a_process_that_was_compiled_for_without_the_units_goes_another_way() -> None:
         """Numba's own variable, as an operator may have set it: the compiler would end the process."""
         code = """
-from uvcc_engine.mpc.kernels import gemm, tile_units
+from uvcc_engine.mpc.kernels.gemm import gemm, tile_units
 print(tile_units.loops(), gemm.choose(64, 64, 64, forced="tiles"))
 """
         changed = {**os.environ, "NUMBA_CPU_NAME": "generic"}
@@ -102,7 +102,7 @@ print(tile_units.loops(), gemm.choose(64, 64, 64, forced="tiles"))
         """Workers are forked after the loops have been loaded."""
         code = """
 import os, torch
-from uvcc_engine.mpc.kernels import gemm_paths
+from uvcc_engine.mpc.kernels.gemm import gemm_paths
 x = torch.arange(64 * 64).view(64, 64) * 0x5851F42D4C957F2D
 expected = gemm_paths.prepared("tiles", [x])([x])
 child = os.fork()

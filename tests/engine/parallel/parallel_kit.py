@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from uvcc_engine.contract.errors import PeerLostError
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.contract.machine.free_ports import ports
-from uvcc_engine.mpc.kernels.preload import load_for_children
+from uvcc_engine.mpc.kernels.compiling.preload import load_for_children
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.meeting import BACKEND_VARIABLE
 from uvcc_engine.parallel.party_keys import PartyKeys

@@ -53,9 +53,9 @@ def prepared() -> bool:
     import torch
 
     from uvcc_engine.mpc.functions.exponential import exp_public
+    from uvcc_engine.mpc.kernels.compiling.preload import load_for_children
+    from uvcc_engine.mpc.kernels.compiling.warm import warm
     from uvcc_engine.mpc.kernels.cpu import CpuKernels
-    from uvcc_engine.mpc.kernels.preload import load_for_children
-    from uvcc_engine.mpc.kernels.warm import warm
 
     if not load_for_children():
         return False

@@ -41,7 +41,8 @@ from uvcc_engine.model.learning.training import PrivateTrainer
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, reconstruct
-from uvcc_engine.mpc.kernels import cpu, gemm
+from uvcc_engine.mpc.kernels import cpu
+from uvcc_engine.mpc.kernels.gemm import gemm
 from uvcc_engine.owner import client
 from uvcc_engine.sealing.inputs import encode_fixed, share_dataset
 from uvcc_engine.sealing.purpose import Purpose

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.roles import known
-from uvcc_engine.mpc.kernels import (
+from uvcc_engine.mpc.kernels.base import Kernels
+from uvcc_engine.mpc.kernels.cpu import CpuKernels
+from uvcc_engine.mpc.kernels.plain import PlainKernels
+from uvcc_engine.mpc.kernels.proving import (
     bit_loops,
     element_loops,
     field_loops,
@@ -23,9 +26,6 @@ from uvcc_engine.mpc.kernels import (
     proof_loops,
     weigh_loops,
 )
-from uvcc_engine.mpc.kernels.base import Kernels
-from uvcc_engine.mpc.kernels.cpu import CpuKernels
-from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.proofs.binary_field import LOW_TERMS, BinaryField
 from uvcc_engine.proofs.galois_ring import TAPS, GaloisRing
 

@@ -175,7 +175,7 @@ class _Zygote:
         if self._loops_shared:
             return
         try:
-            from uvcc_engine.mpc.kernels.preload import load_for_children
+            from uvcc_engine.mpc.kernels.compiling.preload import load_for_children
 
             self._loops_shared = load_for_children()
         except Exception:

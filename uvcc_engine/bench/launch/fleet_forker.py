@@ -59,7 +59,7 @@ def main() -> None:
     import torch
 
     import uvcc_engine.worker.main  # noqa: F401  # imported here so that forked workers need not
-    from uvcc_engine.mpc.kernels.preload import load_for_children
+    from uvcc_engine.mpc.kernels.compiling.preload import load_for_children
 
     torch.set_num_threads(1)
     live: set[int] = set()

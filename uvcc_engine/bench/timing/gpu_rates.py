@@ -1,6 +1,6 @@
 """The GPU's own rates, and those of products modulo 2^64 on it: what bounds ``bench mpc --device cuda``.
 
-A product modulo 2^64 is 36 products of 8-bit digits (``mpc.kernels.limbs``), so the rate of 8-bit products over 36 is
+A product modulo 2^64 is 36 products of 8-bit digits (``kernels.gemm.limbs``), so the rate of 8-bit products over 36 is
 its floor. Times are the device's own, of calls that follow one another.
 """
 

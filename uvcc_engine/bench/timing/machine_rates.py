@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from uvcc_engine.bench.launch.parties import one_core
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.benchrows import Row, held, row
-from uvcc_engine.mpc.kernels import gemm
-from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
+from uvcc_engine.mpc.kernels.gemm import gemm
 
 RING_SHARE: Final = 0.2  # of the double-precision rate, that a product modulo 2^64 must have
 TRANSPOSED_SHARE: Final = 0.9  # of the plain product's rate

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import gemm
 from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
+from uvcc_engine.mpc.kernels.gemm import gemm
 from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
-from uvcc_engine.mpc.kernels.loops import LOOPS
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import limbs, triton_ops
+from uvcc_engine.mpc.kernels import triton_ops
 from uvcc_engine.mpc.kernels.base import RightFactor
+from uvcc_engine.mpc.kernels.gemm import limbs
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 LIMBS_FROM = 1 << 27  # multiplications; below, digits cut in registers have less to prepare

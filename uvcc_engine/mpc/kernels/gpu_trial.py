@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 from uvcc_engine.contract.errors import UvccError
-from uvcc_engine.mpc.kernels import choose, limbs
+from uvcc_engine.mpc.kernels import choose
 from uvcc_engine.mpc.kernels.base import Kernels
+from uvcc_engine.mpc.kernels.gemm import limbs
 from uvcc_engine.mpc.kernels.layout import wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 

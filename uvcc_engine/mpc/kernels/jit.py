@@ -11,36 +11,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from uvcc_engine.mpc.kernels.bit_loops import meet_bits as meet_bits
-from uvcc_engine.mpc.kernels.bit_loops import reduce_products as reduce_products
-from uvcc_engine.mpc.kernels.element_loops import ELEMENT as ELEMENT
-from uvcc_engine.mpc.kernels.element_loops import MULTIPLIES_EIGHT as MULTIPLIES_EIGHT
-from uvcc_engine.mpc.kernels.element_loops import multiply_elements as multiply_elements
-from uvcc_engine.mpc.kernels.element_loops import weigh_by_fours as weigh_by_fours
-from uvcc_engine.mpc.kernels.field_loops import binary_columns as binary_columns
-from uvcc_engine.mpc.kernels.field_loops import binary_multiply as binary_multiply
-from uvcc_engine.mpc.kernels.field_loops import chosen_places as chosen_places
-from uvcc_engine.mpc.kernels.gemm_loops import LANES as LANES
-from uvcc_engine.mpc.kernels.gemm_loops import ROWS as ROWS
-from uvcc_engine.mpc.kernels.gemm_loops import gemm_multiply as gemm_multiply
-from uvcc_engine.mpc.kernels.gemm_loops import gemm_right as gemm_right
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
-from uvcc_engine.mpc.kernels.pair_loops import PAIR_TILE as PAIR_TILE
-from uvcc_engine.mpc.kernels.pair_loops import weigh_pairs as weigh_pairs
-from uvcc_engine.mpc.kernels.polynomial_loops import binary_product as binary_product
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.gemm.gemm_loops import LANES as LANES
+from uvcc_engine.mpc.kernels.gemm.gemm_loops import ROWS as ROWS
+from uvcc_engine.mpc.kernels.gemm.gemm_loops import gemm_multiply as gemm_multiply
+from uvcc_engine.mpc.kernels.gemm.gemm_loops import gemm_right as gemm_right
 from uvcc_engine.mpc.kernels.product_loops import blind as blind
 from uvcc_engine.mpc.kernels.product_loops import cross as cross
 from uvcc_engine.mpc.kernels.product_loops import mul_blinded as mul_blinded
-from uvcc_engine.mpc.kernels.proof_loops import add_degrees as add_degrees
-from uvcc_engine.mpc.kernels.proof_loops import binary_diagonals as binary_diagonals
-from uvcc_engine.mpc.kernels.proof_loops import binary_inner as binary_inner
-from uvcc_engine.mpc.kernels.proof_loops import binary_powers as binary_powers
-from uvcc_engine.mpc.kernels.proof_loops import multiply_wide as multiply_wide
-from uvcc_engine.mpc.kernels.proof_loops import ring_multiply as ring_multiply
-from uvcc_engine.mpc.kernels.proof_loops import ring_powers as ring_powers
-from uvcc_engine.mpc.kernels.proof_loops import weigh_elements as weigh_elements
-from uvcc_engine.mpc.kernels.weigh_loops import weigh as weigh
-from uvcc_engine.mpc.kernels.weigh_loops import weigh_columns as weigh_columns
+from uvcc_engine.mpc.kernels.proving.bit_loops import meet_bits as meet_bits
+from uvcc_engine.mpc.kernels.proving.bit_loops import reduce_products as reduce_products
+from uvcc_engine.mpc.kernels.proving.element_loops import ELEMENT as ELEMENT
+from uvcc_engine.mpc.kernels.proving.element_loops import MULTIPLIES_EIGHT as MULTIPLIES_EIGHT
+from uvcc_engine.mpc.kernels.proving.element_loops import multiply_elements as multiply_elements
+from uvcc_engine.mpc.kernels.proving.element_loops import weigh_by_fours as weigh_by_fours
+from uvcc_engine.mpc.kernels.proving.field_loops import binary_columns as binary_columns
+from uvcc_engine.mpc.kernels.proving.field_loops import binary_multiply as binary_multiply
+from uvcc_engine.mpc.kernels.proving.field_loops import chosen_places as chosen_places
+from uvcc_engine.mpc.kernels.proving.pair_loops import PAIR_TILE as PAIR_TILE
+from uvcc_engine.mpc.kernels.proving.pair_loops import weigh_pairs as weigh_pairs
+from uvcc_engine.mpc.kernels.proving.polynomial_loops import binary_product as binary_product
+from uvcc_engine.mpc.kernels.proving.proof_loops import add_degrees as add_degrees
+from uvcc_engine.mpc.kernels.proving.proof_loops import binary_diagonals as binary_diagonals
+from uvcc_engine.mpc.kernels.proving.proof_loops import binary_inner as binary_inner
+from uvcc_engine.mpc.kernels.proving.proof_loops import binary_powers as binary_powers
+from uvcc_engine.mpc.kernels.proving.proof_loops import multiply_wide as multiply_wide
+from uvcc_engine.mpc.kernels.proving.proof_loops import ring_multiply as ring_multiply
+from uvcc_engine.mpc.kernels.proving.proof_loops import ring_powers as ring_powers
+from uvcc_engine.mpc.kernels.proving.proof_loops import weigh_elements as weigh_elements
+from uvcc_engine.mpc.kernels.proving.weigh_loops import weigh as weigh
+from uvcc_engine.mpc.kernels.proving.weigh_loops import weigh_columns as weigh_columns
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import binary_words
 from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
+from uvcc_engine.mpc.kernels.proving import binary_words
 
 _SWAPS = (
     (32, 0x00000000FFFFFFFF),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
 
 Words = NDArray[np.uint64]
 

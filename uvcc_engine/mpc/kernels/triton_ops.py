@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels.limbs import EXACT_INNER
+from uvcc_engine.mpc.kernels.gemm.limbs import EXACT_INNER
 
 _ELEMENTS = 1024
 

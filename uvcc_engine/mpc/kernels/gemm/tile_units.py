@@ -24,7 +24,7 @@ _FEATURES: Final = ("+amx-int8", "+amx-tile", "+avx512bw")
 
 
 def loops() -> ModuleType | None:
-    """The loops of ``kernels.tile_loops``, or None where they cannot run."""
+    """The loops of ``gemm.tile_loops``, or None where they cannot run."""
     return of_process(os.getpid())
 
 
@@ -33,7 +33,7 @@ def of_process(_process: int) -> ModuleType | None:
     """What ``loops`` finds in this process; a fork asks the system again."""
     if not (_compiler_knows_them() and _are_permitted()):
         return None
-    return importlib.import_module("uvcc_engine.mpc.kernels.tile_loops")
+    return importlib.import_module("uvcc_engine.mpc.kernels.gemm.tile_loops")
 
 
 def _compiler_knows_them() -> bool:

@@ -15,9 +15,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from uvcc_engine.mpc.kernels.field_loops import EIGHT_PRODUCTS
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
-from uvcc_engine.mpc.kernels.proof_loops import inner_words, reduced_product, wide_product
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.proving.field_loops import EIGHT_PRODUCTS
+from uvcc_engine.mpc.kernels.proving.proof_loops import inner_words, reduced_product, wide_product
 
 Words = NDArray[np.uint64]
 _BLOCK = 256  # words

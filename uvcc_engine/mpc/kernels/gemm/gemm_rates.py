@@ -28,8 +28,8 @@ import torch
 
 from uvcc_engine.contract.machine.compiled import loops_folder
 from uvcc_engine.contract.parsing.untrusted import json_of
-from uvcc_engine.mpc.kernels import gemm_paths, limbs, tile_units
-from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, limbs, tile_units
 
 log = logging.getLogger(__name__)
 Rates = Mapping[str, tuple[float, ...]]

@@ -24,7 +24,7 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, types
 
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
 
 HALVES, WIDE = 0, 1
 ROWS = (6, 12)  # of a tile of the result: as many accumulators as there are registers for

@@ -1,6 +1,6 @@
 """Matrix products modulo 2^64 on tile registers for 8-bit integers (AMX), compiled.
 
-Digits and sums are those of ``kernels.limbs``: ``x = sum d_i 2^(8 i)`` with eight balanced digits, and of the products
+Digits and sums are those of ``gemm.limbs``: ``x = sum d_i 2^(8 i)`` with eight balanced digits, and of the products
 of two digits only the 36 whose weight is below 2^64. Both matrices are cut into panels of 32 rows or columns and blocks
 of ``BLOCK`` along the inner dimension, digit by digit, in the order that the unit reads: a tile of the left matrix is
 16 rows of 64 neighbours, one of the right matrix 16 rows of 16 columns of four neighbours each. Four tiles of the
@@ -8,7 +8,7 @@ result stay in registers while all digits of one weight are multiplied, and are 
 Sums of a block have 32 bits: exact below the weight 2^32 as long as ``4 BLOCK 2^14 < 2^31``, and above it only the
 lower bits count.
 
-Addresses and strides are those of ``kernels.gemm_loops``, and so is the interface; ``kernels.tile_units`` says where
+Addresses and strides are those of ``gemm.gemm_loops``, and so is the interface; ``gemm.tile_units`` says where
 this can run. Nothing here may be compiled for a processor without these units.
 """
 
@@ -21,8 +21,8 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, types
 
-from uvcc_engine.mpc.kernels.gemm_loops import BYTE, WORD, get, int_word, put
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.gemm.gemm_loops import BYTE, WORD, get, int_word, put
 
 SIDE = 32  # of a square of the result: two tiles by two
 BLOCK = 512  # of the inner dimension: a panel's digits take 128 KiB, so that many of them fit a second-level cache

@@ -13,9 +13,9 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from uvcc_engine.mpc.kernels import word_vectors as vectors
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
-from uvcc_engine.mpc.kernels.weigh_loops import (
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.proving import word_vectors as vectors
+from uvcc_engine.mpc.kernels.proving.weigh_loops import (
     BLOCKS,
     LANES,
     ROW,
@@ -27,7 +27,7 @@ from uvcc_engine.mpc.kernels.weigh_loops import (
     store_sums,
     take,
 )
-from uvcc_engine.mpc.kernels.word_vectors import WORD, constant, load
+from uvcc_engine.mpc.kernels.proving.word_vectors import WORD, constant, load
 
 Words = NDArray[np.uint64]
 _NEAR: Final = 16  # blocks whose factors lie near them

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import gemm_paths, limbs, tile_units
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, limbs, tile_units
 from uvcc_engine.mpc.kernels.layout import level, wire_dtype
 
 _N = COMPILE_FROM

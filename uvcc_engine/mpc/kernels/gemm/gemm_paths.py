@@ -1,4 +1,4 @@
-"""The ways by which ``kernels.gemm`` multiplies matrices modulo 2^64 on a CPU; all of them give the same bits.
+"""The ways by which ``gemm.gemm`` multiplies matrices modulo 2^64 on a CPU; all of them give the same bits.
 
 A path prepares the right factor once and then takes left ones: matrices ``[m, k]`` and ``[k, n]`` of int64, or batches
 of them ``[..., m, k]`` and ``[..., k, n]``; several pairs are multiplied and summed.
@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from uvcc_engine.mpc.kernels import floats, limbs, tile_units
 from uvcc_engine.mpc.kernels.base import RightFactor
-from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
+from uvcc_engine.mpc.kernels.gemm import floats, limbs, tile_units
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 PATHS: Final = ("tiles", "bytes", "wide", "halves", "floats", "torch")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uvcc_engine.contract.machine.numba_cache import SourceLocator, kept_loop
-from uvcc_engine.mpc.kernels.loops import code_folder
+from uvcc_engine.mpc.kernels.compiling.loops import code_folder
 
 
 class LoopLocator(SourceLocator):

@@ -27,16 +27,20 @@ from uvcc_engine.contract.machine.compiled import LOOPS_ENV, is_guarded, loops_f
 
 log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
-_OF: Final = ("gemm", "tile", "product", "proof", "field", "polynomial", "bit", "weigh", "pair", "element")
+_KERNELS: Final = Path(__file__).parents[1]
+_SHARED: Final = _KERNELS.parents[1] / "contract" / "machine" / "numba_cache.py"
+_OF_GEMM: Final = ("gemm", "tile")
+_OF_PROOFS: Final = ("proof", "field", "polynomial", "bit", "weigh", "pair", "element")
 LOOK_S: Final = 0.25  # between two looks for the mark
 
 
 @cache
 def _mark_name() -> str:
-    loops = (f"{of}_loops.py" for of in _OF)
-    files = (*loops, "jit.py", "loop_cache.py", "word_vectors.py")
-    shared = Path(__file__).parents[2] / "contract" / "machine" / "numba_cache.py"
-    source = b"".join(path.read_bytes() for path in (*map(Path(__file__).with_name, files), shared))
+    files = [_KERNELS / "jit.py", _KERNELS / "product_loops.py", _KERNELS / "compiling" / "loop_cache.py"]
+    files += [_KERNELS / "gemm" / f"{of}_loops.py" for of in _OF_GEMM]
+    files += [_KERNELS / "proving" / f"{of}_loops.py" for of in _OF_PROOFS]
+    files += [_KERNELS / "proving" / "word_vectors.py", _SHARED]
+    source = b"".join(path.read_bytes() for path in files)
     return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
 
 
@@ -105,7 +109,7 @@ class Loops:
             self._maker = None
             return True
         if self._maker is None:
-            command = [sys.executable, "-m", "uvcc_engine.mpc.kernels.compile"]
+            command = [sys.executable, "-m", "uvcc_engine.mpc.kernels.compiling.compile"]
             self._maker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         elif self._maker.poll():
             log.warning("the loops could not be compiled beside the work (%s): compiling now", self._maker.returncode)

@@ -1,11 +1,11 @@
 """Matrix products modulo 2^64 on CPUs: several ways to the same bits, and which of them this machine is fastest with.
 
-The ways are those of ``kernels.gemm_paths``.
+The ways are those of ``gemm.gemm_paths``.
 
-``tiles``: tile registers for 8-bit integers (``kernels.tile_loops``); ``bytes``: torch's 8-bit products
-(``kernels.limbs``); ``wide`` and ``halves``: compiled loops (``kernels.gemm_loops``); ``floats``: double precision
-(``kernels.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be taken wherever it can be;
-otherwise what was measured on this machine decides (``kernels.gemm_rates``).
+``tiles``: tile registers for 8-bit integers (``gemm.tile_loops``); ``bytes``: torch's 8-bit products
+(``gemm.limbs``); ``wide`` and ``halves``: compiled loops (``gemm.gemm_loops``); ``floats``: double precision
+(``gemm.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be taken wherever it can be;
+otherwise what was measured on this machine decides (``gemm.gemm_rates``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
-from uvcc_engine.mpc.kernels import gemm_rates, limbs, tile_units
 from uvcc_engine.mpc.kernels.base import RightFactor
-from uvcc_engine.mpc.kernels.gemm_paths import LOOP_KINDS, PATHS, prepared
-from uvcc_engine.mpc.kernels.loops import LOOPS
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
+from uvcc_engine.mpc.kernels.gemm import gemm_rates, limbs, tile_units
+from uvcc_engine.mpc.kernels.gemm.gemm_paths import LOOP_KINDS, PATHS, prepared
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
 VARIABLE: Final = "UVCC_GEMM"

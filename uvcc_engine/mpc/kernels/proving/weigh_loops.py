@@ -16,10 +16,10 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from uvcc_engine.mpc.kernels import word_vectors as vectors
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
-from uvcc_engine.mpc.kernels.proof_loops import processor_has
-from uvcc_engine.mpc.kernels.word_vectors import WORD, constant, load, store
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.proving import word_vectors as vectors
+from uvcc_engine.mpc.kernels.proving.proof_loops import processor_has
+from uvcc_engine.mpc.kernels.proving.word_vectors import WORD, constant, load, store
 
 Words = NDArray[np.uint64]
 _WIDE: Final = processor_has("avx512f")

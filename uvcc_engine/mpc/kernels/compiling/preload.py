@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from uvcc_engine.mpc.kernels import gemm_paths, tile_units
-from uvcc_engine.mpc.kernels.loops import LOOPS, mark
+from uvcc_engine.mpc.kernels.compiling.loops import LOOPS, mark
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, tile_units
 
 
 def load_for_children() -> bool:

@@ -16,11 +16,11 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from uvcc_engine.mpc.kernels import word_vectors as vectors
-from uvcc_engine.mpc.kernels.field_loops import EIGHT_PRODUCTS
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
-from uvcc_engine.mpc.kernels.proof_loops import inner_words, reduced_product
-from uvcc_engine.mpc.kernels.word_vectors import EIGHT, constant, load, store
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.proving import word_vectors as vectors
+from uvcc_engine.mpc.kernels.proving.field_loops import EIGHT_PRODUCTS
+from uvcc_engine.mpc.kernels.proving.proof_loops import inner_words, reduced_product
+from uvcc_engine.mpc.kernels.proving.word_vectors import EIGHT, constant, load, store
 
 Words = NDArray[np.uint64]
 _TILE = 256  # columns

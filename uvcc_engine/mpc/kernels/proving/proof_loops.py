@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from uvcc_engine.mpc.kernels.loop_cache import compiled_loop
+from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
 
 Words = NDArray[np.uint64]
 _SWAPS: Final = np.array(

@@ -1,4 +1,4 @@
-"""``python -m uvcc_engine.mpc.kernels.compile``: compile all loops into numba's cache, measure, leave the mark."""
+"""``python -m uvcc_engine.mpc.kernels.compiling.compile``: all loops into numba's cache; measure; leave the mark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 
-from uvcc_engine.mpc.kernels.loops import mark, take_over
+from uvcc_engine.mpc.kernels.compiling.loops import mark, take_over
 
 
 def main() -> int:
@@ -23,10 +23,10 @@ def main() -> int:
         take_over()
         os.nice(5)  # the work that waits for these loops goes on meanwhile
         # only now: whoever merely waits must not fill the memory with what this needs
-        from uvcc_engine.mpc.kernels import gemm_rates
         from uvcc_engine.mpc.kernels import jit as jit
+        from uvcc_engine.mpc.kernels.compiling.warm import warm
         from uvcc_engine.mpc.kernels.cpu import CpuKernels
-        from uvcc_engine.mpc.kernels.warm import warm
+        from uvcc_engine.mpc.kernels.gemm import gemm_rates
 
         warm(CpuKernels())
         gemm_rates.known(loops=True)
