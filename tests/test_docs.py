@@ -174,7 +174,7 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    from uvcc_console.core.measures import BEAT_SERIES
+    from uvcc_console.core.folding.measures import BEAT_SERIES
     from uvcc_engine.relay.queues import Totals
 
     assert set(BEAT_SERIES) <= tables.SERIES.keys()
@@ -222,7 +222,7 @@ def test_every_procedure_and_disaster_has_its_runbook() -> None:
 
 
 def test_the_rungs_of_triage_stand_in_their_order() -> None:
-    from uvcc_console.core.triage import LADDER
+    from uvcc_console.core.answers.triage import LADDER
 
     text = (DOCS / "runbooks" / "triage.md").read_text(encoding="utf-8")
     assert re.findall(r"^## `(\w+)`$", text, re.MULTILINE) == [rung.word for rung in LADDER]

@@ -18,7 +18,7 @@ def _modules_after(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["uvcc_console.cli.main", "uvcc_console.core.journal", "uvcc_engine.contract.agent_protocol.wire"]
+    "module", ["uvcc_console.cli.main", "uvcc_console.core.journal.journal", "uvcc_engine.contract.agent_protocol.wire"]
 )
 def test_light_imports(module: str) -> None:
     loaded = _modules_after(f"import {module}")

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from uvcc_console.core.shown import Changes
+from uvcc_console.core.answers.shown import Changes
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.judging.rechecks import Rechecks
 

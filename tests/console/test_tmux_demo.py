@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events, read_all
+from uvcc_console.core.journal.journal import Journal, iter_events, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.machine.preloaded import PRELOADED_ENV
 

@@ -15,7 +15,7 @@ from typing import Final
 from uvcc_console.bench import feeder, longrun
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import Terminal, python
-from uvcc_console.core.journal import Journal, read_all, read_newest
+from uvcc_console.core.journal.journal import Journal, read_all, read_newest
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.runs import processes
 from uvcc_engine.contract.machine.benchrows import Row, row

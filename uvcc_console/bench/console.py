@@ -19,7 +19,7 @@ from pathlib import Path
 from uvcc_console.bench.live_console import PODS, READY, console, feed, live_run
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.benchrows import Row, row

@@ -18,7 +18,7 @@ import psutil
 
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.machine.benchrows import Row, row
 

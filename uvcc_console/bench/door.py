@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.runs import processes

@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 import psutil
 
 from uvcc_console.bench.terminal import python
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.federation import domain_key
 from uvcc_console.federation.seat import Seat, SeatTerms
 from uvcc_console.rollout.bus import Bus

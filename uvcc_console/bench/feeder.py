@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 
 BATCH_S = 0.1
 PODS = 24

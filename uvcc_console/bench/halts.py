@@ -21,7 +21,7 @@ from pathlib import Path
 from uvcc_console.bench import feeder, obedient
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import bootstrap_all

@@ -11,7 +11,7 @@ from pathlib import Path
 from uvcc_console.bench import feeder
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import Terminal, python
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 
 PODS = feeder.PODS

@@ -22,8 +22,8 @@ from uvcc_console.bench.door import HaltDoor
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
-from uvcc_console.core import snapshot_cache
-from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
+from uvcc_console.core.journal import snapshot_cache
+from uvcc_console.core.journal.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.runs import processes

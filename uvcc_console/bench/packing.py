@@ -25,7 +25,7 @@ from typing import Any, Final
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import collector
 from uvcc_console.report.received import unpacked

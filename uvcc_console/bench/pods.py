@@ -19,7 +19,7 @@ import asyncssh
 from uvcc_console.bench.scratch import scratch
 from uvcc_console.bench.terminal import python
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.provider import PodRequest

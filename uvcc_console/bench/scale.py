@@ -25,7 +25,7 @@ from uvcc_console.bench import feeder, pods
 from uvcc_console.bench.live_console import PROBE, live_run
 from uvcc_console.bench.terminal import Terminal, python
 from uvcc_console.core.alerts import detect
-from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core.journal.journal import Follower, Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.ui.judging.condition import tally
 from uvcc_console.ui.judging.view import View

@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uvcc_console.core import bad_records, paths
+from uvcc_console.core import paths
+from uvcc_console.core.folding import bad_records
 from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.machine.help_text import HelpFormatter
@@ -118,7 +119,7 @@ def emit_line(data: Any) -> None:
 def event_row(seq: int, event: Event) -> dict[str, Any]:
     """An event of a run as a line of ``uvcc watch``."""
     from uvcc_console.core import events as ev
-    from uvcc_console.core.shown import NOT_VERIFIED
+    from uvcc_console.core.answers.shown import NOT_VERIFIED
 
     mark = {"mark": NOT_VERIFIED} if isinstance(event, ev.ResultReported) else {}
     return {"seq": seq, "ts": event.ts, "kind": event.kind, **ev.to_json(event), **mark}
@@ -189,7 +190,7 @@ def _created(run_dir: Path) -> float:
     """When the run was planned: its first event. The folder's own time stamps move with every file."""
     import sqlite3
 
-    from uvcc_console.core.journal_file import opened
+    from uvcc_console.core.journal.journal_file import opened
 
     try:
         db = opened(run_dir / JOURNAL, 2.0, mode="ro")
@@ -233,7 +234,7 @@ def find_run(name: str) -> Path:
 
 def load_snapshot(run_dir: Path) -> Any:
     """The newest snapshot of a run, read from its journal."""
-    from uvcc_console.core.journal import Journal, read_newest
+    from uvcc_console.core.journal.journal import Journal, read_newest
 
     journal = Journal(run_dir / JOURNAL, readonly=True)
     try:
@@ -244,7 +245,7 @@ def load_snapshot(run_dir: Path) -> Any:
 
 def load_summary(run_dir: Path) -> Any:
     """A run's snapshot without curves, log and heartbeats, read in milliseconds however long its journal is."""
-    from uvcc_console.core.journal import Journal, read_summary
+    from uvcc_console.core.journal.journal import Journal, read_summary
 
     journal = Journal(run_dir / JOURNAL, readonly=True)
     try:

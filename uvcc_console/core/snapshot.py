@@ -1,7 +1,7 @@
 """The immutable picture of one run. TUI, CLI, replay and detectors read this and nothing else.
 
 The large records have no slots: folding copies one of them for every event, and their fields all at once
-(``core.reducing.changed``).
+(``folding.reducing.changed``).
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class VerdictView:
-    """The verifier's word at ``ts``. What to show of it says ``core.shown``; fields: see ``events.Verdict``."""
+    """The verifier's word at ``ts``. What to show of it says ``answers.shown``; fields: see ``events.Verdict``."""
 
     ok: bool
     global_root: str
@@ -326,7 +326,7 @@ class Snapshot:
     ``facts``: what each directory's lead worker said it runs.
     ``waits``: by worker, or by pod where the event does not name one. ``malformed``: how many lines of a pod, or of the
     journal itself, could not be used. ``results``, ``result_hashes``, ``reports`` are the pods' words, ``verdicts`` the
-    verifier's; what is to be shown of them says ``core.shown`` alone.
+    verifier's; what is to be shown of them says ``answers.shown`` alone.
     """
 
     run: str = ""

@@ -18,7 +18,7 @@ from typing import Final
 from uvcc_console.core import alerts, paths
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
-from uvcc_console.core.journal import BUSY_S, Journal, iter_events
+from uvcc_console.core.journal.journal import BUSY_S, Journal, iter_events
 from uvcc_console.core.log import logger
 from uvcc_console.core.supervision import SideTasks
 from uvcc_console.fleet import pulse

@@ -9,7 +9,7 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.follow.shells import Shell, shell_for
 from uvcc_console.follow.target import FollowTarget

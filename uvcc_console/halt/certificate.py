@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.halt.machine import PodEvidence
 from uvcc_engine.contract.errors import UnreadableError, VerificationError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.reported_state import disagreement
+from uvcc_console.core.folding.reported_state import disagreement
 from uvcc_console.core.snapshot import EpochAgreement
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.untrusted import STEPS

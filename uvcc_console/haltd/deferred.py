@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.log import logger
 from uvcc_engine.contract.errors import UvccError
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.folding.state import reduce
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import reduce
 
 ASKED: Final = tuple(
     e.kind

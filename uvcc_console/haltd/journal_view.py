@@ -7,9 +7,9 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.folding.state import reduce
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import reduce
 from uvcc_console.haltd.halt_snapshot import KINDS as OF_HALTS
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse

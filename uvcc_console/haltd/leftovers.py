@@ -16,7 +16,7 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
-from uvcc_console.core.journal import Journal, read_summary
+from uvcc_console.core.journal.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.cloud.intents import Intents, unended

@@ -18,7 +18,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.paths import DOMAIN
 from uvcc_console.core.snapshot import Snapshot

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
-from uvcc_console.core.shown import NOT_VERIFIED, shown
+from uvcc_console.core.answers.shown import NOT_VERIFIED, shown
 from uvcc_console.report import collector
 from uvcc_console.report.criteria import (
     MET,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.shown import shown
+from uvcc_console.core.answers.shown import shown
 from uvcc_console.report.record import RunRecord, parse
 from uvcc_engine.contract.job.link_spec import FAULT_KINDS
 from uvcc_engine.contract.job.topology import AXES, PARTIES

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from uvcc_console.core.shown import Shown
+from uvcc_console.core.answers.shown import Shown
 from uvcc_console.plan.owndata import model_words
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.early_stop import Course

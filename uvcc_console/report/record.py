@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.folding.state import reduce
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.core.log import logger
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import PodView, Snapshot
-from uvcc_console.core.state import reduce
 from uvcc_console.report.recheck import recheck
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
 from uvcc_engine.contract.job.rollout_phases import PHASES as PHASES

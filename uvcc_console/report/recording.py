@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import received
 from uvcc_console.report.record import ARTIFACTS, RunRecord

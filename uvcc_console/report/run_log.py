@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import reserved
-from uvcc_console.core.shown import NOT_VERIFIED, VERIFIED
+from uvcc_console.core.answers.shown import NOT_VERIFIED, VERIFIED
+from uvcc_console.core.events import reserved
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.untrusted import without_nan

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal_file import opened
+from uvcc_console.core.journal.journal_file import opened
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import collector, received
 from uvcc_console.report.record import identities, pins_of_identities

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import triage
+from uvcc_console.core.answers import triage
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
 from uvcc_console.fleet.download_folder import DownloadFolder, PartialDownload

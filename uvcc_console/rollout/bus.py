@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from uvcc_console.core import bad_records, snapshot_cache
 from uvcc_console.core import events as ev
 from uvcc_console.core.alerts import STEPPED_S
-from uvcc_console.core.journal import KEEP_AFTER, Follower, Journal
+from uvcc_console.core.folding import bad_records
+from uvcc_console.core.journal import snapshot_cache
+from uvcc_console.core.journal.journal import KEEP_AFTER, Follower, Journal
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.rollout.outbox import EventOutbox

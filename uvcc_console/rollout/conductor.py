@@ -21,9 +21,9 @@ from pathlib import Path
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
-from uvcc_console.core.journal import BUSY_S, Journal, iter_events, read_newest
+from uvcc_console.core.folding.reported_state import disagreement
+from uvcc_console.core.journal.journal import BUSY_S, Journal, iter_events, read_newest
 from uvcc_console.core.log import logger
-from uvcc_console.core.reported_state import disagreement
 from uvcc_console.core.supervision import SideTasks
 from uvcc_console.federation import seat as seats
 from uvcc_console.fleet.failover import failover_provider

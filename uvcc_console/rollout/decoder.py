@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import reserved
+from uvcc_console.core.events import reserved
 from uvcc_engine.contract.agent_protocol.agent_messages import (
     AgentMessage,
     Dropped,

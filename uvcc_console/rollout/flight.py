@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import flight
+from uvcc_console.core.answers import flight
 from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.plan.plan import Phase

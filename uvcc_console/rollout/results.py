@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.shown import Contradiction, contradictions
+from uvcc_console.core.answers.shown import Contradiction, contradictions
 from uvcc_console.rollout.bus import Bus
 
 ALERT = "result_contradicted"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import DOMAIN
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.ssh_keys import KEY_FILE

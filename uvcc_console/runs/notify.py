@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from uvcc_console.core import settings
-from uvcc_console.core.holding import holding
-from uvcc_console.core.shown import CHANGED, Changes, shown
+from uvcc_console.core.answers.holding import holding
+from uvcc_console.core.answers.shown import CHANGED, Changes, shown
 from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
 from uvcc_console.core.words import halt_words
 from uvcc_console.runs.notices import AGAIN_S, Note, NoticeWay

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_summary
+from uvcc_console.core.journal.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.by_party import parts_of

@@ -16,7 +16,7 @@ import pytest
 
 from uvcc_console.cli.machine import doctor
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet import procs, strays
 
 BENCH = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from uvcc_console.cli import common
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.runs import processes
 

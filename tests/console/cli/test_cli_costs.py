@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.cli.view import costs
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.cloud.intents import Intents
 
 T0 = 1_800_000_000.0

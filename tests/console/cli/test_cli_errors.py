@@ -12,7 +12,7 @@ import pytest
 import uvcc_console.cli as cli
 from uvcc_console.cli import common
 from uvcc_console.cli.main import VERBS, main, module_of
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
 
 FILES = sorted(Path(cli.__path__[0]).rglob("*.py"))

@@ -18,7 +18,7 @@ from uvcc_console.cli.follow import headless
 from uvcc_console.cli.machine import doctor
 from uvcc_console.cli.main import main
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 

@@ -16,7 +16,7 @@ from uvcc_console.cli.machine import profiles
 from uvcc_console.cli.main import main
 from uvcc_console.cli.view import status, status_line
 from uvcc_console.core import paths
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
 from uvcc_console.plan.profile import available, load
 
 Out = pytest.CaptureFixture[str]

@@ -15,8 +15,8 @@ import pytest
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.steer import halt
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.haltd import order_socket
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError

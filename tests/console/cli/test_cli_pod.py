@@ -15,7 +15,7 @@ from ui_journals import RUN, Story
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.runs import processes
 
 

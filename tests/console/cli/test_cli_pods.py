@@ -11,7 +11,7 @@ import pytest
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet import provider_kinds as providers
 from uvcc_console.fleet.cloud.intents import Intents
 from uvcc_console.fleet.provider import Books, Caps, Pod

@@ -19,8 +19,8 @@ from uvcc_console.cli.follow import headless
 from uvcc_console.cli.follow.headless import ProgressLine, Watched, outcome, render, report
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_all
-from uvcc_console.core.shown import clock
+from uvcc_console.core.answers.shown import clock
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.fleet import procs, pulse
 from uvcc_console.plan.profile import load
 from uvcc_engine.contract.job.topology import Topology

@@ -11,7 +11,7 @@ import pytest
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 
 RUN = "taken-1"
 COORDS = ("p0r0s0t0", "p1r0s0t0", "p2r0s0t0")

@@ -10,8 +10,8 @@ import pytest
 from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
 from uvcc_console.core.alerts.failed_proofs import failed_proof
+from uvcc_console.core.folding.state import fold, reduce
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold, reduce
 
 PROFILE = {
     "job": {"kind": "private", "checkpoint_every": 10, "plan": {"seq_len": 2048}},

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import journal
-from uvcc_console.core.bulk_folding import Folding, stands_apart
-from uvcc_console.core.journal import Journal, iter_events, read_all
-from uvcc_console.core.reducing import changed
-from uvcc_console.core.reported_state import AGREEMENT_KEEP
+from uvcc_console.core.folding.bulk_folding import Folding, stands_apart
+from uvcc_console.core.folding.reducing import changed
+from uvcc_console.core.folding.reported_state import AGREEMENT_KEEP
+from uvcc_console.core.folding.state import reduce
+from uvcc_console.core.journal import journal
+from uvcc_console.core.journal.journal import Journal, iter_events, read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import reduce
 from uvcc_console.report import recording
 
 RECORDED: Final = Path(__file__).parents[1] / "ui" / "recorded"
@@ -204,7 +204,7 @@ def test_a_long_reading_loads_the_quick_parser_and_a_glance_does_not(
 
 def test_most_rows_of_a_run_are_taken_whole() -> None:
     """Else a field of a new type would slow every long reading down, and nobody would see why."""
-    from uvcc_console.core.event_base import form_of
+    from uvcc_console.core.events.event_base import form_of
 
     for event in (
         ev.HeartbeatRead(pod="p", coord="c", record={"step": 1, "loss": 0.5}),

@@ -17,7 +17,7 @@ import uvcc_console
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.core.alerts.quality import differing
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.words import ACKS, PODS, engine_words, figure, value_words
 from uvcc_engine.contract.run_files import narrate
 from uvcc_engine.contract.run_files.event_names import NAMES

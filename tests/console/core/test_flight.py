@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import flight
-from uvcc_console.core.state import fold
+from uvcc_console.core.answers import flight
+from uvcc_console.core.folding.state import fold
 
 
 def entry(seq: int, op: str = "all_reduce", ts: float = 100.0, state: str = "started", **more: Any) -> dict[str, Any]:

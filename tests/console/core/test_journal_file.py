@@ -13,7 +13,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.report import verify
 from uvcc_engine.contract.errors import UnreadableError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.log import JsonLines, WarningsOnStderr, logger, tell_of_warnings, within
 from uvcc_console.runs import logfile
 from uvcc_engine.contract.errors import UvccError

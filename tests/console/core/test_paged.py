@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uvcc_console.core.folding.reducing import LARGE, put
 from uvcc_console.core.paged import PAGE, PagedMapping
-from uvcc_console.core.reducing import LARGE, put
 
 
 @given(

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import pairs, snapshot_cache
+from uvcc_console.core.folding import pairs
+from uvcc_console.core.folding.state import reduce
+from uvcc_console.core.journal import snapshot_cache
 from uvcc_console.core.snapshot import EMPTY, ForecastView, Snapshot, WorkerView
-from uvcc_console.core.state import reduce
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.panels.plane import pair_lines
 

@@ -10,8 +10,8 @@ import pytest
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.view import status
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.plan.plan_score import BY_SMOKE, lines, score
 from uvcc_console.ui.drawing.paint import width_of
 from uvcc_console.ui.judging.view import View

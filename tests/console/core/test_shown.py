@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
-from uvcc_console.core.shown import contradictions, final, shown, verified
+from uvcc_console.core.answers.shown import contradictions, final, shown, verified
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.report.recheck import digests, recheck
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.results import ALERT, compare_results

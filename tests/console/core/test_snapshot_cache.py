@@ -14,10 +14,10 @@ import pytest
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core import journal as journals
-from uvcc_console.core import snapshot_cache
-from uvcc_console.core.bulk_folding import Folding
-from uvcc_console.core.journal import Journal, read_all, read_newest, read_summary
+from uvcc_console.core.folding.bulk_folding import Folding
+from uvcc_console.core.journal import journal as journals
+from uvcc_console.core.journal import snapshot_cache
+from uvcc_console.core.journal.journal import Journal, read_all, read_newest, read_summary
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.haltd import halt_snapshot as glances
 from uvcc_console.plan import profile

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Follower, Journal, read_all
-from uvcc_console.core.reducing import changed
-from uvcc_console.core.reported_state import AGREEMENT_KEEP
+from uvcc_console.core.folding.reducing import changed
+from uvcc_console.core.folding.reported_state import AGREEMENT_KEEP
+from uvcc_console.core.folding.state import fold, reduce
+from uvcc_console.core.journal.journal import Follower, Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold, reduce
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 
 CREATED = ev.RunCreated(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.plan import forecast, plan_score
 from uvcc_console.plan.plan_score import WITHIN
 from uvcc_console.plan.step_forecast import CONSOLE, LEAST, apart, here

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import triage
+from uvcc_console.core.answers import triage
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 
 
 def run_of(kind: str, *more: ev.Event) -> Snapshot:

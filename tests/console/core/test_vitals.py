@@ -11,10 +11,11 @@ import pytest
 
 from uvcc_console.cli.follow.jsonview import document
 from uvcc_console.core import events as ev
-from uvcc_console.core import snapshot_cache, vitals
 from uvcc_console.core.alerts import detect
+from uvcc_console.core.folding import vitals
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal import snapshot_cache
 from uvcc_console.core.snapshot import Snapshot, WorkerView
-from uvcc_console.core.state import fold
 
 AT = 1000.0
 SHAPE: dict[str, Any] = {"replicas": 1, "pipeline_stages": 1, "tensor": 1, "stages": []}

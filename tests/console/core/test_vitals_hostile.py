@@ -13,11 +13,11 @@ import pytest
 
 from uvcc_console.cli.follow.jsonview import document
 from uvcc_console.core import events as ev
-from uvcc_console.core import vitals
 from uvcc_console.core.alerts import detect
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.folding import vitals
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.follow.vital_signs import VitalSigns
 from uvcc_console.rollout.decoder import Decoder
 from uvcc_console.ui.drawing.paint import plain

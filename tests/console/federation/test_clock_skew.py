@@ -24,7 +24,7 @@ from test_peers import ONE, QUIET_S, STAGES, WAIT_S, Clock, Table, met
 from test_rendezvous import People
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.federation import data_owner, domain_key, rendezvous
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted

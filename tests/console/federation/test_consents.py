@@ -17,7 +17,7 @@ from test_peers import Table, met, table  # noqa: F401
 from test_roster import proposal
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.peers import Peers

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.bench import feeder
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.federation.demo import demo_keeper, panes, people
 from uvcc_console.runs import processes
 

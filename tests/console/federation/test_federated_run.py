@@ -24,9 +24,9 @@ from demorun import Uvcc, user_at
 from relaykit import TOKENS, relay_of
 from transparency_log import Log, transparency_log
 
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.federation import domain_key
 from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.runs import processes

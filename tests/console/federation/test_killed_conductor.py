@@ -29,9 +29,9 @@ from relaykit import TOKENS, relay_of
 from test_federated_run import Domains, everything
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.runs import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * 3600)]

@@ -23,8 +23,8 @@ from primefake import KEY
 from primehost import PrimeHost
 from relaykit import TOKENS, relay_of
 
-from uvcc_console.core.journal import iter_events
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.federation import domain_key, own_fleet, proposing
 from uvcc_console.fleet import podhome
 from uvcc_console.fleet.local_provider import LocalProvider

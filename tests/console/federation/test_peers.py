@@ -22,7 +22,7 @@ from test_roster import pod, proposal, roster
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.federation import domain_key, parcels
 from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
 from uvcc_console.federation.seat import Seat, SeatTerms, begin_attempt

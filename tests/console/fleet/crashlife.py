@@ -18,7 +18,7 @@ from primefake import KEY
 from primehost import PrimeHost
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet import procs
 from uvcc_console.fleet.provider import POD_PREFIX

@@ -11,7 +11,7 @@ import asyncssh
 from sshfake import SshFake
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import Provider
 from uvcc_console.fleet.ssh import PodLink
 from uvcc_console.plan.plan import Phase, make_plan

@@ -10,8 +10,8 @@ from pathlib import Path
 from injections_pod import Act, Site
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.halt.machine import HALT, Ladder, LadderAction, Send
 from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import load

@@ -16,7 +16,7 @@ from primefake import KEY
 from primehost import PrimeHost
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.fleet import podhome
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest

@@ -16,7 +16,7 @@ from primefake import KEY
 from primehost import PrimeHost
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 
 PATIENCE_S = 300.0
 SETUP = """cp lib/helper.py "$(python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')\""""

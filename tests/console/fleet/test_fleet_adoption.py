@@ -13,7 +13,7 @@ import pytest
 from sshfake import SshFake
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod, Provider
 from uvcc_console.plan.plan import KEEPING, make_plan
 from uvcc_console.plan.profile import load

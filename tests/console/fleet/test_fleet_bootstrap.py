@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
 from uvcc_console.fleet import procs, ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import Bootstrapped, bootstrap, bootstrap_all

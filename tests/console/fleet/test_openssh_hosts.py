@@ -22,7 +22,7 @@ from opensshd import Sshd, why_not
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.inventory import InventoryProvider, read_hosts

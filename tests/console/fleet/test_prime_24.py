@@ -12,7 +12,7 @@ from primefake import KEY
 from primehost import PrimeHost
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.fleet.provider_kinds import provider_for
 from uvcc_console.fleet.ssh_keys import operator_key
 from uvcc_console.plan.plan import make_plan

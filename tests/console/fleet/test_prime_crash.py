@@ -25,7 +25,7 @@ from virtualtime import VirtualClock
 
 from uvcc_console.cli.steer import pods
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet import provider_kinds as providers
 from uvcc_console.fleet.cloud.ready import Readiness
 from uvcc_console.fleet.cloud.saga import CloudProvider

@@ -10,7 +10,7 @@ from crashlife import PROFILE, Life
 from primehost import PrimeHost
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError

@@ -11,7 +11,7 @@ from crashlife import Life
 from primehost import PrimeHost
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.transcript.terms.policy import Policy
 

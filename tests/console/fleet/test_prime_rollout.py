@@ -14,7 +14,7 @@ from primefake import KEY
 from primehost import PrimeHost, gpu_market
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 
 PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
 PATIENCE_S = 400.0

@@ -14,7 +14,7 @@ from primehost import PrimeHost
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.fleet.cloud.intents import Intents, attempt_name
 from uvcc_console.fleet.runclock import RunClock
 from uvcc_console.haltd import leftovers

@@ -20,7 +20,7 @@ import pytest
 from uvcc_console.cli.main import main
 from uvcc_console.cli.steer import halt
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.follow import adopting

@@ -14,7 +14,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.halt.machine import Times
 from uvcc_console.runs import processes
 from uvcc_engine.relay.config import from_json

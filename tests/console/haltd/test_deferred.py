@@ -17,7 +17,7 @@ from uvcc_console.cli.main import main
 from uvcc_console.cli.steer import halt
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet import procs
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import processes

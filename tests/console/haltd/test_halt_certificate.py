@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.halt import certificate
 from uvcc_console.halt.machine import PodEvidence
 from uvcc_console.haltd.halter import Halter

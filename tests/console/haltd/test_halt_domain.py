@@ -16,9 +16,9 @@ from relaykit import COORD, QUICK, RUN, TOKENS, make_run, relay  # noqa: F401
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.halt import relay_path as over_relay
 from uvcc_console.halt.published_roots import Published

@@ -11,7 +11,7 @@ import pytest
 
 from uvcc_console.bench import halts
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import read_all
+from uvcc_console.core.journal.journal import read_all
 from uvcc_console.fleet import procs
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd.service import Service

@@ -10,7 +10,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.cloud.intents import Intents, attempt_name, books_of
 from uvcc_console.fleet.provider import Books, Pod
 from uvcc_console.haltd import leftovers

@@ -12,8 +12,8 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_all
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.fleet import procs
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest

@@ -11,7 +11,7 @@ import pytest
 from relaykit import COORD, QUICK, RUN, TOKENS, make_run, relay  # noqa: F401
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.halt import relay_path as path_over_relay
 from uvcc_console.haltd.service import Service
 from uvcc_console.runs import domain

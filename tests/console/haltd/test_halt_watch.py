@@ -22,7 +22,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet import procs, pulse
 from uvcc_console.fleet.local_provider import LocalProvider
@@ -50,7 +50,7 @@ with conducting.run_lock(folder):
         db.execute("BEGIN IMMEDIATE")
     if sys.argv[2] == "tell":
         import asyncio, threading
-        from uvcc_console.core.journal import Journal
+        from uvcc_console.core.journal.journal import Journal
         from uvcc_console.rollout import telling
         from uvcc_console.rollout.bus import Bus
         from uvcc_console.runs import notices, notify

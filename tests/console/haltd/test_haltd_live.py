@@ -24,7 +24,7 @@ import pytest
 from uvcc_console.cli.steer import halt
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.supervision import SideTasks
 from uvcc_console.fleet import procs, ssh_keys

@@ -12,7 +12,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths, supervision
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet import ssh_keys
 from uvcc_console.halt.machine import Times
 from uvcc_console.haltd import channels, gpus, service

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from relaykit import COORD, RUN, make_run
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import read_all
+from uvcc_console.core.folding.state import fold, reduce
+from uvcc_console.core.journal.journal import read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold, reduce
 from uvcc_console.halt import relay_path
 from uvcc_console.runs import domain
 from uvcc_engine.contract.job.link_spec import LinkSpec

@@ -13,7 +13,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.haltd import service
 from uvcc_console.haltd.__main__ import sidecar_lock
 from uvcc_console.rollout import side_tasks

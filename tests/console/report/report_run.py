@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.report.recheck import digests
 from uvcc_engine.bench.work.rehearsal import VALUES, Rehearsal, rehearse
 from uvcc_engine.contract.job.topology import Topology

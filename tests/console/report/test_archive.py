@@ -24,7 +24,7 @@ from package_run import Package, copy_of, home, said
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.report import archive, received, record
 from uvcc_console.report import package as verdicts
 from uvcc_console.report.package import Package as Read

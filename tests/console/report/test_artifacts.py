@@ -10,7 +10,7 @@ import pytest
 from report_run import RUN, START, make_run
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.report.run_log import LogEvent, Translator, human, machine, without_secrets
 from uvcc_engine.contract.errors import UnreadableError

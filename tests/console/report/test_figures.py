@@ -12,7 +12,7 @@ import pytest
 from report_run import RUN, START
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.report import metrics
 from uvcc_console.report.figures import Figures, drawings, side_by_side, write_figures
 from uvcc_console.report.logbundle import key_figures

@@ -11,7 +11,7 @@ import pytest
 from report_run import RUN, START, STEPS, manifest_of, sent_by
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.report.artifacts import write_artifacts
 from uvcc_console.report.handoff import MET, NOT_MET, NOT_SHOWN, handoff, write_handoff
 from uvcc_console.report.package import Package

@@ -19,7 +19,7 @@ from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import main
 from uvcc_console.cli.screen import attach
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.fleet import provider_kinds as providers
 from uvcc_console.fleet.provider import Pod
 from uvcc_engine.bench.work import rehearsal

@@ -153,7 +153,7 @@ def test_a_tensor_printed_one_value_a_line_is_refused() -> None:
 
 def test_secrets_in_events_are_refused_too(run_dir: Path) -> None:
     from uvcc_console.core import events as ev
-    from uvcc_console.core.journal import Journal
+    from uvcc_console.core.journal.journal import Journal
 
     journal = Journal(run_dir / "journal.sqlite")
     journal.append(ev.Alert(level="warn", name="relay", text="401 for token=Zm9vYmFyYmF6cXV4"))

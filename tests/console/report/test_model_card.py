@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uvcc_console.core.shown import VERIFIED, Shown
+from uvcc_console.core.answers.shown import VERIFIED, Shown
 from uvcc_console.report.model_card import model_card
 from uvcc_engine.bench.work.rehearsal import make_policy
 from uvcc_engine.contract.job.early_stop import course

@@ -16,7 +16,7 @@ from package_run import Package, said
 from report_run import RUN, make_run
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.report import collector
 from uvcc_console.report.verify import own_run, pins_of, run_verify
 from uvcc_engine.transcript.proof.package import UNPINNED

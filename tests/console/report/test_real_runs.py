@@ -15,7 +15,7 @@ import pytest
 
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.report import metrics
 from uvcc_console.report.artifacts import layout, roots_by_coord, write_artifacts
 from uvcc_console.report.criteria import MET, NOT_MET, NOT_SHOWN

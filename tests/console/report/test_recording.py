@@ -11,9 +11,9 @@ from report_run import RUN
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.folding.state import reduce
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import reduce
 from uvcc_console.report import archive, recording
 from uvcc_console.report.record import JOURNAL, RunRecord
 from uvcc_console.report.redact import RedactionError

@@ -9,8 +9,8 @@ import pytest
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
-from uvcc_console.core.state import fold, settings_after
+from uvcc_console.core.folding.state import fold, settings_after
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.plan.changed_settings import laid_upon, parse, well_formed
 from uvcc_console.plan.profile import load
 from uvcc_engine.contract.errors import ConfigError

@@ -18,7 +18,7 @@ import pytest
 from test_rollout_actions import World
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.fleet.ssh import Completed
 from uvcc_console.plan.plan import FULL
 from uvcc_console.rollout.stages.fleet import preflight, replacing

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus

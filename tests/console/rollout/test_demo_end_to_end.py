@@ -17,8 +17,8 @@ from time_authority import Authority, authority
 from transparency_log import Log, transparency_log
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import iter_events
 
 # few enough rows that no loop is worth compiling: nine fresh pods would compile it nine times
 SMALL = ("--set", "job.test_rows=200")

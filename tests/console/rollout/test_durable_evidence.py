@@ -13,7 +13,7 @@ import asyncssh
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import Pod, Provider
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load

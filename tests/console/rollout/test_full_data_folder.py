@@ -16,9 +16,9 @@ import pytest
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.view import status
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.core.paths import JOURNAL
-from uvcc_console.core.state import fold
 from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout import side_tasks
 from uvcc_console.rollout.bus import Bus

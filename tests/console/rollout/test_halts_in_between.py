@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.rollout.context import HaltedEarly, Rollout
 from uvcc_console.rollout.stages.training import halts_in_between
 from uvcc_console.runs import processes

@@ -12,7 +12,7 @@ import asyncssh
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh import Completed
 from uvcc_console.plan.plan import make_plan

@@ -13,8 +13,9 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import snapshot_cache, triage
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.answers import triage
+from uvcc_console.core.journal import snapshot_cache
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.download_folder import DownloadFolder, PartialDownload
 from uvcc_console.fleet.provider import Provider

@@ -13,7 +13,7 @@ import pytest
 from demorun import Demo, Uvcc, user_at
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.fleet import provider_kinds
 from uvcc_console.fleet.pod import unpack

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import reserved
-from uvcc_console.core.journal import Journal
-from uvcc_console.core.state import fold
+from uvcc_console.core.events import reserved
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.rollout import ingest
 from uvcc_console.rollout.bus import Bus

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.context import Rollout

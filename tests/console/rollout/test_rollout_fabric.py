@@ -14,7 +14,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
-from uvcc_console.core.event_base import is_harmless
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.events.event_base import is_harmless
+from uvcc_console.core.folding.state import fold, reduce
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold, reduce
 from uvcc_console.fleet import agent_lines
 from uvcc_console.halt.published_roots import Published
 from uvcc_console.rollout.decoder import Decoder

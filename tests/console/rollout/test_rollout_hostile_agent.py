@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.supervision import SideTasks
 from uvcc_console.fleet import agent_lines
 from uvcc_console.fleet.provider import PodRequest

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold, reduce
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold, reduce
 from uvcc_console.plan.gate_words import gate_words
 from uvcc_console.plan.plan import Phase, make_plan
 from uvcc_console.plan.profile import available, load

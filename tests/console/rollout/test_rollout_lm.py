@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from demorun import PATIENT
 
-from uvcc_console.core.journal import Journal, read_all
+from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import UnreadableError

@@ -10,8 +10,8 @@ import pytest
 from test_rollout_lm import Operator, operator  # noqa: F401
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import triage
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.answers import triage
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 
 SETTINGS = ("job.steps=100000", "job.overrides.train.eval_every=0", "smoke.steps=20")

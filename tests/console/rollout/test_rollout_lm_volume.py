@@ -11,7 +11,7 @@ from test_rollout_lm import Operator, operator  # noqa: F401
 from test_rollout_lm_home import SETTINGS, _trains
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.checkpoints import checkpoint
 from uvcc_engine.contract.errors import ConfigError

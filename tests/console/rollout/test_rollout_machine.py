@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, all_of

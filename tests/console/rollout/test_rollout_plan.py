@@ -8,7 +8,7 @@ from typing import cast
 import asyncssh
 import pytest
 
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import Provider
 from uvcc_console.plan import measurable
 from uvcc_console.plan.plan import KEEPING, derive, make_plan, new_run_id

@@ -12,7 +12,7 @@ import asyncssh
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.fleet.provider import FunnelStep, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.fleet.wheel import Wheel
 from uvcc_console.plan.plan import make_plan

@@ -9,7 +9,7 @@ from demorun import Demo, user_at
 from transparency_log import transparency_log
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 
 pytestmark = [pytest.mark.ci("tests/console/report/test_public_log.py"), pytest.mark.timeout(900)]
 

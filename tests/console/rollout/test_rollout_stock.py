@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.own_machines import PlainOffer, choose
 from uvcc_console.fleet.provider import NoOffer, PodRequest, Quote, QuoteLine

@@ -16,8 +16,8 @@ from test_rollout_pods import ctx, provider_of
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import supervision
-from uvcc_console.core.journal import iter_events
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.core.supervision import FIRST_S, LONGEST_S, SideTasks
 from uvcc_console.fleet import pulse
 from uvcc_console.fleet.procs import LocalProcess

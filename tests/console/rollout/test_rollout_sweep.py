@@ -12,7 +12,7 @@ import pytest
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh_keys import operator_key, public_line
 from uvcc_console.runs import processes, sweep

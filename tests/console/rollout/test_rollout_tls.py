@@ -16,7 +16,7 @@ from typing import Any
 import asyncssh
 import pytest
 
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import load

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.rollout import telling
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.runs import notices, notify

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold, reduce
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold, reduce
 from uvcc_console.plan import measurable
 from uvcc_console.plan.profile import load
 from uvcc_console.plan.schema import GatesPart, LmJobSettings, PrivateJobSettings, Profile

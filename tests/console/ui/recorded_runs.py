@@ -20,10 +20,10 @@ from typing import Any, Final
 from ui_desk import OrderingApp, desk
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
-from uvcc_console.core.shown import Changes
+from uvcc_console.core.answers.shown import Changes
+from uvcc_console.core.folding.state import reduce
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import reduce
 from uvcc_console.report import recording
 from uvcc_console.ui.actions.saved_screens import screen_text
 from uvcc_console.ui.app import UvccApp

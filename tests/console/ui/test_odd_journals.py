@@ -15,8 +15,8 @@ from ui_journals import Story
 from uvcc_console.cli.main import main
 from uvcc_console.core import alerts
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events, read_all
-from uvcc_console.core.state import fold, reduce
+from uvcc_console.core.folding.state import fold, reduce
+from uvcc_console.core.journal.journal import Journal, iter_events, read_all
 from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.plan import forecast
 from uvcc_console.report.record import RunRecord

@@ -11,7 +11,7 @@ import pytest
 from uvcc_console.bench import console, feeder
 from uvcc_console.bench.terminal import Terminal
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events, read_all
+from uvcc_console.core.journal.journal import Journal, iter_events, read_all
 
 
 def test_the_feeder_writes_what_it_reports(

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rollout"))
 from chaos_truth import Findings, Truth, looked
 from demorun import Uvcc, user_at
 
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.runs import processes
 from uvcc_console.ui.app import UvccApp, open_app
 

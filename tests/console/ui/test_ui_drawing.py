@@ -10,8 +10,8 @@ import pytest
 from ui_journals import T0, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.snapshot import LogEntry
-from uvcc_console.core.state import fold
 from uvcc_console.ui.drawing import format as fmt
 from uvcc_console.ui.drawing.glyphs import ASCII, UNICODE
 from uvcc_console.ui.drawing.paint import clean, cut, fit, plain, spread, width_of, wrap

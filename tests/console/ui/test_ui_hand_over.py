@@ -18,7 +18,7 @@ from textual import events
 from uvcc_console.bench.live_console import live_run
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.ui.halting.hand_over import PendingKeys
 
 PATIENCE_S = 500.0

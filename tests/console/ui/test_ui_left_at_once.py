@@ -11,7 +11,7 @@ from ui_desk import FakeProcesses, desk, modes
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_engine.contract.errors import UvccError
 
 

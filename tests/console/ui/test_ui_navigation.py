@@ -11,8 +11,8 @@ from ui_desk import desk, typed
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.series import Series
-from uvcc_console.core.state import fold
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.filters import parse
 from uvcc_console.ui.judging.view import View

@@ -26,10 +26,10 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.holding import HOLD_S
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.answers.holding import HOLD_S
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import PodView, Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.fleet.procs import identify
 from uvcc_console.fleet.pulse import DEAD
 from uvcc_console.haltd.stand_in import StandIn

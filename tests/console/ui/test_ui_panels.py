@@ -10,10 +10,10 @@ from ui_desk import desk
 from ui_journals import RUN, Story, digest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.answers.shown import contradictions
+from uvcc_console.core.answers.shown import shown as result_of
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.series import Series
-from uvcc_console.core.shown import contradictions
-from uvcc_console.core.shown import shown as result_of
-from uvcc_console.core.state import fold
 from uvcc_console.runs.notices import Note
 from uvcc_console.runs.notify import state_note
 from uvcc_console.ui.drawing.glyphs import ASCII, UNICODE

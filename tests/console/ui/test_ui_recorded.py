@@ -10,7 +10,7 @@ from chaos_truth import Look, Truth, looked
 from recorded_runs import MOMENTS, RUNS, SIZES, recorded, seen
 from rich.cells import cell_len
 
-from uvcc_console.core.shown import final
+from uvcc_console.core.answers.shown import final
 
 EMPTY_COLUMNS = 40
 ALWAYS = {("private", moment, SIZES[0]) for moment in ("planned", "held", "halted", "failed", "result")} | {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.ui.feed.source import ReplaySource
 
 DAY_S = 86_400.0

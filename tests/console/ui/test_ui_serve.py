@@ -18,7 +18,7 @@ from ui_journals import Story
 
 from uvcc_console.cli.main import main
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.ui.actions import typing_offers
 from uvcc_console.ui.app import UvccApp
 from uvcc_console.ui.feed import kept_layout

@@ -18,7 +18,7 @@ from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.fleet.procs import identify
 
 pytest.importorskip("textual_serve")

@@ -12,7 +12,7 @@ from ui_journals import RUN, Story
 
 from uvcc_console.bench import longrun
 from uvcc_console.core import events as ev
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
 from uvcc_console.ui.drawing.paint import plain, width_of
 from uvcc_console.ui.judging.lamps import MOVING, Lamp
 from uvcc_console.ui.judging.view import View, fleet_rows

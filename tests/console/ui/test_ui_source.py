@@ -13,10 +13,10 @@ from ui_journals import Story
 
 from uvcc_console.bench import feeder
 from uvcc_console.core import events as ev
-from uvcc_console.core import snapshot_cache
-from uvcc_console.core.journal import KEEP_AFTER, Journal
-from uvcc_console.core.reducing import changed
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.reducing import changed
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal import snapshot_cache
+from uvcc_console.core.journal.journal import KEEP_AFTER, Journal
 from uvcc_console.ui.feed.source import JournalSource, JournalWriter, ReplaySource
 from uvcc_engine.contract.errors import UnreadableError
 

@@ -6,8 +6,8 @@ import random
 
 from ui_journals import T0, Story
 
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.ui.halting.halt_switch import Cadence, HaltSwitch
 
 

@@ -18,7 +18,7 @@ import pytest
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.fleet.procs import identify
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")

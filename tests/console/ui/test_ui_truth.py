@@ -15,8 +15,8 @@ from ui_desk import FakeProcesses, desk
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.ui.drawing.frames import Frames
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.feed.source import BEHIND_S, JournalSource

@@ -22,9 +22,9 @@ from ui_journals import RUN, Story
 from uvcc_console.bench.live_console import live_run
 from uvcc_console.bench.terminal import ESCAPE, F9, Terminal, python
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.fleet.procs import identify
 from uvcc_console.ui.halting import urgent as urgent_module
 from uvcc_console.ui.halting.keyboard import RawKeys

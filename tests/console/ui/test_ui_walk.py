@@ -10,7 +10,7 @@ from recorded_runs import recorded, seen
 from ui_desk import desk
 from ui_journals import RUN, Story
 
-from uvcc_console.core.state import fold
+from uvcc_console.core.folding.state import fold
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.feed.home_model import RunSummary
 from uvcc_console.ui.feed.moments import moment

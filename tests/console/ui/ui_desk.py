@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from textual.pilot import Pilot
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, iter_events
+from uvcc_console.core.journal.journal import Journal, iter_events
 from uvcc_console.ui.actions.saved_screens import screen_text
 from uvcc_console.ui.app import UvccApp, open_app
 from uvcc_console.ui.judging.lamps import DEAD, MOVING, Lamp

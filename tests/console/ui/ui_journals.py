@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 
 T0 = 1_795_223_700.0  # 2026-11-21 01:15:00 UTC
 STAGES = [

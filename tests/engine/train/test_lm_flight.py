@@ -13,7 +13,7 @@ from typing import Any
 import lm_kit
 import pytest
 
-from uvcc_console.core.flight import diagnose, newest
+from uvcc_console.core.answers.flight import diagnose, newest
 from uvcc_engine.contract.run_files import flight
 
 RANK = """

@@ -17,8 +17,8 @@ from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview, teardown_order
 from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Follower, Journal
-from uvcc_console.core.shown import CHANGED, UNCHECKED, shown
+from uvcc_console.core.answers.shown import CHANGED, UNCHECKED, shown
+from uvcc_console.core.journal.journal import Follower, Journal
 from uvcc_console.core.snapshot import Snapshot, StageView
 from uvcc_console.core.words import engine_words
 from uvcc_console.plan.plan import FULL, RESUMABLE, SMOKE

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from uvcc_console.core.measures import AT
-from uvcc_console.core.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
+from uvcc_console.core.answers.shown import CHANGED, UNCHECKED, VERIFIED, Changes, Shown, final, shown, verified
+from uvcc_console.core.folding.measures import AT
 from uvcc_console.core.snapshot import PodView, Snapshot, WorkerView
 from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck

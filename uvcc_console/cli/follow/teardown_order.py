@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from uvcc_console.cli import common
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet import pulse
 from uvcc_console.plan.plan import pod_prefix

@@ -165,7 +165,7 @@ def _sign_in_own_run(run_dir: Path, what: str) -> int:
     """Have this domain's own conductor sign, and leave it for the others. Raises UvccError with its refusal."""
     from uvcc_console.cli.follow import headless
     from uvcc_console.core import events as ev
-    from uvcc_console.core.journal import Journal
+    from uvcc_console.core.journal.journal import Journal
     from uvcc_console.runs import processes
 
     if not processes.running(run_dir, processes.CONDUCTOR):

@@ -15,7 +15,7 @@ from typing import Any
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.parties.propose import add_relay, meeting
-from uvcc_console.core.shown import shown
+from uvcc_console.core.answers.shown import shown
 from uvcc_console.federation import data_owner, owner_joining, owner_results
 from uvcc_console.federation.domain_key import fingerprint
 from uvcc_console.federation.proposing import screen

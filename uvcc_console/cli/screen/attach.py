@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from uvcc_console.cli import common
-from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core.journal.journal import Follower, Journal
 from uvcc_console.runs.processes import JOURNAL, conducted
 
 POLL_S = 0.2

@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
 
 
 def _print(run_dir: Path) -> int:
-    from uvcc_console.core.journal import iter_events
+    from uvcc_console.core.journal.journal import iter_events
 
     for seq, event in iter_events(run_dir / JOURNAL):
         common.emit_line(common.event_row(seq, event))

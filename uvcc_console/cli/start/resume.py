@@ -11,8 +11,8 @@ from uvcc_console.cli import common
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
-from uvcc_console.core.state import settings_after
+from uvcc_console.core.folding.state import settings_after
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.federation import seat
 from uvcc_console.halt import certificate
 from uvcc_console.plan import changed_settings, lm_settings

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import ADOPTED
 from uvcc_console.core.words import halt_words
 from uvcc_console.haltd import order_socket

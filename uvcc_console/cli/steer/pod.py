@@ -10,8 +10,8 @@ from uvcc_console.cli import common
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.core import events as ev
-from uvcc_console.core import triage
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.answers import triage
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import ConfigError
 

@@ -137,7 +137,7 @@ async def _end_one(run_dir: Path, name: str, host_key: str) -> None:
 def _note_gone(run_dir: Path, name: str) -> None:
     """The run's journal no longer tells of a leak."""
     from uvcc_console.core import events as ev
-    from uvcc_console.core.journal import Journal
+    from uvcc_console.core.journal.journal import Journal
 
     s = common.load_snapshot(run_dir)
     pod = s.pods.get(name.rpartition("-")[2])

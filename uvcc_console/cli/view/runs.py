@@ -9,7 +9,7 @@ import time
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import FAILED
-from uvcc_console.core.shown import CHANGED
+from uvcc_console.core.answers.shown import CHANGED
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 

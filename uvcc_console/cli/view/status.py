@@ -9,8 +9,8 @@ from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.view import status_line
-from uvcc_console.core.shown import Shown
-from uvcc_console.core.shown import shown as result_of
+from uvcc_console.core.answers.shown import Shown
+from uvcc_console.core.answers.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.words import halt_words
 from uvcc_console.plan import plan_score

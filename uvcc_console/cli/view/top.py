@@ -9,7 +9,7 @@ import time
 
 from uvcc_console.cli import common
 from uvcc_console.core import settings
-from uvcc_console.core.journal import Follower, Journal
+from uvcc_console.core.journal.journal import Follower, Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import ConfigError

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from uvcc_console.cli import common
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.follow.target import is_target
 from uvcc_console.runs.processes import conducted

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uvcc_console.core import bad_records
 from uvcc_console.core import events as ev
 from uvcc_console.core.alerts import cards, fleet, progress, quality
 from uvcc_console.core.alerts.finding import Detector, Finding
+from uvcc_console.core.folding import bad_records
 from uvcc_console.core.snapshot import Snapshot
 
 DETECTORS: tuple[Detector, ...] = (*progress.DETECTORS, *quality.DETECTORS, *fleet.DETECTORS, *cards.DETECTORS)

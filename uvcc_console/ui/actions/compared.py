@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal, read_newest
+from uvcc_console.core.journal.journal import Journal, read_newest
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import ConfigError, UvccError

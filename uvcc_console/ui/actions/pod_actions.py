@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.app import SuspendNotSupported
 
-from uvcc_console.core import triage
+from uvcc_console.core.answers import triage
 from uvcc_console.core.snapshot import PodView
 from uvcc_console.ui.panels.fleet import FleetPanel, key_of
 from uvcc_console.ui.run_base import RunConsole

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uvcc_console.core import bad_records, paths
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core import paths
+from uvcc_console.core.answers.shown import Changes
+from uvcc_console.core.folding import bad_records
+from uvcc_console.core.folding.state import fold
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.core.paths import JOURNAL
-from uvcc_console.core.shown import Changes
 from uvcc_console.core.snapshot import EMPTY, Snapshot
-from uvcc_console.core.state import fold
 from uvcc_console.fleet.provider_kinds import FleetSettings, runs_here
 from uvcc_console.ui.drawing.glyphs import Glyphs
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import snapshot_cache
-from uvcc_console.core.bulk_folding import Folding
-from uvcc_console.core.journal import KEEP_AFTER, Journal, iter_events
+from uvcc_console.core.folding.bulk_folding import Folding
+from uvcc_console.core.journal import snapshot_cache
+from uvcc_console.core.journal.journal import KEEP_AFTER, Journal, iter_events
 from uvcc_console.core.paths import JOURNAL
 from uvcc_console.core.snapshot import LogEntry, Snapshot
 from uvcc_console.haltd import order_socket

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from uvcc_console.core import pod_states
-from uvcc_console.core.shown import final
+from uvcc_console.core.answers.shown import final
 from uvcc_console.core.snapshot import AGENT_PATHS, PodView, Snapshot
 from uvcc_console.runs.disk_space import cure
 from uvcc_console.ui.drawing.format import duration

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from uvcc_console.core.shown import Changes
+from uvcc_console.core.answers.shown import Changes
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.report import recheck
 

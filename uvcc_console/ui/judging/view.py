@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final
 
-from uvcc_console.core import pod_states, vitals
-from uvcc_console.core.holding import HOLD_S as HOLD_S
-from uvcc_console.core.holding import holding as holding
-from uvcc_console.core.measures import AT
+from uvcc_console.core import pod_states
+from uvcc_console.core.answers.holding import HOLD_S as HOLD_S
+from uvcc_console.core.answers.holding import holding as holding
+from uvcc_console.core.answers.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
+from uvcc_console.core.folding import vitals
+from uvcc_console.core.folding.measures import AT
 from uvcc_console.core.series import Series
-from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, VERIFIED, Changes, Shown, shown
 from uvcc_console.core.snapshot import EMPTY, PodView, Snapshot, WorkerView
 from uvcc_console.ui.drawing.glyphs import UNICODE, Glyphs
 from uvcc_console.ui.judging.filters import Filter

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from uvcc_console.core.shown import REPORTED, UNCHECKED, VERIFIED, shown
+from uvcc_console.core.answers.shown import REPORTED, UNCHECKED, VERIFIED, shown
 from uvcc_console.core.words import value_words
 from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uvcc_console.core.alerts.failed_proofs import failed_proof
-from uvcc_console.core.shown import CHANGED, REFUTED
+from uvcc_console.core.answers.shown import CHANGED, REFUTED
 from uvcc_console.core.snapshot import EpochAgreement, Snapshot
 from uvcc_console.ui.drawing.format import short
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, spread, wrap

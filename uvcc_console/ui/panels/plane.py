@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from uvcc_console.core import pairs
 from uvcc_console.core.alerts.progress import collective
+from uvcc_console.core.folding import pairs
 from uvcc_console.ui.drawing.format import age, clock, duration, volume
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, fit, wrap
 from uvcc_console.ui.judging.view import FleetRow, View, coord_parts, fleet_rows, party_role

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from uvcc_console.core.shown import CHANGED, REFUTED, UNCHECKED, Shown, final
+from uvcc_console.core.answers.shown import CHANGED, REFUTED, UNCHECKED, Shown, final
 from uvcc_console.core.words import engine_words, repeats_exactly
 from uvcc_console.ui.drawing.format import duration, money, number
 from uvcc_console.ui.drawing.glyphs import Glyphs

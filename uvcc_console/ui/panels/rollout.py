@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uvcc_console.core import pod_states, triage
+from uvcc_console.core import pod_states
+from uvcc_console.core.answers import triage
 from uvcc_console.core.snapshot import StageView
 from uvcc_console.plan import plan_score
 from uvcc_console.ui.drawing.format import clock, duration

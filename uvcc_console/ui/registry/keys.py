@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from textual.binding import Binding
 
-from uvcc_console.core import pod_states, triage
+from uvcc_console.core import pod_states
+from uvcc_console.core.answers import triage
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.judging.condition import Judgement, judge, only_copies, undecided
 from uvcc_console.ui.judging.lamps import DEAD, Lamp

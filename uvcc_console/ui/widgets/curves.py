@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from uvcc_console.core.measures import AT
+from uvcc_console.core.folding.measures import AT
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.ui.judging.view import View, coord_parts, party_role

@@ -18,7 +18,7 @@ from typing import Final
 from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.core.failures import describe
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.fleet.pins import split_address
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.wheel import Wheel

@@ -13,7 +13,7 @@ import re
 from typing import Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import Journal
+from uvcc_console.core.journal.journal import Journal
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.rollout.context import Member, Rollout, each
 from uvcc_console.rollout.stages.migration import checkpoint_copies

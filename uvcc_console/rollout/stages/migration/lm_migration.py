@@ -8,7 +8,7 @@ from typing import Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.plan.plan import FULL, Phase
 from uvcc_console.plan.schema import LmJobSettings
 from uvcc_console.rollout.context import Rollout

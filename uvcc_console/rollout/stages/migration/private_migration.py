@@ -21,7 +21,7 @@ from typing import Any
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.plan.plan import Phase
 from uvcc_console.plan.schema import PrivateJobSettings

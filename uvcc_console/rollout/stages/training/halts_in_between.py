@@ -6,7 +6,7 @@ import contextlib
 import secrets
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.journal import iter_events
+from uvcc_console.core.journal.journal import iter_events
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.halt.machine import HALT, HOLD, RELEASE
 from uvcc_console.rollout.context import HaltedEarly, Rollout

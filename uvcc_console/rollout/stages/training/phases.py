@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.shown import shown
+from uvcc_console.core.answers.shown import shown
 from uvcc_console.core.snapshot import HaltView, Snapshot
 from uvcc_console.fleet import agent_lines
 from uvcc_console.halt import certificate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from uvcc_console.core import triage
+from uvcc_console.core.answers import triage
 from uvcc_console.rollout.context import Rollout
 from uvcc_engine.contract.job.topology import Topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvcc_console.core.event_base import Event, event
+from uvcc_console.core.events.event_base import Event, event
 
 
 @event("heartbeat")

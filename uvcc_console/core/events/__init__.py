@@ -10,22 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from uvcc_console.core.event_base import Event as Event
-from uvcc_console.core.event_base import LinesMalformed as LinesMalformed
-from uvcc_console.core.event_base import checks as checks
-from uvcc_console.core.event_base import event
-from uvcc_console.core.event_base import from_json as from_json
-from uvcc_console.core.event_base import kinds as kinds
-from uvcc_console.core.event_base import to_json as to_json
-from uvcc_console.core.reported import CursorMoved as CursorMoved
-from uvcc_console.core.reported import EngineEvent as EngineEvent
-from uvcc_console.core.reported import HeartbeatRead as HeartbeatRead
-from uvcc_console.core.reported import LogLines as LogLines
-from uvcc_console.core.reported import Metric as Metric
-from uvcc_console.core.reported import PodTelemetry as PodTelemetry
-from uvcc_console.core.reported import ResultReported as ResultReported
-from uvcc_console.core.reported import RootReported as RootReported
-from uvcc_console.core.reported import WorkerProcess as WorkerProcess
+from uvcc_console.core.events.event_base import Event as Event
+from uvcc_console.core.events.event_base import LinesMalformed as LinesMalformed
+from uvcc_console.core.events.event_base import checks as checks
+from uvcc_console.core.events.event_base import event
+from uvcc_console.core.events.event_base import from_json as from_json
+from uvcc_console.core.events.event_base import kinds as kinds
+from uvcc_console.core.events.event_base import to_json as to_json
+from uvcc_console.core.events.reported import CursorMoved as CursorMoved
+from uvcc_console.core.events.reported import EngineEvent as EngineEvent
+from uvcc_console.core.events.reported import HeartbeatRead as HeartbeatRead
+from uvcc_console.core.events.reported import LogLines as LogLines
+from uvcc_console.core.events.reported import Metric as Metric
+from uvcc_console.core.events.reported import PodTelemetry as PodTelemetry
+from uvcc_console.core.events.reported import ResultReported as ResultReported
+from uvcc_console.core.events.reported import RootReported as RootReported
+from uvcc_console.core.events.reported import WorkerProcess as WorkerProcess
 
 
 @event("run_created")

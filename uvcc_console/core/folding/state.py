@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from uvcc_console.core import bad_records, pod_states, reported_state
 from uvcc_console.core import events as ev
-from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
+from uvcc_console.core import pod_states
+from uvcc_console.core.folding import bad_records, reported_state
+from uvcc_console.core.folding.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import (
     AGENT_PATHS,
@@ -430,14 +431,12 @@ def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
 
 def _unusable(e: ev.Event, error: Exception) -> ev.LinesMalformed:
     pod = getattr(e, "pod", "")
-    why = clean(
-        str(error) if isinstance(error, bad_records.BadRecordError) else f"{type(error).__name__}: {error}", 200
-    )
+    why = str(error) if isinstance(error, bad_records.BadRecordError) else f"{type(error).__name__}: {error}"
     return ev.LinesMalformed(
         ts=e.ts,
         where=pod if isinstance(pod, str) and pod else "journal",
         src=e.kind,
-        sample=why,
+        sample=clean(why, 200),
         journalled=True,
     )
 

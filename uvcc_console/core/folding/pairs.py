@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.reducing import changed, put
+from uvcc_console.core.folding.reducing import changed, put
 from uvcc_console.core.snapshot import PairView, Snapshot
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES, Coord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from uvcc_console.core.reducing import put, put_all
+from uvcc_console.core.folding.reducing import put, put_all
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import EMPTY, WorkerView
 from uvcc_engine.contract.parsing.untrusted import as_float, as_int, as_timestamp

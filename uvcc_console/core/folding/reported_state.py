@@ -8,13 +8,13 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
-from uvcc_console.core import bad_records
 from uvcc_console.core import events as ev
-from uvcc_console.core.measures import AT, extended, measured
-from uvcc_console.core.pairs import counted
-from uvcc_console.core.reducing import LOG_KEEP, changed, logged, put
+from uvcc_console.core.folding import bad_records
+from uvcc_console.core.folding.measures import AT, extended, measured
+from uvcc_console.core.folding.pairs import counted
+from uvcc_console.core.folding.reducing import LOG_KEEP, changed, logged, put
+from uvcc_console.core.folding.vitals import with_vitals
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, OutageView, ReportView, Snapshot, WaitView, WorkerView
-from uvcc_console.core.vitals import with_vitals
 from uvcc_console.core.words import engine_words
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.untrusted import as_int, hint_of, scalar_text

@@ -19,22 +19,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from uvcc_console.core import (
+from uvcc_console.core import events, paged, series, snapshot, words
+from uvcc_console.core.events import event_base, reported
+from uvcc_console.core.folding import (
     bad_records,
     bulk_folding,
-    event_base,
-    events,
     measures,
-    paged,
     pairs,
     reducing,
-    reported,
     reported_state,
-    series,
-    snapshot,
     state,
     vitals,
-    words,
 )
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot

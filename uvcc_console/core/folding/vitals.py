@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core.reducing import changed
+from uvcc_console.core.folding.reducing import changed
 from uvcc_console.core.snapshot import GpuView, PodView
 from uvcc_engine.contract.parsing.untrusted import as_float, as_int
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from uvcc_console.core import events as ev
-from uvcc_console.core import snapshot_cache
-from uvcc_console.core.bulk_folding import Folding
-from uvcc_console.core.event_base import is_harmless
-from uvcc_console.core.journal_file import hint_of, opened
+from uvcc_console.core.events.event_base import is_harmless
+from uvcc_console.core.folding.bulk_folding import Folding
+from uvcc_console.core.journal import snapshot_cache
+from uvcc_console.core.journal.journal_file import hint_of, opened
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.contract.parsing.untrusted import as_timestamp

@@ -1,7 +1,7 @@
 """Folding many events of which nobody looks at the states between: what long readings are made of.
 
-``core.state.reduce`` makes a new snapshot for every event, and copies for it what the event touches. Here the workers,
-their curves, the roots and the log lie open while events of the four kinds come that nearly all of a journal are, and
+``state.reduce`` makes a new snapshot for every event, and copies for it what the event touches. Here the workers, their
+curves, the roots and the log lie open while events of the four kinds come that nearly all of a journal are, and
 are closed to a snapshot when it is asked for, or for an event that may touch them. Events of which that is known that
 they do not are folded beside them. The state is the same, event by event.
 """
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from uvcc_console.core import bad_records, reported_state
 from uvcc_console.core import events as ev
-from uvcc_console.core.measures import AT, measured
-from uvcc_console.core.reducing import LARGE, LOG_KEEP, changed
+from uvcc_console.core.folding import bad_records, reported_state
+from uvcc_console.core.folding.measures import AT, measured
+from uvcc_console.core.folding.reducing import LARGE, LOG_KEEP, changed
+from uvcc_console.core.folding.state import reduce
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import EpochAgreement, LogEntry, Snapshot, WorkerView
-from uvcc_console.core.state import reduce
 
 _NO_LINES: Final[tuple[LogEntry, ...]] = ()
 _NONE: Final = Series()

@@ -1,0 +1,1 @@
+"""The reducer and its parts: how events become the immutable snapshot. Pure."""
