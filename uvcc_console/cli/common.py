@@ -207,7 +207,10 @@ def find_run(name: str) -> Path:
     """The folder of a run. Raises UnreadableError for an unknown name, ConfigError for an ambiguous one."""
     dirs = run_dirs()
     if not dirs:
-        raise UnreadableError("there are no runs yet", "start one with: uvcc demo")
+        from uvcc_console.runs import keeping
+
+        said, hint = keeping.none_here()
+        raise UnreadableError(said, keeping.packed_hint(name) or hint)
     if name == "last":
         return dirs[-1]
     if name == "current":
@@ -220,8 +223,11 @@ def find_run(name: str) -> Path:
     exact = [d for d in dirs if d.name == name]
     hits = exact or [d for d in dirs if d.name.startswith(name)]
     if not hits:
+        from uvcc_console.runs import keeping
         from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 
+        if hint := keeping.packed_hint(name):
+            raise UnreadableError(f"no run {name!r} here", hint)
         beginnings = {d.name[: len(name)]: d.name for d in dirs}  # a run may be named by its beginning
         close = beginnings.get(nearest(name, beginnings, CLOSE), "")
         raise UnreadableError(

@@ -13,6 +13,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.claims import Claims
 from uvcc_console.fleet.cloud import intents
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.text import counted
 
 ARCHIVES: Final = "archive"
 _PACKED: Final = ".tar.gz"
@@ -105,6 +106,23 @@ def archived() -> dict[str, int]:
     """Run -> bytes of its packed file, of every run that was packed away."""
     found = sorted((paths.data_dir() / ARCHIVES).glob(f"[!.]*{_PACKED}"))
     return {path.name.removesuffix(_PACKED): path.stat().st_size for path in found if path.is_file()}
+
+
+def none_here() -> tuple[str, str]:
+    """What to say where there is no run, and what to do about it."""
+    if packed := len(archived()):
+        said = f"there are no runs here: {counted(packed, 'run was', 'runs were')} packed away"
+        return said, "see: uvcc runs --archived; uvcc runs --unpack RUN brings one back"
+    return "there are no runs yet", "start one with: uvcc demo"
+
+
+def packed_hint(name: str) -> str:
+    """What to do about a run of this name, or beginning, that was packed away; empty where none was."""
+    found = [run for run in archived() if name and run.startswith(name)]
+    if name in found or len(found) == 1:
+        run = name if name in found else found[0]
+        return f"{run} was packed away: uvcc runs --unpack {run} brings it back"
+    return f"{len(found)} that begin so were packed away: uvcc runs --archived" if found else ""
 
 
 def unpack(name: str) -> Path:

@@ -8,11 +8,14 @@ import json
 from pathlib import Path
 
 import pytest
+from ui_journals import Story
 
 import uvcc_console.cli as cli
 from uvcc_console.cli import common
 from uvcc_console.cli.main import VERBS, main, module_of
+from uvcc_console.core import paths
 from uvcc_console.core.journal.journal import Journal
+from uvcc_console.runs import keeping
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError
 
 FILES = sorted(Path(cli.__path__[0]).rglob("*.py"))
@@ -79,6 +82,36 @@ def test_a_run_that_is_not_there_is_told_in_the_one_form(verb: str, capsys: pyte
             "hint": "start one with: uvcc demo",
             "exit_code": 2,
         }
+
+
+@pytest.mark.parametrize("verb", OF_A_RUN)
+def test_runs_that_were_packed_away_are_told_of(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With no other run here, by a run's name, its beginning, and another's."""
+    more = ["stackdump"] if verb == "pod" else []
+    for run in ("demo-20261121-0115-ab12", "demo-20261121-0116-cd34"):
+        Story(steps=5).finished().write(paths.run_dir(run))
+        keeping.archive(paths.run_dir(run))
+    said = {}
+    for name in ("last", "demo-20261121-0115-ab12", "demo-20261121-0116", "demo"):
+        assert main([verb, name, *more]) == 2
+        said[name] = capsys.readouterr().err
+    none = "error: there are no runs here: 2 runs were packed away ("
+    assert said["last"] == f"{none}see: uvcc runs --archived; uvcc runs --unpack RUN brings one back)\n"
+    for name, run in (("demo-20261121-0115-ab12", ""), ("demo-20261121-0116", "-cd34")):
+        assert said[name] == f"{none}{name}{run} was packed away: uvcc runs --unpack {name}{run} brings it back)\n"
+    assert said["demo"] == f"{none}2 that begin so were packed away: uvcc runs --archived)\n"
+
+
+def test_one_that_was_packed_away_beside_others_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for run in ("demo-20261121-0115-ab12", "other-20261121-0116-cd34"):
+        Story(steps=5).finished().write(paths.run_dir(run))
+    keeping.archive(paths.run_dir("demo-20261121-0115-ab12"))
+    assert main(["status", "demo"]) == 2
+    packed = "demo-20261121-0115-ab12 was packed away: uvcc runs --unpack demo-20261121-0115-ab12 brings it back"
+    assert capsys.readouterr().err == f"error: no run 'demo' here ({packed})\n"
+    keeping.archive(paths.run_dir("other-20261121-0116-cd34"))
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().err.startswith("there are no runs here: 2 runs were packed away; see: uvcc runs --arch")
 
 
 def test_an_unknown_verb_too(capsys: pytest.CaptureFixture[str]) -> None:

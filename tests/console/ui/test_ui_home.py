@@ -32,6 +32,7 @@ from uvcc_console.fleet.procs import identify
 from uvcc_console.fleet.provider import PodRequest, Quote, QuoteLine
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
+from uvcc_console.runs import keeping
 from uvcc_console.ui.drawing.glyphs import UNICODE
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.feed import home_model, kept_layout
@@ -97,6 +98,14 @@ async def test_without_runs_it_says_what_to_do() -> None:
     async with home() as (app, _):
         assert "no runs yet" in text_of(app)
         assert "demo" in {name for name, _ in app.screen.query_one(ProfilesPanel).profiles}
+
+
+@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
+async def test_where_all_runs_were_packed_away_it_says_how_to_bring_one_back(size: tuple[int, int]) -> None:
+    Story(steps=5).finished().write(paths.run_dir(RUN))
+    keeping.archive(paths.run_dir(RUN))
+    async with home(size) as (app, _):
+        assert "no runs here, 1 packed away: uvcc runs --unpack brings one back" in text_of(app)
 
 
 @pytest.mark.parametrize("size", [(160, 50), (80, 24)])

@@ -14,6 +14,8 @@ from uvcc_engine.train.sinks.printed_rows import PrintedRows
 UVCC = (sys.executable, "-m", "uvcc_console.cli.main")
 ENGINE = (sys.executable, "-m", "uvcc_engine.cli")
 FULL = "error: cannot write standard output: No space left on device (free space there, or send it elsewhere)\n"
+CLOSED = "error: cannot write standard output: it was closed before this command began "
+CLOSED += "(send it to a file, or to /dev/null)\n"
 WRITES = [(*UVCC, "docs", "--list"), (*UVCC, "docs", "glossary"), (*UVCC, "man"), (*UVCC, "profiles", "--json")]
 WRITES += [(*UVCC, "--help"), (*ENGINE, "bench", "--help"), (*ENGINE, "verify", "nothing", "--json")]
 
@@ -49,11 +51,33 @@ def test_a_reader_that_has_left_is_no_error_and_no_verdict(command: tuple[str, .
     assert buffered or done.returncode == 1
 
 
+def closed(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """The command's end where it has no standard output."""
+    return subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
+
+
 @pytest.mark.parametrize("command", [(*UVCC, "docs", "--list"), (*ENGINE, "bench", "--help")])
-def test_a_stream_that_was_closed_takes_everything(command: tuple[str, ...]) -> None:
-    words = ["sh", "-c", '"$@" >&-', "sh", *command]
-    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_stream_that_was_closed_is_told_where_something_was_to_be_said(command: tuple[str, ...]) -> None:
+    done = closed(command)
+    assert (done.returncode, done.stderr) == (1, CLOSED)
+
+
+def test_a_command_without_output_does_its_work_to_the_end_and_may_be_silent() -> None:
+    code = """
+import sys
+from uvcc_engine.contract.machine.standard_output import guarded
+def run():
+    if "told" in sys.argv:
+        print("one", flush=True)
+    print("done", file=sys.stderr)
+    return 0
+sys.exit(guarded(run))
+"""
+    silent, told = (closed((sys.executable, "-c", code, word)) for word in ("silent", "told"))
+    assert (silent.returncode, silent.stderr) == (0, "done\n")
+    assert told.returncode == 1
+    assert told.stderr.startswith("done\n")
+    assert "it was closed before this command began" in told.stderr
 
 
 def test_a_letter_that_the_terminal_lacks_is_an_escape(tmp_path: Path) -> None:

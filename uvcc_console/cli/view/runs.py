@@ -49,7 +49,9 @@ def run(argv: list[str]) -> int:
         common.emit(rows)
         return 0
     if not rows:
-        common.say("there are no runs yet; start one with: uvcc demo")
+        from uvcc_console.runs import keeping
+
+        common.say("; ".join(keeping.none_here()))
         return 0
     width = max(len(r["run"]) for r in rows)
     common.show(f"{'RUN':<{width}}  {'PROFILE':<16} {'STATUS':<10} {'STAGE':<14} {'STEP':>9}  {'VERIFIED':<8} CREATED")

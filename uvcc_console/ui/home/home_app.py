@@ -178,6 +178,7 @@ class HomeApp(ConsoleApp[RunChoice | None]):
         self._known = {r.run_dir.name: r for r in found}
         panel = self._home.query_one(RunsPanel)
         panel.runs = found
+        panel.packed = 0 if found else len(keeping.archived())
         panel.beside = panel.beside if panel.beside in self._known else ""
         about = self._home.query_one(AboutPanel)
         if not isinstance(about.subject, Draft):

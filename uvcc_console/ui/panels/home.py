@@ -129,6 +129,7 @@ class RunsPanel(ListPanel):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.known: list[RunSummary] = []
+        self.packed = 0  # runs that were packed away, where no other is there
         self.search = Filter()
         self.sort = SORTS[0]
         self.beside = ""
@@ -148,6 +149,8 @@ class RunsPanel(ListPanel):
     def empty(self) -> str:
         if self.known and self.search:
             return f"no run matches /{self.search.source}: Esc shows all {len(self.known)}"
+        if self.packed:
+            return f"no runs here, {self.packed} packed away: uvcc runs --unpack brings one back"
         return "no runs yet: choose a profile and press Enter"
 
     def _columns(self, width: int) -> list[tuple[Column, int]]:
