@@ -87,20 +87,27 @@ class BinaryField:
             return self.kernels.binary_product(u.contiguous(), v.contiguous())
         return self.diagonals(u.unsqueeze(0), v.unsqueeze(0))[0]
 
-    def places(self, blocks: Tensor) -> Tensor:
-        """Weights ``[64]`` of the places of a word such that no word but zero weighs nothing for all ``blocks``.
+    def word_powers(self, parts: Tensor) -> Tensor:
+        """Weights ``[64]`` of the bits of a word such that no word but zero weighs nothing for all ``parts``.
 
-        ``[place_blocks]`` coins: that many elements make a word, and each is weighed by one. A word is an element
+        ``[word_parts]`` coins: that many elements make a word, and each is weighed by one. A word is an element
         itself in the field of 2^64, which needs no coin.
         """
         at = torch.arange(64)
         powers = torch.ones(64, dtype=torch.int64) << (at % self.degree)
-        return powers if self.degree == 64 else self.mul(powers, blocks[at // self.degree])
+        return powers if self.degree == 64 else self.mul(powers, parts[at // self.degree])
 
     @property
-    def place_blocks(self) -> int:
-        """How many coins ``places`` takes."""
+    def word_parts(self) -> int:
+        """How many coins ``word_powers`` takes."""
         return 0 if self.degree == 64 else -(-64 // self.degree)
+
+    def words_weights(self, coins: Tensor, count: int, powers: Tensor) -> Tensor:
+        """``[count]``: what words weigh by the ``coins`` of their blocks and their places in them, of which ``powers``
+        are the weights."""
+        if self.degree == 64:
+            return self.kernels.block_weights(coins.contiguous(), count)
+        return self.mul(coins.reshape(-1, 1, 8), powers.unsqueeze(-1)).reshape(-1)[:count]
 
     def chosen(self, words: Tensor, places: Tensor, rows: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """For every word ``[n]`` the sum of the ``places`` ``[64]`` whose bits are set, times the word's own of
@@ -110,19 +117,21 @@ class BinaryField:
         found = self.mul(self.kernels.chosen_places(words.contiguous(), places), rows)
         return found if out is None else out.copy_(found)
 
-    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], rows: Tensor, places: Tensor) -> Tensor:
-        """``[127]``: entry ``63 + i - j`` is the sum of ``rows_n places_j`` wherever bit ``i`` of a word of ``u`` and
-        bit ``j`` of the one of ``v`` are set; for every term ``[n]`` each."""
+    def ternary_bits(self, u: Sequence[Tensor], v: Sequence[Tensor], coins: Tensor, powers: Tensor) -> Tensor:
+        """``[729]``: see ``Kernels.ternary_bits``; ``coins`` are the weights of the blocks, ``powers`` those of the
+        words in them."""
         if self.degree == 64:
-            return self.kernels.bit_diagonals(u, v, rows.contiguous())
-        met = binary_words.meeting_bits(torch.stack(tuple(u)), torch.stack(tuple(v)))
-        return self.total(self.mul(self.chosen(met, places), rows).T)
+            return self.kernels.ternary_bits(u, v, coins.contiguous())
+        met = self.chosen(binary_words.meeting_bits(u, v), powers)
+        return binary_words.joined(self.total(self.mul(met, coins).T))
 
-    def weighed(self, words: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        """``sum_n rows_n sum_i places_i bit_i(words_n)``: ``[1]``."""
+    def weighed(self, words: Tensor, coins: Tensor, powers: Tensor, places: Tensor) -> Tensor:
+        """``[1]``: the sum of ``places_j`` wherever bit ``j`` of a word ``[n]`` is set, times what the word weighs."""
         if self.degree == 64:
-            return self.kernels.binary_inner(words.contiguous(), rows.contiguous())
-        return self.total(self.mul(self.chosen(words, places), rows)).reshape(1)
+            by_place = self.mul(self.kernels.turned_sums(words.contiguous(), coins.contiguous()), places)
+        else:
+            by_place = self.mul(self.chosen(words, places), self.words_weights(coins, len(words), powers))
+        return self.total(by_place).reshape(1)
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """The product, element by element; shapes broadcast."""

@@ -19,6 +19,7 @@ from uvcc_engine.mpc.foundation.rounds import exchanged
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.proofs.algebra import Algebra
 from uvcc_engine.proofs.bit_blocks import FieldBlock
+from uvcc_engine.proofs.folding import Fold
 from uvcc_engine.proofs.second_round import ProofTrace
 from uvcc_engine.proofs.statement import ProverStatement, Sides
 from uvcc_engine.proofs.vectors import Arithmetic, Block, NumberBlock, joined, spread
@@ -44,7 +45,7 @@ class ProofPart:
     """One of the two proofs of a prover: of its numbers, or of its bits. Empty ``folds``: it has no such claim."""
 
     algebra: Algebra
-    folds: list[int]
+    folds: list[Fold]
     drawn: ProverRandomness
     gathered: Gathered
     joined: Callable[[Tensor | None, Tensor | None], Block]
@@ -98,7 +99,7 @@ class _Side:
         self._blocks: list[Block] = statement.blocks
         own, none = statement.before if self.is_before else statement.after, part.algebra.zero()
         self._target = none if self.proves else part.algebra.sub(none, known(own))
-        self._used = 0
+        self._places, self._used = statement.places, 0
 
     def _summands(self, count: int) -> Tensor:
         start, self._used = self._used, self._used + count
@@ -110,7 +111,7 @@ class _Side:
     def _at_coin(self, coefficients: Tensor, powers: Tensor) -> Tensor:
         return self._algebra.total(self._algebra.mul(coefficients, powers))
 
-    def fold_protocol(self, number: int, fold: int) -> MpcProtocol[Tensor]:
+    def fold_protocol(self, number: int, fold: Fold) -> MpcProtocol[Tensor]:
         """2 rounds: the coefficients, but the one that is the target, to the second verifier; its coin back, which is
         the result."""
         algebra, after = self._algebra, (self._q + 1) % PARTIES
@@ -118,8 +119,8 @@ class _Side:
         sent, told = Round(), Round()
         if self.proves:
             whole = algebra.total(torch.stack([block.gram(self._at, fold) for block in self._blocks]))
-            others = torch.cat([whole[: fold - 1], whole[fold:]])
-            sent.send(after, kinds.PROOF, algebra.sub(others, self._summands(2 * fold - 2)))
+            others = torch.cat([whole[: fold.derived], whole[fold.derived + 1 :]])
+            sent.send(after, kinds.PROOF, algebra.sub(others, self._summands(len(others))))
             yield sent
             told.want(after, kinds.COIN, torch.int64, 1)
             (word,) = yield told
@@ -132,43 +133,54 @@ class _Side:
             word = _within(self._word(number), algebra.degree)
             if self.is_before:
                 yield sent
-                mine = self._summands(2 * fold - 2)
+                mine = self._summands(fold.coefficients - 1)
             else:
-                sent.want(self._q, kinds.PROOF, torch.int64, 2 * fold - 2, algebra.width)
+                sent.want(self._q, kinds.PROOF, torch.int64, fold.coefficients - 1, algebra.width)
                 (mine,) = yield sent
                 told.send(self._q, kinds.COIN, word)
             yield told
-        powers = algebra.powers(algebra.challenges(word)[0], 2 * fold - 1)
+        powers = algebra.powers(algebra.challenges(word)[0], fold.coefficients)
         if not self.proves:
-            whole = torch.cat([mine[: fold - 1], self._target.unsqueeze(0), mine[fold - 1 :]])
-            self._target = self._at_coin(algebra.within(whole), powers)
-        self._shrink(powers[:fold], self._folds[number + 1])
+            self._target = self._at_coin(self._completed(algebra.within(mine), fold), powers)
+        self._shrink(fold, powers, self._folds[number + 1].size)
         return word
 
-    def _shrink(self, powers: Tensor, following: int = 1) -> None:
+    def _completed(self, others: Tensor, fold: Fold) -> Tensor:
+        """A verifier's summands of all coefficients, from those that were sent and of the target.
+
+        Of a ternary fold the target is a sum of several, by the weights of the places; that of the first place is 1.
+        """
+        derived, algebra = self._target, self._algebra
+        if fold.ternary:
+            summed, places = others[fold.sums[1:] - 1], known(self._places)[1:]
+            derived = algebra.sub(derived, algebra.total(algebra.mul(summed[: len(places)], places)))
+            derived = algebra.sub(derived, algebra.total(summed[len(places) :])) if fold.slots else derived
+        return torch.cat([others[: fold.derived], derived.unsqueeze(0), others[fold.derived :]])
+
+    def _shrink(self, fold: Fold, powers: Tensor, following: int = 1) -> None:
         """Fold at the powers of a coin; ``following``: by how many is folded next."""
         before = after = None
-        sizes = len(powers), following, self._algebra.width
+        at, sizes = self._at, (fold.size, following, self._algebra.width)
         if self.proves or self.is_before:
-            before = joined(self._blocks, *sizes, lambda block, out: block.fold_before(self._at, powers, out))
+            before = joined(self._blocks, *sizes, lambda block, out: block.fold_before(at, fold, powers, out))
         if self.proves or not self.is_before:
-            after = joined(self._blocks, *sizes, lambda block, out: block.fold_after(self._at, powers, out))
+            after = joined(self._blocks, *sizes, lambda block, out: block.fold_after(at, fold, powers, out))
         self._blocks = [self._joined(before, after)]
 
-    def finish_protocol(self, fold: int) -> MpcProtocol[int]:
+    def finish_protocol(self, last_fold: Fold) -> MpcProtocol[int]:
         """1 round: the last polynomial's coefficients but the target, and the first verifier's value and summand, both
         to the second verifier, who judges."""
-        algebra, q, last = self._algebra, self._q, Round()
+        algebra, q, last, fold = self._algebra, self._q, Round(), last_fold.size
         judge, count = (q + 1) % PARTIES, 2 * fold
         if self.proves:
-            whole = self._extended(fold)
+            whole = self._extended(last_fold)
             others = torch.cat([whole[: fold - 1], whole[fold:]])
             last.send(judge, kinds.PROOF, algebra.sub(others, self._summands(count)))
             yield last
             return NOT_MINE
         coin = algebra.unit(self._word(len(known(self._drawn.coins)) - 1))[0]
         powers = algebra.powers(coin, 2 * fold + 1)
-        self._shrink(powers[:fold])
+        self._shrink(last_fold, powers)
         (block,) = self._blocks
         assert isinstance(block, NumberBlock | FieldBlock)
         end = known(block.before if self.is_before else block.after)[0]
@@ -187,13 +199,13 @@ class _Side:
         held = torch.equal(algebra.mul(end, both[0]), algebra.add(value, both[1]))
         return HELD if held else FAILED
 
-    def _extended(self, fold: int) -> Tensor:
-        """``[2 fold + 1, width]``: the product of both polynomials, each with its slope as one coefficient more."""
-        algebra, (block,) = self._algebra, self._blocks
+    def _extended(self, last_fold: Fold) -> Tensor:
+        """``[2 size + 1, width]``: the product of both polynomials, each with its slope as one coefficient more."""
+        algebra, (block,), fold = self._algebra, self._blocks, last_fold.size
         assert isinstance(block, NumberBlock | FieldBlock)
         u, v = (spread(known(side), fold)[:, 0] for side in (block.before, block.after))
         a, b = known(self._drawn.slope_before), known(self._drawn.slope_after)
-        found = torch.cat([block.gram(self._at, fold), torch.zeros(2, algebra.width, dtype=torch.int64)])
+        found = torch.cat([block.gram(self._at, last_fold), torch.zeros(2, algebra.width, dtype=torch.int64)])
         upper = algebra.add(algebra.mul(a, v.flip(0)), algebra.mul(b, u))
         found[fold : 2 * fold] = algebra.add(found[fold : 2 * fold], upper)
         found[2 * fold] = algebra.mul(a, b)

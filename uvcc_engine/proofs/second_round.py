@@ -28,6 +28,7 @@ from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.proofs.algebra import Algebra
 from uvcc_engine.proofs.challenges import SEED_WORDS
+from uvcc_engine.proofs.folding import Fold
 from uvcc_engine.transcript.formats import kinds
 
 STREAM: Final = 1 << 30
@@ -56,7 +57,7 @@ class ProofTrace:
     """
 
     algebra: Algebra
-    folds: list[int]
+    folds: list[Fold]
     words: list[Tensor] = field(default_factory=list)
     first: Tensor | None = None
     judged: Tensor | None = None

@@ -38,7 +38,7 @@ from uvcc_engine.mpc.foundation.claim_ledger import (
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.proofs.challenges import PublicCoins
-from uvcc_engine.proofs.folding import Sizes
+from uvcc_engine.proofs.folding import Fold, Sizes
 from uvcc_engine.proofs.vectors import Arithmetic, Block, Equation, NumberBlock, merged
 
 Sides = tuple[bool, bool]
@@ -47,11 +47,15 @@ Sides = tuple[bool, bool]
 
 @dataclass(slots=True)
 class ProverStatement:
-    """``<u, v> + before + after = 0``: blocks with the sides that this party holds, and its own summands ``[d]``."""
+    """``<u, v> + before + after = 0``: blocks with the sides that this party holds, and its own summands ``[d]``.
+
+    ``places`` ``[fold, width]``: what the places of the first fold weigh, where that is left to the verifiers.
+    """
 
     blocks: list[Block] = field(default_factory=list)
     before: Tensor | None = None
     after: Tensor | None = None
+    places: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -70,19 +74,23 @@ class _Gathered:
 class _Weights:
     """The public coins of one equation over a shape, and what they make of a tensor of that shape."""
 
-    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, fold: int) -> None:
-        """``fold``: entries of a group."""
+    def __init__(self, at: Arithmetic, coins: PublicCoins, shape: torch.Size, fold: Fold) -> None:
+        """``fold``: by which groups of entries are folded first."""
         self._at, self._fold = at, fold
-        self.rows = coins.words(-(-shape.numel() // self._fold))
+        self.rows = coins.words(-(-shape.numel() // self._fold.size))
 
     def grouped(self, x: Tensor) -> Tensor:
-        """``[groups, fold]``, zeros at the end."""
-        flat, short = x.reshape(-1), -x.numel() % self._fold
-        return (torch.nn.functional.pad(flat, (0, short)) if short else flat).reshape(-1, self._fold)
+        """``[groups, fold]``, zeros at the end; for a ternary fold ``[fold, groups]``."""
+        flat, short = x.reshape(-1), -x.numel() % self._fold.size
+        whole = torch.nn.functional.pad(flat, (0, short)) if short else flat
+        return whole.reshape(self._fold.size, -1) if self._fold.ternary else whole.reshape(-1, self._fold.size)
 
     def by_place(self, x: Tensor) -> Tensor:
         """``[d, fold]``: of every place in a group the sum of its entries, weighed by their groups' coins."""
-        return self._at.kernels.weigh(self.grouped(x), self.rows, self._at.ring.degree)
+        kernels, groups, degree = self._at.kernels, self.grouped(x), self._at.ring.degree
+        if self._fold.ternary:
+            return kernels.weigh_columns(groups, self.rows, degree).T
+        return kernels.weigh(groups, self.rows, degree)
 
     def equation(self, terms: int, before: Sequence[Tensor] | None, after: Sequence[Tensor] | None) -> Equation:
         """The products of an equation: its factors on the two sides, as far as this party holds them."""
@@ -182,7 +190,7 @@ class _PatchWeights(_MatrixWeights):
 
 
 @dataclass(slots=True)
-class _Prover:
+class Prover:
     """Whose statement is gathered, and by whom."""
 
     q: int
@@ -237,13 +245,15 @@ def gather(
     q: int,
     me: int,
     coins: PublicCoins,
-    fold: int,
+    fold: Fold,
     sides: Sides | None = None,
 ) -> ProverStatement:
     """Prover ``q``'s statement over all products and equations of numbers, with what party ``me`` holds of it; to be
     folded by ``fold`` first. ``sides``: at the prover, what a verifier holds of it, as the prover knows it."""
-    who, found = _Prover(q, me, sides), _Gathered()
-    places = coins.take(fold)
+    who, found = Prover(q, me, sides), _Gathered()
+    places = coins.take(fold.size)
+    if fold.ternary:
+        places[0] = torch.nn.functional.one_hot(torch.tensor(0), at.ring.degree)  # it follows from the others
     for one in notes:
         _product(at, one, who, coins, fold, found)
     for claim in _numbers(claims, q):
@@ -255,7 +265,8 @@ def gather(
         found.before = _sum(found.before, at.ring.inner(found.before_places.T, places))
     if found.after_places is not None:
         found.after = _sum(found.after, at.ring.inner(found.after_places.T, places))
-    return ProverStatement(merged(found.equations, found.elements, places), found.before, found.after)
+    blocks = merged(found.equations, found.elements, places, fold)
+    return ProverStatement(blocks, found.before, found.after, places)
 
 
 def _sum(x: Tensor | None, y: Tensor) -> Tensor:
@@ -277,7 +288,7 @@ def _add(found: _Gathered, weights: _Weights | _MatrixWeights, *, before: Tensor
 
 
 def _product(
-    at: Arithmetic, notes: ProductNotes, who: _Prover, coins: PublicCoins, fold: int, found: _Gathered
+    at: Arithmetic, notes: ProductNotes, who: Prover, coins: PublicCoins, fold: Fold, found: _Gathered
 ) -> None:
     weights = _weights(at, notes, coins, fold, found)
     q, dealer = who.q, notes.dealer
@@ -301,7 +312,7 @@ def _product(
 
 
 def _weights(
-    at: Arithmetic, notes: ProductNotes, coins: PublicCoins, fold: int, found: _Gathered
+    at: Arithmetic, notes: ProductNotes, coins: PublicCoins, fold: Fold, found: _Gathered
 ) -> _Weights | _MatrixWeights:
     """The coins of a product's equation, by what the product is."""
     if notes.form == PATCHES:
@@ -316,7 +327,7 @@ def _weights(
 
 
 def _equation(
-    at: Arithmetic, claim: BilinearClaim, who: _Prover, coins: PublicCoins, fold: int, found: _Gathered
+    at: Arithmetic, claim: BilinearClaim, who: Prover, coins: PublicCoins, fold: Fold, found: _Gathered
 ) -> None:
     weights = _Weights(at, coins, torch.Size(claim.shape), fold)
     own_before = None if who.after else claim.own(before=True)
@@ -332,7 +343,7 @@ def _truncation(notes: ProductNotes) -> TruncationNotes:
 def _matrix(
     at: Arithmetic,
     notes: ProductNotes,
-    who: _Prover,
+    who: Prover,
     w: _MatrixWeights,
     found: _Gathered,
     deals: bool,
@@ -358,7 +369,7 @@ def _matrix(
     found.elements.append(NumberBlock(before, after))
 
 
-def _entries(notes: ProductNotes, who: _Prover, w: _Weights, found: _Gathered, deals: bool, to_next: bool) -> None:
+def _entries(notes: ProductNotes, who: Prover, w: _Weights, found: _Gathered, deals: bool, to_next: bool) -> None:
     """The same entry by entry; of sums of products every summand is a term of the entry."""
     y, summed = known(notes.y), notes.form == SUMMED
     shape = notes.x.shape if summed else notes.z.shape

@@ -42,7 +42,7 @@ from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_blocks import FieldBlock
 from uvcc_engine.proofs.bit_statement import gather_bits, schedule_of_words, words_of
 from uvcc_engine.proofs.challenges import SEED_WORDS, PublicCoins
-from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, proof_words, schedule
+from uvcc_engine.proofs.folding import BIT_DEGREE, DEGREE, Fold, proof_words, schedule
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.held_opening import HeldOpening
 from uvcc_engine.proofs.proof_sides import Gathered, ProofPart, ProverRandomness, one_protocol, replayed, with_last_coin
@@ -230,7 +230,7 @@ def find_protocol(
     return proved, StepFinding(rt.epoch, verdicts, all(agree.values()), dispute)
 
 
-def _of_audited(folds: list[list[int]], audits: tuple[int, ...]) -> list[list[int]]:
+def _of_audited(folds: list[list[Fold]], audits: tuple[int, ...]) -> list[list[Fold]]:
     """No folds, and so no proof, for a prover that was not drawn."""
     return [of_one if q in audits else [] for q, of_one in enumerate(folds)]
 
@@ -257,7 +257,7 @@ def _draw_seeds(rt: Runtime) -> list[Tensor | None]:
     return found
 
 
-def draw_randomness(rt: Runtime, algebra: Algebra, folds: list[list[int]]) -> list[ProverRandomness]:
+def draw_randomness(rt: Runtime, algebra: Algebra, folds: list[list[Fold]]) -> list[ProverRandomness]:
     """What masks and tests each prover's messages. Every holder of a component draws the same of its stream: coins,
     summands, slopes, in this order."""
     draws = rt.draws()

@@ -2,9 +2,8 @@
 
 The statement is ``<u, v> = t`` with ``u`` known to the prover and the party before it, ``v`` to the prover and the
 party after it. A verifier holds its own side of every block only. A fold by ``L`` takes ``L`` entries for
-the coefficients of two polynomials, ``u(X) = sum u_l X^l`` and ``v(X) = sum v_l X^(L-1-l)``: the coefficient of
-``X^(L-1)`` of ``sum u(X) v(X)`` is the inner product (Boyle, Gilboa, Ishai, Nof, CCS 2019, section 4.3, with that
-coefficient in place of a sum over points).
+the coefficients of two polynomials (``folding.Fold``): of ``sum u(X) v(X)`` one coefficient, or some, are the inner
+product (Boyle, Gilboa, Ishai, Nof, CCS 2019, section 4.3, with coefficients in place of a sum over points).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.kernels.base import Kernels
-from uvcc_engine.proofs.folding import SLOTS
+from uvcc_engine.proofs.folding import SLOTS, Fold
 from uvcc_engine.proofs.galois_ring import GaloisRing
 
 
@@ -43,16 +42,16 @@ class Arithmetic:
 class Block(Protocol):
     """A stretch of both vectors."""
 
-    def gram(self, at: Arithmetic, fold: int) -> Tensor:
-        """At the prover: this block's part of the ``2 fold - 1`` coefficients, ``[2 fold - 1, d]``."""
+    def gram(self, at: Arithmetic, fold: Fold) -> Tensor:
+        """At the prover: this block's part of the coefficients of a fold, ``[coefficients, d]``."""
 
     def left(self, fold: int) -> int:
-        """Entries n' after a fold."""
+        """Entries n' after a fold of so many."""
 
-    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
-        """``u(r)`` from the powers of ``r`` ``[fold, d]``, to ``out`` ``[n', d]``."""
+    def fold_before(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
+        """``u(r)`` from the powers of ``r`` ``[coefficients, d]``, to ``out`` ``[n', d]``."""
 
-    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
+    def fold_after(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
         """``v(r)``: the second vector folded at ``r``, as ``fold_before`` folds the first."""
 
 
@@ -125,8 +124,8 @@ class NumberBlock:
     after: Tensor | None
     slots: int = 1 << 16
 
-    def gram(self, at: Arithmetic, fold: int) -> Tensor:
-        used = min(fold, self.slots)
+    def gram(self, at: Arithmetic, fold: Fold) -> Tensor:
+        used = min(fold.size, self.slots)
         u, v = spread(known(self.before), used), spread(known(self.after), used)
 
         def pairs(x: Tensor, y: Tensor) -> Tensor:
@@ -135,24 +134,25 @@ class NumberBlock:
         wide = at.kernels.multiply_elements(u, v)
         if wide is None:
             wide = convolved(pairs, u, v.flip(0), _LEAF, torch.add, torch.sub)
-        return torch.nn.functional.pad(at.ring.reduced(wide), (0, 0, fold - used, fold - used))
+        return fold.of_elements(at.ring.reduced(wide))
 
     def left(self, fold: int) -> int:
         """See ``Block``."""
         return -(-len(known(self.after if self.before is None else self.before)) // min(fold, self.slots))
 
-    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
-        used = min(len(powers), self.slots)
-        out.copy_(_folded(at, spread(known(self.before), used), powers[:used]))
+    def fold_before(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
+        used = min(fold.size, self.slots)
+        out.copy_(_folded(at, spread(known(self.before), used), fold.elements_before(powers, used)))
 
-    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
-        used = min(len(powers), self.slots)
-        out.copy_(_folded(at, spread(known(self.after), used), powers.flip(0)[:used]))
+    def fold_after(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
+        used = min(fold.size, self.slots)
+        out.copy_(_folded(at, spread(known(self.after), used), fold.elements_after(powers, used)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Equation:
-    """An equation of numbers before all with as many terms are one block: ``[groups, fold]`` for each term."""
+    """An equation of numbers before all with as many terms are one block: ``[groups, fold]`` for each term; ``[fold,
+    groups]`` where the fold is ternary."""
 
     terms: int
     before: Sequence[Tensor] | None
@@ -173,7 +173,7 @@ class EquationBlock:
     rows: Tensor
     places: Tensor
 
-    def gram(self, at: Arithmetic, fold: int) -> Tensor:
+    def gram(self, at: Arithmetic, fold: Fold) -> Tensor:
         pairs = at.kernels.weigh_pairs(known(self.before), known(self.after), self.rows, at.ring.degree)
         by_place = pairs.permute(2, 1, 0) @ at.ring.times(self.places)  # [after, before, d]
         return _diagonals(by_place.transpose(0, 1))
@@ -183,15 +183,53 @@ class EquationBlock:
         terms, groups, _ = known(self.after if self.before is None else self.before).shape
         return terms * groups
 
-    def fold_before(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
-        out.copy_(at.product(known(self.before).reshape(-1, len(powers)), powers))
+    def fold_before(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
+        out.copy_(at.product(known(self.before).reshape(-1, fold.size), fold.before(powers)))
 
-    def fold_after(self, at: Arithmetic, powers: Tensor, out: Tensor) -> None:
-        steps = at.ring.mul(self.places, powers.flip(0))
+    def fold_after(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
+        steps = at.ring.mul(self.places, fold.after(powers))
         v = known(self.after)
-        found = at.product(v.reshape(-1, len(powers)), steps)
+        found = at.product(v.reshape(-1, fold.size), steps)
         rows = self.rows if v.shape[0] == 1 else self.rows.repeat(v.shape[0])
         at.kernels.weigh_elements(found, rows, at.ring.tap, out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TernaryBlock:
+    """Entries ``w u_t v_t`` of numbers modulo 2^64, for a ternary fold: ``[fold, groups]`` for each term of a side.
+
+    The public weight of a group, ``rows`` as words ``[groups]``, belongs to ``v``'s side; those of the places to the
+    verifiers.
+    """
+
+    before: Sequence[Tensor] | None
+    after: Sequence[Tensor] | None
+    rows: Tensor
+
+    def gram(self, at: Arithmetic, fold: Fold) -> Tensor:
+        found = torch.zeros(fold.coefficients, at.ring.degree, dtype=torch.int64)
+        products = at.kernels.ternary_numbers(known(self.before), known(self.after), self.rows, at.ring.degree)
+        found[: fold.behind] = products
+        return found
+
+    def left(self, fold: int) -> int:
+        """See ``Block``."""
+        return len(self.rows) * len(known(self.after if self.before is None else self.before))
+
+    def fold_before(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
+        for term, found in zip(known(self.before), out.reshape(-1, *self._folded_shape(at)), strict=True):
+            found.copy_(self._folded(at, term, fold.before(powers)))
+
+    def fold_after(self, at: Arithmetic, fold: Fold, powers: Tensor, out: Tensor) -> None:
+        for term, found in zip(known(self.after), out.reshape(-1, *self._folded_shape(at)), strict=True):
+            at.kernels.weigh_elements(self._folded(at, term, fold.after(powers)), self.rows, at.ring.tap, found)
+
+    def _folded_shape(self, at: Arithmetic) -> tuple[int, int]:
+        return len(self.rows), at.ring.degree
+
+    def _folded(self, at: Arithmetic, term: Tensor, factors: Tensor) -> Tensor:
+        """``[groups, d]`` of ``[fold, groups]``, which is multiplied as it lies in memory."""
+        return at.kernels.right_factor([factors.contiguous()], len(self.rows))([term.T])
 
 
 def _wide_products(at: Arithmetic, x: Tensor, y: Tensor) -> Tensor:
@@ -222,7 +260,7 @@ def _folded(at: Arithmetic, columns: Tensor, powers: Tensor) -> Tensor:
     return at.product(columns.transpose(0, 1).reshape(groups, fold * d), at.ring.times(powers).reshape(fold * d, d))
 
 
-def merged(equations: Sequence[Equation], elements: Sequence[NumberBlock], places: Tensor) -> list[Block]:
+def merged(equations: Sequence[Equation], elements: Sequence[NumberBlock], places: Tensor, fold: Fold) -> list[Block]:
     """As few blocks as there are forms of them: what a block costs beside its entries is paid once.
 
     Equations by their number of terms, then elements. ``places``: weights ``[fold, d]`` of all equations.
@@ -230,8 +268,12 @@ def merged(equations: Sequence[Equation], elements: Sequence[NumberBlock], place
     found: list[Block] = []
     for terms in sorted({one.terms for one in equations}):
         same = [one for one in equations if one.terms == terms]
-        both = _stacked([one.before for one in same]), _stacked([one.after for one in same])
-        found.append(EquationBlock(*both, torch.cat([one.rows for one in same]), places))
+        before, after = [one.before for one in same], [one.after for one in same]
+        rows = torch.cat([one.rows for one in same])
+        if fold.ternary:
+            found.append(TernaryBlock(_side_by_side(before), _side_by_side(after), rows))
+        else:
+            found.append(EquationBlock(_stacked(before), _stacked(after), rows, places))
     if elements:
         both = _cat([b.before for b in elements]), _cat([b.after for b in elements])
         found.append(NumberBlock(*both, SLOTS) if equations else NumberBlock(*both))
@@ -245,6 +287,14 @@ def _stacked(sides: Sequence[Sequence[Tensor] | None]) -> Tensor | None:
         return None
     flat = [term for same in zip(*there, strict=True) for term in same]
     return torch.cat(flat).reshape(len(there[0]), -1, flat[0].shape[-1])
+
+
+def _side_by_side(sides: Sequence[Sequence[Tensor] | None]) -> list[Tensor] | None:
+    """``[fold, groups]`` for each term, as it lies in memory where there is one equation; None as before."""
+    there = [side for side in sides if side is not None]
+    if not there:
+        return None
+    return [same[0] if len(same) == 1 else torch.cat(same, -1) for same in zip(*there, strict=True)]
 
 
 def _cat(sides: Sequence[Tensor | None]) -> Tensor | None:

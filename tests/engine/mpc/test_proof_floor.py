@@ -27,14 +27,14 @@ def test_each_product_counts_by_its_way_and_stays_what_it_is() -> None:
     left, right = _words(3, 4), _words(4, 5)
     assert torch.equal(counted.right_factor([right], 3)([left]), KERNELS.right_factor([right], 3)([left]))
     assert (count.numbers, count.words) == (3 * 4 * 5, 0)
-    u, v, weights = _words(2, 100), _words(2, 100), _words(100)
-    assert torch.equal(counted.bit_diagonals(u, v, weights), KERNELS.bit_diagonals(u, v, weights))
-    assert count.words == 127 * 100, "up to three terms share their products with the weights"
+    u, v, weights = _words(2, 100), _words(2, 100), _words(8)
+    assert torch.equal(counted.ternary_bits(u, v, weights), KERNELS.ternary_bits(u, v, weights))
+    assert count.words == 729 * 8, "up to three terms share their products with the weights"
     x, y = _words(8, 32), _words(8, 32)
     assert torch.equal(counted.binary_product(x, y), KERNELS.binary_product(x, y))
-    assert count.words == 127 * 100 + 3 * 4**2 * 32, "three products of halves for four"
+    assert count.words == 729 * 8 + 3**3 * 32, "three products of halves for four"
     assert torch.equal(counted.pack(left, 2), KERNELS.pack(left, 2))
-    assert (count.numbers, count.words) == (60, 127 * 100 + 3 * 16 * 32), "what multiplies nothing counts nothing"
+    assert (count.numbers, count.words) == (60, 729 * 8 + 27 * 32), "what multiplies nothing counts nothing"
 
 
 @pytest.mark.ci(__file__)

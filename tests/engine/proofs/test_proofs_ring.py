@@ -18,6 +18,7 @@ from uvcc_engine.mpc.kernels.base import Kernels
 from uvcc_engine.mpc.kernels.cpu import CpuKernels
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 from uvcc_engine.mpc.kernels.proving import (
+    binary_words,
     bit_loops,
     element_loops,
     field_loops,
@@ -27,6 +28,7 @@ from uvcc_engine.mpc.kernels.proving import (
     weigh_loops,
 )
 from uvcc_engine.proofs.binary_field import LOW_TERMS, BinaryField
+from uvcc_engine.proofs.folding import Fold
 from uvcc_engine.proofs.galois_ring import TAPS, GaloisRing
 
 M = 1 << 64
@@ -247,44 +249,83 @@ def test_products_of_elements_by_halves_are_those_of_each_with_each(rows: int, c
         assert torch.equal(weighed, PlainKernels().weigh_elements(elements, weights, TAPS[52]))
 
 
-@pytest.mark.parametrize("words", [300, 77, 8, 3])
-@pytest.mark.parametrize("terms", [1, 2, 3, 4, 5])
+_EXPONENTS = Fold(64, ternary=True).exponents
+
+
+@pytest.mark.parametrize("words", [1300, 512, 77, 3])
+@pytest.mark.parametrize("terms", [1, 2, 3, 5])
 def test_bits_of_any_number_of_terms_meet_as_torch_has_it(terms: int, words: int) -> None:
-    """More words than the loops take at a time, and words that fill no vector, on any processor and on this one."""
-    gen = torch.Generator().manual_seed(terms)
-    u, v, weights = _random(gen, terms, words), _random(gen, terms, words), _random(gen, words)
-    expected = PlainKernels().bit_diagonals(u, v, weights)
-    assert torch.equal(CpuKernels().bit_diagonals(u, v, weights), expected)
+    """More words than the loops take at a time, and words that fill no chunk, on any processor and on this one."""
+    gen, plain = torch.Generator().manual_seed(terms), PlainKernels()
+    u, v = list(_random(gen, terms, words)), list(_random(gen, terms, words))
+    weights = _random(gen, binary_words.blocks_of(words))
+    expected = plain.ternary_bits(u, v, weights)
+    assert torch.equal(CpuKernels().ternary_bits(u, v, weights), expected)
     if terms <= 3:
         sides = [words for pair in zip(_words(*u), _words(*v), strict=True) for words in pair]
-        for loop in (bit_loops.meet_by_blocks, bit_loops.meet_bits):
-            sums, found = torch.zeros(127, 2, dtype=torch.int64), torch.empty(127, dtype=torch.int64)
+        for loop in (bit_loops.meet_by_words, bit_loops.meet_bits):
+            sums, found = torch.zeros(729, 8, dtype=torch.int64), torch.empty(729, dtype=torch.int64)
             loop(*sides, *sides[:1] * (6 - 2 * terms), terms, *_words(weights, sums))
-            bit_loops.reduce_products(*_words(sums, found))
-            assert torch.equal(found, expected)
+            bit_loops.reduce_sums(*_words(sums, found))
+            assert torch.equal(binary_words.joined(found), expected)
+    rows, sums = torch.empty(words, dtype=torch.int64), torch.empty(64, dtype=torch.int64)
+    bit_loops.block_weights(*_words(weights, rows))
+    bit_loops.turned_sums(*_words(u[0], weights, sums))
+    assert torch.equal(rows, plain.block_weights(weights, words))
+    assert torch.equal(sums, plain.turned_sums(u[0], weights))
+
+
+def test_a_word_weighs_by_its_place_in_its_block() -> None:
+    """A block is every eighth of 512 words: its i-th has the block's weight times X^i."""
+    gen, plain = torch.Generator().manual_seed(9), PlainKernels()
+    weights = _random(gen, 16)
+    rows = _ints(plain.block_weights(weights, 1000))
+    for n in (0, 7, 8, 503, 511, 512, 999):
+        chunk, lane, i = n // 512, n % 8, n % 512 // 8
+        assert rows[n] == _field_mul(int(weights[8 * chunk + lane]) % M, 1 << i, 64)
+
+
+@pytest.mark.parametrize("terms", [1, 3, 4])
+def test_a_ternary_fold_of_bits_is_the_product_at_every_coin_and_has_each_place_by_itself(terms: int) -> None:
+    gen, words = torch.Generator().manual_seed(terms), 700
+    u, v, coins = _random(gen, terms, words), _random(gen, terms, words), _random(gen, binary_words.blocks_of(words))
+    for degree in (64, 31):
+        field = BinaryField(degree, PlainKernels())
+        at, powers = field.within(coins), field.word_powers(field.within(_random(gen, field.word_parts)))
+        found, rows = field.ternary_bits(list(u), list(v), at, powers), field.words_weights(at, words, powers)
+        r = field.powers(field.within(_random(gen, 1)), 729)[:, 0]
+        sides = [[field.chosen(term, r[_EXPONENTS]) for term in side] for side in (u, v)]
+        each = [field.mul(field.mul(x, y), rows) for x, y in zip(*sides, strict=True)]
+        assert torch.equal(field.total(field.mul(found, r)), field.total(torch.stack(each).reshape(-1)))
+        met = binary_words.total(u & v)
+        for j in (0, 1, 37, 63):
+            of_the_place = field.total(field.mul((met >> j) & 1, rows))
+            assert int(found[2 * _EXPONENTS[j]]) == int(of_the_place)
+
+
+@pytest.mark.parametrize(("terms", "groups"), [(1, 3), (2, 130), (3, 8), (5, 21)])
+def test_a_ternary_fold_of_numbers_is_the_product_at_every_coin(terms: int, groups: int) -> None:
+    """Groups that fill no vector; more of them than lie near; more terms than a loop takes."""
+    gen, ring = torch.Generator().manual_seed(groups), GaloisRing(52)
+    u, v = list(_random(gen, terms, 64, groups)), list(_random(gen, terms, 64, groups))
+    weights = _random(gen, groups) & ((1 << 52) - 1)
+    found = PlainKernels().ternary_numbers(u, v, weights, 52)
+    CpuKernels().binary_multiply(_random(gen, 1 << 12), _random(gen, 1 << 12))  # loads the loops
+    assert torch.equal(CpuKernels().ternary_numbers(u, v, weights, 52), found)
+    r = ring.powers(ring.challenges(_random(gen, 1))[0], 729)
+    sides = [[term.T @ r[_EXPONENTS] for term in side] for side in (u, v)]
+    each = torch.stack([ring.mul(x, y) for x, y in zip(*sides, strict=True)]).sum(0)
+    assert torch.equal(ring.mul(found, r).sum(0), ring.mul(each, ring.challenges(weights)).sum(0))
+    by_place = torch.stack([x * y for x, y in zip(u, v, strict=True)]).sum(0) @ ring.challenges(weights)
+    assert torch.equal(found[2 * _EXPONENTS], by_place)
 
 
 def test_bits_meet_in_vectors_where_the_processor_has_them() -> None:
     """What the choice is made by; the loop that is not chosen is held to the same above."""
     with_them = all(map(proof_loops.processor_has, ("pclmul", "vpclmulqdq", "avx512f")))
-    assert (bit_loops.meet_bits is not bit_loops.meet_by_blocks) == with_them
+    assert (bit_loops.meet_bits is not bit_loops.meet_by_words) == with_them
     assert (field_loops.binary_multiply is not field_loops.multiply_words) == with_them
     assert (polynomial_loops.binary_product is not polynomial_loops.product_by_tiles) == with_them
-
-
-@pytest.mark.parametrize("kernels", [PlainKernels(), CpuKernels()])
-def test_bits_that_meet_are_weighed_as_the_slow_oracle_does(kernels: Kernels) -> None:
-    gen = torch.Generator().manual_seed(3)
-    u, v, weights = _random(gen, 2, 70), _random(gen, 2, 70), _random(gen, 70)
-    found = _ints(BinaryField(64, kernels).bit_diagonals(u, v, weights, torch.zeros(64)))
-    expected = [0] * 127
-    for n, weight in enumerate(_ints(weights)):
-        for t in range(2):
-            x, y = int(u[t, n]) % M, int(v[t, n]) % M
-            for d in range(-63, 64):
-                met = (x >> d if d >= 0 else x << -d) & y & (M - 1)
-                expected[63 + d] ^= _field_mul(met, weight, 64)
-    assert found == expected
 
 
 @pytest.mark.parametrize("degree", [64, 31, 7])
@@ -303,13 +344,15 @@ def test_sums_in_a_binary_field_are_those_of_the_slow_oracle(degree: int) -> Non
         assert [_ints(found) for found in field.diagonals(*both)] == [expected, [0] * 9]
         one, other = (side.T[:, :1].unsqueeze(0) for side in (u, v))
         assert field.total(field.diagonals(one, other)[0]) == field.mul(field.total(u[0]), field.total(v[0]))
-        words, weights = _random(gen, 50), field.within(_random(gen, 50))
-        places = field.places(field.within(_random(gen, field.place_blocks)))
+        words, coins = _random(gen, 50), field.within(_random(gen, binary_words.blocks_of(50)))
+        powers = field.word_powers(field.within(_random(gen, field.word_parts)))
+        weights, places = field.words_weights(coins, 50, powers), field.within(_random(gen, 64))
         whole = 0
-        for word, weight in zip(_ints(words), _ints(weights), strict=True):
+        for n, (word, weight) in enumerate(zip(_ints(words), _ints(weights), strict=True)):
+            assert weight == _field_mul(int(coins[n % 8]) % M, int(powers[n // 8]) % M, degree)
             chosen = functools.reduce(operator.xor, (p for i, p in enumerate(_ints(places)) if word >> i & 1), 0)
             whole ^= _field_mul(chosen, weight, degree)
-        assert _ints(field.weighed(words, weights, places)) == [whole]
+        assert _ints(field.weighed(words, coins, powers, places)) == [whole]
 
 
 def test_products_without_carries_are_the_same_by_multiplications() -> None:

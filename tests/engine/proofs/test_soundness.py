@@ -16,7 +16,7 @@ import torch
 from proof_kit import PROTOCOLS, Turn, normal, run_proved
 from torch import Tensor
 
-from uvcc_engine.proofs.folding import Sizes, schedule, soundness_bits
+from uvcc_engine.proofs.folding import Fold, Sizes, schedule, soundness_bits
 from uvcc_engine.proofs.galois_ring import GaloisRing
 from uvcc_engine.proofs.vectors import Arithmetic, EquationBlock
 
@@ -44,13 +44,13 @@ def _vanishing(roots: Tensor) -> Tensor:
     return found
 
 
-def _covering(lie: Tensor, fold: int, at: random.Random) -> tuple[Tensor, set[int]]:
-    """A polynomial of ``2 fold - 1`` coefficients, with ``lie`` for the one that is the target, and its zeros."""
+def _covering(lie: Tensor, fold: Fold, at: random.Random) -> tuple[Tensor, set[int]]:
+    """A polynomial of a fold's coefficients, with ``lie`` for the one that is the target, and its zeros."""
     while True:
-        numbers = at.sample(range(2**RING.degree), 2 * fold - 2)
+        numbers = at.sample(range(2**RING.degree), fold.coefficients - 1)
         made = _vanishing(RING.challenges(torch.tensor(numbers)))
-        if bool((made[fold - 1] & 1).any()):
-            scale = RING.mul(lie, _inverse(made[fold - 1]))
+        if bool((made[fold.derived] & 1).any()):
+            scale = RING.mul(lie, _inverse(made[fold.derived]))
             return RING.mul(made, scale.expand_as(made)), set(numbers)
 
 
@@ -64,7 +64,7 @@ def test_the_best_lie_passes_as_often_as_the_bound_allows_and_no_oftener(monkeyp
     at = random.Random(6)
     covered: list[set[int]] = []
 
-    def gram(block: EquationBlock, arithmetic: Arithmetic, fold: int) -> Tensor:
+    def gram(block: EquationBlock, arithmetic: Arithmetic, fold: Fold) -> Tensor:
         found = honest(block, arithmetic, fold)
         if Turn.party != LIAR:
             return found
@@ -80,7 +80,7 @@ def test_the_best_lie_passes_as_often_as_the_bound_allows_and_no_oftener(monkeyp
     monkeypatch.setattr(EquationBlock, "gram", gram)
     folds = schedule(Sizes(((2, ENTRIES),)))
     bound = 2.0 ** -soundness_bits(RING, folds)
-    of_the_fold = (2 * folds[0] - 2) / 2**RING.degree
+    of_the_fold = (folds[0].coefficients - 1) / 2**RING.degree
     assert of_the_fold > 0.7 * bound
     passed = 0
     build = functools.partial(PROTOCOLS["chosen"], dealer=0)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from uvcc_engine.mpc.kernels.base import Kernels, RightFactor
 
-_LEAF: Final = 4  # rows that a product of bits' polynomials multiplies each with each
 _INNER: Final = 1 << 15  # words: an inner product of them stays in the processor's caches, and outlasts its call
 _SIDE: Final = 512
 _TRIES: Final = 5
@@ -67,6 +66,10 @@ class CountingKernels:
         self._count.numbers += u.numel() * v.shape[-1]
         return self._inner.weigh_pairs(u, v, weights, degree)
 
+    def ternary_numbers(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor, degree: int) -> Tensor:
+        self._count.numbers += 729 * len(u) * weights.numel()
+        return self._inner.ternary_numbers(u, v, weights, degree)
+
     def multiply_wide(self, x: Tensor, y: Tensor) -> Tensor:
         self._count.numbers += x.numel() * y.shape[1] * y.shape[-1]
         return self._inner.multiply_wide(x, y)
@@ -107,17 +110,21 @@ class CountingKernels:
         return self._inner.binary_diagonals(u, v)
 
     def binary_product(self, u: Tensor, v: Tensor) -> Tensor:
-        """In halves, three for four, down to a few rows."""
+        """In halves, three for four, as far as it goes: the last two are halved in a processor's registers."""
         rows, leaves = u.shape[0], 1
-        while rows > _LEAF and rows % 2 == 0:
+        while rows > 1 and rows % 2 == 0:
             rows, leaves = rows // 2, 3 * leaves
         self._count.words += leaves * rows**2 * u.shape[1]
         return self._inner.binary_product(u, v)
 
-    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
-        """One for each distance of two bits and word; more than three terms take another."""
-        self._count.words += 127 * -(-len(u) // 3) * weights.numel()
-        return self._inner.bit_diagonals(u, v, weights)
+    def ternary_bits(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """One for each coefficient of a block; more than three terms take another."""
+        self._count.words += 729 * -(-len(u) // 3) * weights.numel()
+        return self._inner.ternary_bits(u, v, weights)
+
+    def turned_sums(self, x: Tensor, weights: Tensor) -> Tensor:
+        self._count.words += 64 * weights.numel()
+        return self._inner.turned_sums(x, weights)
 
 
 def counting(kernels: Kernels, count: Multiplications) -> Kernels:

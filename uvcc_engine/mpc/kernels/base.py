@@ -93,9 +93,20 @@ class Kernels(Protocol):
     def binary_product(self, u: Tensor, v: Tensor) -> Tensor:
         """``[2 k - 1]``: as ``binary_diagonals``, for one block ``[k, n]`` of many rows and columns."""
 
-    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
-        """``[127]``: entry ``63 + i - j`` is the sum over words ``n``, bits ``i``, ``j`` and terms ``t`` of ``weights_n
-        X^j`` where bit ``i`` of ``u_tn`` and bit ``j`` of ``v_tn`` are set. ``[n]`` each; in that field."""
+    def ternary_bits(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """``[729]``: the sum over blocks and terms of ``weights`` ``[blocks]`` times ``u(Y) v(Y)``, its coefficients.
+
+        A block is 64 words, as ``binary_words.turned`` has them of ``[n]``. Bit ``j`` of its words stands at ``Y^e``,
+        where ``e`` has to the base 3 the digits of ``j`` to the base 2, so that what two times the same ``j`` have in
+        common stands alone at ``Y^(2 e)``. The bits of two sides that meet in a word are the element of that field that
+        the word is."""
+
+    def turned_sums(self, x: Tensor, weights: Tensor) -> Tensor:
+        """``[64]``: the sum over blocks of ``weights`` ``[blocks]`` times the element that bit ``j`` of a block's words
+        is; of ``[n]``, as above."""
+
+    def block_weights(self, weights: Tensor, count: int) -> Tensor:
+        """``[count]``: what a word weighs whose block has this weight: that times ``X^i`` for the ``i``-th."""
 
     def chosen_places(
         self, words: Tensor, weights: Tensor, factors: Tensor | None = None, out: Tensor | None = None
@@ -113,6 +124,10 @@ class Kernels(Protocol):
     def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
         """``[degree, k, k]``: entry ``c, i, j`` is the sum of ``u_tgi v_tgj`` over terms ``t`` and groups ``g`` whose
         weight ``[m]`` has bit ``c``. ``[terms, m, k]`` each."""
+
+    def ternary_numbers(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor, degree: int) -> Tensor:
+        """``[729, degree]``: the coefficients of ``sum_tg u_tg(Y) v_tg(Y)``, terms ``[64, groups]``: those of all
+        groups in column ``c`` whose weight has bit ``c``. Entry ``j`` stands at the powers of ``ternary_bits``."""
 
     def weigh_elements(self, x: Tensor, weights: Tensor, tap: int, out: Tensor | None = None) -> Tensor:
         """``x_n w_n (X)`` modulo ``X^d + X^tap + 1``: ``[n, d]``, with the bits of ``weights`` ``[n]`` as

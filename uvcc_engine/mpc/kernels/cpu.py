@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.gemm import gemm
 from uvcc_engine.mpc.kernels.layout import Level, wire_dtype
 from uvcc_engine.mpc.kernels.plain import PlainKernels
+from uvcc_engine.mpc.kernels.proving import binary_words
 
 COMPILE_FROM = 1 << 14  # elements; below, loading the compiled code would cost more than it saves
 _WORDS = COMPILE_FROM // 64
@@ -187,15 +188,27 @@ class CpuKernels(PlainKernels):
         self._jit.binary_product(_rows(u), _rows(v), _flat(out))
         return out
 
-    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
+    def ternary_bits(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
         if not self._field(64 * weights.numel(), *u, *v, weights):
-            return super().bit_diagonals(u, v, weights)
-        sums, out = torch.zeros(127, 2, dtype=torch.int64), torch.empty(127, dtype=torch.int64)
-        for t in range(0, len(u), _TERMS):
-            sides = [_flat(side) for pair in zip(u[t : t + _TERMS], v[t : t + _TERMS], strict=True) for side in pair]
-            none = sides[-1:] * (2 * _TERMS - len(sides))
-            self._jit.meet_bits(*sides, *none, len(sides) // 2, _flat(weights), _rows(sums))
-        self._jit.reduce_products(_rows(sums), _flat(out))
+            return super().ternary_bits(u, v, weights)
+        sums, out = torch.zeros(729, 8, dtype=torch.int64), torch.empty(729, dtype=torch.int64)
+        for sides, terms in _by_terms(u, v):
+            self._jit.meet_bits(*map(_flat, sides), terms, _flat(weights), _rows(sums))
+        self._jit.reduce_sums(_rows(sums), _flat(out))
+        return binary_words.joined(out)
+
+    def turned_sums(self, x: Tensor, weights: Tensor) -> Tensor:
+        if not self._field(x.numel(), x, weights):
+            return super().turned_sums(x, weights)
+        out = torch.empty(64, dtype=torch.int64)
+        self._jit.turned_sums(_flat(x), _flat(weights), _flat(out))
+        return out
+
+    def block_weights(self, weights: Tensor, count: int) -> Tensor:
+        if not self._field(count, weights):
+            return super().block_weights(weights, count)
+        out = torch.empty(count, dtype=torch.int64)
+        self._jit.block_weights(_flat(weights), _flat(out))
         return out
 
     def chosen_places(
@@ -228,6 +241,14 @@ class CpuKernels(PlainKernels):
         out = torch.empty(degree, u.shape[2], u.shape[2], dtype=torch.int64)
         self._jit.weigh_pairs(*(t.numpy().view(np.uint64) for t in (u, v, weights, out)))
         return out
+
+    def ternary_numbers(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor, degree: int) -> Tensor:
+        if not self._field(64 * weights.numel(), *u, *v, weights):
+            return super().ternary_numbers(u, v, weights, degree)
+        out = torch.zeros(729, degree, dtype=torch.int64)
+        for sides, terms in _by_terms(u, v):
+            self._jit.ternary_numbers(*map(_rows, sides), terms, _flat(weights), _rows(out))
+        return binary_words.joined(out, torch.sub)
 
     def weigh_elements(self, x: Tensor, weights: Tensor, tap: int, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(x) if out is None else out
@@ -376,6 +397,13 @@ def _flat(x: Tensor) -> Any:
 
 def _rows(x: Tensor) -> Any:
     return x.numpy().reshape(x.shape[0], -1).view(_UNSIGNED[x.element_size()])
+
+
+def _by_terms(u: Sequence[Tensor], v: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], int]]:
+    """As many pairs of sides at a time as loops take, and how many they are: loops have so many arguments always."""
+    for t in range(0, len(u), _TERMS):
+        sides = [side for pair in zip(u[t : t + _TERMS], v[t : t + _TERMS], strict=True) for side in pair]
+        yield sides + sides[-1:] * (2 * _TERMS - len(sides)), len(sides) // 2
 
 
 def _word(x: Any) -> Tensor:

@@ -19,8 +19,10 @@ from uvcc_engine.mpc.kernels.gemm.gemm_loops import gemm_right as gemm_right
 from uvcc_engine.mpc.kernels.product_loops import blind as blind
 from uvcc_engine.mpc.kernels.product_loops import cross as cross
 from uvcc_engine.mpc.kernels.product_loops import mul_blinded as mul_blinded
+from uvcc_engine.mpc.kernels.proving.bit_loops import block_weights as block_weights
 from uvcc_engine.mpc.kernels.proving.bit_loops import meet_bits as meet_bits
-from uvcc_engine.mpc.kernels.proving.bit_loops import reduce_products as reduce_products
+from uvcc_engine.mpc.kernels.proving.bit_loops import reduce_sums as reduce_sums
+from uvcc_engine.mpc.kernels.proving.bit_loops import turned_sums as turned_sums
 from uvcc_engine.mpc.kernels.proving.element_loops import ELEMENT as ELEMENT
 from uvcc_engine.mpc.kernels.proving.element_loops import MULTIPLIES_EIGHT as MULTIPLIES_EIGHT
 from uvcc_engine.mpc.kernels.proving.element_loops import multiply_elements as multiply_elements
@@ -39,6 +41,7 @@ from uvcc_engine.mpc.kernels.proving.proof_loops import multiply_wide as multipl
 from uvcc_engine.mpc.kernels.proving.proof_loops import ring_multiply as ring_multiply
 from uvcc_engine.mpc.kernels.proving.proof_loops import ring_powers as ring_powers
 from uvcc_engine.mpc.kernels.proving.proof_loops import weigh_elements as weigh_elements
+from uvcc_engine.mpc.kernels.proving.ternary_loops import ternary_numbers as ternary_numbers
 from uvcc_engine.mpc.kernels.proving.weigh_loops import weigh as weigh
 from uvcc_engine.mpc.kernels.proving.weigh_loops import weigh_columns as weigh_columns
 

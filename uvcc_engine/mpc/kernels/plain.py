@@ -160,8 +160,17 @@ class PlainKernels:
             found[k - 1 - j : 2 * k - 1 - j] ^= binary_words.total(binary_words.multiply(u, row).T)
         return found
 
-    def bit_diagonals(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
-        return binary_words.bit_diagonals(torch.stack(tuple(u)), torch.stack(tuple(v)), weights)
+    def ternary_bits(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor) -> Tensor:
+        products = binary_words.multiply(binary_words.meeting_bits(u, v), weights)
+        return binary_words.joined(binary_words.total(products.T))
+
+    def turned_sums(self, x: Tensor, weights: Tensor) -> Tensor:
+        return binary_words.total(binary_words.multiply(binary_words.turned(x), weights).T)
+
+    def block_weights(self, weights: Tensor, count: int) -> Tensor:
+        powers = torch.ones(64, 1, dtype=torch.int64) << torch.arange(64).unsqueeze(-1)
+        found = binary_words.multiply(powers, weights.reshape(-1, 1, 8))
+        return found.reshape(-1)[:count]
 
     def chosen_places(
         self, words: Tensor, weights: Tensor, factors: Tensor | None = None, out: Tensor | None = None
@@ -179,6 +188,12 @@ class PlainKernels:
     def weigh_pairs(self, u: Tensor, v: Tensor, weights: Tensor, degree: int) -> Tensor:
         pairs = (u.unsqueeze(-1) * v.unsqueeze(-2)).sum(0)
         return self.weigh(pairs.reshape(len(weights), -1), weights, degree).reshape(degree, *pairs.shape[1:])
+
+    def ternary_numbers(self, u: Sequence[Tensor], v: Sequence[Tensor], weights: Tensor, degree: int) -> Tensor:
+        sides = zip(u, v, strict=True)
+        each = [binary_words.halved(x, torch.add) * binary_words.halved(y, torch.add) for x, y in sides]
+        products = torch.stack(each).sum(0)
+        return binary_words.joined(self.weigh_columns(products, weights, degree), torch.sub)
 
     def weigh_elements(self, x: Tensor, weights: Tensor, tap: int, out: Tensor | None = None) -> Tensor:
         d = x.shape[1]

@@ -8,6 +8,7 @@ from torch import Tensor
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
 from uvcc_engine.mpc.kernels.gemm import gemm_paths, limbs, tile_units
 from uvcc_engine.mpc.kernels.layout import level, wire_dtype
+from uvcc_engine.mpc.kernels.proving.binary_words import blocks_of
 
 _N = COMPILE_FROM
 _WORDS = _N // 64
@@ -46,7 +47,10 @@ def warm(kernels: CpuKernels) -> None:
     kernels.binary_inner(x, x)
     kernels.binary_powers(x[:1], _WORDS * 64)
     kernels.chosen_places(x, zeros(64), x)
-    kernels.bit_diagonals([x], [x], x)
+    blocks = zeros(blocks_of(_N))
+    kernels.ternary_bits([x], [x], blocks)
+    kernels.turned_sums(x, blocks)
+    kernels.block_weights(blocks, _N)
     rows = zeros(_WORDS, 64)
     kernels.binary_columns(rows, zeros(_WORDS))
     kernels.binary_diagonals(rows.unsqueeze(0), rows.unsqueeze(0))
@@ -54,6 +58,7 @@ def warm(kernels: CpuKernels) -> None:
     kernels.weigh(rows, words, 52)
     kernels.weigh_columns(rows, zeros(64), 52)
     kernels.weigh_pairs(rows.unsqueeze(0), rows.unsqueeze(0), words, 52)
+    kernels.ternary_numbers([rows.T.contiguous()], [rows.T.contiguous()], words, 52)
     kernels.weigh_elements(zeros(_WORDS, 52), words, 3)
     kernels.add_degrees(zeros(1, 2, 52, 2, 52))
     kernels.multiply_wide(zeros(1, 64, 2, 52), zeros(1, 64, 2, 52))

@@ -6,6 +6,7 @@ at most sixteen ones meet in a column, and what the sixteenth carries falls out 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -59,19 +60,53 @@ def diagonals(pairs: Tensor) -> Tensor:
     return found
 
 
-def meeting_bits(u: Tensor, v: Tensor) -> Tensor:
-    """``[127, n]``: bit ``j`` of row ``63 + i - j`` says of how many terms ``[terms, n]``, modulo 2, bit ``i`` of ``u``
-    and bit ``j`` of ``v`` are both set."""
-    rows = []
-    for k in range(127):
-        shifted = (u >> (k - 63)) & ((1 << (127 - k)) - 1) if k > 63 else u << (63 - k)
-        rows.append(total(shifted & v))
-    return torch.stack(rows)
+CHUNK: Final = 512
+"""Words that make eight blocks of 64: block ``b`` has every eighth of them, from word ``b`` on."""
+_BITS: Final = 6  # halvings of 64 bits
 
 
-def bit_diagonals(u: Tensor, v: Tensor, weights: Tensor) -> Tensor:
-    """See ``Kernels.bit_diagonals``: a word is the element that its bits have as coefficients."""
-    return total(multiply(meeting_bits(u, v), weights).T)
+def blocks_of(words: int) -> int:
+    """How many blocks so many words have: whole chunks of them."""
+    return -(-words // CHUNK) * (CHUNK // 64)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Words ``[n]`` to ``[64, blocks]``: bit ``i`` of entry ``j, b`` is bit ``j`` of the ``i``-th word of block ``b``,
+    zeros behind the last word."""
+    blocks = blocks_of(len(x))
+    chunks = torch.nn.functional.pad(x, (0, 64 * blocks - len(x))).reshape(-1, 64, CHUNK // 64)
+    grid = chunks.permute(1, 0, 2).reshape(64, blocks)
+    for shift, low in _SWAPS:  # Warren, "Hacker's Delight", section 7-3
+        pairs = grid.reshape(64 // (2 * shift), 2, shift, blocks)
+        one, other = pairs[:, 0], pairs[:, 1]
+        changed = ((one >> shift) ^ other) & low
+        grid = torch.stack([one ^ (changed << shift), other ^ changed], 1).reshape(64, blocks)
+    return grid
+
+
+def halved(x: Tensor, add: Callable[[Tensor, Tensor], Tensor] = torch.bitwise_xor) -> Tensor:
+    """``[64, ...]`` to ``[729, ...]``, six times two halves to three: lower one, sum, upper one. ``add``: of what."""
+    grid = x.reshape(*[2] * _BITS, *x.shape[1:])
+    for axis in range(_BITS):
+        low, high = grid.unbind(axis)
+        grid = torch.stack([low, add(low, high), high], axis)
+    return grid.reshape(-1, *x.shape[1:])
+
+
+def joined(values: Tensor, sub: Callable[[Tensor, Tensor], Tensor] = torch.bitwise_xor) -> Tensor:
+    """The coefficients ``[729, ...]`` of a product of which the products of all lower halves, sums and upper halves are
+    known. ``sub``: of what."""
+    grid = values.reshape(*[3] * _BITS, *values.shape[1:])
+    for axis in range(_BITS):
+        low, both, high = grid.unbind(axis)
+        grid = torch.stack([low, sub(sub(both, low), high), high], axis)
+    return grid.reshape(-1, *values.shape[1:])
+
+
+def meeting_bits(u: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
+    """Of each block and place of the halved sides the words ``[729, blocks]`` of the bits in which they meet, added up
+    over the terms ``[n]``."""
+    return total(torch.stack([halved(turned(one)) & halved(turned(other)) for one, other in zip(u, v, strict=True)]))
 
 
 def byte_tables(weights: Tensor) -> Tensor:
