@@ -34,6 +34,7 @@ MBIT: Final = 1000.0
 """Links between three providers of one continent; pods of this machine have none between them."""
 _FIGURES: Final = ("rounds", "bytes", "seconds", "busiest")
 _OF_FLEET: Final = {"rounds", "bytes", "pod_bytes", "chain"}
+_OF_MEMORY: Final = ("pod_mib", "all_mib")
 _OF_AUDIT: Final = ("rounds", "bytes_sent", "audits", "audited")
 _LIKE: Final = {"auto": "direct", "nats": "stream"}
 """Over which link the processes are timed where the profile leaves it open, or takes a broker that runs elsewhere."""
@@ -77,9 +78,11 @@ def kept(plan: Plan) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     whole = isinstance(found, dict) and all((as_float(found.get(name)) or 0) > 0 for name in _FIGURES)
-    if not whole or not {"layers", "warnings", "most_frac_bits", "processes"} <= found.keys():
+    if not whole or not {"layers", "warnings", "most_frac_bits", "processes", "memory"} <= found.keys():
         return None
-    took, fleet = found["processes"], found.get("fleet", {})
+    took, fleet, memory = found["processes"], found.get("fleet", {}), found["memory"]
+    if not isinstance(memory, dict) or not all((as_float(memory.get(name)) or 0) > 0 for name in _OF_MEMORY):
+        return None
     told = isinstance(took, dict) and None not in (as_int(took.get(name), 1) for name in ("replicas", "workers"))
     return found if told and isinstance(fleet, dict) and (not fleet or fleet.keys() >= _OF_FLEET) else None
 
@@ -149,6 +152,24 @@ def costs(plan: Plan, step: Mapping[str, Any]) -> tuple[float, float]:
         return float(step["rounds"]), float(step["bytes"]) * PARTIES
     fleet = step.get("fleet")
     return (float(fleet["rounds"]), float(fleet["bytes"])) if fleet else (0.0, 0.0)
+
+
+def memory(plan: Plan, step: Mapping[str, Any], here_mib: float) -> tuple[float, str]:
+    """GiB that the workers of a pod of the full run hold at most, 0 where too few of them were rehearsed; and what to
+    know where there is less: of what the pods ask for, or of ``here_mib`` that is free on this machine for all local
+    ones."""
+    t, took, fleet = plan.phases[FULL].topology, step["processes"], plan.profile.fleet
+    if int(took["workers"]) != PARTIES * t.stages * t.tensor * int(took["replicas"]):
+        return 0.0, ""
+    each, doubt = float(step["memory"]["pod_mib"]) / 1024, ""
+    cure = "a smaller job.batch, or job.verify: products where it is proofs"
+    if kind_of(fleet.kind).here:
+        need, there = float(step["memory"]["all_mib"]) * t.replicas / int(took["replicas"]) / 1024, here_mib / 1024
+        if need > there > 0:
+            doubt = f"the workers hold up to {need:.1f} GiB, and this machine has {there:.1f} free: {cure}"
+    elif 0 < (asked := float(getattr(fleet, "memory", 0) or 0)) < each:
+        doubt = f"a pod's workers hold up to {each:.1f} GiB, and fleet.memory asks for {asked:g}: more of it, or {cure}"
+    return each, doubt
 
 
 def promise(plan: Plan, step: Mapping[str, Any]) -> ev.PlanForetold:

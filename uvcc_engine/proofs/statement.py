@@ -207,14 +207,14 @@ class Prover:
         return self.me in (self.q, (self.q + 1) % 3) if self.sides is None else self.sides[1]
 
     def component(self, share: Share, index: int) -> Tensor:
-        """Component ``q + index`` of a share."""
+        """Component ``q + index`` of a share, in its shape."""
         return share.first if (self.q + index) % 3 == self.me else share.second
 
     def draw(self, notes: ProductNotes, index: int) -> Tensor:
         return notes.own if (self.q + index) % 3 == self.me else notes.following
 
     def sent(self, notes: ProductNotes) -> Tensor:
-        """The prover's message."""
+        """The prover's message, in the product's shape."""
         return notes.z if self.q == self.me else notes.received[self.q]
 
 

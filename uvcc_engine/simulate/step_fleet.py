@@ -69,6 +69,27 @@ def busiest(workers: Mapping[Coord, WorkerSteps]) -> float:
     return max(sent.values()) * len(sent) / total if total else 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """The most that workers held, in MiB: of the pod whose workers held most, ``pod_mib``, and of all, ``all_mib``."""
+
+    pod_mib: float
+    all_mib: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As a rehearsal's JSON has it."""
+        return asdict(self)
+
+
+def held(workers: Mapping[Coord, WorkerSteps]) -> HeldMemory:
+    """Pages that workers of a pod share count for each of them."""
+    pods: dict[tuple[int, int], float] = {}
+    for coord, one in workers.items():
+        pod = coord.replica, coord.party
+        pods[pod] = pods.get(pod, 0.0) + one.peak_mib
+    return HeldMemory(max(pods.values()), sum(pods.values()))
+
+
 def fleet_costs(
     job: PrivateJob, size: Topology, rehearsed: Topology, workers: Mapping[Coord, WorkerSteps], mean: Mean
 ) -> FleetCosts:

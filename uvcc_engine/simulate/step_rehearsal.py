@@ -30,7 +30,7 @@ from uvcc_engine.sealing.inputs import dataset_tensors
 from uvcc_engine.sharding.validation import fit_model
 from uvcc_engine.simulate import fitting, step_processes
 from uvcc_engine.simulate.metering import LayerCost
-from uvcc_engine.simulate.step_fleet import busiest, fleet_costs, rehearsed_size
+from uvcc_engine.simulate.step_fleet import busiest, fleet_costs, held, rehearsed_size
 from uvcc_engine.simulate.step_worker import ALONE, by_itself
 
 STEPS: Final = 3
@@ -280,6 +280,7 @@ def told(
         count = step_processes.steps_for(found.seconds * timed.replicas)
         took = workers.measure(count)
     step = found.to_json() | {"processes": took.times.to_json(), "busiest": busiest(took.workers)}
+    step["memory"] = held(took.workers).to_json()
     if part is None or by_itself(size):
         return step
     short = _shortened(job, count + 1, job.test_rows)

@@ -19,6 +19,7 @@ from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.job.link_waits import patience
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord, Topology
+from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.run_files.writer import RunWriter, Ticker
 from uvcc_engine.model.learning.trainers import trainer_of
 from uvcc_engine.model.learning.training import PrivateTrainer
@@ -74,7 +75,8 @@ def by_itself(size: Topology) -> bool:
 @dataclass
 class WorkerSteps:
     """Of each step of a worker: when it had ended, by the clock and by this process's processor time, and its rounds
-    and bytes; ``main_bytes``: of them those of no microbatch's pass. ``happenings``: of its last step."""
+    and bytes; ``main_bytes``: of them those of no microbatch's pass. ``happenings``: of its last step. ``peak_mib``:
+    the most memory that it held."""
 
     ends: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -82,6 +84,7 @@ class WorkerSteps:
     bytes_sent: list[int] = field(default_factory=list)
     main_bytes: list[int] = field(default_factory=list)
     happenings: list[Happening] = field(default_factory=list)
+    peak_mib: float = 0.0
 
 
 class _Worker:
@@ -216,6 +219,7 @@ def trained(task: WorkerTask) -> WorkerSteps:
     plane.close()
     groups.close()
     evidence.close()
+    worker.found.peak_mib = host.peak_mib()
     return worker.found
 
 

@@ -28,6 +28,7 @@ REHEARSED = {
     "layers": [],
     "warnings": [],
     "most_frac_bits": 20,
+    "memory": {"pod_mib": 512.0, "all_mib": 1400.0},
 }
 TOOK = {"low": 0.08, "high": 0.2, "early": 1.5, "party_cpu": 0.05, "all_cpu": 0.15, "cores": 2.0}
 TOOK |= {"replicas": 1, "workers": 3}

@@ -27,6 +27,7 @@ from uvcc_console.plan.step_forecast import apart, here
 from uvcc_console.rollout.stages.training.agree import check_job
 from uvcc_console.runs.processes import create_run
 from uvcc_engine.contract.errors import ConfigError, UvccError
+from uvcc_engine.contract.machine import host
 
 LAYERS = "job.model=[{linear: 4}, relu, linear]"
 WORKERS = ["--workers", "--replicas", "--stages", "--tensor", "--microbatches", "--link"]
@@ -41,7 +42,7 @@ REHEARSED = {
     "warnings": ["tight"],
     "most_frac_bits": 20,
 }
-REHEARSED |= {"processes": TOOK}
+REHEARSED |= {"processes": TOOK, "memory": {"pod_mib": 512.0, "all_mib": 1400.0}}
 MOST = 8  # workers of a party that are rehearsed
 FLEET = {"rounds": 38.0, "bytes": 9e5, "pod_bytes": 15e4, "chain": 30.0}
 
@@ -498,6 +499,39 @@ def test_a_plan_says_what_several_workers_of_a_party_take(capsys: pytest.Capture
     assert run.foretold is not None
     assert (run.foretold.rounds, run.foretold.bytes, run.foretold.high) == (0, 0, 0)  # named as not foretold
     assert run.foretold.seconds > 0  # the times of halts follow from it
+
+
+def test_a_plan_says_what_memory_the_workers_hold_and_where_there_is_less(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1401.0]
+    monkeypatch.setattr(host, "memory_mib", lambda: {"total_mib": 4096.0, "available_mib": free[0]})
+
+    def said(profile: str, *settings: str) -> str:
+        assert main(["plan", profile, *(part for one in settings for part in ("--set", one))]) == 0
+        return capsys.readouterr().out
+
+    assert "memory     0.50 GiB at most, held by the workers of a pod" in said("demo")
+    assert "and this machine has" not in said("demo")
+    free[0] = 1399.0
+    short = "note: the workers hold up to 1.4 GiB, and this machine has 1.4 free: a smaller job.batch"
+    assert short in said("demo")
+    assert "this machine has" not in said("prime-smoke-r2"), "its pods are elsewhere"
+    many = said("demo", "topology.stages=3", "topology.tensor=3")
+    assert "memory  " not in many, "too many workers to be rehearsed: nothing is known of theirs"
+
+
+def test_a_plan_says_where_pods_ask_for_less_memory_than_their_workers_hold(tmp_path: Path) -> None:
+    profile = {
+        "job": {"kind": "private", "model": "mlp-digits", "steps": 2},
+        "fleet": {"provider": "kubernetes", "gpu": "H100", "image": "uvcc", "memory": 16},
+    }
+    plan = make_plan("r", "r", parse(profile))
+    step: dict[str, Any] = REHEARSED | {"memory": {"pod_mib": 17 * 1024.0, "all_mib": 50 * 1024.0}}
+    gib, doubt = plan_rehearsal.memory(plan, step, 1.0)
+    assert gib == 17.0
+    assert "a pod's workers hold up to 17.0 GiB, and fleet.memory asks for 16: more of it, or a smaller" in doubt
+    assert plan_rehearsal.memory(plan, REHEARSED, 1.0) == (0.5, "")
 
 
 def test_of_replicas_elsewhere_one_is_rehearsed_and_the_chain_of_messages_is_its_delay() -> None:

@@ -77,6 +77,17 @@ def test_the_machine_is_measured(way: bool) -> None:
     assert 1 <= host.usable_cpus() <= (os.cpu_count() or 1)
 
 
+def test_the_most_memory_is_told_after_it_was_given_back() -> None:
+    code = (
+        "from uvcc_engine.contract.machine import host\nbefore = host.resident_mib()\nheld = b'x' * (64 << 20)\n"
+        "del held\nprint(host.peak_mib() - before, host.resident_mib() - before)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    peak, left = map(float, said.split())
+    assert peak > 60.0 or not host.HAS_PROC  # elsewhere what is held now counts
+    assert left < 30.0
+
+
 def test_both_ends_of_a_wake_pipe_never_wait_and_are_not_inherited() -> None:
     ends = wake_pipe()
     try:

@@ -139,6 +139,8 @@ def test_the_command_answers_in_json_and_refuses_what_is_no_training(
     said = json.loads(capsys.readouterr().out)
     assert said["rounds"] > 0
     assert said["layers"][0]["layer"] == "0 dense"
+    assert 20.0 < said["memory"]["pod_mib"] < 2_000.0
+    assert 2.0 < said["memory"]["all_mib"] / said["memory"]["pod_mib"] <= 3.0
     (tmp_path / "job.json").write_text(json.dumps(FEW.to_json() | {"task": "infer", "reveal": ["predictions"]}))
     assert step_rehearsal.main(["--job", str(tmp_path / "job.json")]) == 2
     assert "only trainings can" in capsys.readouterr().err

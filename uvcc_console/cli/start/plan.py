@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvcc_console.cli import common
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.text import counted
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
         if epochs:
             over |= {"epoch_s": over["full_s"] / epochs, "epoch_cap": over["hours_cap"] / epochs}
         found["notes"] += step.pop("warnings")
+        step["pod_gib"], short = plan_rehearsal.memory(plan, step, host.memory_mib()["available_mib"])
+        found["notes"] += [short] if short else []
     found["notes"] += long_steps.fitted(profile, found["foretold"]["step_s"] if "foretold" in found else 0.0)[1]
     return found
 
@@ -167,6 +170,8 @@ def lines(found: dict[str, Any]) -> list[str]:
             f"           as {_timed(step)} processes took here now, transcript included;"
             " the smoke measures the pods themselves",
         ]
+        if step["pod_gib"]:
+            told.append(f"memory     {step['pod_gib']:.2f} GiB at most, held by the workers of a pod")
         if "epoch_s" in over:
             each = f"at the hourly cap ${over['epoch_cap']:.2f}" if cap["hourly"] else "for nothing"
             told.append(

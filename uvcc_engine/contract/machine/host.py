@@ -21,6 +21,7 @@ HAS_PROC: Final = os.path.exists("/proc/self/stat")
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _MIB: Final = 1 << 20
+_PEAK: Final = re.compile(rb"^VmHWM:[ \t]{1,20}([0-9]{1,15}) kB$", re.MULTILINE)
 _MEMINFO: Final = re.compile(rb"^(MemTotal|MemAvailable|MemFree): {0,20}([0-9]{1,15}) kB$", re.MULTILINE)
 _CPU: Final = re.compile(rb"cpu((?: +[0-9]{1,18}){5,12})\s*")
 
@@ -87,6 +88,16 @@ def resident_mib() -> float:
         return round(float(_psutil().Process().memory_info().rss) / _MIB, 1)
     with open("/proc/self/statm", "rb", buffering=0) as f:
         return round(int(f.read(256).split()[1]) * _PAGE_MIB, 1)
+
+
+def peak_mib() -> float:
+    """The most memory in MiB that this process held, what its parent held when it forked not counted; what it holds
+    now where the system does not tell that."""
+    if not HAS_PROC:
+        return resident_mib()
+    with open("/proc/self/status", "rb") as f:
+        found = _PEAK.search(f.read(1 << 16))
+    return round(int(found.group(1)) / 1024, 1) if found else resident_mib()
 
 
 def memory_mib() -> dict[str, float]:
