@@ -55,6 +55,7 @@ MAIL_S: Final = 60.0
 FRESH_S: Final = 15.0
 _MOST_WHY: Final = 4096  # bytes of a refusal
 _LONGEST_WHY: Final = 200  # characters of it that are told
+_STAGES: Final = {"hold": "held", "held": "held", "halted": "halted"}  # of a worker's phase, what it says of a halt
 Report = Callable[[str, str, str, int, str], None]
 
 
@@ -320,10 +321,24 @@ class RelayHaltPath:
         """A worker echoes a nonce: by its process's number it is known to be of this attempt."""
         pid, worker = told.beat.fields.get("pid"), s.workers.get(coord)
         known = s.halt.done and s.halt.mode == machine.HALT  # how the run was halted is told already
-        if told.halt_nonce not in self._early or worker is None or known:
+        if told.halt_nonce not in self._early or known:
             return
-        if worker.pid and worker.pid == pid and pid != worker.earlier:
+        if self._domain:
+            self._missed(box, told, s)
+        elif worker is not None and worker.pid and worker.pid == pid and pid != worker.earlier:
             self._take(box, self._early.pop(told.halt_nonce), s)
+
+    def _missed(self, box: RelayMailbox, told: SignOfLife, s: Snapshot) -> None:
+        """Tell of it, and no more: no journal here says of which attempt a process is."""
+        if told.beat.phase not in _STAGES or told.halt_nonce == s.halt.nonce:
+            return
+        for by, order in self._signed(box, self._early.pop(told.halt_nonce)):
+            if not isinstance(order, HaltOrder):
+                continue
+            text = f"{by} asked for a {order.mode} while nobody listened here; it was obeyed at step {told.beat.step}"
+            if not any(a.text.startswith(text) for a in s.alerts):
+                hint = "its verdict is at the console of whoever conducts the run"
+                self._append([ev.Alert(level="warn", name="missed_order", text=text, hint=hint)])
 
     def _signed(self, box: RelayMailbox, body: str) -> Iterator[tuple[str, HaltOrder | DomainConsent]]:
         """What another of this run's signers says of this engine run, and who."""
@@ -375,7 +390,7 @@ class RelayHaltPath:
             roots = self._roots.take(coord, told.roots, s.steps_planned)
             self._append([ev.HeartbeatRead(pod=pod.pod, coord=coord, record=dict(told.beat.fields)), *roots])
         self._obeyed(box, coord, told, s)
-        stage = {"hold": "held", "held": "held", "halted": "halted"}.get(told.beat.phase, "")
+        stage = _STAGES.get(told.beat.phase, "")
         if stage and told.halt_nonce == s.halt.nonce:
             self._report(pod.pod, coord, stage, told.beat.step, told.checkpoint)
 

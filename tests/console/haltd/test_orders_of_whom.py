@@ -20,6 +20,7 @@ from relaykit import COORD, RUN, make_run
 from uvcc_console.core import events as ev
 from uvcc_console.core.folding.state import fold, reduce
 from uvcc_console.core.journal.journal import read_all
+from uvcc_console.core.paths import DOMAIN
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.halt import relay_path
 from uvcc_console.runs import domain
@@ -138,6 +139,33 @@ async def test_an_order_from_before_the_console_looked_counts_once_a_worker_of_t
     asked = [e for e in court.taken if isinstance(e, ev.HaltRequested)]
     assert [e.mode for e in asked] == told
     assert {(e.by, e.nonce) for e in asked} <= {("P1", "x")}
+
+
+@pytest.mark.parametrize("phase", ["hold", "halted", "train"])
+async def test_a_domains_own_console_tells_of_an_order_that_came_while_its_sidecar_was_down(
+    court: Court, phase: str
+) -> None:
+    """It has nobody's word on which attempt a worker is of: it tells, once, and gives no order of its own."""
+    (court.run_dir / DOMAIN).write_text("{}")
+    said: list[ev.Event] = []
+    last = {"step": 5, "phase": phase, "halt_nonce": "x", "pid": 7}
+    life = orders.sealed(relay_words.of_life(RUN, COORD, last, (), 1.0), partial(court.pod.sign, orders.BEAT_NAMESPACE))
+    order = court.signed({"type": "order", "mode": "halt", "nonce": "x"}, relay_path.signer(court.key("P1")))
+    court.given[:] = [FetchedRecord(name=orders.BEAT + COORD, body=life), FetchedRecord(name="order/x", body=order)]
+    s = court.snapshot
+    for _ in range(2):  # a sidecar that is started, and another
+        console, taken = relay_path.RelayHaltPath(court.run_dir, said.extend, lambda *_: None), len(said)
+        box = relay_path.RelayMailbox("", "g", RUN, ())
+        await console.exchange_with(box, None, s)
+        s = fold(said[taken:], s)
+    assert not [e for e in said if isinstance(e, ev.HaltRequested)]
+    told = [e.text for e in said if isinstance(e, ev.Alert)]
+    text = "P1 asked for a halt while nobody listened here; it was obeyed at step 5"
+    assert told == ([text] if phase != "train" else [])
+    asked = ev.HaltRequested(nonce="x", mode="halt", by="P1")
+    known = relay_path.RelayHaltPath(court.run_dir, said.append, lambda *_: None)
+    await known.exchange_with(relay_path.RelayMailbox("", "g", RUN, ()), None, fold([asked], court.snapshot))
+    assert len([e for e in said if isinstance(e, ev.Alert)]) == len(told)  # its journal has that order
 
 
 async def test_the_end_of_the_attempt_before_told_once_more_does_not_bring_its_order_back(court: Court) -> None:
