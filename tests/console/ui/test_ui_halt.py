@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -300,14 +301,30 @@ async def test_a_run_without_conductor_says_so_and_r_takes_it_up(folder: Path) -
         d.app.check_processes()
         await d.settle()
         assert "NOBODY CONDUCTS" not in d.text
-        processes.living.clear()
-        d.app.check_processes()
-        d.app.redraw()
-        await d.settle()
-        assert "NOBODY CONDUCTS THIS RUN" in d.text
+        for left, told in (({"haltd"}, "its sidecar ends it soon"), (set(), "its pods go on until their lease ends")):
+            processes.living = left
+            d.app.check_processes()
+            d.app.redraw()
+            await d.settle()
+            assert f"NOBODY CONDUCTS THIS RUN: {told}" in d.text
         await d.press("r")
         seq = d.app.snap.seq
         assert processes.started == [("conductor", "--adopt", "resume", "--since", str(seq))]
+
+
+@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
+async def test_of_a_run_without_conductor_it_is_told_how_long_its_sidecar_waits(
+    folder: Path, size: tuple[int, int]
+) -> None:
+    processes = FakeProcesses()
+    story = Story().full(5)
+    story.events[0] = replace(story.events[0], profile={"limits": {"wait": 900.0}})
+    async with desk(story, folder, size=size, after=9.0, processes=processes) as d:
+        processes.living = {"haltd"}
+        d.app.check_processes()
+        d.app.redraw()
+        await d.settle()
+        assert "NOBODY CONDUCTS THIS RUN: its sidecar ends it after 15 m 00 s" in d.text
 
 
 async def test_an_ended_run_offers_nothing_that_cannot_be_done(folder: Path) -> None:

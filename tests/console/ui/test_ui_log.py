@@ -266,6 +266,8 @@ def test_many_speakers_are_counted_as_what_they_are() -> None:
         "p0r0s0t0 p0r1s0t0": "2 workers",
         "p0r0 p1r0 p2r0 p0r1 p1r1": "5 pods",
         "p0r0 p1r0": "p0r0 p1r0",
+        "operator@machine tui": "operator@machine tui",  # a person at a console is no two pods
+        "p0@machine tui": "p0@machine tui",
     }
     for sources, shown in counted.items():
         assert source_word(LogEntry(0.0, "info", sources, "x"), 12) == shown

@@ -7,6 +7,7 @@ what is known of the workers is old: it is shown as old, never as death.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,7 @@ from uvcc_console.ui.judging.view import (
     result_word,
     unknown_after_halt,
 )
+from uvcc_engine.contract.parsing.untrusted import as_float
 from uvcc_engine.contract.text import counted
 
 OUT_S: Final = 3.0  # a channel that breaks is mostly back within a second or two
@@ -238,6 +240,16 @@ def _out_of_reach(view: View, away: list[PodView]) -> tuple[str, str, str]:
     return "alarm", text, "; ".join(parts) or "it is asked again and again"
 
 
+def _who_ends_it(view: View) -> str:
+    """What becomes of a run that nobody conducts: a sidecar that lives renews the pods' leases, and then ends it."""
+    if not view.sidecar.well:
+        return "its pods go on until their lease ends"
+    limits = view.snap.profile.get("limits")
+    wait = as_float(limits.get("wait")) if isinstance(limits, Mapping) else None
+    soon = view.snap.apart or wait is None  # no other conductor can take up one domain's part of a run
+    return "its sidecar ends it soon" if soon else f"its sidecar ends it after {duration(wait or 0.0)}"
+
+
 def warnings(view: View) -> list[tuple[str, str, str]]:
     """(role, text, hint) of what is wrong around the run, loudest first."""
     s, g = view.snap, view.glyphs
@@ -246,8 +258,7 @@ def warnings(view: View) -> list[tuple[str, str, str]]:
     out: list[tuple[str, str, str]] = []
     now = judge(s, conductor=view.conductor, behind_s=view.behind_s)
     if now.name == "unconducted":
-        text = f"{g.fail} NOBODY CONDUCTS THIS RUN: its pods go on until their lease ends"
-        out.append(("alarm", text, now.advice))
+        out.append(("alarm", f"{g.fail} NOBODY CONDUCTS THIS RUN: {_who_ends_it(view)}", now.advice))
     elif now.name == "frozen":
         out.append(("alarm", f"{g.fail} THE CONDUCTOR IS FROZEN: {clean(view.conductor.words)}", now.advice))
     elif view.conductor.state == MOVING and view.conductor.words:

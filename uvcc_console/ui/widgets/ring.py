@@ -33,8 +33,9 @@ def fields_of(entry: LogEntry, source: str) -> dict[str, str | float]:
 
 
 def sources_of(entry: LogEntry) -> list[str]:
-    """The pods that said it; for a line of a file its one source."""
-    return entry.source.split(" ") if entry.level != "debug" else [entry.source]
+    """The pods that said it; for a line of a file, and for an operator's (``me@host tui``), its one source."""
+    found = entry.source.split(" ")
+    return found if entry.level != "debug" and all(PARTY.match(one) for one in found) else [entry.source]
 
 
 def speaker_of(entry: LogEntry) -> str:
