@@ -31,8 +31,8 @@ _FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 class PartialDownload:
     """One file on its way in. ``keep`` gives it its name; without it nothing of the file is left."""
 
-    def __init__(self, fd: int, name: str, limit: int) -> None:
-        self._fd, self._name, self._limit = fd, name, limit
+    def __init__(self, fd: int, root: Path, name: str, limit: int) -> None:
+        self._fd, self._root, self._name, self._limit = fd, root, name, limit
         self._hash = hashlib.sha256()
         self._looked = 0
         self.size = 0
@@ -59,7 +59,8 @@ class PartialDownload:
         disk = os.fstatvfs(self._fd)
         self._looked = self.size
         if disk.f_bavail * disk.f_frsize < RESERVE + min(self._limit - self.size, _LOOK):
-            raise UvccError(f"no room for {self._name}: less than {RESERVE >> 20} MiB are free", "free disk space")
+            what = f"no room for {self._name}: less than {RESERVE >> 20} MiB are free at {self._root}"
+            raise UvccError(what, "free disk space there")
 
     def keep(self) -> None:
         """The file is whole and shall stay."""
@@ -97,7 +98,7 @@ class DownloadFolder:
             except OSError as e:
                 raise write_failed(path, e) from e
             try:
-                download = PartialDownload(fd, "/".join(parts), limit)
+                download = PartialDownload(fd, self.root, "/".join(parts), limit)
                 yield download
                 if download.kept:
                     self._place(fresh, folder, path)

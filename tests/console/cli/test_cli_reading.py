@@ -18,6 +18,7 @@ import pytest
 from uvcc_console.cli.follow import headless
 from uvcc_console.cli.follow.headless import ProgressLine, Watched, outcome, render, report
 from uvcc_console.cli.main import main
+from uvcc_console.cli.view.runs import table
 from uvcc_console.core import events as ev
 from uvcc_console.core.answers.shown import clock
 from uvcc_console.core.journal.journal import Journal, read_all
@@ -118,6 +119,23 @@ def test_runs_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["run"][-4:], r["verified"], r["live"]) for r in rows] == [("ab12", True, False), ("cd34", False, False)]
+
+
+def test_the_list_of_runs_fits_a_small_terminal() -> None:
+    rows = [
+        ("demo-20261121-0115-ab12", "demo", "running", "verify-full", "60/60", "-", "2026-11-21 01:15"),
+        ("mlp-smoke-20261121-0120-cd34", "mlp-smoke", "ok", "teardown", "120/120", "yes", "2026-11-21 01:20"),
+    ]
+    whole, small, least = table(rows, 200), table(rows, 80), table(rows, 40)
+    assert whole == [
+        "RUN                           PROFILE    STATUS   STAGE           STEP  VERIFIED  CREATED",
+        "demo-20261121-0115-ab12       demo       running  verify-full    60/60  -         2026-11-21 01:15",
+        "mlp-smoke-20261121-0120-cd34  mlp-smoke  ok       teardown     120/120  yes       2026-11-21 01:20",
+    ]
+    assert max(map(len, small)) <= 80
+    assert small[0].split() == ["RUN", "PROFILE", "STATUS", "STAGE", "STEP", "VERIFIED"]
+    assert least[0].split() == ["RUN", "STATUS", "STAGE", "STEP", "VERIFIED"]
+    assert [line.split()[0] for line in least[1:]] == [row[0] for row in rows]
 
 
 def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:

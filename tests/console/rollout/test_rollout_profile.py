@@ -242,7 +242,10 @@ async def test_a_job_that_does_not_fit_is_refused_while_it_is_planned(
     plan = make_plan("demo-1", "demo", profile)
     with pytest.raises(UvccError) as refusal:
         await check_job(SimpleNamespace(plan=plan, run_dir=tmp_path, federated=None))  # type: ignore[arg-type]
-    assert said in str(refusal.value)
+    told = str(refusal.value)
+    assert said in told
+    assert "error:" not in told
+    assert "see fleet" not in told  # the owner's program says what to do
 
 
 @pytest.mark.parametrize("key", ["job.verify", "gates.attention"])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import FAILED
 from uvcc_console.core.answers.shown import CHANGED
 from uvcc_engine.contract.errors import ConfigError, UvccError
+
+_HEAD: Final = ("RUN", "PROFILE", "STATUS", "STAGE", "STEP", "VERIFIED", "CREATED")
 
 
 def run(argv: list[str]) -> int:
@@ -53,19 +58,34 @@ def run(argv: list[str]) -> int:
 
         common.say("; ".join(keeping.none_here()))
         return 0
-    width = max(len(r["run"]) for r in rows)
-    common.show(f"{'RUN':<{width}}  {'PROFILE':<16} {'STATUS':<10} {'STAGE':<14} {'STEP':>9}  {'VERIFIED':<8} CREATED")
-    for r in rows:
-        step = f"{min(max(r['step'] + 1, 0), r['steps'])}/{r['steps']}" if r["steps"] else "-"
-        known = r["live"] or r["ended"] or r["status"] == "unreadable"
-        status = r["status"] if known else f"{r['status']}?"
-        word = {True: "yes", False: "NO", None: "-"}[r["verified"]]
-        word = "CHANGED" if r["result"]["mark"] == CHANGED else word
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r["created"])) if r["created"] else "-"
-        common.show(
-            f"{r['run']:<{width}}  {r['profile']:<16} {status:<10} {r['stage']:<14} {step:>9}  {word:<8} {when}"
-        )
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    common.show("\n".join(table([_cells(r) for r in rows], columns)))
     return 0
+
+
+def _cells(r: Mapping[str, Any]) -> tuple[str, ...]:
+    """A run's cells below ``_HEAD``."""
+    step = f"{min(max(r['step'] + 1, 0), r['steps'])}/{r['steps']}" if r["steps"] else "-"
+    known = r["live"] or r["ended"] or r["status"] == "unreadable"
+    word = {True: "yes", False: "NO", None: "-"}[r["verified"]]
+    word = "CHANGED" if r["result"]["mark"] == CHANGED else word
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r["created"])) if r["created"] else "-"
+    return r["run"], r["profile"], r["status"] if known else f"{r['status']}?", r["stage"], step, word, when
+
+
+def table(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
+    """The runs below their heads, each on a line of at most ``columns`` where that is possible: when a run was made is
+    left out first, for its name says so, and then of which profile."""
+    shown = list(range(len(_HEAD)))
+    widths = [max(len(row[at]) for row in (_HEAD, *rows)) for at in shown]
+    for least in (_HEAD.index("CREATED"), _HEAD.index("PROFILE")):
+        if sum(widths[at] + 2 for at in shown) - 2 > columns:
+            shown.remove(least)
+    return ["  ".join(_cell(row[at], at, widths[at]) for at in shown).rstrip() for row in (_HEAD, *rows)]
+
+
+def _cell(text: str, at: int, width: int) -> str:
+    return text.rjust(width) if _HEAD[at] == "STEP" else text.ljust(width)
 
 
 def _delete(args: argparse.Namespace) -> int:

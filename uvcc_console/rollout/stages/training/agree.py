@@ -161,8 +161,10 @@ async def _run(command: list[str], what: str, limit: float) -> None:
             await process.wait()
     if process.returncode:
         lines = err.decode(errors="replace").strip().splitlines()
-        said = lines[-1] if lines and process.returncode > 0 else ended_how("the owner's program", process.returncode)
-        raise UvccError(f"{what} failed: {said}", "see fleet and job")
+        if lines and process.returncode > 0:  # its own words, with its own hint
+            raise UvccError(f"{what} failed: {lines[-1].removeprefix('error: ')}")
+        said = ended_how("the owner's program", process.returncode)
+        raise UvccError(f"{what} failed: {said}", "see fleet and job in the profile")
 
 
 def parties_of(ctx: Rollout, phase: Phase) -> list[PolicyParty]:
