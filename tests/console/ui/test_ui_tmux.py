@@ -34,7 +34,7 @@ class Tmux:
         self._sockets = tempfile.mkdtemp(prefix="ut-")  # a short path: sockets take no long ones
         self._base = ["tmux", "-S", f"{self._sockets}/s", "-f", "/dev/null"]
         code = (  # a hold may be released for as long as this machine needs to look at it
-            "from pathlib import Path; from uvcc_console.core import holding; holding.HOLD_S = 600.0;"
+            "from pathlib import Path; from uvcc_console.core.answers import holding; holding.HOLD_S = 600.0;"
             f" from uvcc_console.ui.app import run_app; run_app(Path({str(folder)!r}))"
         )
         self("new-session", "-d", "-x", str(columns), "-y", str(rows), sys.executable, "-c", code)

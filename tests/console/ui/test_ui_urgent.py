@@ -305,7 +305,7 @@ def test_f9_and_esc_in_a_terminal_after_a_paste_and_during_a_storm_of_resizes() 
         spawned = json.dumps({"pid": me.pid, "starttime": me.starttime})
         (run_dir / "haltd.json").write_text(spawned)  # this process passes for the sidecar: none makes a halt of a hold
         code = (  # and a hold may be released for as long as this machine needs to look at it
-            "import sys; from uvcc_console.core import holding; holding.HOLD_S = 600.0;"
+            "import sys; from uvcc_console.core.answers import holding; holding.HOLD_S = 600.0;"
             " from uvcc_console.cli.main import main; sys.exit(main())"
         )
         args = python("-c", code, "attach", "bench")
