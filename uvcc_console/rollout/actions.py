@@ -135,6 +135,9 @@ async def replace_pod(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]
 async def _replaced(ctx: Rollout, stages: StageRunner, member: Member) -> str:
     if not ctx.bus.snapshot.engine_run or ctx.plan.profile.job.kind == "command":
         there = await replacing.replace_pod(ctx, member.name)
+        stage = ctx.bus.snapshot.stage
+        if stage is not None and stage.name in ctx.plan.phases and stage.status not in STOPPED:
+            await _stopped(ctx)  # the phase sees that a pod is another
         stages.decide("retry")
         return there
     model = ctx.plan.profile.job.kind == "lm"

@@ -62,7 +62,7 @@ class Member:
     probe: dict[str, Any] = field(default_factory=dict)
     ingesting: asyncio.Task[None] | None = None
     decoders: dict[str, Decoder] = field(default_factory=dict)
-    replaced: bool = False  # it came in the place of one that was lost
+    replaced: int = 0  # so often another pod came in the place of one that was lost
     in_hand: bool = False  # it is just being replaced: nobody else connects to it
     replacing: bool = False  # somebody has asked for that, and was not answered yet
     homing: asyncio.Lock = field(default_factory=asyncio.Lock)  # one fetch of its checkpoints at a time

@@ -27,7 +27,7 @@ from uvcc_console.rollout import bus as bus_module
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stage_runner import StageRunner
-from uvcc_console.rollout.stages.training import triage_rungs
+from uvcc_console.rollout.stages.training import phases, triage_rungs
 from uvcc_engine.contract.agent_protocol import agent_commands, wire
 from uvcc_engine.contract.errors import UnreachableError
 from uvcc_engine.contract.parsing.safepaths import Parts
@@ -53,7 +53,8 @@ class World:
     """A rollout whose full phase runs, without any pod."""
 
     def __init__(self, folder: Path, kind: str = "lm") -> None:
-        raw = PROFILE if kind == "lm" else {"job": {"kind": "private", "steps": 50}}
+        job = {"kind": kind, "steps": 50} | ({"argv": ["train"]} if kind == "command" else {})
+        raw = PROFILE if kind == "lm" else {"job": job}
         plan = make_plan("r", "t", parse(raw))
         self.journal = Journal(folder / "journal.sqlite", source="test")
         self.bus = Bus(self.journal, poll_s=0.001)
@@ -401,6 +402,40 @@ async def test_a_pod_out_of_reach_is_replaced_without_waiting_for_who_waits_for_
     done = await world.ask("replace", pod="p0r0")
     assert (done.ok, done.detail) == (True, "p0r0 is another now")
     assert ended == ["full"]
+
+
+async def test_a_commands_pod_that_is_replaced_while_it_runs_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waited for it: what had run there was gone, and the run stood still until its stall limit."""
+    world = World(tmp_path, "command")
+    member = world.ctx.members["p0r0"]
+    world.bus.commit(ev.WorkerProcess(pod="p0r0", coord="p0r0s0t0", state="started", pid=7))
+
+    async def another(ctx: Rollout, name: str) -> str:
+        member.in_hand, member.replaced = True, 1
+        world.bus.commit(ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="gone"))
+        await asyncio.sleep(0)
+        assert not phase.done()  # as long as nobody knows whether there will be another
+        member.in_hand = False
+        world.bus.commit(ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="agent"))
+        return "p0r0 is another now"
+
+    async def stage() -> str:
+        found = await phases.outcome(world.ctx, world.ctx.plan.phases["full"])
+        assert found is not None
+        world.bus.commit(ev.StageChanged(name="full", status="failed", detail=found.what))
+        return found.what
+
+    monkeypatch.setattr(actions.replacing, "replace_pod", another)
+    phase = asyncio.create_task(stage())
+    await asyncio.sleep(0)
+    done = await world.ask("replace", pod="p0r0")
+    assert (done.ok, done.detail) == (True, "p0r0 is another now")
+    assert await phase == "what ran on p0r0 went with the pod that was replaced"
+    assert world.stages.decisions.get_nowait() == "retry"
+    world.desk.close()
+    world.journal.close()
 
 
 async def unreachable_never(*_: object) -> None:

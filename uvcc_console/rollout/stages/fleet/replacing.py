@@ -41,7 +41,7 @@ async def _another(ctx: Rollout, member: Member) -> None:
             raise
     ctx.say(ctx.pod_event(member, "gone", "to be replaced"))
     member.pod, member.boot, member.identity, member.probe = None, None, {}, {}
-    member.replaced = True
+    member.replaced += 1
     member.decoders.clear()
     ctx.cursors.pop(member.name, None)  # files of the old pod
     ctx.pins.pop(member.name, None)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
@@ -334,7 +335,7 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
 async def outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
     """Wait for the end; None when it is a good one. Raises Halted. Looks every second for what only time shows."""
     began, stall = time.monotonic(), ctx.plan.profile.limits.stall
-    ask_at = began + ASK_S
+    ask_at, replaced = began + ASK_S, _replacements(ctx, phase)
 
     def over(s: Snapshot) -> Trouble | str | None:
         if s.halt.done and s.halt.mode == "halt" and not s.halt.drill and _all_ended(s, phase):
@@ -343,7 +344,12 @@ async def outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
             return "done"
         now = time.time()
         heard = now - min(time.monotonic() - began, ctx.bus.settled_s)
-        return trouble(s, phase) or deserted(s, phase, now, heard) or hang(s, phase, heard, stall, now)
+        return (
+            trouble(s, phase)
+            or deserted(s, phase, now, heard)
+            or hang(s, phase, heard, stall, now)
+            or _replaced(ctx, phase, replaced)
+        )
 
     while True:
         try:
@@ -357,6 +363,20 @@ async def outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
         if found == "halted" and not _finished(ctx.bus.snapshot, phase):
             raise Halted(ctx.bus.snapshot.halt.step)
         return found if isinstance(found, Trouble) else None
+
+
+def _replacements(ctx: Rollout, phase: Phase) -> dict[str, int]:
+    """How often each pod of a command's phase was replaced. Other phases are stopped before that is done."""
+    return {m.name: m.replaced for m in ctx.of_phase(phase)} if phase.kind == "command" else {}
+
+
+def _replaced(ctx: Rollout, phase: Phase, before: Mapping[str, int]) -> Trouble | None:
+    """Pods that are others now, and no more in hand: nobody will hear of what ran on those before them."""
+    now = _replacements(ctx, phase)
+    gone = [name for name, times in before.items() if now[name] != times and not ctx.members[name].in_hand]
+    if not gone:
+        return None
+    return Trouble(f"what ran on {', '.join(gone)} went with the pod that was replaced", "uvcc resume starts it there")
 
 
 def _finished(s: Snapshot, phase: Phase) -> bool:
