@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from uvcc_console.core import settings
 from uvcc_console.core.answers.holding import holding
@@ -16,6 +18,7 @@ from uvcc_console.core.snapshot import EMPTY, LogEntry, Snapshot
 from uvcc_console.core.words import halt_words
 from uvcc_console.runs.notices import AGAIN_S, Note, NoticeWay
 
+_ORDER: Final = re.compile(r"(?:teardown|stop) asked by ")
 NAMED = 3  # subjects that a word names beside the first
 
 
@@ -30,13 +33,19 @@ def state_note(s: Snapshot, changed: Changes = EMPTY) -> Note | None:
                 return Note("error", f"{s.run}: done, {found.words()}")
             word = "VERIFIED" if found.verified else "not verified"
             return Note("info", f"{s.run}: done" + (f", {word}" if s.verdicts or s.proves else ""))
-        return Note("error", f"{s.run}: ended {s.status.replace('_', ' ')} {s.detail}".rstrip())
-    if s.status == "failed":
+        text = f"{s.run}: ended {s.status.replace('_', ' ')}" + (f": {s.detail}" if s.detail else "")
+        return Note("warn" if asked_to_end(s) else "error", text)
+    if s.status == "failed" and not asked_to_end(s):
         return Note("error", f"{s.run}: FAILED {s.detail}")
     if s.status == "halted" and s.halt.done:
         level = "warn" if s.halt.verified == s.halt.total else "error"
         return Note(level, f"{s.run}: HALTED {halt_words(s.halt.verified, s.halt.total, s.halt.step)}")
     return None
+
+
+def asked_to_end(s: Snapshot) -> bool:
+    """Whether it is an operator's own order that a stage, or the run, ended by: that is no failure."""
+    return _ORDER.match(s.detail) is not None
 
 
 def together(alerts: Sequence[LogEntry]) -> list[tuple[LogEntry, list[str]]]:

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.journal.journal import Journal
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.rollout import telling
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.runs import notices, notify
 from uvcc_console.runs.notices import Note, SoleSender
+from uvcc_console.runs.notify import state_note
 from uvcc_console.runs.processes import JOURNAL
 
 
@@ -108,7 +111,18 @@ async def test_the_end_of_a_run_is_told_though_another_one_has_the_place_still(r
     assert run.told == []
     run.other.close()  # the sidecar ends with the run
     await asyncio.wait({run.telling}, timeout=120)
-    assert run.told == ["r: ended failed no pods"]
+    assert run.told == ["r: ended failed: no pods"]
+
+
+def test_an_operators_own_teardown_is_told_as_no_failure() -> None:
+    asked = "teardown asked by me@desk tui"
+    stopped = fold([ev.PhaseStarted(phase="full", engine_run="r.full", steps=9, sid_job="")], Snapshot(run="r"))
+    stopped = fold([ev.StageChanged(name="full", status="failed", detail=asked)], stopped)
+    assert state_note(stopped) is None
+    ended = fold([ev.RunEnded(ts=5.0, status="torn_down", detail=asked)], stopped)
+    assert state_note(ended) == Note("warn", f"r: ended torn down: {asked}")
+    broken = fold([ev.StageChanged(name="full", status="failed", detail="no pods")], stopped)
+    assert state_note(broken) == Note("error", "r: FAILED no pods")
 
 
 async def test_who_does_not_give_the_place_back_keeps_no_conductor(

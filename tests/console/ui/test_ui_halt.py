@@ -327,6 +327,24 @@ async def test_of_a_run_without_conductor_it_is_told_how_long_its_sidecar_waits(
         assert "NOBODY CONDUCTS THIS RUN: its sidecar ends it after 15 m 00 s" in d.text
 
 
+async def test_what_halted_is_halted_though_nobody_conducts(folder: Path) -> None:
+    """It said "halted 0/3" beside a halt that all three had proved: nobody had read how the workers ended."""
+    processes = FakeProcesses()
+    async with desk(Story().full(5), folder, after=12.0, processes=processes) as d:
+        processes.living = {"haltd"}
+        d.app.check_processes()
+        d.append(ev.HaltRequested(nonce="n", mode="halt", by="me"))
+        for pod, stage in (("p0r0", "gone"), ("p1r0", "halted"), ("p2r0", "gone")):
+            d.append(ev.HaltAck(nonce="n", pod=pod, stage=stage, step=4, path="agent"))
+        d.append(ev.HaltDone(nonce="n", mode="halt", verified=3, total=3, step=4, seconds=1.0))
+        d.app.tick()
+        d.app.redraw()
+        await d.settle()
+        assert "halted 3/3" in d.text
+        assert "late" not in d.text
+        assert "silent" not in d.text
+
+
 async def test_an_ended_run_offers_nothing_that_cannot_be_done(folder: Path) -> None:
     async with desk(Story().gave_up(), folder) as d:
         await d.press("r", "t", "x", "f9")

@@ -177,6 +177,12 @@ def unknown_after_halt(snap: Snapshot, pod: str) -> bool:
     return ack is not None and ack[0] == "unknown" and snap.halt.mode != "release"
 
 
+def halt_proven(snap: Snapshot, pod: str) -> bool:
+    """Whether this pod has proved that its workers halted: nobody may read what they wrote where none conducts."""
+    ack = snap.halt.acks.get(pod)
+    return ack is not None and ack[0] in ("halted", "gone") and snap.halt.mode == "halt" and not snap.halt.drill
+
+
 def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behind: bool = False) -> Health:
     """Judge one worker by its process, its phase and the age of its heartbeat; no age counts while we are behind."""
     if unknown_after_halt(snap, w.pod):
@@ -185,7 +191,7 @@ def worker_health(w: WorkerView, snap: Snapshot, now: float, g: Glyphs, *, behin
         return _exited(w, g)
     if snap.ended:
         return Health(8, "muted", g.dot, "ended", "done")
-    if w.phase == "halted":
+    if w.phase == "halted" or halt_proven(snap, w.pod):
         return Health(6, "warn", g.wait, "halted", "halted")
     if not w.beat_ts:
         return Health(4, "muted", g.todo, "starting", "starting")
