@@ -255,21 +255,24 @@ def _by_hand(record: RunRecord) -> Iterator[str]:
     yield from ("", "````text", *hand_checks(record.bundles[phase]), "````")
 
 
+_ASIDE: Final = "../../signature"  # outside of what a manifest covers: a file more in there would be one that was added
+
+
 def hand_checks(bundle: Bundle) -> list[str]:
     """Shell commands for the folder of a phase: the policy by each party, one worker's last root, and its result."""
     lines = []
     check = f"ssh-keygen -Y verify -f {SIGNERS}"
     for party in range(PARTIES):
-        lines.append(f"jq -j '.policy_signatures[\"{party}\"]' {NAME} > signature")
-        lines.append(f"jq -cjS .policy {NAME} | {check} -I P{party} -n {POLICY_NAMESPACE} -s signature")
+        lines.append(f"jq -j '.policy_signatures[\"{party}\"]' {NAME} > {_ASIDE}")
+        lines.append(f"jq -cjS .policy {NAME} | {check} -I P{party} -n {POLICY_NAMESPACE} -s {_ASIDE}")
     for worker in bundle.workers:
         c = worker.coord
         if (c.stage, c.tensor) == (0, 0):
             who = f"P{c.party}" + (f"r{c.replica}" if c.replica else "")
             at = f'.workers[] | select(.coord == "{c}")'
             for part, namespace in ((".roots[-1]", ROOT_NAMESPACE), (".result", RESULT_NAMESPACE)):
-                lines.append(f"jq -j '{at} | {part}.signature' {NAME} > signature")
-                lines.append(f"jq -cjS '{at} | {part}.statement' {NAME} | {check} -I {who} -n {namespace} -s signature")
+                lines.append(f"jq -j '{at} | {part}.signature' {NAME} > {_ASIDE}")
+                lines.append(f"jq -cjS '{at} | {part}.statement' {NAME} | {check} -I {who} -n {namespace} -s {_ASIDE}")
     return lines
 
 

@@ -150,14 +150,20 @@ def test_the_howto_is_followed_literally(packed: tuple[Package, Path], opened: P
     assert keys is not None
     (opened.parent / "keys").write_text(keys[1])
     commands = [c for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for c in block.splitlines()]
-    assert commands == ["python3 -I verify.py --allowed-signers keys"]
-    done = standalone(opened, *commands[0].split()[3:-1], str(opened.parent / "keys"))
+    assert commands == ["python3 -I verify.py --allowed-signers ../keys"]
+    done = standalone(opened, *commands[0].split()[3:])
     assert (done.returncode, done.stderr) == (0, "")
     by_hand = re.search(r"with `jq` and OpenSSH alone:\n\n```text\n(.*?)```", text, re.DOTALL)
     assert by_hand is not None
     script = f"set -e -o pipefail; cd full; {by_hand[1]}"
     shown = subprocess.run(["bash", "-c", script], cwd=opened, capture_output=True, text=True, timeout=500, check=False)
     assert (shown.returncode, shown.stdout.count('Good "uvcc-')) == (0, 9), shown
+    again = standalone(opened, *commands[0].split()[3:])
+    assert (again.returncode, again.stdout) == (0, done.stdout)  # what was tried by hand left nothing there
+    (opened / "notes.txt").write_text("mine")
+    added = standalone(opened, *commands[0].split()[3:])
+    assert (added.returncode, added.stderr) == (1, "NOT VERIFIED  added or removed since it was signed: notes.txt\n")
+    (opened / "notes.txt").unlink()
 
 
 class Page(HTMLParser):

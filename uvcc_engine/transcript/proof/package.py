@@ -176,7 +176,7 @@ def examine(
     if unknown := sorted(require - CODES.keys()):
         raise ConfigError(f"cannot require {shown(unknown[0], 60)!r}", f"one of: {', '.join(CODES)}")
     if not target.phases:
-        raise UnreadableError(f"{shown(target.root)} holds no {NAME}", "was the run finished?")
+        raise UnreadableError(f"{shown(target.root)} holds no {NAME}", "was it a private run, and finished?")
     expected = Policy.load(policy) if policy is not None else None
     certificates: dict[str, Certificate] = {}
     for name, file in target.phases.items():

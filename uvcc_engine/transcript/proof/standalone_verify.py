@@ -531,12 +531,12 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     need(holds(claim := Claim(key, FOR_MANIFEST, data, armored, MANIFEST)), Wrong, f"{MANIFEST} is not what was signed")
     entry = {"bytes": below(2**53), "path": WORDS, "sha256": HEX32}
     form = {"collector": str, "files": [entry], "format": re.compile("uvcc-manifest-v1"), "run": str, "phases": dict}
-    found = fit(parse_canonical(data, MANIFEST), form, MANIFEST)
-    same("the collector", found["collector"], key)
+    found = fit(parse_canonical(data, MANIFEST), form, MANIFEST); same("the collector", found["collector"], key)
     lines = read(signers, MIB).decode(errors="replace").splitlines() if signers is not None else []
     named = any("collector" in line.split(" ")[0].split(",") for line in lines)
     check_pinned(signers if named else None, "collector", [claim])
     listed, there = {one["path"]: one for one in found["files"]}, set(files) - own
+    need(not (odd := sorted(there ^ set(listed))), Wrong, f"added or removed since it was signed: {', '.join(odd[:9])}")
     same("the list of files", sorted(there), [one["path"] for one in found["files"]])
     for name, one in listed.items():
         need(files[name].is_file() and not files[name].is_symlink(), Wrong, f"{name} is no file")
