@@ -126,10 +126,15 @@ def packed_hint(name: str) -> str:
 
 
 def unpack(name: str) -> Path:
-    """The folder of a run that was packed away, back among the runs; the packed file goes then. Raises UvccError."""
+    """The folder of a run that was packed away, back among the runs; the packed file goes then. ``name``: all of it, or
+    the beginning of one. Raises UvccError."""
+    known = archived()
+    fits = [name] if name in known else [run for run in known if name and run.startswith(name)]
+    if len(fits) != 1:
+        what = f"{name[:80]!r} fits {len(fits)} runs" if fits else f"no run {name[:80]} was packed away"
+        raise UvccError(what, "see: uvcc runs --archived")
+    name = fits[0]
     packed = paths.data_dir() / ARCHIVES / f"{name}{_PACKED}"
-    if name not in archived():
-        raise UvccError(f"no run {name[:80]} was packed away", "see: uvcc runs --archived")
     wanted = paths.run_dir(name)
     if wanted.exists():
         raise UvccError(f"there is a run {name} already", f"move {packed} elsewhere, or delete the run first")

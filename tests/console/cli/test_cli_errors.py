@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ui"))
 from ui_journals import Story
 
 import uvcc_console.cli as cli

@@ -41,3 +41,10 @@ def test_two_who_ask_for_the_same_of_one_pod_hear_each_their_own_answer(
     assert json.loads(capsys.readouterr().out)["detail"] == "our own"
     assert main(["pod", RUN, "stackdump", "p0r0"]) == (0 if ok else 1)
     assert len(set(orders)) == 2
+
+
+def test_of_a_run_that_has_ended_nobody_is_sent_to_take_it_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said to resume the run, and resuming said that it had ended."""
+    Story(steps=5).finished().write(paths.runs_dir() / RUN)
+    assert main(["pod", RUN, "stackdump", "p0r0"]) == 2
+    assert capsys.readouterr().err == f"error: {RUN} has ended (ok) (what came of it: uvcc status {RUN})\n"

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from uvcc_console.cli.main import main
+from uvcc_console.core import paths
+from uvcc_console.core.journal.journal import Journal
 from uvcc_engine.bench.work.rehearsal import rehearse
 
 
@@ -63,6 +65,21 @@ def test_what_does_not_hold_is_not_compared(
     changed.write_text(text.replace(last, last[:-1] + ("0" if last[-1] != "0" else "1")))
     assert main(["compare", str(runs["a"]), str(changed)]) == 1
     assert "run root" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["verify", "compare", "timestamp"])
+def test_a_run_without_a_bundle_is_told(
+    verb: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a command, or one that failed early: one verb ended in a traceback, another said nothing and 0."""
+    artifacts = paths.run_dir("mine-20261121-0115-ab12") / "artifacts"
+    artifacts.mkdir(parents=True)
+    Journal(artifacts.parent / "journal.sqlite", source="test").close()
+    (artifacts / "MANIFEST.json").write_text("{}")
+    words = {"compare": [str(runs["a"])], "timestamp": ["--authority", str(tmp_path / "tsa.pem")]}
+    assert main([verb, artifacts.parent.name, *words.get(verb, [])]) == 2
+    said = capsys.readouterr()
+    assert f"{artifacts} holds no proof_bundle.json (was it a private run, and finished?)" in said.err
 
 
 def _epochs(run: Path) -> list[object]:

@@ -47,9 +47,9 @@ def _bundle(word: str, phase: str) -> Bundle:
     with contextlib.ExitStack() as folders:
         home = folders.enter_context(received.unpacked(path)) if received.is_archive(path) else path
         target = package.find(Path(home), phase)
-        pins = pins_of(home)
+        bundle, pins = target.deciding(), pins_of(home)
         signers = pins.of(target.decides) if pins is not None else None
-        return examine(target.phases[target.decides], allowed_signers=signers)[1]
+        return examine(bundle, allowed_signers=signers)[1]
 
 
 def _lines(found: Comparison) -> list[str]:

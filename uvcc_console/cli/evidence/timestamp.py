@@ -28,8 +28,9 @@ def run(argv: list[str]) -> int:
     path = path_of(args.path)
     with contextlib.ExitStack() as folders:
         home = folders.enter_context(received.unpacked(path)) if received.is_archive(path) else path
-        phases = package.find(home).phases
-        found = {name: timestamps.check(file.parent, args.authority) for name, file in phases.items()}
+        target = package.find(home)
+        target.deciding()  # of a run without a bundle nothing could be said
+        found = {name: timestamps.check(file.parent, args.authority) for name, file in target.phases.items()}
     if args.json:
         common.emit({name: {s.file.name: s.at for s in stamps} for name, stamps in found.items()})
         return OK

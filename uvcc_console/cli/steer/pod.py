@@ -30,6 +30,8 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
+    if s.ended:
+        raise ConfigError(f"{run_dir.name} has ended ({s.status})", f"what came of it: uvcc status {run_dir.name}")
     if not processes.running(run_dir, processes.CONDUCTOR):
         raise ConfigError(f"nobody conducts {run_dir.name}", f"take it up first: uvcc resume {run_dir.name}")
     if args.action not in ALONE and args.pod not in s.pods:

@@ -146,8 +146,8 @@ def _kept(args: argparse.Namespace) -> int:
         words = f"{run_dir.name} is packed in {made}, {keeping.size_words(size)}"
     else:
         made = keeping.unpack(args.unpack)
-        said = {"run": args.unpack, "path": str(made)}
-        words = f"{args.unpack} is back in {made}"
+        said = {"run": made.name, "path": str(made)}
+        words = f"{made.name} is back in {made}"
     if args.json:
         common.emit(said)
     else:

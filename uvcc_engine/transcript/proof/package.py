@@ -58,6 +58,12 @@ class PackageTarget:
     decides: str
     whole: bool
 
+    def deciding(self) -> Path:
+        """The bundle that the verdict is about. Raises UnreadableError where no phase has one."""
+        if not self.phases:
+            raise UnreadableError(f"{shown(self.root)} holds no {NAME}", "was it a private run, and finished?")
+        return self.phases[self.decides]
+
 
 @dataclass(frozen=True, slots=True)
 class PackageOutcome:
@@ -175,8 +181,7 @@ def examine(
     """
     if unknown := sorted(require - CODES.keys()):
         raise ConfigError(f"cannot require {shown(unknown[0], 60)!r}", f"one of: {', '.join(CODES)}")
-    if not target.phases:
-        raise UnreadableError(f"{shown(target.root)} holds no {NAME}", "was it a private run, and finished?")
+    target.deciding()
     expected = Policy.load(policy) if policy is not None else None
     certificates: dict[str, Certificate] = {}
     for name, file in target.phases.items():
