@@ -47,8 +47,10 @@ def is_step(name: str) -> bool:
 def called(name: str) -> str:
     """What a column's figure is called here: the console's own name for what it means, else its own, made safe."""
     known = _BY_SPELLING.get(_plain(name))
-    if known is not None:
-        return known
+    return known if known is not None else _safe(name)
+
+
+def _safe(name: str) -> str:
     safe = re.sub(r"[^A-Za-z0-9_./%-]+", "_", name.strip()).strip("_./-%")[:48]
     return safe if safe[:1].isalpha() else f"x_{safe}"[:48] if safe else ""
 
@@ -63,7 +65,8 @@ class FigureNames:
     def of(self, src: str, label: str, name: str) -> str:
         """The name for one file's figure; "" where there are too many already."""
         wanted = called(name)
-        for one in (wanted, called(f"{label}/{name}")):
+        whole = f"{label}/{name}"
+        for one in (wanted, called(whole), _safe(whole)):  # of a file named training the loss means the same, too
             if not one:
                 continue
             owner = self._owners.get(one)

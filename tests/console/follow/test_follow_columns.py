@@ -78,3 +78,13 @@ def test_no_line_raises() -> None:
         table, objects = DelimitedTable(), JsonLinesTable()
         for row in (*table.rows(["step,loss", line, "1,2"]), *table.rows([line]), *objects.rows([line])):
             assert 0 <= row.step <= 10**9
+
+
+def test_the_second_loss_of_a_run_directory_is_the_tables_own() -> None:
+    """Heartbeats had the name first, and a table called training has no loss of the same meaning beside it: it was told
+    that there were more figures than a run may have."""
+    names = FigureNames()
+    assert names.of("p0r0/heartbeat_rank0.jsonl", "heartbeat_rank0", "loss") == "loss"
+    assert names.of("p0r0/training.csv", "training", "loss") == "training/loss"
+    assert names.of("val.csv", "val", "loss") == "val_loss"
+    assert not names.refused
