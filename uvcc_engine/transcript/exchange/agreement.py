@@ -18,6 +18,7 @@ from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.transcript.exchange.agreement_message import About, AgreementMessage
+from uvcc_engine.transcript.exchange.expected_root import as_expected
 from uvcc_engine.transcript.exchange.own_files import Statements, none_missing, signed_lines
 from uvcc_engine.transcript.leaves.history import History
 from uvcc_engine.transcript.leaves.json_lines import LineLog
@@ -139,6 +140,9 @@ class RootExchange:
 
     def check(self, peer: int, body: bytes) -> None:
         root, _ = self._last()
+        if (quick := self._foreseen(peer, body)) is not None:
+            self._hold(peer, root.epoch, quick)
+            return
         found = self._parse(peer, "root", body)
         signed, statement = found.signed, self._root_of(peer, peer, found.signed)
         if statement.root.epoch != root.epoch:
@@ -154,8 +158,33 @@ class RootExchange:
         self._compare_history(peer, signed, statement)
         self._compare_values(peer, signed, statement)
         if held is None:
-            self.log.append(signed.line)
-            self._held[(peer, root.epoch)] = signed
+            self._hold(peer, root.epoch, signed)
+
+    def _hold(self, peer: int, epoch: int, signed: Signed) -> None:
+        self.log.append(signed.line)
+        self._held[(peer, epoch)] = signed
+
+    def _foreseen(self, peer: int, body: bytes) -> Signed | None:
+        """What the peer signed, if all of it is right and spelled as it was foreseen here; None if it has to be read,
+        compared part by part and, where that is so, accused."""
+        root, signed = self._last()
+        mine, before, third = signed.root, root.epoch - 1, self._third(peer)
+        seen: dict[int, bytes] = {}
+        shown, own = self._held.get((third, before)), self._own.get(before)
+        if root.epoch:
+            if shown is None or own is None:
+                return None
+            seen = {self._coord.party: own.root.root.root, third: shown.root.root.root}
+        if (peer, root.epoch) in self._held:
+            return None
+        digests = {self._coord.party: root.pairs[peer], third: b""}
+        theirs = EpochRoot(root.epoch, b"", 0, 0, digests)
+        due = RootStatement(self._at(peer), mine.sid_job, theirs, seen, mine.head, mine.values, mine.proved)
+        found = as_expected(body, due, shown)
+        if found is None or found.root.root.pairs[self._coord.party] != root.pairs[peer]:
+            return None
+        public = self._policy.public(peer, self._coord.replica)
+        return found if found.holds(public, ROOT_NAMESPACE) else None
 
     def _compare_third(self, peer: int, epoch: int, passed_on: Signed | None) -> None:
         """What ``peer`` was shown by the third party must be what was shown here."""

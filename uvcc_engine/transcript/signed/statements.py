@@ -246,6 +246,14 @@ class Signed:
             raise UnreadableError("a signed statement needs a text and an object")
         return cls(found["statement"], found["signature"])
 
+    @classmethod
+    def read(cls, statement: RootStatement, signature: str, text: bytes, spelled: bytes) -> Signed:
+        """A root statement of which all spellings are known, so that none is computed again: ``text`` and ``spelled``
+        must be its canonical ones."""
+        made = cls(statement.to_json(), signature)
+        made.__dict__.update(root=statement, text=text, spelled=spelled)  # what its properties would compute
+        return made
+
     @cached_property
     def text(self) -> bytes:
         """What is signed. Raises ConfigError for what canonical JSON cannot carry."""
