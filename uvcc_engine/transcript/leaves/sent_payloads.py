@@ -14,9 +14,9 @@ from uvcc_engine.transcript.leaves.leaf import SIZE, Buffer, Key, blind_at, reco
 from uvcc_engine.transcript.leaves.payload_digests import LARGE, Hasher, Job
 
 MOST: Final = 1 << 25  # bytes that wait at a time
-TOGETHER: Final = 4
+TOGETHER: Final = 16
 """Small ones of which the leaves are made at a time: the training leaves no code of this in the processor's caches, and
-the first leaf after it takes seven times as long as each that follows."""
+the first leaf after it takes three times as long as each that follows, but for its hash."""
 
 
 class SentPayloads:
@@ -26,14 +26,9 @@ class SentPayloads:
         self._hasher = hasher
         self._new: dict[Key, tuple[bytes, bytes, bytes | memoryview]] = {}  # its epoch's key, its record's head
         self._begun: dict[Key, tuple[bytes, Job]] = {}  # the head and the size of its record; who hashes it
-        self._bytes = 0
+        self.waiting = 0  # bytes, of which at most ``MOST`` are to wait
         self._large = False  # whether one is new that somebody else can hash
         self._asked = 0  # how many were new when it was asked what is due
-
-    @property
-    def full(self) -> bool:
-        """Whether what waits has to be made before more is put here."""
-        return self._bytes > MOST
 
     def due(self) -> bool:
         """Whether to make what can be made, asked whenever the caller waits: a large one is new, or ``TOGETHER`` small
@@ -46,11 +41,16 @@ class SentPayloads:
         :func:`leaf.head_of`."""
         if key in self._new or key in self._begun:
             return False
-        held = _unchanging(payload)
+        if isinstance(payload, bytes):
+            held: bytes | memoryview = payload
+        else:  # copied only where something could be done with its memory
+            view = memoryview(payload).cast("B")
+            held = view if type(view.obj) is bytes else bytes(view)
         self._new[key] = epoch, head, held
         size = len(held)
-        self._bytes += size
-        self._large = self._large or size >= LARGE
+        self.waiting += size
+        if size >= LARGE:
+            self._large = True
         return True
 
     def made(self) -> Iterator[tuple[Key, bytes]]:
@@ -62,7 +62,7 @@ class SentPayloads:
                 self._begun[key] = head + SIZE.pack(size), self._hasher.submit(blind_at(epoch, head), held)
             else:
                 yield key, record_of(epoch, head, held)[0]
-                self._bytes -= size
+                self.waiting -= size
             del self._new[key]  # not before its record is taken, which a full disk may prevent
 
     def all(self) -> Iterator[tuple[Key, bytes]]:
@@ -71,12 +71,4 @@ class SentPayloads:
         for key, (front, job) in list(self._begun.items()):
             yield key, front + job.wait()
             del self._begun[key]
-        self._bytes = 0
-
-
-def _unchanging(payload: Buffer) -> bytes | memoryview:
-    """What a payload holds now, whatever is done with its memory; copied only where that could be something."""
-    if isinstance(payload, bytes):
-        return payload
-    view = memoryview(payload).cast("B")
-    return view if type(view.obj) is bytes else bytes(view)
+        self.waiting = 0

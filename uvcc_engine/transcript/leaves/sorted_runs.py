@@ -96,28 +96,25 @@ class RunSet:
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
         """``limit``: how many records it holds in memory; more of them are sorted into ``folder``'s file system."""
         self._folder, self._limit = folder, limit
-        self._recent: dict[Key, bytes] = {}
+        self.recent: dict[Key, bytes] = {}  # the newest by key; repeats of older ones are found by :meth:`merged`
         self._fd = -1
         self._size = 0
         self._pieces: list[SortedRun] = []
 
     def put(self, key: Key, record: bytes) -> None:
         """Add a record. Raises UvccError if the disk refuses."""
-        self._recent[key] = record
-        if len(self._recent) >= self._limit:
-            self._pieces.append(self._keep(self._recent[k] for k in sorted(self._recent)))
-            self._recent = {}
-
-    def get(self, key: Key) -> bytes | None:
-        """The record of this key if it is one of the newest; repeats of older ones are found by :meth:`merged`."""
-        return self._recent.get(key)
+        recent = self.recent
+        recent[key] = record
+        if len(recent) >= self._limit:
+            self._pieces.append(self._keep(self.recent[k] for k in sorted(self.recent)))
+            self.recent = {}
 
     def merged(self, clash: Clash) -> SortedRun:
         """All records, each once, in canonical order. Raises what ``clash`` makes of two that differ under one key."""
-        order = sorted(self._recent)
+        order = sorted(self.recent)
         if not self._pieces:
-            return SortedRun(len(order), b"".join([self._recent[k] for k in order]))
-        recent = SortedRun(len(order), b"".join([self._recent[k] for k in order]))
+            return SortedRun(len(order), b"".join([self.recent[k] for k in order]))
+        recent = SortedRun(len(order), b"".join([self.recent[k] for k in order]))
         return self._keep(_unique(heapq.merge(*self._pieces, recent, key=key_of), clash))
 
     def _keep(self, records: Iterable[bytes]) -> SortedRun:
@@ -137,7 +134,7 @@ class RunSet:
 
     def clear(self) -> None:
         """Forget everything; piles that it gave are void."""
-        self._recent, self._pieces, self._size = {}, [], 0
+        self.recent, self._pieces, self._size = {}, [], 0
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -47,7 +47,7 @@ from uvcc_engine.transcript.leaves.leaf import (
 from uvcc_engine.transcript.leaves.merkle import inclusion_proofs
 from uvcc_engine.transcript.leaves.replay import peers_of, summarise
 from uvcc_engine.transcript.leaves.roots import EpochRoot
-from uvcc_engine.transcript.leaves.sent_payloads import SentPayloads
+from uvcc_engine.transcript.leaves.sent_payloads import MOST, SentPayloads
 from uvcc_engine.transcript.leaves.sorted_runs import EMPTY, LIMIT, KnownKeys, RunSet, SortedRun, first_missing, key_of
 from uvcc_engine.transcript.leaves.write_ahead_log import WriteAheadLog
 
@@ -239,7 +239,8 @@ class TranscriptStore:
             raise ConfigError("no epoch is open", "begin_epoch first")
         self._make(self._sent.all())
         run = self._recorded.merged(self._clash)
-        if (missing := first_missing(self._before.run, run)) is not None:
+        missing = first_missing(self._before.run, run) if self._before.run.count else None
+        if missing is not None:
             raise ProtocolError(f"epoch {epoch}: {name_of(key_of(missing))} was not repeated", _RERUN)
         self._ahead.clear()
         summary = summarise(run.chunks(), self._sid, epoch, self.party)
@@ -284,31 +285,30 @@ class TranscriptStore:
         Raises ProtocolError naming the sender if this message was recorded before with other content.
         """
         epoch, stream, op, kind = tag
-        blinding = self._blind.get(peer)
-        if epoch != self._epoch or blinding is None or kind not in RECORDED_KINDS or peer == self.party:
+        blinding, party = self._blind.get(peer), self.party
+        if epoch != self._epoch or blinding is None or kind not in RECORDED_KINDS or peer == party:
             raise ConfigError(f"no transcript message: {tag} with P{peer} while epoch {self._epoch} is open")
-        src, dst = (peer, self.party) if direction else (self.party, peer)
-        size = _size(payload)
-        for chunk, piece in payload_digests.chunks(payload) if size > payload_digests.CHUNK else ((0, payload),):
-            key = (stream, op, chunk, direction, src, dst, kind)
-            head = head_of(key)
-            if direction == SENT and self._put_off(key, blinding, head, piece):
+        size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        for chunk, piece in ((0, payload),) if size <= payload_digests.CHUNK else payload_digests.chunks(payload):
+            if direction == SENT:
+                self._note_sent((stream, op, chunk, SENT, party, peer, kind), blinding, piece)
                 continue
-            job = self._ahead.pop(key, None) if direction else None
+            key = (stream, op, chunk, RECEIVED, peer, party, kind)
+            head, job = head_of(key), self._ahead.pop(key, None) if self._ahead else None
             if job is None:
                 self._take(key, record_of(blinding, head, piece)[0])
             else:
                 self._take(key, head + SIZE.pack(_size(piece)) + job.wait())
 
-    def _put_off(self, key: Key, blinding: bytes, head: bytes, piece: Buffer) -> bool:
-        """Whether the leaf of what was sent can wait until the caller waits. A repeat is compared at once."""
-        known = not self._new or self._recorded.get(key) is not None
-        if known or not self._sent.put(key, blinding, head, piece):
-            self._make(self._sent.all())
-            return False
-        if self._sent.full:
-            self._make(self._sent.all())
-        return True
+    def _note_sent(self, key: Key, blinding: bytes, piece: Buffer) -> None:
+        """The leaf of what was sent can wait until the caller waits; a repeat is compared at once."""
+        head, sent = head_of(key), self._sent
+        if self._new and key not in self._recorded.recent and sent.put(key, blinding, head, piece):
+            if sent.waiting > MOST:
+                self._make(sent.all())
+            return
+        self._make(sent.all())
+        self._take(key, record_of(blinding, head, piece)[0])
 
     def catch_up(self) -> None:
         """See ``plane.api.Recorder``: the leaves of what was sent; large payloads are hashed beside the caller."""
@@ -347,7 +347,7 @@ class TranscriptStore:
         if epoch != self._epoch or kind not in LOCAL_KINDS:
             raise ConfigError(f"no local transcript event: {tag} while epoch {self._epoch} is open")
         key = (stream, op, 0, SENT, self.party, self.party, kind)
-        known = self._recorded.get(key) is not None
+        known = self._recorded.recent.get(key) is not None
         record, blind = make_record(self._blind[self.party], key, payload)
         self._take(key, record)
         if kind in OPENED_KINDS and not known:
@@ -355,10 +355,11 @@ class TranscriptStore:
 
     def _take(self, key: Key, record: bytes) -> None:
         assert self._log is not None
-        held = self._recorded.get(key)
+        recorded = self._recorded
+        held = recorded.recent.get(key)
         if held is None and self._new:
             self._log.add(record)
-            self._recorded.put(key, record)
+            recorded.put(key, record)
             return
         before = held or self._before.get(key)
         if before is not None and before != record:
@@ -368,7 +369,7 @@ class TranscriptStore:
                 raise ProtocolError(f"epoch {self._epoch} had no {name_of(key)} before", _RERUN)
             self._log.add(record)
         if held is None:
-            self._recorded.put(key, record)
+            recorded.put(key, record)
 
     def _clash(self, known: bytes, record: bytes) -> ProtocolError:
         return self._conflict(Leaf.unpack(known), Leaf.unpack(record).size)
