@@ -22,6 +22,7 @@ from uvcc_engine.bench.work import gpt_step
 from uvcc_engine.bench.work import mpc_links as links
 from uvcc_engine.bench.work import mpc_proofs as proofs
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.comparisons.boolean import drelu_bits_protocol
 from uvcc_engine.mpc.comparisons.gated import matmul_gated_protocol
 from uvcc_engine.mpc.comparisons.maximum import matmul_max_protocol
@@ -30,12 +31,12 @@ from uvcc_engine.mpc.foundation.drawn_ahead import DrawAhead
 from uvcc_engine.mpc.foundation.drawn_beside import DrawBeside
 from uvcc_engine.mpc.foundation.prg import Forecaster, PairKeys
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
-from uvcc_engine.mpc.foundation.share import Share, share_of, split
-from uvcc_engine.mpc.functions.exponential import INVERSE, settle_powers_protocol
+from uvcc_engine.mpc.foundation.share import Share, cat, share_of, split
+from uvcc_engine.mpc.functions.exponential import INVERSE, PairPowers, settle_powers_protocol
 from uvcc_engine.mpc.functions.nonlinear import softmax_of_shifted_protocol
-from uvcc_engine.mpc.functions.softmax import shifted_powers_protocol
+from uvcc_engine.mpc.functions.softmax import dealt_rows, shifted_powers_protocol
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
-from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_protocol, mul_protocol, scale_int, sub
+from uvcc_engine.mpc.products.arithmetic import matmul_protocol, mul_protocol, scale_int, sub
 from uvcc_engine.plane.api import Buffer, Plane, Tag
 from uvcc_engine.plane.connect import open_plane
 from uvcc_engine.simulate.gpt_forecast import GptSize
@@ -101,21 +102,25 @@ def normal(party: int, *shape: int, scale: float = 1.0, seed: int = 1, device: t
 def near_step_protocol(
     rt: Runtime, x: Share, y: Share, weights: list[Share], lr: float = 0.125
 ) -> MpcProtocol[list[Share]]:
-    """The step in more rounds with half the bytes and half the work: 30 rounds. For parties that lie close together."""
+    """The step in more rounds with half the bytes and half the work: 30 rounds. For parties that lie close together.
+
+    Each operation has one dealer: P0 of the hidden layers, P1 of the updates, P2 of the rest, so that none sends much
+    more of the step than another.
+    """
     inputs, bits = [x], []
     value = x
     for i, weight in enumerate(weights):
         if i + 1 == len(weights):
             value, top = yield from matmul_max_protocol(rt, value, weight)
             break
-        value, bit = yield from matmul_relu_protocol(rt, value, weight)
+        value, bit = yield from matmul_relu_protocol(rt, value, weight, dealer=0)
         inputs.append(value)
         bits.append(bit)
     probability, _ = yield from softmax_of_shifted_protocol(rt, sub(value, top.reshape(-1, 1)))
     delta = sub(probability, y)
     new: list[Share] = []
     for i in reversed(range(len(weights))):
-        gradient = matmul_protocol(rt, inputs[i].T, delta, scale=lr / BATCH)
+        gradient = matmul_protocol(rt, inputs[i].T, delta, scale=lr / BATCH, dealer=1)
         if i == 0:
             change = yield from gradient
         else:
@@ -136,9 +141,9 @@ def mlp_step_protocol(
     For parties that lie apart: 20 rounds for two hidden layers, 4 each forward, 6 to the powers of the softmax, 2 for
     each hidden layer on the way back and 2 for the update.
 
-    With powers E of the shifted logits and i the inverses of their rows' sums, the gradient of the logits is i E - y.
-    The way back is linear in every row, so i need not be known when it begins: E goes down by itself, i joins with the
-    second gate (a bit times i instead of a bit), and y goes down while the softmax is computed.
+    The rows go through the softmax and the way back in as many parts as there are words of 64 of them, up to three,
+    with a dealer each; what is left is dealt by the third party, and large products by all three (``chunking``): no
+    line is much fuller than another.
     """
     *hidden, last = weights
     inputs, bits = [x], []
@@ -147,37 +152,50 @@ def mlp_step_protocol(
         value, bit = yield from matmul_relu_protocol(rt, value, weight, dealer=i % 2)
         inputs.append(value)
         bits.append(bit)
-    both: MpcProtocol[list[Any]] = par(
-        shifted_powers_protocol(rt, value, last), _down_protocol(rt, y, list(reversed(weights[1:])), bits[::-1])
+    places = dealt_rows(rt, value.shape[0], last.shape[1], 1)
+    powers = [shifted_powers_protocol(rt, value.index(at), last, dealer=p) for p, at in enumerate(places)]
+    shifted: MpcProtocol[list[Any]] = par(*powers)
+    both: MpcProtocol[list[Any]] = par(shifted, _down_protocol(rt, y, list(reversed(weights[1:])), bits[::-1]))
+    at_rows, wanted = yield from both
+    lower: list[list[Share]] = yield from par(
+        *[
+            _scaled_powers_protocol(rt, at_rows[p].powers, last, hidden[-1], [bit.index(at) for bit in bits], x.f, p)
+            for p, at in enumerate(places)
+        ]
     )
-    at, wanted = yield from both
+    top, middle, scaled = (cat(list(parts)) for parts in zip(*lower, strict=True))
+    fine = scale_int(wanted[1], 1 << INVERSE_BITS).with_f(x.f + INVERSE_BITS)
+    deltas = [sub(top, y), sub(middle, wanted[0]), sub(scaled, fine)]
+    return (yield from _updated_protocol(rt, weights, inputs, bits, deltas, lr / BATCH))
+
+
+def _scaled_powers_protocol(
+    rt: Runtime, at: PairPowers, last: Share, second: Share, bits: list[Share], f: int, dealer: int
+) -> MpcProtocol[list[Share]]:
+    """Of some rows, ``i E`` and what becomes of it below the last layer, and below the ``second`` last with
+    ``INVERSE_BITS`` more fractional bits: 6 rounds. ``bits``: of the hidden layers, ``[rows, outputs]`` each.
+
+    With powers E of the shifted logits and i the inverses of their rows' sums, the gradient of the logits is i E - y.
+    The way back is linear in every row, so i need not be known when it begins: E goes down by itself, i joins with the
+    second gate (a bit times i instead of a bit), and y goes down while the softmax is computed.
+    """
 
     def below(powers: Share) -> MpcProtocol[list[Share]]:
-        return (yield from par(matmul_gated_protocol(rt, powers, last.T, bits[-1])))
+        return [powers, (yield from matmul_gated_protocol(rt, powers, last.T, bits[-1]))]
 
     def beside(found: Share) -> MpcProtocol[list[Share]]:
         column = found.reshape(-1, 1)
-        return [column, (yield from mul_protocol(rt, column, bits[-2], dealer=0))]
+        return [column, (yield from mul_protocol(rt, column, bits[-2]))]
 
-    kept: list[Share] = []
-
-    def keep_powers(powers: Share) -> MpcProtocol[Share]:
-        kept.append(powers)
-        return (yield from below(powers))[0]
-
-    settled = settle_powers_protocol(
-        rt, at.powers, (INVERSE,), x.f, DEALER, looked_up_f=INVERSE_BITS, below=keep_powers, beside=beside
+    (powers, powers_down), (inverse, gate) = yield from settle_powers_protocol(
+        rt, at, (INVERSE,), f, dealer, looked_up_f=INVERSE_BITS, below=below, beside=beside
     )
-    powers_down, (inverse, gate) = yield from settled
-    second, *lower = yield from par(
-        _scaled_gate_protocol(rt, powers_down, hidden[-1].T, gate),
-        mul_protocol(rt, kept[0], inverse),
-        mul_protocol(rt, powers_down, inverse, dealer=0),
+    scaled, *lower = yield from par(
+        _scaled_gate_protocol(rt, powers_down, second.T, gate, (dealer + 1) % PARTIES),
+        mul_protocol(rt, powers, inverse),
+        mul_protocol(rt, powers_down, inverse, dealer=dealer),
     )
-    fine = x.f + INVERSE_BITS
-    deltas = [sub(at_layer, w) for at_layer, w in zip(lower, [y, wanted[0]], strict=True)]
-    deltas.append(sub(second, scale_int(wanted[1], 1 << INVERSE_BITS).with_f(fine)))
-    return (yield from _updated_protocol(rt, weights, inputs, bits, deltas, lr / BATCH))
+    return [*lower, scaled]
 
 
 def _down_protocol(rt: Runtime, grad: Share, weights: list[Share], bits: list[Share]) -> MpcProtocol[list[Share]]:
@@ -189,9 +207,9 @@ def _down_protocol(rt: Runtime, grad: Share, weights: list[Share], bits: list[Sh
     return found
 
 
-def _scaled_gate_protocol(rt: Runtime, x: Share, y: Share, gate: Share) -> MpcProtocol[Share]:
+def _scaled_gate_protocol(rt: Runtime, x: Share, y: Share, gate: Share, dealer: int) -> MpcProtocol[Share]:
     """``(x @ y) * gate`` for a gate that is no bit but has fractional bits; the result has those of both."""
-    found = yield from matmul_gated_protocol(rt, x, y, gate.with_f(0), dealer=1)
+    found = yield from matmul_gated_protocol(rt, x, y, gate.with_f(0), dealer=dealer)
     return found.with_f(x.f + gate.f)
 
 

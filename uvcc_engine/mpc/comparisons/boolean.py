@@ -66,8 +66,12 @@ def padded(x: Share) -> Share:
     return x.map(lambda t: torch.nn.functional.pad(t, (0, short))) if short else x
 
 
-def drelu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[PairBits]:
+def drelu_protocol(
+    rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64, of: int = 0
+) -> MpcProtocol[PairBits]:
     """``[x >= 0]`` for every element, exact over all 64 bits: ``x.n`` pair-shared bits in one row.
+
+    ``of``: how many elements there are, where this is a part of them that has a dealer of its own.
 
     3 rounds, 51 bytes per element over the three parties; from ``BULK`` elements on 4 rounds, 43 bytes. ``width=32``
     looks at the components modulo 2^32, which still share ``x`` if ``|x| < 2^31`` as a ring element: 3 rounds, 22
@@ -76,7 +80,8 @@ def drelu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 
     role = roles(rt, dealer)
     flat = x.reshape(-1)
     value = (flat.first + flat.second) if role.is_dealer else online_part(rt, role, flat)
-    return (yield from sign_protocol(rt, dealer, x.n, value if role.is_dealer else None, lambda: value, width=width))
+    mine = value if role.is_dealer else None
+    return (yield from sign_protocol(rt, dealer, x.n, mine, lambda: value, width=width, of=of))
 
 
 def _planes(rt: Runtime, x: Tensor, width: int, digit: int) -> tuple[Tensor, Tensor]:
@@ -88,13 +93,22 @@ def _planes(rt: Runtime, x: Tensor, width: int, digit: int) -> tuple[Tensor, Ten
 
 
 def sign_protocol(
-    rt: Runtime, dealer: int, n: int, u: Tensor | None, v: Callable[[], Tensor], *, width: int = 64, most: int = 0
+    rt: Runtime,
+    dealer: int,
+    n: int,
+    u: Tensor | None,
+    v: Callable[[], Tensor],
+    *,
+    width: int = 64,
+    most: int = 0,
+    of: int = 0,
 ) -> MpcProtocol[PairBits]:
     """``[u + v >= 0]`` for ``u`` known to the dealer and ``v()`` to the online parties, ``[n]`` each.
 
     ``v`` is asked for after the first round, so a value that is just being opened can be compared without delay. Up to
     ``most`` elements are compared in 2 rounds and 240 bytes each: the online parties open 17 bits under masks at once,
-    with the dealer's shares of all products of masks, as in every merging step (``carry``).
+    with the dealer's shares of all products of masks, as in every merging step (``carry``). ``of``: see
+    :func:`drelu_protocol`.
     Raises ConfigError for a width other than 32 and 64 bits.
     """
     if width not in (32, 64):
@@ -110,7 +124,7 @@ def sign_protocol(
         top.append(own)
         return planes
 
-    steps = WIDE if wide else HALF if width == 32 else SPARING if n >= BULK else QUICK
+    steps = WIDE if wide else HALF if width == 32 else SPARING if max(n, of) >= BULK else QUICK
     carry, theirs = yield from carry_protocol(rt, dealer, digit, steps, -(-n // 64), mine, online, sign)
     shape = torch.Size((n,))
     if carry is None or theirs is None:

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.comparisons.boolean import WIDE_UP_TO, PairBits, and_protocol, drelu_protocol, sign_protocol
 from uvcc_engine.mpc.comparisons.proved_bits import (
     all_proved_protocol,
     numbers_proved_protocol,
     sign_proved_protocol,
 )
-from uvcc_engine.mpc.comparisons.selection import pair_to_share_protocol, select_pair_protocol
+from uvcc_engine.mpc.comparisons.selection import COMPARED, pair_to_share_protocol, select_pair_protocol
+from uvcc_engine.mpc.foundation.chunking import dealt_words
 from uvcc_engine.mpc.foundation.roles import known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import BoolShare, Share, cat
@@ -27,16 +29,20 @@ from uvcc_engine.mpc.products.arithmetic import DEALER, matmul_open_protocol, ma
 from uvcc_engine.mpc.products.truncation import Opened
 
 ALL_PAIRS = 10
+_CHOSEN = 16  # bytes that the dealer sends for each entry of which one is chosen
 
 
-def winner_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> MpcProtocol[PairBits]:
+def winner_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, of: int = 0) -> MpcProtocol[PairBits]:
     """One-hot of the maximum (first in a tie): ``[rows, n]`` to pair-shared bits ``[n, rows]``.
+
+    ``of``: how many rows there are, where these are a part of them that has a dealer of its own.
 
     n (n - 1) / 2 comparisons per row at once (3 rounds), then an AND of n - 1 bits (1 round for n <= 10).
     """
     rows, n = x.shape
     difference = x.map(_differences)
-    wins = yield from drelu_protocol(rt, difference, dealer=dealer)
+    pairs = n * (n - 1) // 2
+    wins = yield from drelu_protocol(rt, difference, dealer=dealer, of=pairs * (-(-of // 64) * 64))
     return (yield from _unbeaten_protocol(rt, wins, rows, n))
 
 
@@ -180,13 +186,26 @@ def max_and_place_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) -> Mp
     """Maximum of every row of ``[rows, n]``, ``[rows]``, and its one-hot ``[rows, n]`` (``f = 0``), first in a tie.
 
     6 rounds for n <= 10 (7 from ``boolean.BULK`` comparisons on): value and place are chosen by the same opened bits.
-    n (n - 1) / 2 comparisons, one AND of n - 1 bits and 48 bytes per entry.
+    n (n - 1) / 2 comparisons, one AND of n - 1 bits and 48 bytes per entry. For few rounds many rows are shared out to
+    the three dealers.
     """
     if rt.proves_everything:
         place = yield from _proved_one_hot_protocol(rt, x, dealer)
         best = yield from _proved_pick_protocol(rt, place, x, dealer)
         return best, place.map(lambda t: t.t())
-    hot = yield from winner_protocol(rt, x, dealer=dealer)
+    rows, n = x.shape
+    places = dealt_words(rt, rows, rows * (n * (n - 1) // 2 * COMPARED + n * _CHOSEN))
+    if len(places) == 1:
+        return (yield from _max_and_place_protocol(rt, x, dealer, rows))
+    parts = yield from par(
+        *[_max_and_place_protocol(rt, x.index(place), (dealer + at) % PARTIES, rows) for at, place in enumerate(places)]
+    )
+    return cat([best for best, _ in parts]), cat([one_hot for _, one_hot in parts])
+
+
+def _max_and_place_protocol(rt: Runtime, x: Share, dealer: int, of: int) -> MpcProtocol[tuple[Share, Share]]:
+    """See :func:`max_and_place_protocol`, of one dealer; ``of``: see :func:`winner_protocol`."""
+    hot = yield from winner_protocol(rt, x, dealer=dealer, of=of)
     picked, bits = yield from select_pair_protocol(rt, hot, [x.map(lambda t: t.t().contiguous())], bit=True)
     best, one_hot = yield from par(
         pair_to_share_protocol(rt, None if picked is None else picked.sum(0), torch.Size((x.shape[0],)), x.f, hot.d),

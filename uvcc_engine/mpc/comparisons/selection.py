@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uvcc_engine.mpc.comparisons.boolean import WIDE_UP_TO, PairBits, drelu_protocol, sign_protocol
 from uvcc_engine.mpc.comparisons.proved_bits import numbers_proved_protocol, sign_proved_protocol
-from uvcc_engine.mpc.foundation.chunking import chunk_slices, dealt_slices, in_chunks_protocol
+from uvcc_engine.mpc.foundation.chunking import chunk_slices, dealt_slices, dealt_words, in_chunks_protocol
 from uvcc_engine.mpc.foundation.roles import Roles, assemble, known, mine_part, online_part, places, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
@@ -25,6 +25,7 @@ from uvcc_engine.mpc.products.truncation import Opened
 from uvcc_engine.transcript.formats import kinds
 
 _DEALT, _DEALT_WIDE = 64, 272  # bytes that the dealer of a product's ReLU sends for one output
+COMPARED = 29  # and that of a comparison alone
 
 
 def open_bits(role: Roles, b: PairBits, message: Round, left: Tensor | None, right: Tensor | None) -> Tensor | None:
@@ -163,6 +164,12 @@ def _placed(x: Share, out: Share | None) -> Share:
     return out
 
 
+def _shared_out(rt: Runtime, n: int) -> list[slice]:
+    """Elements to compare, in chunks or, where few rounds matter, in three parts with a dealer each."""
+    places = chunk_slices(n)
+    return places if len(places) > 1 else dealt_words(rt, n, n * COMPARED)
+
+
 def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 64) -> MpcProtocol[tuple[Share, Share]]:
     """``max(x, 0)`` and the bit ``[x >= 0]`` (``f = 0``) for the backward pass.
 
@@ -175,10 +182,10 @@ def relu_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: int = 6
         part = flat.index(place)
         if rt.proves_everything:
             return (yield from _proved_value_and_bit_protocol(rt, part, dealer, outs))
-        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
+        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width, of=x.n)
         return (yield from _value_and_bit_protocol(rt, b, part, outs))
 
-    value, bit = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f, 0], build, dealer, rt.device)
+    value, bit = yield from in_chunks_protocol(_shared_out(rt, x.n), flat.shape, [x.f, 0], build, dealer, rt.device)
     return value.reshape(*x.shape), bit.reshape(*x.shape)
 
 
@@ -190,10 +197,10 @@ def relu_only_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER, width: in
         part = flat.index(place)
         if rt.proves_everything:
             return (yield from _proved_value_and_bit_protocol(rt, part, dealer, [*outs, None]))[:1]
-        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width)
+        b = yield from drelu_protocol(rt, part, dealer=dealer, width=width, of=x.n)
         return [(yield from select_protocol(rt, b, part, outs[0]))]
 
-    (value,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [x.f], build, dealer, rt.device)
+    (value,) = yield from in_chunks_protocol(_shared_out(rt, x.n), flat.shape, [x.f], build, dealer, rt.device)
     return value.reshape(*x.shape)
 
 
@@ -206,10 +213,10 @@ def drelu_arithmetic_protocol(rt: Runtime, x: Share, *, dealer: int = DEALER) ->
         if rt.proves_everything:
             sign = yield from sign_proved_protocol(rt, flat.index(place), dealer=dealer)
             return [(yield from numbers_proved_protocol(rt, sign, dealer=dealer, out=outs[0]))]
-        b = yield from drelu_protocol(rt, flat.index(place), dealer=dealer)
+        b = yield from drelu_protocol(rt, flat.index(place), dealer=dealer, of=x.n)
         return [(yield from b2a_protocol(rt, b, outs[0]))]
 
-    (bit,) = yield from in_chunks_protocol(chunk_slices(x.n), flat.shape, [0], build, dealer, rt.device)
+    (bit,) = yield from in_chunks_protocol(_shared_out(rt, x.n), flat.shape, [0], build, dealer, rt.device)
     return bit.reshape(*x.shape)
 
 

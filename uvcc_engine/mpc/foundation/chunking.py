@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from uvcc_engine.mpc.foundation.runtime import Runtime
 
 CHUNK = 1 << 19  # elements
-SPREAD = 1 << 21  # bytes that a dealer sends for one operation, above which the three share them for few rounds
+SPREAD = 1 << 18  # bytes that a dealer sends for one operation, above which the three share them for few rounds
+_WORD = 64
 ChunkProtocol = Callable[[int, slice, Sequence[Share | None]], MpcProtocol[list[Share]]]
 
 
@@ -43,6 +44,14 @@ def dealt_slices(rt: Runtime, rows: int, sent: int) -> list[slice]:
     if not rt.few_rounds or rt.ledger is not None or rows < PARTIES or sent <= SPREAD:
         return [slice(0, rows)]
     step = -(-rows // PARTIES)
+    return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
+
+
+def dealt_words(rt: Runtime, rows: int, sent: int) -> list[slice]:
+    """The same of rows whose bits are packed, in whole words of 64; one part where there is one word."""
+    if len(dealt_slices(rt, rows, sent)) == 1 or rows <= _WORD:
+        return [slice(0, rows)]
+    step = -(-rows // (PARTIES * _WORD)) * _WORD
     return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
 
 

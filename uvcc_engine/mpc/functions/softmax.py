@@ -30,7 +30,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.mpc.comparisons.boolean import PairBits, sign_protocol
 from uvcc_engine.mpc.comparisons.maximum import ALL_PAIRS, picked_protocol, unbeaten_of_protocol
 from uvcc_engine.mpc.comparisons.selection import open_bits
-from uvcc_engine.mpc.foundation.chunking import dealt_slices
+from uvcc_engine.mpc.foundation.chunking import dealt_words
 from uvcc_engine.mpc.foundation.roles import known, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, cat
@@ -99,7 +99,7 @@ def matmul_powers_protocol(
     ConfigError for more or finer products than the powers leave room for.
     """
     _refuse_unfit(rt, x, y)
-    places = _dealt_rows(rt, x.shape[0], y.shape[1], len(look_up))
+    places = dealt_rows(rt, x.shape[0], y.shape[1], len(look_up))
     parts: list[SoftmaxParts] = yield from par(
         *[
             _matmul_powers_protocol(rt, x.index(place), y, look_up, x.f if f is None else f, (dealer + at) % PARTIES)
@@ -125,15 +125,11 @@ def _refuse_unfit(rt: Runtime, x: Share, y: Share) -> None:
         )
 
 
-def _dealt_rows(rt: Runtime, rows: int, n: int, functions: int) -> list[slice]:
+def dealt_rows(rt: Runtime, rows: int, n: int, functions: int) -> list[slice]:
     """Rows of ``n`` entries as the three dealers share them: whole words of 64 rows, as bits are packed, where
     more than one is worth it."""
     sent = rows * (n * (n - 1) // 2 * _PAIR + n * n * _ENTRY + functions * _CELLS)
-    words = -(-rows // _WORD)
-    if len(dealt_slices(rt, rows, sent)) == 1 or words == 1:
-        return [slice(0, rows)]
-    step = -(-words // PARTIES) * _WORD
-    return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
+    return dealt_words(rt, rows, sent)
 
 
 def _matmul_powers_protocol(
