@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from evidence_kit import World
 
+from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.exchange import agreement
 from uvcc_engine.transcript.exchange.agreement_message import AgreementMessage
 from uvcc_engine.transcript.exchange.expected_root import as_expected
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.roots import EpochRoot
-from uvcc_engine.transcript.signed.statements import RootStatement, Signed, Verdict
+from uvcc_engine.transcript.signed.statements import RootStatement, Signed, Verdict, root_text, sign_root
 from uvcc_engine.transcript.signing.sshsig import ROOT_NAMESPACE
 
 
@@ -112,3 +113,17 @@ def test_counts_are_bounded_as_by_the_reader(said: tuple[World, bytes], field: b
     assert as_expected(before + field + b"%d" % (most - 1) + rest, *due) is not None
     for odd in (b"%d" % most, b"01", b"-1", b"1.0", b"1" * 5000):
         assert as_expected(before + field + odd + rest, *due) is None
+
+
+def test_a_root_statement_is_spelled_as_the_general_encoder_spells_it(said: tuple[World, bytes]) -> None:
+    world, body = said
+    whole = read(body).signed.root
+    for other in (
+        whole,
+        replace(whole, seen={}, values={}),
+        replace(whole, values={"loss": 1.0, "accuracy": 1e-9, "z": -0.0, "steps": 3}),
+        replace(whole, root=replace(whole.root, leaves=2**47, opened=0)),
+        replace(whole, proved=Verdict(1, bytes(32), bytes(32))),
+    ):
+        assert root_text(other) == canonical(other.to_json())
+        assert sign_root(world.identities[1], other).text == canonical(other.to_json())

@@ -92,9 +92,9 @@ class RootExchange:
     def finished(self, root: EpochRoot, signed: Signed) -> None:
         """The epoch that messages and checks are about from now on."""
         self._mine = (root, signed)
-        self._own = {e: s for e, s in self._own.items() if e == root.epoch - 1} | {root.epoch: signed}
-        for key in [k for k in self._held if k[1] < root.epoch - 1]:
-            del self._held[key]
+        epoch = root.epoch
+        self._own = {e: s for e, s in self._own.items() if e == epoch - 1} | {epoch: signed}
+        self._held = {at: held for at, held in self._held.items() if at[1] >= epoch - 1}
 
     def resulted(self, signed: Signed) -> None:
         self._result = signed

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.transcript.leaves.roots import EpochRoot
-from uvcc_engine.transcript.signed.statements import VERSION, RootStatement, Signed
+from uvcc_engine.transcript.signed.statements import RootStatement, Signed, around_root
 
 _BEGIN: Final = b'{"root":'
 _SIGNED: Final = re.compile(
@@ -41,7 +40,7 @@ def as_expected(body: bytes, foreseen: RootStatement, third: Signed | None) -> S
         return None
     signature, text, front, leaves, opened, low, low_digest, high, high_digest, root, back = found.groups()
     peers = sorted(foreseen.root.pairs)
-    if (front, back) != _around(foreseen) or [int(low), int(high)] != peers:
+    if (front, back) != around_root(foreseen) or [int(low), int(high)] != peers:
         return None
     if int(leaves) >= _MOST_LEAVES or int(opened) >= _MOST_OPENED:
         return None
@@ -58,23 +57,6 @@ def as_expected(body: bytes, foreseen: RootStatement, third: Signed | None) -> S
         foreseen.values,
     )
     return Signed.read(statement, armored.decode(), text, found.group())
-
-
-def _around(foreseen: RootStatement) -> tuple[bytes, bytes]:
-    """The canonical spelling of what stands before and behind that which only the peer knows."""
-    front = b'{"coord":"%s","epoch":%d,"head":"%s","leaves":' % (
-        str(foreseen.coord).encode(),
-        foreseen.root.epoch,
-        foreseen.head.hex().encode(),
-    )
-    seen = b",".join(b'"%d":"%s"' % (p, d.hex().encode()) for p, d in sorted(foreseen.seen.items()))
-    back = b',"seen":{%s},"sid_job":"%s","values":%s,"version":%d}' % (
-        seen,
-        foreseen.sid_job.hex().encode(),
-        canonical(dict(foreseen.values)),
-        VERSION,
-    )
-    return front, back
 
 
 def _unhexed(digits: bytes) -> bytes:

@@ -191,6 +191,9 @@ class TranscriptStore:
     def _left_open(self, epoch: int) -> SortedRun:
         """What an interrupted attempt at this epoch noted, in canonical order."""
         assert self._log is not None
+        if self._log.epoch != epoch:
+            self._log.begin(epoch)
+            return EMPTY
         for record in self._log.begin(epoch):
             self._old.put(key_of(record), record)
         return self._old.merged(self._clash)

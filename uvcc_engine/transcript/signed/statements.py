@@ -287,17 +287,55 @@ class Signed:
 
 
 def sign_root(identity: Identity, statement: RootStatement) -> Signed:
-    made = _signed(identity, ROOT_NAMESPACE, statement.to_json())
+    """The statement as its worker signs it."""
+    made = _signed(identity, ROOT_NAMESPACE, statement.to_json(), root_text(statement))
     made.__dict__["root"] = statement  # what its property would read again
     return made
 
 
+def root_text(statement: RootStatement) -> bytes:
+    """The canonical JSON of a root statement. Raises ConfigError as ``canonical``."""
+    if statement.proved is not None:
+        return canonical(statement.to_json())
+    front, back = around_root(statement)
+    root = statement.root
+    counts = b'%d,"opened":%d,"pairs":{%s},"root":"%s"' % (
+        root.leaves,
+        root.opened,
+        _spelled_digests(root.pairs),
+        root.root.hex().encode(),
+    )
+    return front + counts + back
+
+
+def around_root(statement: RootStatement) -> tuple[bytes, bytes]:
+    """Of the canonical JSON of a statement without a proof, what stands before its root's counts, pairs and hash, and
+    what stands behind them: that is spelled here at a third of what a general encoder takes."""
+    front = b'{"coord":"%s","epoch":%d,"head":"%s","leaves":' % (
+        str(statement.coord).encode(),
+        statement.root.epoch,
+        statement.head.hex().encode(),
+    )
+    back = b',"seen":{%s},"sid_job":"%s","values":%s,"version":%d}' % (
+        _spelled_digests(statement.seen),
+        statement.sid_job.hex().encode(),
+        canonical(dict(statement.values)),
+        VERSION,
+    )
+    return front, back
+
+
+def _spelled_digests(by_party: Mapping[int, bytes]) -> bytes:
+    return b",".join(b'"%d":"%s"' % (p, d.hex().encode()) for p, d in sorted(by_party.items()))
+
+
 def sign_result(identity: Identity, statement: ResultStatement) -> Signed:
-    return _signed(identity, RESULT_NAMESPACE, statement.to_json())
+    """The statement as its worker signs it."""
+    data = statement.to_json()
+    return _signed(identity, RESULT_NAMESPACE, data, canonical(data))
 
 
-def _signed(identity: Identity, namespace: str, data: dict[str, Any]) -> Signed:
-    text = canonical(data)
+def _signed(identity: Identity, namespace: str, data: dict[str, Any], text: bytes) -> Signed:
     made = Signed(data, identity.sign(namespace, text))
     made.__dict__["text"] = text  # what its property would compute again
     return made
