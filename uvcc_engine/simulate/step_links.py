@@ -80,13 +80,18 @@ def _served_at(relay: BaseProcess, ready: Path, without: str) -> Mapping[str, An
     return found
 
 
-def serve_relay(line: Connection, folder: Path) -> None:
-    """In the relay's process: serve until whoever forked this is gone."""
+def end_with(line: Connection) -> None:
+    """End this process when whoever forked it is gone, who says nothing more on the line."""
 
     def ended() -> None:
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, OSError):
             line.recv()
         os._exit(0)
 
     threading.Thread(target=ended, daemon=True).start()
+
+
+def serve_relay(line: Connection, folder: Path) -> None:
+    """In the relay's process: serve until whoever forked this is gone."""
+    end_with(line)
     server.run(relay_config.load(folder / _CONFIG))

@@ -115,7 +115,8 @@ class WaitingWorkers:
 
     def _forked(self, coord: Coord | None, body: Callable[..., None], *args: Any) -> BaseProcess:
         ours, theirs = self._forker.Pipe()
-        process = self._forker.Process(target=body, args=(theirs, *args), daemon=True)
+        lines = [*self._lines.values(), ours]
+        process = self._forker.Process(target=_by_itself, args=(lines, body, theirs, *args), daemon=True)
         process.start()
         theirs.close()
         self._lines[coord] = ours
@@ -206,6 +207,13 @@ def waiting(
 # -- in a process of their own ----------------------------------------------------------------------------------------
 
 
+def _by_itself(lines: Sequence[Connection], body: Callable[..., None], *args: Any) -> None:
+    """Without the lines of who forked this: while one process has them, no other learns that it is gone."""
+    for line in lines:
+        line.close()
+    body(*args)
+
+
 def _serve(line: Connection, task: WorkerTask) -> None:
     """Wait for the number of steps and the link, train, and say what it took."""
     _as_a_pod()
@@ -213,6 +221,7 @@ def _serve(line: Connection, task: WorkerTask) -> None:
         steps, link = line.recv()
     except EOFError:  # nobody asks any more
         return
+    step_links.end_with(line)
     try:
         torch.set_num_threads(1)  # as workers do
         keep_freed_memory()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +69,30 @@ def test_a_party_that_fails_is_named_and_the_others_are_ended(monkeypatch: pytes
         with pytest.raises(UvccError, match=r"party 1 of the rehearsal failed: ValueError: out of memory"):
             parties.measure(2)
     assert [host.process(pid) for pid in pids] == [None] * 3
+
+
+_WAITS = """
+import json, sys, time
+from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.simulate.step_rehearsal import waiting_workers
+with waiting_workers(PrivateJob.from_json(json.loads(sys.argv[1])), "relay") as parties:
+    print(json.dumps([process.pid for process in parties.processes]), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_no_process_of_a_rehearsal_outlives_who_forked_it_even_where_that_was_killed() -> None:
+    """A terminal that is closed ends it without a word; each of the others had all lines, and waited for ever."""
+    command = [sys.executable, "-c", _WAITS, json.dumps(JOB.to_json())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as forker:
+        assert forker.stdout is not None
+        pids = json.loads(forker.stdout.readline())
+        assert len(pids) == 4
+        forker.kill()
+    limit = time.monotonic() + 500.0  # seconds, for a busy machine
+    while any(host.process(pid) is not None for pid in pids):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def cpu(*seconds: float) -> dict[Coord, float]:
