@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from uvcc_console.fleet.provider import Provider
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.topology import PARTIES
-from uvcc_engine.contract.parsing.suggest import nearest
+from uvcc_engine.contract.parsing.suggest import CLOSE, known_words, nearest
 from uvcc_engine.contract.text import clean
 
 GROUP: Final = "uvcc.providers"
@@ -242,9 +242,8 @@ def kind_of(name: str) -> ProviderKind:
     """
     targets = known().get(name)
     if targets is None:
-        near = nearest(name, known())
-        hint = f"did you mean {near}?" if near else f"known: {', '.join(known())}"
-        raise ConfigError(f"fleet.provider is {name!r}", hint)
+        near = nearest(name, known(), CLOSE)
+        raise ConfigError(f"fleet.provider is {name!r}", f"did you mean {near}?" if near else known_words(known()))
     if len(targets) > 1:
         package = targets[1].partition(".")[0].partition(":")[0]
         raise ConfigError(f"{package} offers a provider {name!r}, which is taken", f"uninstall {package}")

@@ -12,6 +12,7 @@ from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.parsing.suggest import did_you_mean
+from uvcc_engine.contract.text import counted
 
 MOST_BYTES: Final = 4 << 30
 """What a table may weigh: its cells are held as text while it is read."""
@@ -115,7 +116,7 @@ def read_csv(path: Path) -> CsvTable:
     for number, (row, line) in enumerate(zip(rows[1:], lines[1:], strict=True), 1):
         if len(row) != len(header):
             raise ConfigError(
-                f"{path.name}, row {number} (line {line}) has {len(row)} cells, the header {len(header)}",
+                f"{path.name}, row {number} (line {line}) has {counted(len(row), 'cell')}, the header {len(header)}",
                 "mend that line; a cell that holds the delimiter goes into double quotes",
             )
     columns = {name: [row[at].strip() for row in rows[1:]] for at, name in enumerate(header)}

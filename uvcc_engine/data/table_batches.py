@@ -11,6 +11,7 @@ from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.machine import extras
+from uvcc_engine.contract.text import counted
 from uvcc_engine.data.array_files import RowReader, rows_in_step, stored_arrays
 from uvcc_engine.data.csv_table import CsvTable, delimiter_of, header_names
 from uvcc_engine.data.table_files import array_columns, read_table, text_columns
@@ -58,7 +59,7 @@ def _part(name: str, names: list[str], rows: list[tuple[list[str], int]], first:
     for number, (row, line) in enumerate(rows, first + 1):
         if len(row) != len(names):
             raise ConfigError(
-                f"{name}, row {number} (line {line}) has {len(row)} cells, the header {len(names)}",
+                f"{name}, row {number} (line {line}) has {counted(len(row), 'cell')}, the header {len(names)}",
                 "mend that line; a cell that holds the delimiter goes into double quotes",
             )
     cells = zip(*(row for row, _ in rows), strict=True)

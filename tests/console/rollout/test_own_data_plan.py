@@ -174,7 +174,7 @@ def test_a_list_of_layers_needs_no_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "setting", "what"),
     [
-        (lambda t: t.replace("a,b,", "a,c,"), "", "patients.csv has no column 'b' .did you mean"),
+        (lambda t: t.replace("a,b,", "a,c,"), "", "patients.csv has no column 'b' .there are a, c, diagnosis"),
         pytest.param(
             lambda t: t.replace("\n", "\nx,1,sick\n", 1),
             "",

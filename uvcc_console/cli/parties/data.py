@@ -14,7 +14,7 @@ from uvcc_console.plan.owndata import owners_program
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.parsing import yaml_text
-from uvcc_engine.contract.text import clean
+from uvcc_engine.contract.text import clean, counted
 
 # what suits a table of a few hundred rows: the profile's own values are for the digits
 _FOR_TABLES = ("job.batch=64", "job.lr=0.1", "job.reveal=[loss, accuracy, weights]")
@@ -74,7 +74,7 @@ def summary(found: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["columns"].items())
     of_kinds = f" ({kinds})" if kinds else ""  # a text has no columns
     lines = [
-        f"{found['schema']}: {found['rows']} rows, {found['features']} features{of_kinds}",
+        f"{found['schema']}: {counted(found['rows'], 'row')}, {counted(found['features'], 'feature')}{of_kinds}",
         f"target {found['target']}: {', '.join(found['classes']) or found['kind']}" if found["target"] else "no target",
         *(["numbers have decimal commas, and no points"] if found["decimal"] == "," else []),
         *(f"{name}: {note}" for name, note in found["notes"].items()),
