@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from ui_desk import desk
+from ui_desk import FakeProcesses, desk
 from ui_journals import RUN, Story
 
 from uvcc_console.core import events as ev
@@ -37,6 +37,7 @@ from uvcc_console.runs import notices, notify
 from uvcc_console.runs.notices import Note, SoleSender
 from uvcc_console.runs.notify import Notifier
 from uvcc_console.ui.actions.shell import ssh_command
+from uvcc_console.ui.judging.lamps import MOVING, Lamp
 from uvcc_console.ui.panels.fleet import FleetPanel
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 
@@ -227,6 +228,19 @@ async def test_a_silent_sidecar_is_said_with_the_way_around(folder: Path) -> Non
     async with desk(Story().full(5).halt("hold", acks=False), folder, after=2.0) as d:
         assert "no sign of the halt sidecar" in d.text
         assert f"uvcc halt {RUN}" in d.text
+
+
+async def test_on_a_full_disk_it_is_the_evidence_that_cannot_be_seen(folder: Path) -> None:
+    """The sidecar had held and halted everybody; it was "not sent yet", and of the sidecar there was no sign."""
+    processes = FakeProcesses()
+    processes.lamps["conductor"] = Lamp(MOVING, "the disk of /x is full (0.0 MiB free)")
+    async with desk(Story().full(5).halt("hold", acks=False), folder, after=2.0, processes=processes) as d:
+        d.app.check_processes()
+        d.app.redraw()
+        await d.settle()
+        assert f"its evidence cannot be written down. In another terminal: uvcc halt {RUN}" in d.text
+        assert "not known here" in d.text
+        assert "not sent yet" not in d.text
 
 
 # ---- ways out of the screen

@@ -240,6 +240,11 @@ def _out_of_reach(view: View, away: list[PodView]) -> tuple[str, str, str]:
     return "alarm", text, "; ".join(parts) or "it is asked again and again"
 
 
+def unwritable(view: View) -> bool:
+    """Whether nothing new can be written down: what is done meanwhile, a halt with it, cannot be seen here."""
+    return view.conductor.state == MOVING and bool(view.conductor.words)
+
+
 def _who_ends_it(view: View) -> str:
     """What becomes of a run that nobody conducts: a sidecar that lives renews the pods' leases, and then ends it."""
     if not view.sidecar.well:
@@ -261,7 +266,7 @@ def warnings(view: View) -> list[tuple[str, str, str]]:
         out.append(("alarm", f"{g.fail} NOBODY CONDUCTS THIS RUN: {_who_ends_it(view)}", now.advice))
     elif now.name == "frozen":
         out.append(("alarm", f"{g.fail} THE CONDUCTOR IS FROZEN: {clean(view.conductor.words)}", now.advice))
-    elif view.conductor.state == MOVING and view.conductor.words:
+    elif unwritable(view):
         out.append(("alarm", f"{g.fail} {clean(view.conductor.words)}", cure(view.conductor.words)))
     lost = unknown_pods(s) if s.status == "halted" and not view.behind_s else 0
     if lost:
@@ -288,5 +293,6 @@ __all__ = [
     "tally",
     "undecided",
     "unknown_pods",
+    "unwritable",
     "warnings",
 ]

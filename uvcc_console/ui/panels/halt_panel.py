@@ -8,7 +8,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.words import halt_words
 from uvcc_console.ui.drawing.format import duration, short
 from uvcc_console.ui.drawing.paint import Line, Span, clean, cut, join, spread, width_of
-from uvcc_console.ui.judging.condition import judge
+from uvcc_console.ui.judging.condition import judge, unwritable
 from uvcc_console.ui.judging.view import View, halting, holding, party_role
 from uvcc_console.ui.widgets.panel import Panel
 from uvcc_console.ui.widgets.table import Column, body, choose, head
@@ -101,7 +101,8 @@ def _cells(view: View, pod: str) -> dict[str, Span]:
     cells["ended"] = (g.ok, "ok") if ended else (g.dot, "faint")
     ack = s.halt.acks.get(pod)
     if ack is None:
-        return cells | {"last": (f"{g.todo} not sent yet", "warn")}
+        last = f"{g.unknown} not known here" if unwritable(view) else f"{g.todo} not sent yet"
+        return cells | {"last": (last, "warn")}
     stage, step, checkpoint, ts = ack
     if stage == "unknown":
         cells |= {name: (g.unknown, "bad") for name in (*_STAGES, "gpu")}
@@ -146,7 +147,8 @@ def halt_lines(view: View, width: int) -> list[Line]:
     lines: list[Line] = [spread(top, tail, width)]
     quiet = not s.halt.done and not s.halt.acks and view.now - s.halt.asked > SILENT_S
     if quiet and not view.replay:
-        text = f" {g.unknown} no sign of the halt sidecar yet. In another terminal: uvcc halt {clean(s.run)} "
+        why = "no sign of the halt sidecar yet" if not unwritable(view) else "its evidence cannot be written down"
+        text = f" {g.unknown} {why}. In another terminal: uvcc halt {clean(s.run)} "
         lines.append(cut([(text, "alarm")], width))
     pods = sorted({*s.pods, *s.halt.acks}, key=lambda p: (_rank(s, p), p))
     chosen = choose(COLUMNS, width, 1)
