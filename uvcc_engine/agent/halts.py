@@ -114,6 +114,8 @@ class HaltWatch:
                 return self._gone(worker, seen, lacks, f"{status} without a checkpoint")
             seen.checkpoint = named
             folder = checkpoints.step_dir(Path(worker.spec.dir) / files.CHECKPOINTS, seen.step)
+            if worker.spec.kind == "command" and not folder.is_dir():
+                return self._gone(worker, seen, Lacks.DAMAGED, "its checkpoint is the program's own: not checked here")
             seen.proof = checkpoints.verify_in_steps(folder, named)
         deadline = time.monotonic() + SLICE_S
         try:

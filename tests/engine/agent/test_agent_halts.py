@@ -99,6 +99,21 @@ def test_a_broken_checkpoint_is_not_evidence(pod: Pod) -> None:
         assert "was altered" in gone["detail"]
 
 
+def test_a_commands_own_checkpoint_is_told_as_what_it_is(pod: Pod) -> None:
+    """It was told to put back a manifest that the program never wrote, or to go on from an earlier step."""
+    pod.start()
+    script = (
+        "from uvcc_engine.contract import RunWriter\n"
+        "with RunWriter.from_env() as w: w.exit('halted', step=4, checkpoint='ab' * 32)\n"
+    )
+    with pod.console() as console:
+        launched(pod, console, pod.spec(argv=[sys.executable, "-c", script]))
+        console.proc("p0r0s0t0", "exited")
+        console.ask(wire.HALT, run="r", mode="halt", nonce="h1")
+        gone = console.halted("gone")
+        assert (gone["checkpoint"], gone["detail"]) == ("", "its checkpoint is the program's own: not checked here")
+
+
 def test_without_renewal_the_agent_halts_by_itself(pod: Pod) -> None:
     pod.start()
     with pod.console(holder="laptop", lease_s=30.0) as console:
