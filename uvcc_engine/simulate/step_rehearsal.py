@@ -19,6 +19,7 @@ import numpy as np
 from uvcc_engine.contract.errors import ConfigError, RingRangeError, UvccError
 from uvcc_engine.contract.job.private_job import BOUNDS, VALIDATIONS, PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Topology
+from uvcc_engine.contract.machine import host
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.data.sets import Dataset, one_hot
@@ -40,6 +41,8 @@ _WORKERS: Final = ("workers", "replicas", "stages", "tensor", "microbatches")
 """Of a party, as ``fit_model`` takes them; ``workers``: all of them, times the microbatches."""
 _NEVER: Final = 1 << 64
 """One audit in so many: of the numbers that coins draw, 0 alone asks for it."""
+_APART: Final = 2.0
+"""Times as much memory as threads of one process that workers take that are processes, with links of their own."""
 TIGHT_BITS: Final = 4.0
 """Headroom below which a layer's numbers come near the end of the ring."""
 
@@ -269,14 +272,26 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def refuse_too_large(held_mib: float) -> None:
+    """Raises UvccError where this machine has not the memory for workers as processes that ``held_mib`` as threads of
+    one: it would be of no use to anybody for many minutes, and end one of them."""
+    need, free = _APART * held_mib / 1024, host.memory_mib()["available_mib"] / 1024
+    if need > free > 0:
+        raise UvccError(
+            f"the workers of a step would hold some {need:.0f} GiB here, and this machine has {free:.0f} free",
+            "a smaller job.batch, job.verify: products where it is proofs, or uvcc plan --no-rehearsal",
+        )
+
+
 def told(
     job: PrivateJob, size: Topology, part: Topology | None, link: str, steps: int, known: int = 0
 ) -> dict[str, Any]:
     """A step of one worker per party, what processes took for one of ``part``, and what that says of ``size``;
     ``busiest``: what the pod that sends most sends, by the average of the pods."""
-    timed = part or ALONE
+    timed, before = part or ALONE, host.peak_mib()
     with waiting_workers(job, link, timed, known) as workers:
         found = rehearse(job, steps, known // timed.replicas)
+        refuse_too_large((host.peak_mib() - before) * timed.replicas)
         count = step_processes.steps_for(found.seconds * timed.replicas)
         took = workers.measure(count)
     step = found.to_json() | {"processes": took.times.to_json(), "busiest": busiest(took.workers)}

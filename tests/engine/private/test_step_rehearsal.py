@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.data.sets import Dataset, load_digits
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
@@ -24,6 +24,20 @@ FEW = PrivateJob.from_json(
 )
 X = np.random.default_rng(3).normal(size=(32, 4))
 FEW_ROWS = Dataset(X[8:], np.arange(24) % 2, X[:8], np.arange(8) % 2, 2)
+
+
+def test_a_step_that_this_machine_has_no_memory_for_is_refused_before_its_processes_fill_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A proved step of LeNet on 128 rows takes 22 GiB: a machine of 24 stood still for a quarter of an hour."""
+    held = iter((100.0, 8_292.0))  # before the rehearsal and after it
+    monkeypatch.setattr(step_rehearsal.host, "peak_mib", lambda: next(held))
+    monkeypatch.setattr(step_rehearsal.host, "memory_mib", lambda: {"available_mib": 12 * 1024.0})
+    (tmp_path / "job.json").write_text(json.dumps(FEW.to_json()))
+    assert step_rehearsal.main(["--job", str(tmp_path / "job.json"), "--steps", "2"]) == UvccError.exit_code
+    said = capsys.readouterr().err
+    assert "the workers of a step would hold some 16 GiB here, and this machine has 12 free" in said
+    assert "uvcc plan --no-rehearsal" in said
 
 
 @pytest.mark.parametrize("rounds", ["few", pytest.param("sparing", marks=pytest.mark.ci(__file__))])
