@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -31,6 +32,13 @@ _VERY_MANY = 1 << 16  # from which a still larger one takes less time: weighing 
 _LAST = 32  # entries that are left to the last fold at once
 _FEW = 128  # entries up to which one fold before it will do
 _LONG = 6144  # entries from which more folds pay for less work
+
+
+@lru_cache
+def _ternary_exponents(size: int) -> Tensor:
+    """``[size]``: the numbers whose digits to the base 3 are those of each place to the base 2."""
+    at = torch.arange(size)
+    return sum((3**k * (at >> k & 1) for k in range(size.bit_length() - 1)), torch.zeros_like(at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +86,7 @@ class Fold:
     @property
     def exponents(self) -> Tensor:
         """``[size]``: of the powers that the entries of the first side have."""
-        at = torch.arange(self.size)
-        if not self.ternary:
-            return at
-        return sum((3**k * (at >> k & 1) for k in range(self.size.bit_length() - 1)), torch.zeros_like(at))
+        return _ternary_exponents(self.size) if self.ternary else torch.arange(self.size)
 
     def before(self, powers: Tensor) -> Tensor:
         """``[size, width]``: what the first side's entries are folded by, of the coin's powers from the 0th on."""
