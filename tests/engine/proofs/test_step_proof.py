@@ -276,12 +276,13 @@ def test_a_small_ring_misses_lies_as_rarely_as_computed() -> None:
 
 @pytest.mark.ci("tests/engine/proofs/test_soundness.py")
 def test_a_small_field_misses_lies_about_bits_as_rarely_as_computed() -> None:
-    """The same for bits, in the field of 64 elements: the dealer's bits of ``u``, of which one is false."""
-    tries = 30
+    """The same for bits, in the field of 64 elements: the dealer's bits of ``u``, of which one is false. The first fold
+    adds nothing to what this liar escapes by: it is constant where the target alone is false."""
+    tries = 75
     passed = sum(_standing_by("sign", 0, 0, 0, "bit", seed, bit_degree=6).opened != [None] * 3 for seed in range(tries))
     bound = 2.0 ** -soundness_bits(BinaryField(6, KERNELS), [Fold(1)])  # the weighing and the end alone
     assert 0.09 < bound < 0.1
-    assert 0 < passed < tries / 2
+    assert 0 < passed <= bound * tries
 
 
 def test_the_field_of_bits_gives_far_more_than_forty_bits() -> None:
