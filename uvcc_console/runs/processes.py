@@ -234,12 +234,22 @@ def create_run(
     code = code_tree.survey(job) if isinstance(job, CommandJobSettings) and job.code else None
     for left in code.left_out if code is not None else ():
         tell(f"not uploaded: {left}")
-    if any(runs_here(part) for part in sections(profile.fleet.model_dump(mode="json"))):
+    here = any(runs_here(part) for part in sections(profile.fleet.model_dump(mode="json")))
+    if here:
         extras.require("torch", "local pods compute on this machine")
     draft = make_plan(new_run_id(name or short), short, profile, seed)
     if part is not None:
         part(draft)  # refused before there is a folder
-    step = plan_rehearsal.rehearsed(draft) if plan_rehearsal.own(draft) else None
+    step = None
+    if plan_rehearsal.own(draft):
+        try:
+            step = plan_rehearsal.rehearsed(draft)
+        except ConfigError:
+            raise
+        except UvccError as error:  # pods that are other machines may have what this one lacks
+            if here:
+                raise
+            tell(f"the run is not foretold: {error.what}")
     if step is None and plan_rehearsal.applies(draft):
         step = plan_rehearsal.kept(draft)
     took = plan_rehearsal.promise(draft, step).seconds if step is not None else 0.0

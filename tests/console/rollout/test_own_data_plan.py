@@ -521,6 +521,23 @@ def test_a_plan_says_what_memory_the_workers_hold_and_where_there_is_less(
     assert "memory  " not in many, "too many workers to be rehearsed: nothing is known of theirs"
 
 
+def test_where_this_machine_cannot_rehearse_a_run_of_other_machines_goes_on_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = UvccError("the workers of a step would hold some 22 GiB here, and this machine has 8 free")
+
+    def rehearse(args: Sequence[str], command: str) -> str:
+        raise short
+
+    monkeypatch.setattr(plan_rehearsal, "owners_program", rehearse)
+    told: list[str] = []
+    run = common.load_snapshot(create_run("prime-smoke-r2", [LAYERS], tell=told.append))
+    assert run.foretold is None
+    assert f"the run is not foretold: {short.what}" in told
+    with pytest.raises(UvccError, match="would hold some 22 GiB here"):
+        create_run("demo", [LAYERS])
+
+
 def test_a_plan_says_where_pods_ask_for_less_memory_than_their_workers_hold(tmp_path: Path) -> None:
     profile = {
         "job": {"kind": "private", "model": "mlp-digits", "steps": 2},
