@@ -21,7 +21,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import torch
@@ -31,7 +30,7 @@ from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolErro
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import sorted_json
 from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
-from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes
+from uvcc_engine.mpc.foundation.claim_ledger import ProductNotes, ProvedStep
 from uvcc_engine.mpc.foundation.opening import digest_of, open_ring_protocol
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
@@ -56,24 +55,7 @@ from uvcc_engine.transcript.formats import kinds
 T = TypeVar("T")
 _HALF: Final = SEED_WORDS // 2
 _CLAIMS, _COINS = b"UVCC_CLAIMS_V1", b"UVCC_COINS_V1"
-
-
-@dataclass(frozen=True, slots=True)
-class ProvedStep:
-    """What a proof covered: claims (products with their truncations, and equations), and the entries of the three
-    provers' vectors, of numbers and of bits.
-
-    ``digest``: of the claims, as far as they are public: forms, shapes, factors, dealers, shifts; provers and terms of
-    equations. ``coins``: of the
-    verifiers' coins, without those that no prover is told. ``drawn``: where steps are audited, what each prover's coins
-    drew (``audit_draws``). All are the same at all three parties.
-    """
-
-    claims: int
-    entries: tuple[int, ...]
-    digest: bytes
-    coins: bytes
-    drawn: tuple[int, ...] = ()
+_OF_INSTALMENTS = b"UVCC_INSTALMENTS_V1"
 
 
 NOTHING_PROVED: Final = ProvedStep(0, (0, 0, 0), hashlib.sha256(_CLAIMS).digest(), hashlib.sha256(_COINS).digest())
@@ -168,7 +150,8 @@ def find_protocol(
     rt: Runtime, ring: GaloisRing | None = None, *, bit_degree: int = BIT_DEGREE
 ) -> MpcProtocol[tuple[ProvedStep, StepFinding | None]]:
     """Prove what the ledger holds, and empty it: what this party finds, which nobody was told yet. None if there was
-    nothing to prove. Raises ConfigError if the verdicts of the step before were not heard.
+    nothing left to prove. What was proved covers the step's instalments, too. Raises ConfigError if the verdicts of the
+    step before were not heard.
 
     2 rounds for the coins and the last fold, 2 for every other fold: 6 as a rule. Where one step in so many is audited
     (``audit_draws``), the provers that were not drawn leave out their proofs, and one round more says who was: 2 where
@@ -180,9 +163,10 @@ def find_protocol(
         raise ConfigError(
             "a step would be proved before the verdicts of the one before it were heard", "report this: it is a defect"
         )
+    instalments = ledger.take_instalments()
     notes, claims = ledger.take()
     if not notes and not claims:
-        return NOTHING_PROVED, None
+        return in_all(instalments), None
     ledger.hold_openings()
     at = Arithmetic(GaloisRing(ring.degree if ring is not None else DEGREE, rt.kernels), rt.kernels)
     field = BinaryField(bit_degree, rt.kernels)
@@ -227,7 +211,19 @@ def find_protocol(
 
     entries = tuple(s.entries + 64 * n for s, n in zip(sizes, words, strict=True))
     proved = ProvedStep(len(notes) + len(claims), entries, _claims_digest(notes, claims), coins.digest(), drew)
-    return proved, StepFinding(rt.epoch, verdicts, all(agree.values()), dispute)
+    return in_all([*instalments, proved]), StepFinding(rt.epoch, verdicts, all(agree.values()), dispute)
+
+
+def in_all(parts: Sequence[ProvedStep]) -> ProvedStep:
+    """What a step's instalments and the proof at its end covered together. Only what is not audited has instalments."""
+    if len(parts) < 2:
+        return parts[0] if parts else NOTHING_PROVED
+    entries = tuple(map(sum, zip(*(one.entries for one in parts), strict=True)))
+    digest, coins = (hashlib.sha256(_OF_INSTALMENTS) for _ in range(2))
+    for one in parts:
+        digest.update(one.digest)
+        coins.update(one.coins)
+    return ProvedStep(sum(one.claims for one in parts), entries, digest.digest(), coins.digest())
 
 
 def _of_audited(folds: list[list[Fold]], audits: tuple[int, ...]) -> list[list[Fold]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import PeerLostError, ProofFailedError, ProtocolError
 from uvcc_engine.contract.parsing.untrusted import json_of
+from uvcc_engine.mpc.foundation.claim_ledger import ProvedStep
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import par
@@ -27,7 +28,7 @@ from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.parallel.group import Communicator
 from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.proofs.settling import OwedVerdict, StepFinding
-from uvcc_engine.proofs.step_proof import ProvedStep, find_on_host, settle_on_host
+from uvcc_engine.proofs.step_proof import find_on_host, settle_on_host
 from uvcc_engine.sharding.microbatches import StreamRuntimes
 
 WORD_BYTES: Final = 1536
@@ -69,14 +70,19 @@ def prove_silently_together(runtimes: StreamRuntimes, groups: PartyGroups) -> tu
 
 def _found(runtimes: StreamRuntimes, groups: PartyGroups) -> tuple[tuple[ProvedStep, StepFinding | None], bool]:
     """What this worker finds of its place's proofs, and whether every worker of the party finds that all held."""
-    main = runtimes.main
-    known(main.ledger).hear()
+    main, ledger = runtimes.main, known(runtimes.main.ledger)
+    ledger.hear()
     runtimes.collect_claims()
+
+    def here() -> tuple[ProvedStep, StepFinding | None]:
+        if ledger.failed is not None:
+            raise ledger.failed
+        return find_on_host(main)
 
     def held(found: tuple[ProvedStep, StepFinding | None]) -> bool:
         return found[1] is None or found[1].held(main)
 
-    return judged_together(groups, lambda: find_on_host(main), held)
+    return judged_together(groups, here, held)
 
 
 def agree(groups: PartyGroups, work: Callable[[], T]) -> T:

@@ -9,6 +9,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.parallel.pipeline import BACKWARD
+from uvcc_engine.proofs.instalments import in_instalments, share_of_bound
 
 IN_FLIGHT: Final = 8
 IN_FLIGHT_VARIABLE: Final = "UVCC_MICROBATCHES_IN_FLIGHT"
@@ -35,8 +36,9 @@ def stream_of(direction: str, microbatch: int) -> int:
 class StreamRuntimes:
     """A runtime for every stream of an epoch: the main one, and one per microbatch and direction."""
 
-    def __init__(self, make: MainRuntime, main: Runtime) -> None:
+    def __init__(self, make: MainRuntime, main: Runtime, microbatches: int = 1, *, instalments: bool = False) -> None:
         self.main = main
+        self._streams, self._in_instalments = 2 * microbatches + 1, instalments
         self._make = make
         self._others: dict[int, Runtime] = {}
 
@@ -47,6 +49,8 @@ class StreamRuntimes:
             made = self._others[stream] = self._make(stream)
             if self.main.ledger is not None:
                 made.ledger = ClaimLedger(everything=self.main.ledger.everything, sisters=True)
+                if self._in_instalments:
+                    in_instalments(made, self.main.ledger, share_of_bound(self._streams))
         found = self._others[stream]
         if found.epoch != self.main.epoch:
             found.begin_epoch(self.main.epoch)

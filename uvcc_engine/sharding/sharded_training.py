@@ -32,7 +32,7 @@ from uvcc_engine.model.learning.measured import Measured
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.model.parts import Following, leaves
-from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.claim_ledger import ProvedStep
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
@@ -41,7 +41,8 @@ from uvcc_engine.parallel.groups import PartyGroups
 from uvcc_engine.parallel.pipeline import BACKWARD, FORWARD, UPDATE, Gantt, Pipe, PipelineReceiver, Record
 from uvcc_engine.parallel.schedule import one_f_one_b
 from uvcc_engine.plane.api import Wakeable, WatchedPlane
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep
+from uvcc_engine.proofs.instalments import proves
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sharding import fleet_answers
@@ -83,11 +84,12 @@ class ParallelTrainer:
         check_provable(job, model)
         check_slices(job, model, size.replicas, size.microbatches)
         if job.proves:
-            main.ledger = ClaimLedger.of(job.proving, sisters=not groups.alone)
+            alike, streams = groups.tp.size == 1, 2 * size.microbatches + 1
+            proves(main, job.proving, sisters=not groups.alone, alike=alike, streams=streams)
         self.proved_metrics = NOTHING_PROVED
         self._job, self._model, self._groups, self._on_event = job, model, groups, on_event
         self._whole_job = replace(job, batch=job.batch * size.replicas)
-        self._runtimes = StreamRuntimes(runtime, main)
+        self._runtimes = StreamRuntimes(runtime, main, size.microbatches, instalments=groups.tp.size == 1)
         tensors = {
             name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(main.device)
             for name, (first, second) in inputs.tensors.items()

@@ -20,10 +20,10 @@ from uvcc_engine.model.learning.training import StepResult
 from uvcc_engine.model.secret_layer import Layer
 from uvcc_engine.mpc.comparisons.maximum import argmax_one_hot_protocol
 from uvcc_engine.mpc.comparisons.selection import drelu_arithmetic_protocol
-from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import public, scale_int
+from uvcc_engine.proofs.instalments import proves
 from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_silently
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
@@ -52,7 +52,7 @@ class Predictor:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
         if job.proves:
-            rt.ledger = ClaimLedger.of(job.proving)
+            proves(rt, job.proving)
         self.proved_metrics = NOTHING_PROVED
         tensors = {
             name: Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)

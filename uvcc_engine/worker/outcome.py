@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from uvcc_engine.contract.errors import ProtocolError
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.peer_protocol.peer_messages import FinalState
-from uvcc_engine.proofs.step_proof import ProvedStep
+from uvcc_engine.mpc.foundation.claim_ledger import ProvedStep
 from uvcc_engine.sharding.learner import Learner
 from uvcc_engine.transcript.signed.statements import Verdict
 from uvcc_engine.transcript.signing.identity import Identity

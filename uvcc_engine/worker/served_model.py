@@ -18,10 +18,10 @@ from uvcc_engine.model import layers as nn
 from uvcc_engine.model.definition.specs import ModelSpec
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.training import StepResult
-from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.mpc.foundation.share import Share, cat
 from uvcc_engine.mpc.products.arithmetic import add_public, public
+from uvcc_engine.proofs.instalments import proves
 from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_silently
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
@@ -38,7 +38,7 @@ class ServedModel:
         """Raises ConfigError if the weights among the inputs do not fit the model."""
         self._rt, self._job, self._model = rt, job, model
         if job.proves:
-            rt.ledger = ClaimLedger.of(job.proving, committed=False)
+            proves(rt, job.proving, committed=False)
         self.proved_metrics = NOTHING_PROVED
         weights = [
             Share(torch.from_numpy(first), torch.from_numpy(second), inputs.frac_bits).to(rt.device)

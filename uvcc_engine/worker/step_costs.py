@@ -4,9 +4,9 @@ plan, which foretold both."""
 from __future__ import annotations
 
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.mpc.foundation.claim_ledger import ProvedStep
 from uvcc_engine.mpc.foundation.runtime import Runtime
 from uvcc_engine.proofs.audit_draws import audited
-from uvcc_engine.proofs.step_proof import ProvedStep
 
 
 def audits_of(job: PrivateJob, proved: ProvedStep | None) -> int:

@@ -1,5 +1,5 @@
 """``fleet_forker`` whose workers lie where the environment of their specification says so: ``LIE=p1r1s0t0:name``, a
-function of ``private_liars``."""
+function of ``private_liars``; or prove in instalments, where it says ``BOUND=words``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import replica_kit
 from uvcc_engine.bench.launch import fleet_forker
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
+from uvcc_engine.proofs import instalments
 
 _honest = fleet_forker.child
 
@@ -23,6 +24,8 @@ def child(request: dict[str, Any]) -> None:
     if where == spec.coord:
         sys.path.append(str(Path(__file__).parents[1] / "private"))
         getattr(importlib.import_module("private_liars"), name)(spec)
+    if bound := spec.env.get("BOUND"):
+        instalments.BOUND, instalments.LEAST = int(bound), 1  # type: ignore[misc]
     _honest(request)
 
 

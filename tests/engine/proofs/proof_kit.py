@@ -19,7 +19,7 @@ from uvcc_engine.model.learning import answer_metrics, clipping, objectives, opt
 from uvcc_engine.model.model_spec import ModelSpec
 from uvcc_engine.model.shapes import Image
 from uvcc_engine.mpc.comparisons import gated, maximum, proved_bits, selection
-from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger, ProvedStep
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, ProtocolProgress, ProtocolTask, Runtime
@@ -30,7 +30,8 @@ from uvcc_engine.mpc.products.summed import summed_products_protocol
 from uvcc_engine.plane.api import Tag
 from uvcc_engine.proofs.folding import BIT_DEGREE
 from uvcc_engine.proofs.galois_ring import GaloisRing
-from uvcc_engine.proofs.step_proof import ProvedStep, prove_and_open_protocol, prove_protocol
+from uvcc_engine.proofs.instalments import in_instalments
+from uvcc_engine.proofs.step_proof import prove_and_open_protocol, prove_protocol
 from uvcc_engine.transcript.formats import kinds
 
 T = TypeVar("T")
@@ -220,6 +221,11 @@ class LyingRuntime(Runtime):
     sends: int
     lie: Callable[[int, Tensor], None] | None
 
+    def beside(self, stream: int) -> Runtime:
+        found = super().beside(stream)
+        found.sends, found.lie = 0, None  # type: ignore[attr-defined]
+        return found
+
     def _resume(self, task: ProtocolTask, answer: list[Tensor] | None) -> list[ProtocolTask]:
         steps = task.steps
         task.steps = _Altering(self, steps)  # type: ignore[assignment]
@@ -370,12 +376,14 @@ def run_proved(
     lie_again: Callable[[Message, bytes], bytes] | None = None,
     beside: bool = True,
     lie_in_opening: Callable[[Message, bytes], bytes] | None = None,
+    bound: int = 0,
 ) -> Ending:
     """Share ``inputs``, run a protocol, prove it (``everything`` of it, or products), and open the result.
 
     ``beside``: opened in the round of the verdicts, as by a party of one worker; or after it, as by one of several.
     ``lie`` may change any message on its way; ``stands_by`` what party ``liar`` sends, and goes on with;
     ``lie_in_opening`` any message of the round of the opening, ``lie_again`` of the second round, on its way.
+    ``bound``: from how many words on claims are proved in the middle of the step; 0 never.
     """
     second: list[Message] = []
     opening: list[Message] = []
@@ -400,6 +408,8 @@ def run_proved(
         rt.ledger = ClaimLedger(everything=everything, audit_one_in=audit_one_in)
         rt.__class__ = LyingRuntime
         rt.sends, rt.lie = 0, stands_by if rt.party == liar else None  # type: ignore[attr-defined]
+        if bound:
+            in_instalments(rt, rt.ledger, bound)
     source = random.Random(seed).randbytes
     parts = [split(x, 16, source) for x in inputs]
 

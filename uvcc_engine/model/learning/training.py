@@ -27,13 +27,14 @@ from uvcc_engine.model.learning.optimizers import Adam, Optimizer, Sgd
 from uvcc_engine.model.learning.standardising import Standardiser, named
 from uvcc_engine.model.learning.state_digests import Half, component, component_digest, loaded, rings, stored
 from uvcc_engine.model.learning.validating import validations_protocol
-from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
+from uvcc_engine.mpc.foundation.claim_ledger import ProvedStep
 from uvcc_engine.mpc.foundation.opening import open_ring_protocol
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products.arithmetic import mul_protocol, public, sub
+from uvcc_engine.proofs.instalments import proves
 from uvcc_engine.proofs.settling import OwedVerdict
-from uvcc_engine.proofs.step_proof import NOTHING_PROVED, ProvedStep, prove_and_open, prove_silently
+from uvcc_engine.proofs.step_proof import NOTHING_PROVED, prove_and_open, prove_silently
 from uvcc_engine.sealing.components import Ring
 from uvcc_engine.sealing.inputs import PartyInputs
 
@@ -71,7 +72,7 @@ class PrivateTrainer:
         Raises ConfigError if shapes do not fit.
         """
         if job.proves:
-            rt.ledger = ClaimLedger.of(job.proving)
+            proves(rt, job.proving)
         self.proved_metrics = NOTHING_PROVED
         self._rt = rt
         self._job = job

@@ -45,6 +45,11 @@ class BilinearClaim:
             found *= side
         return found
 
+    @property
+    def words(self) -> int:
+        """About how many words a party keeps for it, by the average of the three: public."""
+        return self.count * (4 * self.terms + 2) // 3
+
     def known_before(self) -> Sequence[Tensor]:
         """The ``u_k``. Raises ProtocolError where the running party should know them and does not."""
         return self._there(self.before)

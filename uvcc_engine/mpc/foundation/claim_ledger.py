@@ -17,7 +17,7 @@ from typing import Final
 
 from torch import Tensor
 
-from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.errors import ConfigError, ProofFailedError
 from uvcc_engine.contract.job.proof_mode import Proving
 from uvcc_engine.mpc.foundation.bilinear_claims import BilinearClaim
 from uvcc_engine.mpc.foundation.share import Share
@@ -62,7 +62,8 @@ class ProductNotes:
     ``own`` and ``following``: its draws of the components ``party`` and ``party + 1`` for the zero share. ``dealer``:
     of the truncation that follows, None where the summands are reshared. ``cut``: of ``PATCHES``, the public linear map
     whose transpose adds patches up: ``[n, image]`` to ``[n positions, patch]``. ``whole``: one object for all slices of
-    the rows of a matrix product, which have one right factor.
+    the rows of a matrix product, which have one right factor. ``settled``: whether all messages of it were sent and
+    received, at every party.
     """
 
     form: str
@@ -77,11 +78,36 @@ class ProductNotes:
     truncation: TruncationNotes | None = None
     cut: Callable[[Tensor], Tensor] | None = None
     whole: object | None = None
+    settled: bool = False
 
     @property
     def count(self) -> int:
         """How many entries the product has."""
         return self.z.numel()
+
+    @property
+    def words(self) -> int:
+        """About how many words a party keeps for it: public."""
+        kept = _KEPT if self.truncation is None else _KEPT_TRUNCATED
+        return kept * self.count + 2 * (self.x.n + (0 if self.y is None else self.y.n))
+
+
+@dataclass(frozen=True, slots=True)
+class ProvedStep:
+    """What a proof covered: claims (products with their truncations, and equations), and the entries of the three
+    provers' vectors, of numbers and of bits.
+
+    ``digest``: of the claims, as far as they are public: forms, shapes, factors, dealers, shifts; provers and terms of
+    equations. ``coins``: of the
+    verifiers' coins, without those that no prover is told. ``drawn``: where steps are audited, what each prover's coins
+    drew (``audit_draws``). All are the same at all three parties.
+    """
+
+    claims: int
+    entries: tuple[int, ...]
+    digest: bytes
+    coins: bytes
+    drawn: tuple[int, ...] = ()
 
 
 class _Homeward:
@@ -133,6 +159,9 @@ NEEDS_NO_CLAIM: Final = (*_OF_THE_PROOF, kinds.OPEN)  # of an opening that is wi
 _ENTRIES_A_CLAIM: Final = 2  # of messages, at most: 4/3 is what the dealer of a truncation sends for each of its output
 
 
+_KEPT, _KEPT_TRUNCATED = 4, 11
+
+
 class ClaimLedger:
     """The claims of one party and stream that are not proved yet."""
 
@@ -156,6 +185,12 @@ class ClaimLedger:
         """Has them heard: what :meth:`hear` calls."""
         self.filed = 0
         """Entries of all that was filed so far, proved or not."""
+        self.settled_words = 0
+        """About how many words a party keeps for claims whose messages have all arrived: the same at all parties."""
+        self.instalments: list[ProvedStep] = []
+        """What was proved of the step before its end (``proofs.instalments``)."""
+        self.failed: ProofFailedError | None = None
+        """What an instalment found, where it is raised at the step's end."""
         self._waits = sisters
         self._products: list[ProductNotes] = []
         self._claims: list[BilinearClaim] = []
@@ -187,11 +222,17 @@ class ClaimLedger:
         self.filed += notes.count
         return notes
 
+    def settle(self, notes: ProductNotes) -> None:
+        """All messages of a product have been sent and received: every party says so in the same round."""
+        notes.settled = True
+        self.settled_words += notes.words
+
     def claim(self, *claims: BilinearClaim) -> None:
         """Keep equations that will be proved."""
         self._waits |= self.sisters
         self._claims += claims
         self.filed += sum(one.count for one in claims)
+        self.settled_words += sum(one.words for one in claims)
 
     @property
     def copies_agree(self) -> bool:
@@ -214,7 +255,15 @@ class ClaimLedger:
     def take(self) -> tuple[list[ProductNotes], list[BilinearClaim]]:
         """All products and equations since the last call, each in the order in which they were filed."""
         found = self._products, self._claims
-        self._products, self._claims = [], []
+        self._products, self._claims, self.settled_words = [], [], 0
+        return found
+
+    def take_settled(self) -> ClaimLedger:
+        """A ledger of all claims whose messages have all arrived; this one keeps the others."""
+        found = ClaimLedger(everything=self.everything, sisters=self.sisters, committed=self._committed)
+        products, claims = self.take()
+        found._products, found._claims = [one for one in products if one.settled], claims
+        self._products = [one for one in products if not one.settled]
         return found
 
     def take_in(self, other: ClaimLedger) -> None:
@@ -222,7 +271,13 @@ class ClaimLedger:
         products, claims = other.take()
         self._products += products
         self._claims += claims
+        self.instalments += other.take_instalments()
         self._waits |= self.sisters
+
+    def take_instalments(self) -> list[ProvedStep]:
+        """What was proved of the step before its end, once."""
+        found, self.instalments = self.instalments, []
+        return found
 
     def hear(self) -> None:
         """Have the verdicts of the step before heard, where they were not: before the first message of this one is

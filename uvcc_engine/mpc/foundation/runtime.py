@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import copy
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -94,6 +95,7 @@ class Runtime:
         self.few_rounds = few_rounds
         self.range_watch: RangeWatch | None = None  # only where one process holds all three parties
         self.ledger: ClaimLedger | None = None  # where products, or all messages, are to be proved
+        self.instalment: Callable[[], ProtocolProgress[Any] | None] | None = None  # a part of the step's proof, if due
         self.rounds = 0
         self.bytes_sent = 0
         self.dealt_bytes = 0  # of them: a dealer's, which depend on no data
@@ -134,6 +136,21 @@ class Runtime:
         self.stream, self._last_words = stream, True
         self._sent = {self.next: 0, self.prev: 0}
         self._received = {self.next: 0, self.prev: 0}
+
+    def beside(self, stream: int) -> Runtime:
+        """A runtime of the same session in a stream of its own, which computes in the host's memory and counts what it
+        costs by itself. It has no ledger, and is in no epoch yet. One for each stream: two would draw alike."""
+        found = copy.copy(self)
+        found.streams = {c: one.twin() for c, one in self.streams.items()}  # each gives its places in order
+        found.device, found.forecast = torch.device("cpu"), None
+        found.kernels, found.staging = kernels_for(found.device), staging_for(found.device)
+        found._outbox = {peer: RoundOutbox(found.staging) for peer in self._outbox}
+        found._sent, found._received = dict.fromkeys(self._sent, 0), dict.fromkeys(self._received, 0)
+        found.stream = found._program = stream
+        found._epoch, found._op, found._last_words = -1, 0, False
+        found.ledger = found.instalment = found.range_watch = None
+        found.rounds = found.bytes_sent = found.dealt_bytes = found.messages = 0
+        return found
 
     def draws(self) -> Draws:
         """Random streams of the next operation. Every party must call this at the same place of the program."""
@@ -271,7 +288,8 @@ class Runtime:
 
 
 class ProtocolProgress(Generic[T]):
-    """A protocol between two of its rounds."""
+    """A protocol between two of its rounds. Where an instalment of the proof is due between them it goes first, in
+    rounds of its own: what this one has sent waits at the peers, who are at the same place."""
 
     def __init__(self, rt: Runtime, steps: MpcProtocol[T]) -> None:
         """See :meth:`Runtime.start`."""
@@ -286,6 +304,7 @@ class ProtocolProgress(Generic[T]):
         self._wants: list[tuple[int, Tag]] | None = None
         rt._flush()
         self._inboxes = {peer: RoundInbox(rt.staging) for peer in (rt.next, rt.prev)}
+        self._instalment: ProtocolProgress[Any] | None = None
         if not waiting:
             return
         rt.rounds += 1
@@ -295,6 +314,8 @@ class ProtocolProgress(Generic[T]):
                 self._inboxes[want[0]].expect(want)
         for inbox in self._inboxes.values():
             inbox.seal()
+        if rt.instalment is not None:
+            self._instalment = rt.instalment()
 
     @property
     def done(self) -> bool:
@@ -304,6 +325,8 @@ class ProtocolProgress(Generic[T]):
     @property
     def patient(self) -> bool:
         """Whether what it waits for need not come."""
+        if self._instalment is not None:
+            return self._instalment.patient
         return any(task.request is not None and task.request.patient for task in self._waiting)
 
     @property
@@ -314,6 +337,8 @@ class ProtocolProgress(Generic[T]):
 
     def wants(self) -> list[tuple[int, Tag]]:
         """The messages of the round that it is in: from whom, and which."""
+        if self._instalment is not None:
+            return self._instalment.wants()
         if self._wants is None:
             rt = self._rt
             self._wants = [
@@ -325,6 +350,11 @@ class ProtocolProgress(Generic[T]):
 
     def advance(self) -> None:
         """Take this round's messages, waiting for those that are not there, and go on to the next round."""
+        if self._instalment is not None:
+            self._instalment.advance()
+            if self._instalment.done:
+                self._instalment = None
+            return
         with torch.inference_mode():
             following: list[ProtocolTask] = []
             for task in self._waiting:

@@ -17,7 +17,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.foundation.chunking import CHUNK, chunk_slices, dealt_slices, in_chunks_protocol
 from uvcc_engine.mpc.foundation.claim_ledger import ELEMENTWISE, LINEAR, MATMUL, PATCHES, SUMMED, ProductNotes
-from uvcc_engine.mpc.foundation.roles import Roles, meets_both, roles
+from uvcc_engine.mpc.foundation.roles import Roles, known, meets_both, roles
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share, encode
 from uvcc_engine.mpc.kernels.base import RightFactor
@@ -313,6 +313,7 @@ def _proved_protocol(
     else:
         found = yield from reshare_protocol(rt, notes.z, f, proved=True)
         notes.received[rt.next] = found.second
+    known(rt.ledger).settle(notes)
     if out is None:
         return found
     out.first.copy_(found.first)
