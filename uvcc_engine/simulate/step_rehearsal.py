@@ -41,8 +41,9 @@ _WORKERS: Final = ("workers", "replicas", "stages", "tensor", "microbatches")
 """Of a party, as ``fit_model`` takes them; ``workers``: all of them, times the microbatches."""
 _NEVER: Final = 1 << 64
 """One audit in so many: of the numbers that coins draw, 0 alone asks for it."""
-_APART: Final = 2.0
-"""Times as much memory as threads of one process that workers take that are processes, with links of their own."""
+_APART, _PROCESS_MIB = 1.4, 350
+"""Times as much memory as threads of one process that workers take that are processes, with links of their own; and
+what each has before it computes."""
 TIGHT_BITS: Final = 4.0
 """Headroom below which a layer's numbers come near the end of the ring."""
 
@@ -272,10 +273,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def refuse_too_large(held_mib: float) -> None:
-    """Raises UvccError where this machine has not the memory for workers as processes that ``held_mib`` as threads of
-    one: it would be of no use to anybody for many minutes, and end one of them."""
-    need, free = _APART * held_mib / 1024, host.memory_mib()["available_mib"] / 1024
+def refuse_too_large(held_mib: float, workers: int) -> None:
+    """Raises UvccError where this machine has not the memory for so many workers as processes that ``held_mib`` as
+    threads of one: it would be of no use to anybody for many minutes, and end one of them."""
+    host.give_back()
+    need, free = (_APART * held_mib + _PROCESS_MIB * workers) / 1024, host.memory_mib()["available_mib"] / 1024
     if need > free > 0:
         raise UvccError(
             f"the workers of a step would hold some {need:.0f} GiB here, and this machine has {free:.0f} free",
@@ -291,7 +293,7 @@ def told(
     timed, before = part or ALONE, host.peak_mib()
     with waiting_workers(job, link, timed, known) as workers:
         found = rehearse(job, steps, known // timed.replicas)
-        refuse_too_large((host.peak_mib() - before) * timed.replicas)
+        refuse_too_large((host.peak_mib() - before) * timed.replicas, PARTIES * timed.workers_per_party)
         count = step_processes.steps_for(found.seconds * timed.replicas)
         took = workers.measure(count)
     step = found.to_json() | {"processes": took.times.to_json(), "busiest": busiest(took.workers)}

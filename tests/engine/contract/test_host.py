@@ -125,3 +125,14 @@ def test_room_for_records_is_real_without_posix_fallocate(tmp_path: Path, monkey
     found = path.read_bytes()
     assert (found[:4], len(found), found.count(0)) == (b"kept", 1 << 20, (1 << 20) - 4)
     assert path.stat().st_blocks * 512 >= 1 << 20
+
+
+def test_freed_memory_below_something_that_is_kept_is_given_back_when_asked() -> None:
+    """A C library keeps it otherwise, and a machine that has it seems to have it no more."""
+    script = (
+        "from uvcc_engine.contract.machine import host\n"
+        "held = [bytearray(65_536) for _ in range(3_000)]\nkept = bytearray(65_536)\n"
+        "del held\nbefore = host.resident_mib()\nhost.give_back()\nprint(before - host.resident_mib())"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(told.stdout) > 150
