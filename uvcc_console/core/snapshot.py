@@ -93,9 +93,10 @@ class PodView:
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker. ``beat`` is its last heartbeat record, ``beat_ts`` when the console received it, ``step_ts`` when the
-    step last changed, ``error`` and ``hint`` what its exit record said of its end, ``exited`` when that was heard;
-    ``earlier``: its process of the attempt before, of whose end an agent may tell once more."""
+    """One worker. ``beat`` is its last heartbeat record, ``begun`` the first one of its step and phase, or behind a
+    hold; ``beat_ts`` when the console received the last, ``step_ts`` when the step last changed, ``error`` and ``hint``
+    what its exit record said of its end, ``exited`` when that was heard; ``earlier``: its process of the attempt
+    before, of whose end an agent may tell once more."""
 
     coord: str
     pod: str = ""
@@ -104,6 +105,7 @@ class WorkerView:
     beat_ts: float = 0.0
     step_ts: float = 0.0
     beat: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    begun: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     root_epoch: int = -1
     root: str = ""
     state: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -140,7 +141,11 @@ class LocalProvider:
 
 def _recorded() -> Iterator[Pod]:
     """This user's pods, by their records."""
-    for record in sorted(temp_root().glob("uvcc-*/p*r*.pod")):
+    records: list[Path] = []
+    for base in temp_root().glob("uvcc-*"):  # where others make and remove folders of their own meanwhile
+        with contextlib.suppress(OSError):
+            records += base.glob("p*r*.pod")
+    for record in sorted(records):
         try:
             mine = record.stat().st_uid == os.getuid()
             pod = Pod(**json_of(record.read_text())) if mine else None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -255,3 +257,24 @@ async def test_a_run_folder_that_goes_as_a_pod_comes_is_made_again(provider, run
     monkeypatch.setattr(local_provider, "claim_folder", raced)
     await up(provider)
     assert once == []
+
+
+async def test_a_folder_that_somebody_removes_meanwhile_hides_no_pod(
+    provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's temporary folder is everybody's: an auditor's package comes and goes there beside a sweep."""
+    monkeypatch.setattr(local_provider, "temp_root", lambda: tmp_path)
+    gone, base = tmp_path / "uvcc-package-x", tmp_path / "uvcc-0"
+    gone.mkdir()
+    base.mkdir()
+    pod = Pod("uvcc-other-p0r0", 0, 0, "local", str(base / "p0r0"))
+    (base / "p0r0.pod").write_text(json.dumps(asdict(pod)))
+    scandir = os.scandir
+
+    def vanishing(path: Any) -> Any:
+        if gone.exists() and Path(path) != tmp_path:
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert [pod.name for pod in await provider.list("uvcc-other-")] == ["uvcc-other-p0r0"]

@@ -12,7 +12,7 @@ from uvcc_engine.contract.parsing.untrusted import as_float, as_int, as_timestam
 
 AT = "at"
 """The series of the console's time at each step: what turns an axis of steps into one of time."""
-_AFTER_HOLD: Final = "released"
+AFTER_HOLD: Final = "released"
 """What a worker's first heartbeat behind a hold says; that of the hold itself may have been passed over."""
 _NONE: Final = Series()
 BEAT_SERIES = ("mem_mib", "gpu_mem_alloc_mib", "gate_entropy_mean", "gate_collapse_frac", "dt_fetch_s", "bytes")
@@ -32,16 +32,18 @@ def measured(old: WorkerView, r: Mapping[str, Any], step: int) -> dict[str, floa
 
 
 def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
-    """Seconds a step by the pod's own clock, between two heartbeats of training, no hold among them."""
-    now, before = as_timestamp(r.get("ts")), as_timestamp(old.beat.get("ts"))
-    if step <= old.step or r.get("phase") != old.beat.get("phase") or now is None or r.get("msg") == _AFTER_HOLD:
+    """Seconds a step by the pod's own clock, between the first heartbeats of two steps of training, no hold among them.
+    A step that is longer than a worker waits between heartbeats has several."""
+    now, before = as_timestamp(r.get("ts")), as_timestamp(old.begun.get("ts"))
+    if step <= old.step or r.get("phase") != old.begun.get("phase") or now is None or r.get("msg") == AFTER_HOLD:
         return None
     return (now - before) / (step - old.step) if before is not None and now > before else None
 
 
 def _moved(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
-    """Bytes a step between two heartbeats that count them; a worker that was started again counts from nothing."""
-    now, before = as_int(r.get("sent_bytes")), as_int(old.beat.get("sent_bytes"))
+    """Bytes a step between the first heartbeats of two steps, if they count them; a worker that was started again counts
+    from nothing."""
+    now, before = as_int(r.get("sent_bytes")), as_int(old.begun.get("sent_bytes"))
     if step <= old.step or now is None or before is None or now < before:
         return None
     return (now - before) / (step - old.step)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.folding import bad_records
-from uvcc_console.core.folding.measures import AT, extended, measured
+from uvcc_console.core.folding.measures import AFTER_HOLD, AT, extended, measured
 from uvcc_console.core.folding.pairs import counted
 from uvcc_console.core.folding.reducing import LOG_KEEP, changed, logged, put
 from uvcc_console.core.folding.vitals import with_vitals
@@ -35,14 +35,16 @@ def beaten(old: WorkerView, e: ev.HeartbeatRead) -> WorkerView:
     """The worker after a heartbeat. Raises BadRecordError where its step is none."""
     r = e.record
     step, phase = bad_records.step_of(r), r.get("phase", "")
+    beat, same = MappingProxyType(r.copy()), step == old.step and r.get("phase") == old.phase
     return changed(
         old,
         pod=e.pod,
         phase=str(phase),
         step=step,
         beat_ts=e.ts,
-        step_ts=e.ts if step != old.step or r.get("phase") != old.phase else old.step_ts,
-        beat=MappingProxyType(r.copy()),
+        step_ts=old.step_ts if same else e.ts,
+        beat=beat,
+        begun=old.begun if same and r.get("msg") != AFTER_HOLD else beat,
     )
 
 
