@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -15,7 +16,9 @@ from ui_journals import RUN, Story
 from uvcc_console.cli.machine import profiles
 from uvcc_console.cli.main import main
 from uvcc_console.cli.view import status, status_line
+from uvcc_console.core import events as ev
 from uvcc_console.core import paths
+from uvcc_console.core.answers.shown import clock
 from uvcc_console.core.folding.state import fold
 from uvcc_console.plan.profile import available, load
 
@@ -62,6 +65,26 @@ def test_ages_by_a_clock_that_is_behind_are_not_told(tmp_path: Path) -> None:
     text = status.text(fold(story.events), tmp_path, story.now - 1)
     assert "CLOCK" not in text
     assert "heartbeat 0 s" in text
+
+
+def test_agreement_and_the_other_domains_are_told_as_far_as_they_are_known(tmp_path: Path) -> None:
+    """A domain has its own party's roots alone, and of the others what was heard last; a command has none."""
+    story = Story().finished()
+    heard = ev.DomainReported(ts=story.now, party=1, stage="full", status="running", step=60, steps=60)
+    ok = ev.DomainReported(ts=story.now, party=2, stage="full", status="ok")
+    done = fold([*story.events[:-1], heard, ok, story.events[-1]])
+    assert {e.level for e in done.log if "its domain says" in e.text} == {"info"}
+    (tmp_path / "artifacts/full").mkdir(parents=True)
+    (tmp_path / "artifacts/full/proof_bundle.json").write_text("full")
+    own = replace(done, apart=True, agreed_epoch=-1)
+    text = status.text(own, tmp_path, story.now)
+    assert "agreed   in every epoch, as verified\n" in text
+    assert f"P1 full running, step 60 of 60 when last heard, at {clock(heard.ts)}\n" in text
+    (tmp_path / "artifacts/full/proof_bundle.json").write_text("other")
+    assert "agreed " not in status.text(own, tmp_path, story.now)
+    open_yet = replace(own, verdicts={}, ended=0.0)
+    assert "agreed   not told yet: the others' roots come at the end\n" in status.text(open_yet, tmp_path, story.now)
+    assert "agreed " not in status.text(replace(own, job_kind="command", apart=False), tmp_path, story.now)
 
 
 def test_one_line_for_a_status_bar_is_green_only_where_it_is_so(capsys: Out, tmp_path: Path) -> None:

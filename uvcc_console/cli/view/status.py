@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.view import status_line
-from uvcc_console.core.answers.shown import Shown
+from uvcc_console.core.answers.shown import Shown, clock
 from uvcc_console.core.answers.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.core.words import halt_words
@@ -39,7 +40,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         planned = f" of {s.steps_planned}" if s.steps_planned else ""
         early = ", ended early by its validation" if s.ended_early else ""
         lines.append(f"phase    {s.phase} attempt {s.attempt}: step {max(s.step, 0)}{planned}{shown}{early}")
-        lines.append(f"agreed   epoch {s.agreed_epoch}" if s.agreed_epoch >= 0 else "agreed   not yet")
+        lines += [f"agreed   {words}" for words in _agreement(s, changed)]
     if s.fork:
         lines.append(f"FORK     {s.fork}")
     if room := "" if s.ended else full_disk(run_dir):
@@ -54,7 +55,8 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         ways = " ".join(f"{n}{'+' if up else '-'}" for n, (up, _) in p.paths.items())
         lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}".rstrip())
     for d in s.domains.values():
-        heard = "" if s.ended or ahead > CLOCK_S else f", heard {max(0.0, now - d.ts):.0f} s ago"
+        heard = "" if ahead > CLOCK_S else f", heard {max(0.0, now - d.ts):.0f} s ago"
+        heard = f" when last heard, at {clock(d.ts)}" if s.ended else heard  # it has gone on since
         lines.append(f"domain   P{d.party} {d.words()}{heard}")
     for coord in sorted(s.workers):
         w = s.workers[coord]
@@ -77,6 +79,23 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     lines.append(f"cost     {s.spent:.2f} spent, {s.hourly:.2f} an hour")
     lines += [f"alert    {a.level} {a.source}: {a.text}" for a in s.alerts[-5:]]
     return "\n".join(lines)
+
+
+def _agreement(s: Snapshot, changed: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Up to where the parties agree; nothing of a job that has no roots. A domain of its own has those of its own
+    party until all is exchanged.
+    """
+    if s.agreed_epoch >= 0:
+        return [f"epoch {s.agreed_epoch}"]
+    if not s.proves or s.followed:
+        return []
+    if s.apart:
+        if (
+            s.phase in s.verdicts
+        ):  # by the transcripts of all three; where that does not hold, the result's line says so
+            return ["in every epoch, as verified"] if result_of(s, s.phase, changed).verified else []
+        return ["the others' roots did not come" if s.ended else "not told yet: the others' roots come at the end"]
+    return ["in no epoch" if s.ended else "not yet"]
 
 
 def _result(found: Shown) -> list[str]:

@@ -329,7 +329,7 @@ def _domain(s: Snapshot, e: ev.DomainReported) -> Snapshot:
     s = changed(s, domains=put(s.domains, e.party, view))
     if old is not None and (old.stage, old.status, old.detail) == (e.stage, e.status, e.detail):
         return s
-    level = "info" if e.status in ("running", "reached") else "error"
+    level = {"failed": "error", "halt": "error", "silent": "error", "waiting": "warn"}.get(e.status, "info")
     return logged(s, e, level, f"P{e.party}", f"its domain says: {view.words()}")
 
 
