@@ -31,8 +31,11 @@ def _at(f: Fields) -> str:
 
 
 def halt_words(verified: int, total: int, step: int, others: str = "") -> str:
-    """What a halt ended with: ``3/3 verified at step 17``. ``others``: what is said of those that are not."""
-    return f"{verified}/{total} verified{others} at step {step}" if total else "before any worker began"
+    """What a halt ended with: ``3/3 verified at step 17``. ``others``: what is said of those that are not. Of no pod
+    is a step known where none ended with one.
+    """
+    at = f" at step {step}" if step >= 0 else ""
+    return f"{verified}/{total} verified{others}{at}" if total else "before any worker began"
 
 
 def _error(f: Fields) -> str:

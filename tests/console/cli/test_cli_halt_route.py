@@ -98,7 +98,7 @@ def test_a_verdict_of_another_kind_than_asked_for_ends_the_waiting(
     """It was waited for until two minutes had passed, in silence."""
     waiting = halt.WaitedHalt(PlayedRoute([done]), asked, PODS)
     assert waiting.run(60.0) == done
-    assert halt.report(done, waiting.mode, asked, False, waiting.gone) == code
+    assert halt.report(done, waiting.mode, asked, False, waiting.gone, "r") == code
     assert word in capsys.readouterr().out
 
 
@@ -202,21 +202,24 @@ def test_a_long_wait_says_for_whom(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("verified", "gone", "said"),
+    ("verified", "gone", "step", "said", "then"),
     [
-        (2, 2, "HALT 2/2 verified at step 43, 38.8 s"),
-        (0, 2, "HALT 0/2 verified, 2 without a checkpoint at step 43, 38.8 s"),
-        (0, 1, "HALT 0/2 verified, 1 without a checkpoint, 1 UNKNOWN at step 43, 38.8 s"),
-        (0, 0, "HALT 0/2 verified, 2 UNKNOWN at step 43, 38.8 s"),
+        (2, 2, 43, "HALT 2/2 verified at step 43, 38.8 s", ""),
+        (0, 2, 43, "HALT 0/2 verified, 2 without a checkpoint at step 43, 38.8 s", "uvcc resume r goes back to"),
+        (0, 2, -1, "HALT 0/2 verified, 2 without a checkpoint, 38.8 s", "uvcc resume r goes back to"),
+        (0, 1, 43, "HALT 0/2 verified, 1 without a checkpoint, 1 UNKNOWN at step 43, 38.8 s", "uvcc halt r repeats"),
+        (0, 0, 43, "HALT 0/2 verified, 2 UNKNOWN at step 43, 38.8 s", "uvcc halt r repeats"),
     ],
 )
 def test_a_pod_that_is_proven_gone_is_not_called_unknown(
-    verified: int, gone: int, said: str, capsys: pytest.CaptureFixture[str]
+    verified: int, gone: int, step: int, said: str, then: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = ev.HaltDone(nonce="n", mode="halt", verified=verified, total=2, step=43, seconds=38.8)
+    done = ev.HaltDone(nonce="n", mode="halt", verified=verified, total=2, step=step, seconds=38.8)
     asked = ev.HaltRequested(nonce="n", mode="hold", by="cli")
-    assert halt.report(done, "halt", asked, False, gone) == (0 if verified == 2 else 1)
-    assert capsys.readouterr().out.strip() == said
+    assert halt.report(done, "halt", asked, False, gone, "r") == (0 if verified == 2 else 1)
+    told = capsys.readouterr()
+    assert told.out.strip() == said
+    assert told.err.startswith(then) if then else not told.err
 
 
 def test_who_follows_without_a_screen_is_told_of_grave_alerts_and_not_of_history() -> None:

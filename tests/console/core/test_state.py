@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from uvcc_console.core import events as ev
+from uvcc_console.core.alerts import progress
 from uvcc_console.core.folding.reducing import changed
 from uvcc_console.core.folding.reported_state import AGREEMENT_KEEP
 from uvcc_console.core.folding.state import fold, reduce
@@ -100,6 +101,26 @@ def test_the_end_of_the_attempt_before_is_not_told_again_behind_a_resume() -> No
     assert [e.text for e in s.log if "exit" in e.text] == ["worker p0r0s0t0 exit 0"]
     s = fold([process("started", 8), process("exited", 8, rc=1)], s)
     assert [e.text for e in s.log if "exit" in e.text] == ["worker p0r0s0t0 exit 0", "worker p0r0s0t0 exit 1"]
+
+
+def test_a_resume_counts_no_silence_from_the_attempt_before() -> None:
+    """The worker of a failed attempt said nothing for minutes, and right after the resume it was called silent."""
+    coord = "p0r0s0t0"
+
+    def process(state: str, pid: int, signal: str = "") -> ev.WorkerProcess:
+        return ev.WorkerProcess(ts=30.0, pod="p0r0", coord=coord, state=state, pid=pid, signal=signal)
+
+    beat = ev.HeartbeatRead(ts=20.0, pod="p0r0", coord=coord, record={"step": 7, "phase": "train"})
+    phase = ev.PhaseStarted(ts=10.0, phase="full", engine_run="r.full", steps=9, sid_job="")
+    ended = fold([CREATED, phase, process("started", 7), beat, process("exited", 7, "SIGKILL")])
+    resumed = fold([replace(phase, ts=90.0, attempt=1)], ended)
+    assert not [*progress.stalled_heartbeat(resumed, 91.0)]
+    assert (resumed.workers[coord].beat_ts, resumed.step) == (0.0, 7)
+    pod = ev.PodChanged(pod="p0r0", party=0, replica=0, provider="local", state="agent")
+    lost = fold([CREATED, pod, phase, process("started", 7), beat])
+    replaced = fold([replace(pod, state=state) for state in ("gone", "asked")], lost)
+    assert [*progress.stalled_heartbeat(lost, 91.0)]
+    assert not [*progress.stalled_heartbeat(replaced, 91.0)]
 
 
 def test_an_epoch_is_agreed_only_when_all_workers_reported_and_no_pair_differs() -> None:

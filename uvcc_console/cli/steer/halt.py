@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
         done = waiting.run(args.timeout)
         if done is None and not args.json:
             common.say(_without_verdict(run_dir, asked, ended=waiting.ended))
-        return report(done, waiting.mode, asked, args.json, waiting.gone)
+        return report(done, waiting.mode, asked, args.json, waiting.gone, "" if s.followed else run_dir.name)
     finally:
         way.close()  # only now: the verdict is told before its evidence is all written
 
@@ -342,7 +342,15 @@ def _without_verdict(run_dir: Path, asked: ev.HaltRequested, *, ended: bool) -> 
     return f"{word}: no verdict yet; the ladder goes on, see: uvcc status {run_dir.name}"
 
 
-def report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_json: bool, gone: int) -> int:
+def _next_of(run: str, *, all_stopped: bool) -> str:
+    """What is to be done after a halt that is not verified on every pod."""
+    if all_stopped:
+        return f"uvcc resume {run} goes back to the last common checkpoint; uvcc teardown {run} ends the run"
+    return f"uvcc halt {run} repeats the order to those that are unknown; uvcc teardown {run} ends the run"
+
+
+def report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_json: bool, gone: int, run: str) -> int:
+    """Tell the verdict. ``run``: the run that can go on after it, "" where this console cannot have it go on."""
     overtaken = asked.drill and done is not None and not done.drill
     word = "DRILL" if asked.drill and not overtaken else mode.upper()
     if overtaken:
@@ -359,4 +367,6 @@ def report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_json
         unknown = f", {known - done.verified} without a checkpoint" if done.verified < known else ""
         unknown += f", {done.total - known} UNKNOWN" if known < done.total else ""
         common.show(f"{word} {halt_words(done.verified, done.total, done.step, unknown)}, {done.seconds:.1f} s")
+        if run and done.verified < done.total and done.mode == "halt" and not done.drill:
+            common.say(_next_of(run, all_stopped=known >= done.total))
     return OK if done.verified == done.total and not overtaken else FAILED

@@ -135,7 +135,8 @@ def _none_started(
     """How the earlier attempt of these workers went or ended no longer counts; ``known``: on the same machines."""
 
     def anew(w: WorkerView) -> WorkerView:
-        return replace(w, state="", rc=None, signal="", pid=0, earlier=(w.pid or w.earlier) if known else 0)
+        earlier = (w.pid or w.earlier) if known else 0
+        return replace(w, state="", rc=None, signal="", pid=0, beat_ts=0.0, phase="", earlier=earlier)
 
     return MappingProxyType({c: anew(w) if of(w) else w for c, w in workers.items()})
 
