@@ -196,7 +196,7 @@ ACKS: Final = {
     "seen": "halt order received",
     "held": "paused",
     "released": "continues",
-    "halted": "halted, checkpoint verified",
+    "halted": "halted, proof awaited",
     "gone": "processes ended",
     "unknown": "UNKNOWN, nothing proved",
 }
@@ -219,9 +219,11 @@ def engine_words(event: str, fields: Fields) -> tuple[str, str]:
     return text, " ".join(f"{k}={_short(v)}" for k, v in own)
 
 
-def ack_words(stage: str, step: int) -> str:
-    """What a pod proved of a halt."""
-    return ACKS.get(stage, stage) + (f" at step {step}" if step >= 0 else "")
+def ack_words(stage: str, step: int, checkpoint: str = "") -> str:
+    """What a pod proved of a halt. Only who names a ``checkpoint`` behind its end has had one checked."""
+    what, comma, more = ACKS.get(stage, stage).partition(", ")
+    at = f" at step {step}" if step >= 0 else ""
+    return what + at + comma + more + (", checkpoint verified" if stage == "gone" and checkpoint else "")
 
 
 def value_words(value: Any) -> str:

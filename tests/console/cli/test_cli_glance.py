@@ -87,6 +87,22 @@ def test_agreement_and_the_other_domains_are_told_as_far_as_they_are_known(tmp_p
     assert "agreed " not in status.text(replace(own, job_kind="command", apart=False), tmp_path, story.now)
 
 
+def test_a_halt_that_is_not_over_names_the_pods_that_it_waits_for(tmp_path: Path) -> None:
+    """``uvcc halt`` that got no verdict in its time sends here."""
+    story = Story().full(20).halt(unknown=1)
+    text = status.text(fold(story.events), tmp_path, story.now)
+    assert "2/3 verified at step 17" in text
+    assert "\n         p0r0 p1r0: processes ended at step 17, checkpoint verified\n" in text
+    assert "\n         p2r0: UNKNOWN, nothing proved\n" in text
+    held = Story().full(20).halt("hold")
+    acked = ev.HaltAck(ts=held.now, pod="p1r0", nonce="7c01f3a9d2e4b856", stage="halted", step=17)
+    text = status.text(fold([*held.events, acked]), tmp_path, held.now)
+    assert "hold by ada@ops tui: under way\n         p0r0 p2r0: paused at step 17\n" in text
+    assert "p1r0: halted at step 17, proof awaited" in text
+    over = Story().full(20).halt()
+    assert "p0r0:" not in status.text(fold(over.events), tmp_path, over.now)
+
+
 def test_one_line_for_a_status_bar_is_green_only_where_it_is_so(capsys: Out, tmp_path: Path) -> None:
     written(Story(steps=30).finished())
     assert main(["status", RUN, "--line"]) == 0

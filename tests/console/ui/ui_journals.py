@@ -208,16 +208,12 @@ class Story:
                         ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="unknown", detail="no answer for 4 s"), 0.2
                     )
                     continue
-                self.add(
-                    ev.HaltAck(
-                        pod=self.pod(coord), nonce=nonce, stage="halted", step=step, checkpoint=digest("c", coord)
-                    ),
-                    0.06,
-                )
+                self.add(ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="halted", step=step), 0.06)
                 record = {"rank": i // 3, "step": step, "phase": "halted", "halt_nonce": nonce}
                 self.add(ev.HeartbeatRead(pod=self.pod(coord), coord=coord, record=record))
                 self.add(ev.WorkerProcess(pod=self.pod(coord), coord=coord, state="exited", rc=0))
-                self.add(ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="gone", step=step), 0.02)
+                proved = digest("c", coord)
+                self.add(ev.HaltAck(pod=self.pod(coord), nonce=nonce, stage="gone", step=step, checkpoint=proved), 0.02)
             verified = len(self.coords) - unknown
             self.add(
                 ev.HaltDone(

@@ -13,7 +13,7 @@ from uvcc_console.cli.view import status_line
 from uvcc_console.core.answers.shown import Shown, clock
 from uvcc_console.core.answers.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
-from uvcc_console.core.words import halt_words
+from uvcc_console.core.words import ack_words, halt_words
 from uvcc_console.plan import plan_score
 from uvcc_console.report.recheck import recheck
 from uvcc_console.runs.disk_space import cure, full_disk
@@ -65,10 +65,7 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         lines.append(
             f"worker   {coord:<10} {w.phase:<8} step {w.step:<5} heartbeat {age:<6} {w.root[:12]}{end}".rstrip()
         )
-    if s.halt.nonce:
-        word = "drill" if s.halt.drill else s.halt.mode
-        ended = f"{halt_words(s.halt.verified, s.halt.total, s.halt.step)}, {s.halt.seconds:.1f} s"
-        lines.append(f"halt     {word} by {s.halt.by}: {ended if s.halt.done else 'under way'}")
+    lines += _halt(s)
     for g in s.gates:
         lines.append(f"gate     {g.name}: {'ok' if g.ok else 'FAILED'} (wanted {g.wanted}, measured {g.measured})")
     for phase in dict.fromkeys((*s.results, *s.verdicts)):
@@ -96,6 +93,24 @@ def _agreement(s: Snapshot, changed: Mapping[str, tuple[str, ...]]) -> list[str]
             return ["in every epoch, as verified"] if result_of(s, s.phase, changed).verified else []
         return ["the others' roots did not come" if s.ended else "not told yet: the others' roots come at the end"]
     return ["in no epoch" if s.ended else "not yet"]
+
+
+def _halt(s: Snapshot) -> list[str]:
+    """The last halt; of one that is under way, or did not reach all, also what each pod has proved that is not gone."""
+    h = s.halt
+    if not h.nonce:
+        return []
+    ended = f"{halt_words(h.verified, h.total, h.step)}, {h.seconds:.1f} s"
+    word = "drill" if h.drill else h.mode
+    lines = [f"halt     {word} by {h.by}: {ended if h.done else 'under way'}"]
+    if h.done and (h.mode != "halt" or h.verified == h.total):
+        return lines
+    said: dict[str, list[str]] = {}
+    for p in s.pods.values():
+        if p.state != "gone":
+            stage, step, checkpoint, _ = h.acks.get(p.pod, ("unknown", -1, "", 0.0))
+            said.setdefault(ack_words(stage, step, checkpoint), []).append(p.pod)
+    return [*lines, *(f"         {' '.join(pods)}: {words}" for words, pods in said.items())]
 
 
 def _result(found: Shown) -> list[str]:

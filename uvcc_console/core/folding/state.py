@@ -218,7 +218,7 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
     ack = (e.stage, step, e.checkpoint or (old[2] if old else ""), e.ts)
     s = changed(s, halt=replace(s.halt, acks=put(s.halt.acks, e.pod, ack)))
     level = "error" if e.stage == "unknown" else "info"
-    return logged(s, e, level, e.pod, ack_words(e.stage, e.step), e.detail)
+    return logged(s, e, level, e.pod, ack_words(e.stage, e.step, e.checkpoint), e.detail)
 
 
 def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
