@@ -101,7 +101,14 @@ def test_who_does_not_answer_is_unknown_and_no_leak(
 
     monkeypatch.setattr(shop, "list", refused)
     assert main(["pods", "--sweep"]) == 3
-    assert "401" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "401" in said.err
+    assert "no pods" not in said.err + said.out  # nobody said so
+
+
+def test_a_provider_that_there_is_not_is_wrong_usage(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pods", "--provider", "primr"]) == 2
+    assert "prime" in capsys.readouterr().err
 
 
 def test_a_leak_weighs_more_than_what_is_unknown(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:

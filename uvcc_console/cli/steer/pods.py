@@ -74,7 +74,7 @@ def run(argv: list[str]) -> int:
             fate = "swept" if r["swept"] else "one too many" if r["stray"] else r["fate"]
             fate += "?" if r["doubt"] and not r["swept"] else ""
             common.show(f"{r['name']:<44} {r['provider']:<10} {r['price_hr']:>7.2f} $/h  {r['address']:<28} {fate}")
-        if not found.rows:
+        if not found.rows and not found.unknown:  # who was not heard may have some
             common.say("no pods")
     for line in (*found.left, *found.unknown, *found.notes):
         common.say(f"uvcc: {line}")
@@ -158,7 +158,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     same key.
     """
     from uvcc_console.fleet.failover.failover_choice import chosen
-    from uvcc_console.fleet.provider_kinds import DEFAULT, runs_here, sections
+    from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of, runs_here, sections
 
     found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
     for run_dir in common.run_dirs():
@@ -175,6 +175,7 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
     known = {key[0] for key in found}
     for name in only:
         if name not in known:
+            kind_of(name)  # a word that is no provider's can answer nothing
             found[(name,)] = ({"provider": name}, paths.data_dir())
     return [found[key] for key in sorted(found) if not only or key[0] in only]
 
