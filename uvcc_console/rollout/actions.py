@@ -12,6 +12,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.answers import triage
 from uvcc_console.core.failures import describe
 from uvcc_console.core.log import logger
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.download_folder import DownloadFolder, PartialDownload
 from uvcc_console.plan.plan import Phase
 from uvcc_console.report import collector
@@ -158,7 +159,10 @@ async def _replaced(ctx: Rollout, stages: StageRunner, member: Member) -> str:
 
 
 async def try_next(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -> str:
-    """Triage: stop the run, apply the next single change, go on from the last checkpoint with it."""
+    """Triage: stop the run, apply the next single change, go on from the last checkpoint with it.
+
+    Workers that hang in a collective do nothing of what a halt asks: once its ladder is over, they are killed.
+    """
     s = ctx.bus.snapshot
     if why := triage.impossible(s):
         raise ConfigError(why, "see what was tried in panel 6")
@@ -171,7 +175,7 @@ async def try_next(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any]) -
                 nonce=nonce, mode="halt", by=str(args.get("by", "triage")), reason=f"triage: {rung.change}"
             )
         )
-        await _stopped(ctx)
+        await _stopped(ctx, nonce)
     ctx.say(ev.TriageTried(rung=rung.word, step=ctx.bus.snapshot.step, by=str(args.get("by", ""))))
     triage_rungs.apply(ctx)
     stages.decide("resume")
@@ -183,10 +187,22 @@ async def nccl_debug(ctx: Rollout, stages: StageRunner, args: Mapping[str, Any])
     return await try_next(ctx, stages, {**args, "rung": "loud"})
 
 
-async def _stopped(ctx: Rollout) -> None:
-    """Wait until the stage asks what to do. Raises UvccError if it does not."""
+async def _stopped(ctx: Rollout, nonce: str = "") -> None:
+    """Wait until the stage asks what to do; whom the halt ``nonce`` does not stop is killed. Raises UvccError if it
+    does not.
+    """
+
+    def asks(s: Snapshot) -> bool:
+        return s.stage is not None and s.stage.status in STOPPED
+
+    def unstopped(s: Snapshot) -> bool:
+        return s.halt.nonce == nonce and s.halt.done and s.halt.verified < s.halt.total
+
     try:
-        await ctx.bus.wait(lambda s: s.stage is not None and s.stage.status in STOPPED, STOP_S)
+        await ctx.bus.wait(lambda s: asks(s) or (nonce and unstopped(s)), STOP_S)
+        if not asks(ctx.bus.snapshot):
+            await phases.stop_workers(ctx, _phase(ctx))
+        await ctx.bus.wait(asks, STOP_S)
     except TimeoutError:
         raise UvccError(f"the run did not stop in {STOP_S:.0f} s", "F9 shows who does not answer") from None
 

@@ -44,7 +44,9 @@ class Agent:
         self.sent = sent
         self.heard: list[dict[str, Any]] = []
 
-    async def request(self, command: agent_commands.Command, *, nonce: str = "") -> dict[str, Any]:
+    async def request(
+        self, command: agent_commands.Command, *, nonce: str = "", timeout: float = 0.0
+    ) -> dict[str, Any]:
         self.heard.append(agent_commands.to_json(command) | ({"nonce": nonce} if nonce else {}))
         return {"ok": True, "sent": self.sent, "asked": self.sent}
 
@@ -249,6 +251,27 @@ async def test_triage_halts_changes_one_thing_and_resumes(world: World) -> None:
     assert (await asked).ok
     env = world.ctx.plan.profile.env
     assert env == {"KEEP": "1", "NSA_DDP_COMPRESS": "off", "NSA_DDP_BUCKET_MB": "100"}
+    assert world.stages.decisions.get_nowait() == "resume"
+    assert [t.rung for t in world.bus.snapshot.triage] == ["calm"]
+
+
+async def test_triage_kills_workers_that_hang_once_the_ladder_of_the_halt_is_over(world: World) -> None:
+    """Ranks in a collective that never ends take no halt: the next change was never tried on the run that it is for."""
+    coord = "p0r0s0t0"
+    world.bus.commit(ev.WorkerProcess(pod="p0r0", coord=coord, state="started", pid=7, engine_run="r.full"))
+    asked = asyncio.create_task(world.ask("triage"))
+    await _until(lambda: world.bus.snapshot.halt.nonce)
+    nonce = world.bus.snapshot.halt.nonce
+    assert world.agent.heard == []  # a worker that lives writes a checkpoint
+    world.bus.commit(ev.HaltDone(nonce=nonce, mode="halt", verified=0, total=1, step=-1, seconds=75.0))
+    assert world.bus.snapshot.detail == "0/1 verified"
+    await _until(lambda: world.agent.heard)
+    assert world.agent.heard[0]["signal"] == "TERM"
+    world.bus.commit(
+        ev.WorkerProcess(pod="p0r0", coord=coord, state="exited", pid=7, signal="SIGKILL", engine_run="r.full"),
+        ev.StageChanged(name="full", status="failed", detail="killed"),
+    )
+    assert (await asked).ok
     assert world.stages.decisions.get_nowait() == "resume"
     assert [t.rung for t in world.bus.snapshot.triage] == ["calm"]
 

@@ -62,6 +62,9 @@ def run(argv: list[str]) -> int:
     waits = stage is not None and stage.status in ("waiting", "failed")
     if live and not waits:
         at = stage.name if stage else s.status
+        if s.halt.done and s.halt.mode == "halt" and s.halt.verified < s.halt.total:
+            hint = f"uvcc pod {run_dir.name} restart POD ends the workers of a pod that hangs, and resumes"
+            raise ConfigError(f"{run_dir.name} was halted, and not every pod has stopped", hint)
         raise ConfigError(f"{run_dir.name} is running ({at}); there is nothing to resume", "F9 or uvcc halt halts it")
     action = "skip" if args.skip else "retry" if args.retry else "resume"
     if args.start >= 0 and (action != "resume" or s.job_kind == "command"):

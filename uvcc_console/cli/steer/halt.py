@@ -346,7 +346,8 @@ def _next_of(run: str, *, all_stopped: bool) -> str:
     """What is to be done after a halt that is not verified on every pod."""
     if all_stopped:
         return f"uvcc resume {run} goes back to the last common checkpoint; uvcc teardown {run} ends the run"
-    return f"uvcc halt {run} repeats the order to those that are unknown; uvcc teardown {run} ends the run"
+    again = f"uvcc halt {run} repeats the order to those that are unknown"
+    return f"{again}; uvcc pod {run} restart POD kills workers that hang, and resumes; uvcc teardown {run} ends the run"
 
 
 def report(done: ev.HaltDone | None, mode: str, asked: ev.HaltRequested, as_json: bool, gone: int, run: str) -> int:

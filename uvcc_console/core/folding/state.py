@@ -239,10 +239,10 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
     )
     s = changed(s, halt=halt)
     if e.mode == "halt":
-        s = changed(s, status="halted", detail=f"at step {e.step}" if e.total else "before any worker began")
-    name = "drill" if e.drill else e.mode.upper()
+        where = f"at step {e.step}" if e.step >= 0 else f"{e.verified}/{e.total} verified"
+        s = changed(s, status="halted", detail=where if e.total else "before any worker began")
     unknown = f", {e.total - e.verified} not" if e.verified < e.total else ""
-    text = f"{name} {halt_words(e.verified, e.total, e.step, unknown)}, {e.seconds:.1f} s"
+    text = f"{'drill' if e.drill else e.mode.upper()} {halt_words(e.verified, e.total, e.step, unknown)}, {e.seconds:.1f} s"
     return logged(s, e, "info" if e.verified == e.total else "error", "halt", text)
 
 
