@@ -399,6 +399,12 @@ class Snapshot:
     odd: tuple[tuple[str, str], ...] = ()  # (whose, kind) of journal rows that were told to be unusable
 
     @property
+    def prefix(self) -> str:
+        """What the names of its pods begin with at their provider: its own, or of the run that kept them for it."""
+        fleet = self.profile.get("fleet")
+        return (str(fleet.get("attach_prefix", "")) if isinstance(fleet, Mapping) else "") or f"uvcc-{self.run}-"
+
+    @property
     def proves(self) -> bool:
         """Whether this kind of job signs a transcript: only private training yields a proof bundle."""
         return self.job_kind not in ("lm", "command")

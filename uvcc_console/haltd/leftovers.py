@@ -84,7 +84,7 @@ async def _round(run_dir: Path, s: Snapshot, make: Make | None, now: float, ende
     fleet = dict(s.profile.get("fleet", {}))
     provider = make(s) if make is not None else provider_for(fleet, run_dir)
     try:
-        pods = await provider.list(f"uvcc-{s.run}-")
+        pods = await provider.list(s.prefix)
         over = [pod for pod in pods if pod.stray or sweep.fate_of(pod.name, now=now) == sweep.ORPHAN]
         left = len(over) < len(pods)
         ends = await asyncio.gather(*(provider.delete(pod) for pod in over), return_exceptions=True)

@@ -315,9 +315,9 @@ class Service:
             raise ConfigError(why)
         provider = provider_for(dict(s.profile.get("fleet", {})), self._run_dir)
         try:
-            prefix = f"uvcc-{s.run}-{name}"
-            for pod in await provider.list(prefix):
-                if pod.name == prefix:
+            full = f"{s.prefix}{name}"
+            for pod in await provider.list(full):
+                if pod.name == full:
                     await _delete(provider.delete, pod)
             if (view := s.pods.get(name)) is not None:
                 gone = ev.PodChanged(

@@ -21,6 +21,7 @@ from uvcc_console.rollout.stages.training.phases import stop_workers
 from uvcc_console.rollout.stages.verify.collect import last_words, make_durable
 from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UvccError
+from uvcc_engine.contract.text import counted
 
 log = logger(__name__)
 LAST_WORDS_S = 20.0
@@ -42,7 +43,10 @@ async def finish(
     keep = ctx.plan.profile.fleet.keep_pods and status == "ok"
     left: list[str] = []
     if keep:
-        ctx.say(ev.StageChanged(name="teardown", status="skipped", detail="fleet.keep_pods"))
+        there = counted(len(ctx.members), "pod")
+        said = f"{there} kept (fleet.keep_pods): fleet.attach_prefix {ctx.plan.prefix} takes what it needs of them, "
+        said += f"uvcc pods --end {ctx.plan.prefix}... ends one, limits.ttl all"
+        ctx.say(ev.StageChanged(name="teardown", status="skipped", detail=said))
     else:
         ctx.say(ev.StageChanged(name="teardown", status="running"))
         try:

@@ -26,7 +26,7 @@ from uvcc_console.runs import processes
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 if TYPE_CHECKING:
-    from uvcc_console.plan.schema import LimitsPart
+    from uvcc_console.plan.schema import LimitsPart, Profile
 
 log = logger(__name__)
 
@@ -119,6 +119,15 @@ def kept_by(prefix: str) -> KeptAccess:
     return KeptAccess(
         given or (str(own) if own.exists() else ""), {p.pod: p.host_key for p in s.pods.values() if p.host_key}
     )
+
+
+def with_kept_key(profile: Profile) -> Profile:
+    """The profile of a run that takes pods over, with the key that opens them: conductor, halt sidecar, consoles and
+    whoever signs an order for them read it there.
+    """
+    fleet = profile.fleet
+    key = fleet.ssh_key or kept_by(fleet.attach_prefix).ssh_key
+    return profile.model_copy(update={"fleet": fleet.model_copy(update={"ssh_key": key})})
 
 
 def _snapshot(run_dir: Path) -> Snapshot:

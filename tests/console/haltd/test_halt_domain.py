@@ -19,6 +19,7 @@ from uvcc_console.core import paths
 from uvcc_console.core.folding.state import fold
 from uvcc_console.core.journal.journal import Journal, read_all
 from uvcc_console.core.snapshot import Snapshot
+from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.halt import relay_path as over_relay
 from uvcc_console.halt.published_roots import Published
@@ -162,6 +163,36 @@ async def test_nothing_is_terminated_before_as_many_domains_have_signed(
         await service._terminate("p0r0")
     told = [e for _, e in journal.since(0, kinds=("alert",)) if isinstance(e, ev.Alert)]
     assert [(a.name, a.subject) for a in told] == [("consent", "p0r0")]
+    await service._channels.close()
+    service._relay.close()
+    journal.close()
+
+
+async def test_a_pod_that_another_run_kept_is_terminated_under_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rung looked for a pod of this run's name, found none, and called the one that ran on proven gone."""
+    run_dir, journal = make_run("http://127.0.0.1:1", Identity.create(tmp_path / "identity").public.ed25519)
+    created = next(e for _, e in journal.since(0) if isinstance(e, ev.RunCreated))
+    journal.append(
+        dataclasses.replace(created, profile={**created.profile, "fleet": {"attach_prefix": "uvcc-kept-1-"}})
+    )
+    there = ["uvcc-kept-1-p0r0", "uvcc-kept-1-p0r0x"]
+
+    class Shop:
+        async def list(self, prefix: str) -> list[Pod]:
+            return [Pod(n, 0, 0, "x", n) for n in there if n.startswith(prefix)]
+
+        async def delete(self, pod: Pod) -> None:
+            there.remove(pod.name)
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(service_module, "provider_for", lambda *_: Shop())
+    service = Service(run_dir, times=QUICK)
+    service._view.poll()
+    await service._terminate("p0r0")
+    assert there == ["uvcc-kept-1-p0r0x"]
     await service._channels.close()
     service._relay.close()
     journal.close()

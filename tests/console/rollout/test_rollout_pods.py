@@ -377,6 +377,7 @@ async def test_pods_are_kept_only_if_asked_for_and_only_after_a_good_end(
     assert len(fake.pods) == left
     teardown = next(s for s in ctx.bus.snapshot.stages if s.name == "teardown")
     assert teardown.status == ("skipped" if left else "ok")
+    assert ("uvcc pods --end uvcc-demo-1-... ends one" in teardown.detail) == bool(left)
 
 
 @pytest.fixture

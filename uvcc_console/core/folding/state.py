@@ -108,7 +108,7 @@ def _pod(s: Snapshot, e: ev.PodChanged) -> Snapshot:
         view = replace(view, cpu=old.cpu, memory=old.memory, gpu=old.gpu, gpus=old.gpus)
     s = changed(s, pods=put(s.pods, e.pod, view))
     if e.state == "gone":  # also one that was left behind, and ended later
-        s = changed(s, leaks=tuple(name for name in s.leaks if name != f"uvcc-{s.run}-{e.pod}"))
+        s = changed(s, leaks=tuple(name for name in s.leaks if name != f"{s.prefix}{e.pod}"))
     level = "error" if e.state in pod_states.BROKEN else "info"
     said = PODS.get(e.state, f"pod {e.state}")
     if e.detail and old is not None and old.state == e.state:  # what is done meanwhile
@@ -217,8 +217,8 @@ def _halt_ack(s: Snapshot, e: ev.HaltAck) -> Snapshot:
     step = e.step if e.step >= 0 or not old else old[1]
     ack = (e.stage, step, e.checkpoint or (old[2] if old else ""), e.ts)
     s = changed(s, halt=replace(s.halt, acks=put(s.halt.acks, e.pod, ack)))
-    level = "error" if e.stage == "unknown" else "info"
-    return logged(s, e, level, e.pod, ack_words(e.stage, e.step, e.checkpoint), e.detail)
+    words = ack_words(e.stage, e.step, e.checkpoint)
+    return logged(s, e, "error" if e.stage == "unknown" else "info", e.pod, words, e.detail)
 
 
 def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
@@ -226,7 +226,7 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
         return s
     passed = e.drill and e.verified == e.total > 0  # another proves nothing of how long a halt takes
     drill_s = e.seconds if passed else s.halt.last_drill_s
-    mode = s.halt.mode if e.drill else e.mode  # a hold that met a halt under way was halted with it
+    mode, what = (s.halt.mode, "drill") if e.drill else (e.mode, e.mode.upper())  # a hold that met a halt halts with it
     halt = replace(
         s.halt,
         mode=mode,
@@ -239,11 +239,11 @@ def _halt_done(s: Snapshot, e: ev.HaltDone) -> Snapshot:
     )
     s = changed(s, halt=halt)
     if e.mode == "halt":
-        where = f"at step {e.step}" if e.step >= 0 else f"{e.verified}/{e.total} verified"
-        s = changed(s, status="halted", detail=where if e.total else "before any worker began")
+        where = halt_words(e.verified, e.total, -1)
+        s = changed(s, status="halted", detail=f"at step {e.step}" if e.total and e.step >= 0 else where)
     unknown = f", {e.total - e.verified} not" if e.verified < e.total else ""
-    text = f"{'drill' if e.drill else e.mode.upper()} {halt_words(e.verified, e.total, e.step, unknown)}, {e.seconds:.1f} s"
-    return logged(s, e, "info" if e.verified == e.total else "error", "halt", text)
+    told = f"{what} {halt_words(e.verified, e.total, e.step, unknown)}, {e.seconds:.1f} s"
+    return logged(s, e, "info" if e.verified == e.total else "error", "halt", told)
 
 
 def _cost(s: Snapshot, e: ev.CostTick) -> Snapshot:
