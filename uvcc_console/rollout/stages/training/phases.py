@@ -33,7 +33,15 @@ from uvcc_console.rollout.stages.training import (
     triage_rungs,
 )
 from uvcc_console.rollout.stages.training.awaited_signatures import await_signatures
-from uvcc_console.rollout.stages.training.silence import Trouble, by_signal, deserted, hang, without_result, workers_of
+from uvcc_console.rollout.stages.training.silence import (
+    Trouble,
+    before,
+    by_signal,
+    deserted,
+    hang,
+    without_result,
+    workers_of,
+)
 from uvcc_engine.contract.agent_protocol.agent_commands import LaunchCommand, SignalCommand, SignalName
 from uvcc_engine.contract.errors import PeerLostError, UvccError, VerificationError
 from uvcc_engine.contract.job.link_spec import LinkSpec
@@ -282,16 +290,21 @@ async def to_the_end(ctx: Rollout, name: str, resumed: bool) -> str:
     s = ctx.bus.snapshot
     drilled = by_signal(phase) and name == SMOKE and not resumed and _all_ended(s, phase)
     await resume_rehearsal.goes_on(ctx, phase)  # a conductor before this one may not have come to it
+    taken = 0.0  # when workers were taken over that run, as far as the journal tells
     if drilled or not _started(s, phase) or (resumed and (not _finished(s, phase) or ctx.start_from is not None)):
-        await _shown(ctx, await launch(ctx, phase))
+        began, pids = time.time(), await launch(ctx, phase)
+        taken = began if not pids and ctx.federated is None else 0.0
+        await _shown(ctx, pids)
     while True:
         try:
             found = await outcome(ctx, phase)
-            break
+            if found is None or not before(ctx.bus.snapshot, found, taken):
+                break
+            taken = 0.0  # their lease had run out while nobody conducted: to go on is what the resume was asked for
         except Halted:
             if not await resume_rehearsal.goes_on(ctx, phase):
                 raise
-            await _shown(ctx, await launch(ctx, phase))
+        await _shown(ctx, await launch(ctx, phase))
     if found is not None:
         await _give_up(ctx, phase, found)
     if name == FULL:

@@ -12,11 +12,14 @@ DESERTED_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a phase cannot go on; ``coord`` names the worker whose last words explain it."""
+    """Why a phase cannot go on; ``coord`` names the worker whose last words explain it, ``early`` those that stopped in
+    good order though nobody here asked for it.
+    """
 
     what: str
     hint: str = "uvcc resume goes on from the last common checkpoint"
     coord: str = ""
+    early: tuple[str, ...] = ()
 
 
 def by_signal(phase: Phase) -> bool:
@@ -54,7 +57,16 @@ def deserted(s: Snapshot, phase: Phase, now: float, began: float = 0.0) -> Troub
     early = [w for w in workers_of(s, phase) if w.coord in owing and w.state == "exited" and w.rc == 0]
     if not early or now - last_beat(s, phase, began, now) <= DESERTED_S:
         return None
-    return Trouble(f"{', '.join(w.coord for w in early)} stopped before the last step though nobody here asked for it")
+    names = tuple(w.coord for w in early)
+    return Trouble(f"{', '.join(names)} stopped before the last step though nobody here asked for it", early=names)
+
+
+def before(s: Snapshot, found: Trouble, began: float) -> bool:
+    """Whether all of those had stopped when a resume took the run up at the time stamp ``began`` (0.0: none did): of
+    the end of each was heard in the seconds behind it.
+    """
+    heard = [s.workers[coord].exited for coord in found.early]
+    return bool(began and heard) and max(heard) - began <= DESERTED_S
 
 
 def hang(s: Snapshot, phase: Phase, began: float, stall_s: float, now: float) -> Trouble | None:
