@@ -14,6 +14,7 @@ back what it sent. Another attempt has other streams, begins with the first step
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -41,6 +42,12 @@ def audited(draws: tuple[int, ...], one_in: int) -> tuple[int, ...]:
     return tuple(q for q, number in enumerate(draws) if is_audited(number, one_in))
 
 
+def audited_others(seeds: Sequence[Tensor | None], one_in: int) -> tuple[int, ...]:
+    """The other two, as far as their seeds, int64 ``[SEED_WORDS]``, ask for a proof; None for one's own. It is known
+    before anybody is told a half."""
+    return tuple(q for q, seed in enumerate(seeds) if seed is not None and is_audited(drawn(seed, q), one_in))
+
+
 def agree_on_audit_protocol(rt: Runtime, seeds: list[Tensor]) -> MpcProtocol[tuple[int, ...]]:
     """Everybody tells both others what the three seeds draw, each int64 ``[SEED_WORDS]`` as it knows or was told it: 1
     round.
@@ -57,7 +64,7 @@ def agree_on_audit_protocol(rt: Runtime, seeds: list[Tensor]) -> MpcProtocol[tup
     if not all(torch.equal(mine, other) for other in got):
         raise ProofFailedError(
             f"step {rt.epoch}: the parties do not agree on whom this step's coins draw for an audit: one of them told"
-            " another coin than the others have",
+            f" another coin than the others have{_could_know(rt, (rt.next, rt.prev))}",
             _CURE,
             pair=tuple(sorted((rt.next, rt.prev))),
         )
@@ -66,10 +73,18 @@ def agree_on_audit_protocol(rt: Runtime, seeds: list[Tensor]) -> MpcProtocol[tup
 
 def note_unfinished(rt: Runtime, error: PeerLostError | ProtocolError) -> None:
     """Let ``error`` say so where it names a party that was to be audited, after its coins were told."""
-    audits, named = rt.ledger.audits if rt.ledger is not None else (), error.party
-    if named in audits and not isinstance(error, ProofFailedError):
-        error.what = (
-            f"{error.what}; party {named} could know that step {rt.epoch} audits it: nobody can tell this from a lie"
-            " that was about to be found"
-        )
+    if not isinstance(error, ProofFailedError):
+        error.what += _could_know(rt, (error.party,))
         error.args = (error.what,)
+
+
+def _could_know(rt: Runtime, parties: Sequence[int]) -> str:
+    """What an error that names these parties says of those among them who were drawn; empty where none was."""
+    due = rt.ledger.audits if rt.ledger is not None else ()
+    told = [
+        f"; party {party} could know that step {rt.epoch} audits it: nobody can tell this from a lie that was about to"
+        " be found"
+        for party in parties
+        if party in due
+    ]
+    return "".join(told)

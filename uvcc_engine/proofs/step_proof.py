@@ -36,7 +36,7 @@ from uvcc_engine.mpc.foundation.roles import known
 from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime, par
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.proofs.algebra import Algebra
-from uvcc_engine.proofs.audit_draws import agree_on_audit_protocol, audited, note_unfinished
+from uvcc_engine.proofs.audit_draws import agree_on_audit_protocol, audited, audited_others, note_unfinished
 from uvcc_engine.proofs.binary_field import BinaryField
 from uvcc_engine.proofs.bit_blocks import FieldBlock
 from uvcc_engine.proofs.bit_statement import gather_bits, schedule_of_words, words_of
@@ -175,6 +175,8 @@ def find_protocol(
     folds, bit_folds = [schedule(s) for s in sizes], [schedule_of_words(n) for n in words]
     halves = _draw_seeds(rt)
     drawn, drawn_bits = draw_randomness(rt, at.ring, folds), draw_randomness(rt, field, bit_folds)
+    if ledger.audit_one_in:  # whoever holds back what it owes may have heard both halves of its own seed by then
+        ledger.audits = audited_others(halves, ledger.audit_one_in)
     seeds, agree = yield from _begin_protocol(rt, notes, halves)
     drew: tuple[int, ...] = ()
     if ledger.audit_one_in:

@@ -21,6 +21,7 @@ from uvcc_engine.mpc.foundation import local
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
 from uvcc_engine.mpc.foundation.local import LocalPlanes
 from uvcc_engine.mpc.foundation.prg import OWN, PairKeys
+from uvcc_engine.mpc.foundation.share import share_of, split
 from uvcc_engine.proofs import settling, verdicts
 from uvcc_engine.proofs.audit_draws import audited, drawn
 from uvcc_engine.proofs.challenges import SEED_WORDS
@@ -219,6 +220,8 @@ def test_a_false_half_or_draw_ends_the_step_and_names_no_honest_party(half: bool
         assert isinstance(error, ProofFailedError)
         assert "do not agree on whom" in error.what
         assert liar in error.pair
+        due = _audits("elementwise", seed)
+        assert [p for p in range(3) if f"party {p} could know that step" in error.what] == [p for p in due if p != told]
         assert found.opened[told] is None
         for party in {0, 1, 2} - {liar}:
             other = found.errors[party]
@@ -254,6 +257,35 @@ def test_leaving_in_an_audit_is_said_of_whoever_was_drawn(party: int, said: bool
         prove(runtime)
     assert (f"party {party} could know that step" in found.value.what) == said
     assert str(found.value) == found.value.what
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["its halves of the others' coins", "its word on whom they draw"])
+def test_who_leaves_with_its_coins_in_hand_is_named_with_that_before_it_has_said_who_was_drawn(number: int) -> None:
+    """It may have heard both halves of its own seed before it owes anything more."""
+    said = set[bool]()
+    for seed, q in ((s, s % 3) for s in range(8)):
+        sent: list[int] = []
+
+        def cut(src: int, dst: int, tag: Any, body: bytes, q: int = q, sent: list[int] = sent) -> bytes:
+            if (src, dst) != (q, (q + 1) % 3) or tag.kind not in OF_A_PROOF:
+                return body
+            sent.append(tag.kind)
+            return body[:-8] if len(sent) == number + 1 else body
+
+        planes = LocalPlanes(seed, tamper=cut)
+        parts = [split(x, 16, random.Random(seed).randbytes) for x in INPUTS]
+
+        def body(rt: Any, parts: Any = parts) -> None:
+            rt.ledger = ClaimLedger(everything=True, audit_one_in=2)
+            rt.run(ALL["matmul"](rt, *[share_of(x, rt.party, 16) for x in parts], dealer=1))
+            prove(rt)
+
+        with pytest.raises(ProtocolError) as found:
+            planes.run_three(body)
+        assert found.value.party == q
+        said.add(noted := f"party {q} could know that step" in found.value.what)
+        assert noted == (q in _audits("matmul", seed))
+    assert said == {True, False}
 
 
 def test_two_honest_parties_copies_are_not_taken_to_agree() -> None:
