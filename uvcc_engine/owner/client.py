@@ -21,7 +21,7 @@ from safetensors.numpy import save
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
-from uvcc_engine.contract.job.topology import Coord
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
 from uvcc_engine.contract.parsing.untrusted import json_of
@@ -55,6 +55,7 @@ from uvcc_engine.sharding.validation import (
     shapes_of,
 )
 from uvcc_engine.transcript.signing.identity import PUBLIC, Identity, PublicIdentity
+from uvcc_engine.transcript.terms.policy import Policy
 
 TENSORS: Final = owner_files.TENSORS
 
@@ -240,6 +241,11 @@ def _workers_below(folder: Path) -> list[tuple[int, int]]:
     return sorted(coords | {(0, 0)})
 
 
+def _workers_of(size: Topology) -> list[tuple[int, int]]:
+    """The same of all workers that a run of this topology has."""
+    return [(stage, tensor) for stage in range(size.stages) for tensor in range(size.tensor)]
+
+
 def _only_box(folder: Path, coord: str) -> bytes:
     found = sorted(folder.rglob(box_name(coord)))
     if len(found) != 1:
@@ -273,9 +279,13 @@ def open_results(args: argparse.Namespace) -> dict[str, Any]:
     """
     owner, parties = Identity.load(args.owner), load_parties(args.parties)[0]
     slices: dict[tuple[int, int], dict[str, Floats]] = {}
-    for stage, tensor in _workers_below(args.open):
+    policy = None if args.policy is None else Policy.load(args.policy)
+    session = None if policy is None else policy.sid_job.hex()
+    for stage, tensor in _workers_below(args.open) if policy is None else _workers_of(policy.topology):
         boxes = [_only_box(args.open, f"p{party}r0s{stage}t{tensor}") for party in range(len(parties))]
-        slices[stage, tensor] = open_weights(boxes, owner=owner, parties=parties)
+        slices[stage, tensor] = open_weights(
+            boxes, owner=owner, parties=parties, sid_job=session, stage=stage, tensor=tensor
+        )
     weights = whole_weights(slices, args.model)
     args.out.mkdir(parents=True, exist_ok=True)
     information = [weights.pop(name) for name in owner_files.INFORMATION_TENSORS if name in weights]
@@ -387,6 +397,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--combine", type=Path, nargs="+", metavar="OUT", help="put several owners' shares together")
     parser.add_argument("--weights", type=Path, help="the model's weights (.npz), where the job's task is infer")
     parser.add_argument("--model", help="with --open: the job's model, where tensor ranks hold slices of its weights")
+    parser.add_argument("--policy", type=Path, help="with --open: the run's signed policy, whose results alone count")
     parser.add_argument("--base", type=Path, help="with --open: the job's public base, which the weights belong to")
     parser.add_argument("--base-sha256", default="", help="the hash that the base must have")
     parser.add_argument("--workers", type=int, default=1, help="with --check: workers per party, times microbatches")

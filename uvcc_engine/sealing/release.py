@@ -1,7 +1,8 @@
 """Final weights for the data owner alone: each party seals its two components to the owner's key.
 
 The boxes may travel through anybody's hands. The owner opens all three and checks that both copies of every component
-agree, so a party that alters its copy is found out.
+agree, so a party that alters its copy is found out. Each box says of which run and worker it is, so whoever carries
+them can hand over neither those of another run of the same pods, nor those of one stage as another's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from uvcc_engine.contract.errors import ConfigError, VerificationError
-from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.job.topology import PARTIES, Coord
+from uvcc_engine.contract.text import clean
 from uvcc_engine.data.sets import Floats
 from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.components import Ring, decode_component, encode_component, pack_halves, unpack_halves
@@ -30,36 +32,49 @@ def box_name(coord: object) -> str:
 def seal_weights(
     halves: tuple[dict[str, Ring], dict[str, Ring]],
     *,
-    party: int,
+    coord: Coord,
     frac_bits: int,
     identity: Identity,
     owner: str,
     sid_job: bytes,
 ) -> bytes:
-    """One party's components ``party`` and ``party + 1`` of the named weights, sealed to ``owner`` (X25519, hex)."""
+    """The components ``party`` and ``party + 1`` of the named weights of one worker, sealed to ``owner`` (X25519,
+    hex)."""
+    party = coord.party
     parts = [
         (_NO_BLIND, encode_component((party + slot) % PARTIES, frac_bits, tensors))
         for slot, tensors in enumerate(halves)
     ]
-    about = {"format": _FORMAT, "party": party, "sid_job": sid_job.hex()}
+    about = {"format": _FORMAT, "coord": str(coord), "sid_job": sid_job.hex()}
     return seal(pack_halves(parts), sender=identity, to=owner, about=about)
 
 
-def open_weights(boxes: Sequence[bytes], *, owner: Identity, parties: Sequence[PublicIdentity]) -> dict[str, Floats]:
-    """The weights in clear from the three parties' boxes, p0's first.
+def open_weights(
+    boxes: Sequence[bytes],
+    *,
+    owner: Identity,
+    parties: Sequence[PublicIdentity],
+    sid_job: str | None = None,
+    stage: int = 0,
+    tensor: int = 0,
+) -> dict[str, Floats]:
+    """The weights in clear from the three parties' boxes of one stage and tensor rank, p0's first.
 
-    Raises VerificationError if a box is not that party's, is of another job than p0's, or if two parties hold
+    ``sid_job``: the session in hex that they must be of; None where only the boxes say so. Raises VerificationError if
+    a box is not that party's, not of this place, or of another session than that or p0's, or if two parties hold
     different copies of a component; UnreadableError if a box is damaged.
     """
     if len(boxes) != PARTIES or len(parties) != PARTIES:
         raise ConfigError(f"{len(boxes)} boxes of {len(parties)} parties", "give the boxes of all three parties")
     known: dict[int, tuple[int, dict[str, Ring]]] = {}
-    frac_bits, sid_job = 0, None
+    frac_bits = 0
     for party, (box, public) in enumerate(zip(boxes, parties, strict=True)):
         plain, about = unseal(box, recipient=owner, sender=public.x25519)
-        sid_job = sid_job or about.get("sid_job")
-        if about != {"format": _FORMAT, "party": party, "sid_job": sid_job}:
-            raise VerificationError("weights", f"the box of P{party} says {about}", "give one job's boxes, in order")
+        sid_job = about.get("sid_job") if sid_job is None else sid_job
+        due = {"format": _FORMAT, "coord": str(Coord(0, party, stage, tensor)), "sid_job": sid_job}
+        if about != due:
+            what = f"the box of P{party} says {clean(str(about), 200)}, due is {due}"
+            raise VerificationError("weights", what, "give one run's boxes, in order")
         for slot, (_, encoded) in enumerate(unpack_halves(plain)):
             component = (party + slot) % PARTIES
             frac_bits, tensors = decode_component(component, encoded)

@@ -429,7 +429,7 @@ class WorkerSession:
         a = self._admitted
         box = seal_weights(
             self._trainer.weight_halves(),
-            party=a.party,
+            coord=a.coord,
             frac_bits=a.job.frac_bits,
             identity=a.identity,
             owner=a.policy.owner,

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from uvcc_engine.bench.work.rehearsal import make_policy
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.data import data_files
 from uvcc_engine.data.data_files import read_rows
 from uvcc_engine.data.sets import Dataset, one_hot
@@ -25,6 +27,7 @@ from uvcc_engine.sealing.inputs import SharedInputs, open_inputs, share_dataset
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.release import open_weights, seal_weights
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
+from uvcc_engine.transcript.terms.policy import Policy
 
 RNG = np.random.default_rng(0)
 PARTIES = [Identity(bytes([i + 1]) * 32, bytes([i + 9]) * 32) for i in range(3)]
@@ -182,7 +185,9 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
         assert np.array_equal(found[1], y), name
 
 
-def weight_boxes(flip: bool = False) -> tuple[list[bytes], np.ndarray[Any, Any]]:
+def weight_boxes(
+    flip: bool = False, stage: int = 0, sid_job: bytes = b"s" * 32
+) -> tuple[list[bytes], np.ndarray[Any, Any]]:
     value = RNG.integers(-(2**20), 2**20, (3, 2))
     parts = RNG.integers(-(2**62), 2**62, (3, 3, 2))
     with np.errstate(over="ignore"):
@@ -193,11 +198,8 @@ def weight_boxes(flip: bool = False) -> tuple[list[bytes], np.ndarray[Any, Any]]
         if flip and i == 1:
             hi[0, 0] ^= 1
         halves = ({"w": lo}, {"w": hi})
-        boxes.append(
-            seal_weights(
-                halves, party=i, frac_bits=16, identity=PARTIES[i], owner=OWNER.public.x25519, sid_job=b"s" * 32
-            )
-        )
+        how = {"frac_bits": 16, "identity": PARTIES[i], "owner": OWNER.public.x25519, "sid_job": sid_job}
+        boxes.append(seal_weights(halves, coord=Coord(0, i, stage, 0), **how))
     return boxes, value / 65536
 
 
@@ -210,6 +212,17 @@ def test_the_owner_opens_results_and_finds_an_altered_copy() -> None:
         open_weights([boxes[1], boxes[0], boxes[2]], owner=OWNER, parties=PUBLIC)
     with pytest.raises(ConfigError, match="all three"):
         open_weights(boxes[:2], owner=OWNER, parties=PUBLIC[:2])
+
+
+def test_whoever_carries_the_boxes_cannot_hand_over_those_of_another_place_or_run() -> None:
+    """All three are whole and agree: only what they say of themselves is another."""
+    whose: dict[str, Any] = {"owner": OWNER, "parties": PUBLIC}
+    assert open_weights(weight_boxes(stage=1)[0], **whose, stage=1, sid_job=(b"s" * 32).hex())["w"].shape == (3, 2)
+    for boxes in (weight_boxes(stage=1)[0], weight_boxes(sid_job=b"t" * 32)[0]):
+        with pytest.raises(VerificationError, match="the box of P0 says"):
+            open_weights(boxes, **whose, sid_job=(b"s" * 32).hex())
+    with pytest.raises(VerificationError, match="the box of P2 says"):
+        open_weights([*weight_boxes()[0][:2], weight_boxes(sid_job=b"t" * 32)[0][2]], **whose)
 
 
 def test_share_opens_the_results_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,6 +241,35 @@ def test_share_opens_the_results_of_a_run(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "runs" / "p1" / "result_p1r0s0t0.box").unlink()
     assert client.main([*common, "--open", str(tmp_path / "runs")]) == 2
     assert "0 files result_p1r0s0t0.box" in capsys.readouterr().err
+
+
+def test_share_opens_no_results_but_those_of_the_policy_and_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A smoke's boxes are by the same pods, and a stage that is left out leaves no trace in the others."""
+
+    def agreed(stages: int, name: str) -> Policy:
+        policy = make_policy(PARTIES, Topology(1, stages, 1, 1), steps=3)
+        (tmp_path / name).write_bytes(policy.canonical)
+        return policy
+
+    policy = agreed(1, "policy.json")
+    agreed(2, "two_stages.json")
+    OWNER.store(tmp_path / "owner")
+    (tmp_path / "parties.json").write_text(json.dumps([p.to_json() for p in PUBLIC]))
+    told = ["--parties", str(tmp_path / "parties.json"), "--owner", str(tmp_path / "owner"), "--out", str(tmp_path)]
+
+    def opened(sid_job: bytes, name: str) -> int:
+        for i, box in enumerate(weight_boxes(sid_job=sid_job)[0]):
+            (tmp_path / "runs" / f"p{i}").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "runs" / f"p{i}" / f"result_p{i}r0s0t0.box").write_bytes(box)
+        return client.main([*told, "--open", str(tmp_path / "runs"), "--policy", str(tmp_path / name)])
+
+    assert opened(policy.sid_job, "policy.json") == 0
+    assert opened(b"t" * 32, "policy.json") == 1
+    assert "the box of P0 says" in capsys.readouterr().err
+    assert opened(agreed(2, "two_stages.json").sid_job, "two_stages.json") == 2
+    assert "0 files result_p0r0s1t0.box" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

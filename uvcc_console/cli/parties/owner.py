@@ -184,10 +184,9 @@ def _results(args: argparse.Namespace) -> int:
         out.mkdir(mode=0o700)
     except OSError as e:
         raise ConfigError(f"cannot create {out}: {e.strerror}", "name another folder with --out") from e
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as parties:
-        parties.write(owner_results.parties_file(found.policy))
-        parties.flush()
-        command = ["--open", str(handed), "--owner", str(base), "--parties", parties.name, "--out", str(out)]
+    with tempfile.TemporaryDirectory() as scratch:
+        command = ["--open", str(handed), "--owner", str(base), "--out", str(out)]
+        command += _whose(found.policy, Path(scratch))
         command += ["--base", str(args.base), "--base-sha256", named] if named else []
         command += _column_names(kept / FITTED)
         said = owners_program([*command, "--model", model if isinstance(model, str) else json.dumps(model)], "share")
@@ -198,6 +197,14 @@ def _results(args: argparse.Namespace) -> int:
     common.show(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     _about_coefficients(out, said)
     return OK
+
+
+def _whose(policy: Policy, scratch: Path) -> list[str]:
+    """Which run's results the owner's program may open, and who sealed them."""
+    parties, agreed = scratch / "sealed_by.json", scratch / POLICY_FILE
+    parties.write_text(owner_results.parties_file(policy))
+    agreed.write_bytes(policy.canonical)
+    return ["--parties", str(parties), "--policy", str(agreed)]
 
 
 def _column_names(fitted: Path) -> list[str]:
@@ -280,14 +287,12 @@ def _course(policy: Policy, artifacts: Path) -> Course | None:
 def _put_results(run_dir: Path, policy: Policy, model: Any, out: Path) -> str:
     """Open them into ``out``; what the owner's program said, as JSON."""
     name = model if isinstance(model, str) else json.dumps(model)
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as parties:
-        json.dump([party.public.to_json() for party in policy.parties], parties)
-        parties.flush()
+    with tempfile.TemporaryDirectory() as scratch:
         command = ["--open", str(run_dir / "artifacts" / FULL), "--owner", str(run_dir / "owner" / "identity")]
         named = str(policy.job.get("base", ""))
         command += ["--base", str(run_dir / owner_files.BASE), "--base-sha256", named] if named else []
-        command += _column_names(fitted_file(run_dir))
-        said = owners_program([*command, "--parties", parties.name, "--out", str(out), "--model", name], "share")
+        command += [*_column_names(fitted_file(run_dir)), *_whose(policy, Path(scratch))]
+        said = owners_program([*command, "--out", str(out), "--model", name], "share")
     if not (out / MODEL).exists():  # with a base it is the merged model's
         (out / MODEL).write_text(json.dumps(model, indent=1, sort_keys=True) + "\n")
     _about_statistics(policy)
