@@ -20,7 +20,7 @@ from uvcc_console.report.figures import write_figures
 from uvcc_console.report.handoff import write_handoff
 from uvcc_console.report.logbundle import write_bundle
 from uvcc_engine.contract.errors import UnreadableError, VerificationError
-from uvcc_engine.transcript.proof import manifest
+from uvcc_engine.transcript.proof import manifest, standalone_verify
 
 READ_BY_PEOPLE = (
     "run_full.log",
@@ -147,11 +147,37 @@ LIES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
         lambda d: d.replace(b"P0 ", b"P9 ").replace(b"P1 ", b"P0 ").replace(b"P9 ", b"P1 "),
     ),
     "loss": ("full/p2r0/training.csv", lambda d: d + b"3,0.01,0.1,0,100\n"),
+    "a loss that nobody signed": ("full/p2r0/training.csv", lambda d: d + b"9,0.01,0.1,0,100\n"),
     "roots": ("full/p2r0/transcript_p2r0s0t0/roots.jsonl", lambda d: b"".join(d.splitlines(True)[:-1])),
     "openings": ("full/p2r0/transcript_p2r0s0t0/openings.jsonl", lambda d: d[:-1] + b" \n"),
     "worker's result": ("full/p2r0/transcript_p2r0s0t0/result.json", lambda d: d + b"\n"),
     "smoke": ("smoke/p1r0/policy.json", lambda d: d.replace(b"north", b"south")),
 }
+
+
+ONLY_OURS = ("dp_matrix.md", "roots_by_coord.json", "allowed_signers")
+"""What our verifier reads beyond section 11 of EVIDENCE.md."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.replace(b"step,", b"step,step,", 1),
+        lambda d: d.replace(b"toks_per_s", b"loss", 1),
+        lambda d: d.replace(b",100\n", b",100,7\n", 1),
+    ],
+    ids=["two steps", "two losses", "a cell too many"],
+)
+def test_a_table_that_two_readers_could_read_differently_is_no_table_to_either_verifier(
+    change: Callable[[bytes], bytes], package: Package
+) -> None:
+    path = package.artifacts / "full/p0r0/training.csv"
+    before = path.read_bytes()
+    path.write_bytes(change(before))
+    assert path.read_bytes() != before
+    collector.seal(package.run_dir)
+    assert package.pinned() == 2
+    assert standalone_verify.main([str(package.artifacts), "--allowed-signers", str(package.signers)]) == 2
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -173,6 +199,8 @@ def test_a_collector_who_lies_about_what_was_signed_is_named(
     collector.seal(package.run_dir)
     assert package.pinned() == 1
     err = said(capsys)["err"]
+    if Path(name).name not in ONLY_OURS:
+        assert standalone_verify.main([str(package.artifacts), "--allowed-signers", str(package.signers)]) == 1
     assert err.startswith(("NOT VERIFIED  derived: ", "NOT VERIFIED  transcript files: "))
     assert Path(name).name in err
 

@@ -179,7 +179,7 @@ def test_files_that_follow_from_the_bundle(run: Rehearsal, tmp_path: Path) -> No
         "roots.jsonl": ((folder / leaf_file.ROOTS).read_bytes(), lambda p: list(reading.lines(p, reading.MIB))),
         "result.json": ((folder / leaf_file.RESULT).read_bytes(), reading.read_json),
         "allowed": (f'P0,P1 namespaces="a,b",valid-before="20300101Z" {key} x\n'.encode(), read_allowed_signers),
-        "training.csv": (b"step,loss\n1,0.25\n2,nan\n", lambda p: derived_files.check_training_rows({1: 0.25}, p)),
+        "training.csv": (b"step,loss\n0,nan\n1,0.25\n", lambda p: derived_files.check_training_rows({1: 0.25}, p)),
         "signature": (run.identities[0].sign("uvcc-manifest", b"x").encode(), lambda p: signer(reading.read_text(p))),
         "MANIFEST.json": (
             manifest.Manifest(

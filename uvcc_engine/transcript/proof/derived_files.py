@@ -232,7 +232,7 @@ def _pod(home: Path, bundle: Bundle) -> Iterator[tuple[Path, bool]]:
         if _RESULT.fullmatch(name):
             yield path, _result(reading.read_json(path, _MOST), parts)
         elif name == TRAINING:
-            check_training_rows(signed_losses(bundle), path)
+            check_training_rows(signed_losses(bundle), path, bundle.policy.first_step)
             yield path, True
         elif name == VAL:
             check_validation_rows(bundle, path)
@@ -285,15 +285,27 @@ def signed_losses(bundle: Bundle) -> dict[int, float]:
     return found if last is None else {**found, bundle.steps: float(last)}
 
 
-def check_training_rows(losses: Mapping[int, float], path: Path) -> int:
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a table. Raises ValueError for one in which a name could stand for two cells of a row."""
+    rows = csv.DictReader(reading.read_text(path, _MOST).splitlines())
+    names = list(rows.fieldnames or ())
+    if len(set(names)) != len(names):
+        raise ValueError("two columns of one name")
+    for row in rows:
+        if None in row:
+            raise ValueError("a row of more cells than there are columns")
+        yield row
+
+
+def check_training_rows(losses: Mapping[int, float], path: Path, first_step: int = 0) -> int:
     """Hold a table of training against signed losses (by the table's ``step``); returns how many rows were compared.
 
-    Raises VerificationError naming the first row that differs, UnreadableError for what is no table.
+    Rows up to ``first_step`` are those of another policy. Raises VerificationError naming the first row that differs
+    or that nobody signed, UnreadableError for what is no table.
     """
     compared = 0
-    rows = csv.DictReader(reading.read_text(path, _MOST).splitlines())
     try:
-        for row in rows:
+        for row in _rows(path):
             step, loss = int(row["step"]), float(row["loss"])
             if step in losses:
                 compared += 1
@@ -301,6 +313,9 @@ def check_training_rows(losses: Mapping[int, float], path: Path) -> int:
                     raise VerificationError(
                         "derived", f"{reading.shown(path)} says loss {loss} after step {step}, signed is {losses[step]}"
                     )
+            elif step > first_step:
+                what = f"{reading.shown(path)} says loss {loss} after step {step}, for which none is signed"
+                raise VerificationError("derived", what)
     except (KeyError, TypeError, ValueError, csv.Error) as e:
         raise UnreadableError(f"{reading.shown(path)} is no table of training: {reading.reason(e)}") from e
     return compared
@@ -318,7 +333,7 @@ def check_validation_rows(bundle: Bundle, path: Path) -> int:
             signed.setdefault(step, {})[name.removeprefix(_OF_VALIDATION)] = value
     compared = 0
     try:
-        for row in csv.DictReader(reading.read_text(path, _MOST).splitlines()):
+        for row in _rows(path):
             step = int(row["step"])
             said = {name: float(cell) for name, cell in row.items() if cell and name != "step"}
             due = signed.get(step, {})
