@@ -7,15 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from proof_kit import LEARNED, PROTOCOLS, WHOLE, normal, run_proved
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.comparisons import proved_bits
+from uvcc_engine.mpc.foundation.bilinear_claims import NUMBERS
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger
-from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Runtime
+from uvcc_engine.mpc.foundation.runtime import MpcProtocol, Round, Runtime
 from uvcc_engine.mpc.foundation.share import Share
 from uvcc_engine.mpc.products import arithmetic
 from uvcc_engine.mpc.products.arithmetic import reshare_protocol
+from uvcc_engine.proofs import folding
+from uvcc_engine.proofs.galois_ring import GaloisRing
+from uvcc_engine.transcript.formats import kinds
 
 INPUTS = (normal(1, 4, 4), normal(2, 4, 4))
 
@@ -48,6 +53,54 @@ def test_a_comparison_whose_claims_are_forgotten_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(proved_bits, "claimed", lambda *_: None)
     with pytest.raises(ConfigError, match="numbers were sent as proved, and claims of 0 cover them"):
         run_whole(WHOLE["sign"])
+
+
+def _says_what_nobody_multiplies(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """Each tells the party after it what both hold already, plus one; the claim says that it is the same."""
+    message = Round(proved=True)
+    message.send(rt.next, kinds.RESHARE, x.second + 1)
+    message.want(rt.prev, kinds.RESHARE, torch.int64, *x.shape)
+    (told,) = yield message
+    for q in range(3):
+        held = {q: x.second, (q + 1) % 3: x.first}.get(rt.party)
+        after = (None, -told) if rt.party == (q + 1) % 3 else (None, None)
+        proved_bits.claimed(rt, q, NUMBERS, 0, x.shape, (None, held), after)
+    return x
+
+
+def test_an_equation_without_a_product_is_refused() -> None:
+    """Its proof would have no entry and hold whatever was sent, with nothing else of its prover in the step."""
+    with pytest.raises(ConfigError, match="an equation without a product has no proof"):
+        run_whole(_says_what_nobody_multiplies)
+
+
+def test_a_product_that_adds_up_nothing_is_refused() -> None:
+    """What is sent of it are masks alone, and no entry of a proof has them."""
+    inputs = (normal(1, 3, 0), normal(2, 0, 3))
+    with pytest.raises(ConfigError, match="has no proof"):
+        run_proved(functools.partial(PROTOCOLS["matmul"], dealer=0), inputs)
+
+
+@pytest.mark.parametrize("great", [1, 1 << 19], ids=["ternary", "plain"])
+def test_what_is_of_no_number_is_left_out_and_hides_no_lie(great: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "GREAT", great)
+
+    def build(rt: Runtime, x: Share, y: Share, *, dealer: int) -> MpcProtocol[Share]:
+        nothing = x.index(slice(0, 0))
+        yield from arithmetic.mul_protocol(rt, nothing, nothing, dealer=dealer)
+        found = yield from arithmetic.mul_protocol(rt, x, y, dealer=dealer)
+        yield from arithmetic.mul_protocol(rt, nothing, nothing, dealer=dealer)
+        return found
+
+    def lie(sent: int, data: torch.Tensor) -> None:
+        if data.numel():
+            data[-1] += 1
+
+    how: dict[str, Any] = {"everything": True, "ring": GaloisRing(20)}
+    honest = run_proved(functools.partial(build, dealer=0), INPUTS, **how)
+    assert honest.errors == [None] * 3
+    lied = run_proved(functools.partial(build, dealer=0), INPUTS, liar=1, stands_by=lie, **how)
+    assert lied.opened == [None] * 3
 
 
 @pytest.mark.parametrize("name", sorted({**PROTOCOLS, **LEARNED}.keys() - {"public layer"}))

@@ -206,14 +206,17 @@ class ClaimLedger:
         )
 
     def file(self, notes: ProductNotes) -> ProductNotes:
-        """Keep what a product will be proved with. Raises ConfigError for a product that has no proof."""
+        """Keep what a product will be proved with. Raises ConfigError for a product that has no proof, as one that adds
+        up nothing has none: there is no entry that a coin could weigh, and what is sent of it is a message all the
+        same."""
         self._waits |= self.sisters
         matrices = notes.form == PATCHES and notes.z.dim() == 2
         if notes.form == MATMUL and notes.y is not None:
             matrices = notes.z.dim() >= 2 and notes.x.shape[:-2] == notes.y.shape[:-2] == notes.z.shape[:-2]
         elif notes.form == SUMMED and notes.y is not None:
             matrices = notes.x.shape == notes.y.shape and notes.x.shape[:-1] == notes.z.shape
-        if not (matrices or notes.form in (ELEMENTWISE, LINEAR)):
+        over_nothing = notes.form in (MATMUL, SUMMED, PATCHES) and notes.x.n == 0 and notes.count > 0
+        if over_nothing or not (matrices or notes.form in (ELEMENTWISE, LINEAR)):
             raise ConfigError(
                 f"a product {notes.form or 'of its own kind'} of shape {tuple(notes.z.shape)} has no proof",
                 "verify: off, or a model of dense and convolutional layers",
@@ -228,7 +231,10 @@ class ClaimLedger:
         self.settled_words += notes.words
 
     def claim(self, *claims: BilinearClaim) -> None:
-        """Keep equations that will be proved."""
+        """Keep equations that will be proved. Raises ConfigError for one without a product, of which the proof would
+        have no entry: what no party multiplies is a product with ones."""
+        if any(one.terms < 1 for one in claims):
+            raise ConfigError("an equation without a product has no proof", "file it with a term, such as of ones")
         self._waits |= self.sisters
         self._claims += claims
         self.filed += sum(one.count for one in claims)
@@ -253,8 +259,9 @@ class ClaimLedger:
         self._claims = [bring.equation(one) for one in self._claims]
 
     def take(self) -> tuple[list[ProductNotes], list[BilinearClaim]]:
-        """All products and equations since the last call, each in the order in which they were filed."""
-        found = self._products, self._claims
+        """All products and equations since the last call, each in the order in which they were filed, but for those
+        of no number, of which nothing was sent."""
+        found = [one for one in self._products if one.count], [one for one in self._claims if one.count]
         self._products, self._claims, self.settled_words = [], [], 0
         return found
 
