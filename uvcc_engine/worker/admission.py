@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError
+from uvcc_engine.contract.job.model_hash import model_hash
 from uvcc_engine.contract.job.owner_files import BASE
 from uvcc_engine.contract.job.private_job import SEALED, PrivateJob
 from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
@@ -75,6 +76,8 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     party = check_policy(policy, read_signatures(Path(spec.signatures)), identity, own_code_hash(site))
     coord = _coordinate(spec, policy, identity, party)
     job = PrivateJob.from_json(policy.job)
+    if policy.model_hash != model_hash(job.to_json()):
+        raise ConfigError("the policy's model_hash is of another model than its job", "draft the policy anew")
     size = policy.topology
     workers = size.workers_per_party * size.microbatches
     model = fit_model(

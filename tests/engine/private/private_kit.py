@@ -18,6 +18,7 @@ from warm_kit import WarmChild
 
 import uvcc_engine
 from uvcc_engine.bench.launch.fleet import CODE
+from uvcc_engine.contract.job.model_hash import model_hash
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Topology
@@ -128,7 +129,7 @@ class Fleet:
         made = made or shared_digits(job)
         self.policy = Policy.build(
             job=job.to_json(),
-            model_hash=CODE,
+            model_hash=model_hash(job.to_json()),
             code_hash=CODE,
             topology=Topology(),
             parties=[PolicyParty(i, p.public, "local", "here") for i, p in enumerate(PARTIES)],

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from private_kit import OWNER, PARTIES, SOON_LOST, Fleet, Zygote, direct_links, relay_links, until
+from private_kit import CODE, OWNER, PARTIES, SOON_LOST, Fleet, Zygote, direct_links, relay_links, until
 
 from uvcc_engine import simulate
 from uvcc_engine.checkpoint.commits import RECORDS, check_record, read_record
@@ -34,7 +34,7 @@ from uvcc_engine.transcript.leaves.roots import sid_of
 from uvcc_engine.transcript.proof.bundle import assemble_folder, read_bundle
 from uvcc_engine.transcript.proof.revealed_series import revealed_series
 from uvcc_engine.transcript.proof.verifier import verify
-from uvcc_engine.transcript.terms.policy import Policy
+from uvcc_engine.transcript.terms.policy import Policy, sign_policy, write_signatures
 
 JOB = PrivateJob(steps=12, batch=16, checkpoint_every=5, test_rows=100, reveal=("loss", "accuracy", "weights"))
 
@@ -381,9 +381,18 @@ def refuse_identity(fleet: Fleet) -> None:
     (fleet.home(0) / "identity" / "ed25519").chmod(0o644)
 
 
+def refuse_model(fleet: Fleet) -> None:
+    """All three signed it: who reads the policy would take the run for one of another model."""
+    policy = Policy.from_json(fleet.policy.to_json() | {"model_hash": "0" * 64})
+    (fleet.home(0) / "policy.json").write_bytes(policy.canonical)
+    signed = {p: sign_policy(identity, policy, CODE) for p, identity in enumerate(PARTIES)}
+    write_signatures(fleet.home(0) / "signatures.json", signed)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
+        (refuse_model, "model_hash is of another model than its job"),
         (refuse_signature, "P1's signature does not hold"),
         (refuse_policy, "signature does not hold"),
         (refuse_inputs, "altered"),

@@ -39,6 +39,7 @@ from uvcc_engine.contract.errors import (
 )
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.link_spec import LinkSpec
+from uvcc_engine.contract.job.model_hash import model_hash
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.contract.peer_protocol.record_names import ROSTERS
@@ -315,7 +316,7 @@ class FederatedParty:
         about = f"{proposal.id}|{self.peers.attempt}|{phase.name}|{_digest([r.digest for r in self.rosters.values()])}"
         return Policy.build(
             job=job,
-            model_hash=agree.model_hash(job),
+            model_hash=model_hash(job),
             code_hash=proposal.code_hash,
             topology=phase.topology,
             parties=parties,

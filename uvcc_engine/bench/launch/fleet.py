@@ -23,6 +23,7 @@ from typing import Any
 import uvcc_engine
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.migration import Migration
+from uvcc_engine.contract.job.model_hash import model_hash
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.spec import WorkerSpec
 from uvcc_engine.contract.job.topology import Coord, Topology
@@ -167,7 +168,7 @@ class Fleet:
             job = self.job = dataclasses.replace(job, start=goes_on(parties))
         self.policy = Policy.build(
             job=job.to_json(),
-            model_hash=CODE,
+            model_hash=model_hash(job.to_json()),
             code_hash=CODE,
             topology=size,
             parties=parties,

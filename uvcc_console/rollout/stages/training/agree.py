@@ -22,6 +22,7 @@ from uvcc_console.runs import domain
 from uvcc_engine.contract.agent_protocol.agent_commands import PolicyCommand
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job import owner_files
+from uvcc_engine.contract.job.model_hash import model_hash
 from uvcc_engine.contract.job.served_clients import ANSWERED_ONLY, CLIENTS
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
@@ -176,11 +177,6 @@ def parties_of(ctx: Rollout, phase: Phase) -> list[PolicyParty]:
         public, *others = (identity_of(ctx, party, r) for r in range(phase.topology.replicas))
         parties.append(PolicyParty(party, public, pod.provider, pod.region or "unknown", tuple(others)))
     return parties
-
-
-def model_hash(job: Mapping[str, Any]) -> str:
-    """The hash of a job's model as a policy names it."""
-    return hashlib.sha256(b"UVCC_MODEL_V1" + canonical({"model": job["model"], "seed": job["seed"]})).hexdigest()
 
 
 def draft(ctx: Rollout, phase: Phase, shared: Mapping[str, Any]) -> Policy:
