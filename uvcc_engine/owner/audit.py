@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES, Coord
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
@@ -34,6 +34,7 @@ from uvcc_engine.plane.api import Buffer, Tag
 from uvcc_engine.sealing.inputs import PartyInputs
 from uvcc_engine.sealing.seeds import Seeds, check_pairs, open_seeds, seeds_name
 from uvcc_engine.sharding.validation import fit_model
+from uvcc_engine.transcript.exchange.own_history import signed_epochs
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.leaves.leaf import RECEIVED, SENT, WIRE_KINDS, Key, Leaf, epoch_key, make_record
@@ -45,22 +46,27 @@ from uvcc_engine.transcript.signing.identity import Identity
 from uvcc_engine.transcript.terms.policy import Policy
 
 _PATIENCE_S: Final = 3600.0
+_CUT: Final = "the transcripts end here: the run did, or the rest was not handed over"
 LeafRecords = Mapping[Key, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What a replay found. ``parties`` is empty if every message was as computed; two, if only their pair is known."""
+    """What a replay found. ``parties`` is empty if every message was as computed; two, if only their pair is known.
+    ``note``: how far that can be relied on, where there is something to say.
+    """
 
     epochs: int
     messages: int
     parties: tuple[int, ...] = ()
     epoch: int = -1
     what: str = ""
+    note: str = ""
 
     def text(self) -> str:
         """The finding for people."""
         replayed = f"{self.epochs} epochs replayed, {self.messages} recorded messages compared"
+        replayed += f"\n             {self.note}" if self.note else ""
         if not self.parties:
             return f"AS AGREED    {replayed}: every party sent what the program computes"
         who = " or ".join(f"P{p}" for p in self.parties)
@@ -252,9 +258,10 @@ def audit(
 ) -> Audit:
     """Replay the run whose transcripts and seeds lie anywhere below ``root``.
 
-    ``sealed``: the folder into which the owner shared its inputs; ``base``: the job's public base. Raises
-    UnreadableError for what is missing, VerificationError if the parties' seeds contradict each other, ConfigError for
-    a job that cannot be replayed.
+    ``sealed``: the folder into which the owner shared its inputs; ``base``: the job's public base. Whoever handed the
+    folder over may have written what he likes, so each epoch that a worker signed is held to its signature. Raises
+    UnreadableError for what is missing, VerificationError if a transcript is not the signed one or the parties' seeds
+    contradict each other, ConfigError for a job that cannot be replayed.
     """
     policy = Policy.load(policy_file or root / POLICY_FILE)
     size = policy.topology
@@ -272,23 +279,52 @@ def audit(
     for c in coords:
         if c.party == 0:
             check_pairs({p: disclosed[replace(c, party=p)] for p in range(PARTIES)})
+    signed = _signed(policy, coords, folders)
     if not alone:
-        return _of_fleet(policy, disclosed, folders, sealed)
+        return _of_fleet(policy, disclosed, folders, signed, sealed)
     seeds = {c.party: found for c, found in disclosed.items()}
     boxes = {p: _only(sealed, sealed_name(p)) for p in range(PARTIES)}
     epochs = messages = 0
     for epoch, program in enumerate(replay(policy, seeds, boxes, base)):
         found = [recorded(folders[c], epoch) for c in coords]
         if not any(records for records, _ in found):
-            break  # the run ended before
+            return Audit(epochs, messages, note=_CUT)
         epochs, messages = epoch + 1, messages + sum(len(records) for records, _ in found)
         verdict = judge(epoch, program, found)
         if verdict is not None:
-            return Audit(epochs, messages, verdict.parties, epoch, verdict.what)
+            return replace(verdict, epochs=epochs, messages=messages, note=_unsigned(verdict, signed))
     return Audit(epochs, messages)
 
 
-def _of_fleet(policy: Policy, seeds: Mapping[Coord, Seeds], folders: Mapping[Coord, Path], sealed: Path) -> Audit:
+def _signed(policy: Policy, coords: Sequence[Coord], folders: Mapping[Coord, Path]) -> dict[Coord, int]:
+    """How many epochs each worker signed. Raises VerificationError where a transcript holds something else."""
+    found: dict[Coord, int] = {}
+    for first in (c for c in coords if c.party == 0):
+        three = {p: replace(first, party=p) for p in range(PARTIES)}
+        try:
+            epochs = signed_epochs({p: folders[c] for p, c in three.items()}, policy, first)
+        except VerificationError as error:
+            raise VerificationError("transcripts", error.what, "have its domain hand it over again") from error
+        found |= {c: epochs[p] for p, c in three.items()}
+    return found
+
+
+def _unsigned(verdict: Audit, signed: Mapping[Coord, int]) -> str:
+    """What is to be said where a party that is named did not sign the epoch: it was cut short."""
+    odd = [p for p in verdict.parties if any(c.party == p and n <= verdict.epoch for c, n in signed.items())]
+    if not odd:
+        return ""
+    who = " and ".join(f"P{p}" for p in odd)
+    return f"{who} signed nothing of this epoch: its record is the word of whoever handed the files over"
+
+
+def _of_fleet(
+    policy: Policy,
+    seeds: Mapping[Coord, Seeds],
+    folders: Mapping[Coord, Path],
+    signed: Mapping[Coord, int],
+    sealed: Path,
+) -> Audit:
     """:func:`audit` of a run with several workers or microbatches per party."""
     job = PrivateJob.from_json(policy.job)
     if job.task != "train" or job.start is not None:
@@ -301,11 +337,11 @@ def _of_fleet(policy: Policy, seeds: Mapping[Coord, Seeds], folders: Mapping[Coo
         for epoch, program in enumerate(replayed):
             found = {c: recorded(folders[c], epoch) for c in seeds}
             if not any(records for records, _ in found.values()):
-                break
+                return Audit(epochs, messages, note=_CUT)
             epochs, messages = epoch + 1, messages + sum(len(records) for records, _ in found.values())
             verdict = judge_fleet(epoch, program, found)
             if verdict is not None:
-                return replace(verdict, epochs=epochs, messages=messages)
+                return replace(verdict, epochs=epochs, messages=messages, note=_unsigned(verdict, signed))
     return Audit(epochs, messages)
 
 

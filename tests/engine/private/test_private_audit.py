@@ -18,7 +18,8 @@ from uvcc_engine.owner import program_form
 from uvcc_engine.owner.client import write_shared
 from uvcc_engine.sealing.joint import combine
 from uvcc_engine.sealing.seeds import open_seeds, seal_seeds
-from uvcc_engine.transcript.leaves.leaf import Leaf
+from uvcc_engine.transcript.leaves import leaf_file
+from uvcc_engine.transcript.leaves.leaf import SENT, WIRE_KINDS, Leaf
 from uvcc_engine.transcript.leaves.leaf_file import folder_name
 from uvcc_engine.transcript.terms.policy import Policy
 
@@ -100,6 +101,38 @@ def test_an_altered_opening_is_pinned_on_the_one_holder_who_lied(zygote: Zygote,
     found = audited(fleet)
     assert (found.parties, found.epoch) == ((LIAR,), 2)
     assert found.what.startswith(f"OPEN P{LIAR}->")
+
+
+@pytest.mark.ci("tests/engine/transcript/test_own_history.py")
+def test_whoever_hands_the_files_over_cannot_pin_on_a_party_what_it_did_not_sign(
+    zygote: Zygote, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet, honest = ended(zygote, tmp_path / "run"), 2
+    folder = fleet.dir(honest) / folder_name(Coord(0, honest, 0, 0))
+    path, whole = folder / leaf_file.LEAVES, (folder / leaf_file.LEAVES).read_bytes()
+    for file, block in leaf_file.blocks(path):
+        records, sent = list(leaf_file.records(file, block)), SENT.to_bytes(1, "little")
+        if block.epoch == 1:
+            mine = next(r for r in records if r[:1] == sent and Leaf.unpack(r).kind in WIRE_KINDS)
+    assert whole.count(mine) == 1
+    path.write_bytes(whole.replace(mine, mine[:-1] + bytes([mine[-1] ^ 1])))
+    with pytest.raises(VerificationError, match=f"p{honest}r0s0t0/leaves.bin, epoch 1"):
+        audited(fleet)
+    path.write_bytes(whole)
+    assert not audited(fleet).note
+    for party in range(3):  # all that is left of the run is its beginning, in every folder
+        there = fleet.dir(party) / folder_name(Coord(0, party, 0, 0))
+        for name in (leaf_file.ROOTS, leaf_file.PEERS):
+            (there / name).unlink()
+        (there / leaf_file.LEAVES).write_bytes((there / leaf_file.LEAVES).read_bytes()[: _first_block(there)])
+    found = audited(fleet)
+    assert (found.epochs, found.parties) == (1, ())
+    assert "the rest was not handed over" in found.text()
+
+
+def _first_block(folder: Path) -> int:
+    """Where the first epoch of a transcript ends."""
+    return next(block.end for _, block in leaf_file.blocks(folder / leaf_file.LEAVES))
 
 
 @pytest.mark.ci(__file__)

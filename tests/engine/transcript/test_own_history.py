@@ -15,7 +15,7 @@ from uvcc_engine.contract.errors import VerificationError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.transcript.exchange.agreement import PEERS
 from uvcc_engine.transcript.exchange.evidence import WorkerEvidence
-from uvcc_engine.transcript.exchange.own_history import check_history
+from uvcc_engine.transcript.exchange.own_history import check_history, signed_epochs
 from uvcc_engine.transcript.leaves import leaf_file
 
 ME = Coord(0, 0, 0, 0)
@@ -91,6 +91,29 @@ def test_whole_evidence_is_replayed_and_counted(recorded: World, folder: Path) -
     assert check_history(folder, recorded.policy, ME, 1) > 0
     assert check_history(folder, recorded.policy, ME, 0) == 0
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_what_a_party_signed_must_lie_in_the_transcript_that_somebody_hands_over_as_its(
+    recorded: World, tmp_path: Path
+) -> None:
+    """Also what only its peers' folders say that it signed."""
+    folders = {p: tmp_path / f"pod{p}" for p in range(3)}
+    for party, there in folders.items():
+        shutil.copytree(recorded.folder / f"pod{party}" / leaf_file.folder_name(Coord(0, party, 0, 0)), there)
+    assert signed_epochs(folders, recorded.policy, ME) == dict.fromkeys(range(3), EPOCHS)
+    whole = (folders[2] / leaf_file.LEAVES).read_bytes()
+    flipped(leaf_file.LEAVES, 0.5)(folders[2])
+    with pytest.raises(VerificationError, match=r"pod2/leaves\.bin, epoch 1"):
+        signed_epochs(folders, recorded.policy, ME)
+    first = next(block.end for _, block in leaf_file.blocks(recorded.folder / "pod2/transcript_p2r0s0t0/leaves.bin"))
+    (folders[2] / leaf_file.LEAVES).write_bytes(whole[:first])
+    (folders[2] / leaf_file.ROOTS).write_bytes(lines(folders[2] / leaf_file.ROOTS)[0])
+    with pytest.raises(VerificationError, match=r"pod2/leaves\.bin, epoch 1: the epoch is missing"):
+        signed_epochs(folders, recorded.policy, ME)
+    for there in folders.values():
+        for name in (leaf_file.ROOTS, leaf_file.PEERS):
+            (there / name).unlink()
+    assert signed_epochs(folders, recorded.policy, ME) == dict.fromkeys(range(3), 0), "nobody signed anything"
 
 
 @pytest.mark.parametrize("keep", [1, leaf_file.HEADER.size - 1, leaf_file.HEADER.size + 40])

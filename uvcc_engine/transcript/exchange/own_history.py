@@ -9,7 +9,7 @@ and epoch, and says nothing about any peer, whose own copy may well be whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +50,28 @@ def check_history(folder: Path, policy: Policy, coord: Coord, epochs: int) -> in
     leaves = _check_leaves(folder, policy, coord, epochs, said[coord.party])
     _check_openings(folder, policy, coord, epochs, said[coord.party])
     return leaves
+
+
+def signed_epochs(folders: Mapping[int, Path], policy: Policy, coord: Coord) -> dict[int, int]:
+    """How many epochs the three workers at the place of ``coord`` signed, by party, from the folders of all three.
+
+    An epoch that a party signed, as its own folder or a peer's says, must lie in its transcript as it was signed.
+    Raises VerificationError naming the file, the epoch and what does not hold.
+    """
+    said: _Statements = {p: {} for p in folders}
+    for party, folder in folders.items():
+        mine = Coord(coord.replica, party, coord.stage, coord.tensor)
+        for name, of in ((leaf_file.ROOTS, (party,)), (leaf_file.PEERS, tuple(peers_of(party)))):
+            if (folder / name).exists():  # a run may have ended before the first
+                _read_statements(folder, name, policy, mine, of, said)
+    found = {party: 1 + max(of_party, default=-1) for party, of_party in said.items()}
+    for party, epochs in found.items():
+        if lacking := set(range(epochs)) - said[party].keys():
+            raise _damage(folders[party], leaf_file.ROOTS, min(lacking), "the signed root is missing")
+        mine = Coord(coord.replica, party, coord.stage, coord.tensor)
+        if epochs:
+            _check_leaves(folders[party], policy, mine, epochs, said[party])
+    return found
 
 
 def _damage(folder: Path, name: str, epoch: int | None, what: str) -> VerificationError:
