@@ -37,13 +37,27 @@ def decode_component(component: int, encoded: memoryview) -> tuple[int, dict[str
         offset, found = 4 + length, {}
         for name, shape in header["tensors"]:
             count = _count(shape, len(encoded) - offset)
-            found[str(name)] = np.frombuffer(encoded, "<i8", count, offset).astype(np.int64).reshape(shape)
+            found[tensor_name(name)] = np.frombuffer(encoded, "<i8", count, offset).astype(np.int64).reshape(shape)
             offset += 8 * count
         if offset != len(encoded):
             raise ValueError("bytes left over")
-        return int(header["frac_bits"]), found
+        return fractional_bits(header["frac_bits"]), found
     except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise UnreadableError(f"a share component cannot be read: {error}", "make the sealed file again") from error
+
+
+def fractional_bits(stated: Any) -> int:
+    """How many bits of a number of 64 are said to lie behind its point. Raises ValueError for what can be no such."""
+    if type(stated) is not int or not 0 <= stated < 64:
+        raise ValueError("it has no number of fractional bits")
+    return stated
+
+
+def tensor_name(stated: Any) -> str:
+    """The name of a tensor, which labels streams and is shown: a word of ASCII. Raises ValueError for any other."""
+    if not isinstance(stated, str) or not stated.isascii() or not stated.isprintable():
+        raise ValueError("a tensor has no name that can be shown")
+    return stated
 
 
 def _count(shape: Any, left: int) -> int:

@@ -66,8 +66,7 @@ def open_weights(
     """
     if len(boxes) != PARTIES or len(parties) != PARTIES:
         raise ConfigError(f"{len(boxes)} boxes of {len(parties)} parties", "give the boxes of all three parties")
-    known: dict[int, tuple[int, dict[str, Ring]]] = {}
-    frac_bits = 0
+    known: dict[int, tuple[int, tuple[int, dict[str, Ring]]]] = {}
     for party, (box, public) in enumerate(zip(boxes, parties, strict=True)):
         plain, about = unseal(box, recipient=owner, sender=public.x25519)
         sid_job = about.get("sid_job") if sid_job is None else sid_job
@@ -77,18 +76,23 @@ def open_weights(
             raise VerificationError("weights", what, "give one run's boxes, in order")
         for slot, (_, encoded) in enumerate(unpack_halves(plain)):
             component = (party + slot) % PARTIES
-            frac_bits, tensors = decode_component(component, encoded)
-            holder, first = known.setdefault(component, (party, tensors))
-            if not _equal(first, tensors):
+            copy = decode_component(component, encoded)
+            holder, first = known.setdefault(component, (party, copy))
+            if not _equal(first, copy):
                 raise VerificationError(
                     "weights",
                     f"P{holder} and P{party} hold different copies of component {component}",
                     "one of them altered it; do not use these weights",
                 )
+    if len({bits for _, (bits, _) in known.values()}) != 1:
+        raise VerificationError("weights", "the components say different fractional bits", "do not use these weights")
+    (frac_bits, lowest), (_, middle), (_, highest) = (known[c][1] for c in range(PARTIES))
     with np.errstate(over="ignore"):
-        total = {name: known[0][1][name] + known[1][1][name] + known[2][1][name] for name in known[0][1]}
+        total = {name: lowest[name] + middle[name] + highest[name] for name in lowest}
     return {name: ring.astype(np.float64) / 2.0**frac_bits for name, ring in total.items()}
 
 
-def _equal(one: dict[str, Ring], two: dict[str, Ring]) -> bool:
-    return one.keys() == two.keys() and all(np.array_equal(one[n], two[n]) for n in one)
+def _equal(one: tuple[int, dict[str, Ring]], two: tuple[int, dict[str, Ring]]) -> bool:
+    """Whether two copies are of the same numbers, and of as many fractional bits."""
+    (bits, ours), (others, theirs) = one, two
+    return bits == others and ours.keys() == theirs.keys() and all(np.array_equal(ours[n], theirs[n]) for n in ours)

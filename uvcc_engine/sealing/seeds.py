@@ -83,9 +83,9 @@ def open_seeds(box: bytes, *, owner: Identity, sender: PublicIdentity, policy: P
         found = json_of(plain)
         prg = {name: bytes.fromhex(found["prg"][name]) for name in ("prev", "next", "own")}
         blinds = {p: bytes.fromhex(found["blinds"][str(p)]) for p in range(PARTIES)}
-        key, attempt = bytes.fromhex(found["inputs_key"]), int(found["attempt"])
-        if len(key) != 32:
-            raise ValueError("the inputs' key is not of 32 bytes")
+        key, attempt = bytes.fromhex(found["inputs_key"]), found["attempt"]
+        if len(key) != 32 or type(attempt) is not int or not 0 <= attempt < 1 << 31:
+            raise ValueError("the inputs' key is not of 32 bytes, or there is no attempt")
         return Seeds(coord.party, attempt, PairKeys(**prg), blinds, key)
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise UnreadableError(

@@ -26,7 +26,7 @@ from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.canonical import canonical
 from uvcc_engine.sealing.box_keys import derive
 from uvcc_engine.sealing.commitments import Commitment, commitment
-from uvcc_engine.sealing.components import Ring
+from uvcc_engine.sealing.components import Ring, fractional_bits, tensor_name
 from uvcc_engine.sealing.purpose import Purpose
 from uvcc_engine.sealing.streamed_box import BoxWriter
 from uvcc_engine.transcript.signing.identity import Identity, PublicIdentity
@@ -140,7 +140,7 @@ def read_head(head: bytes, component: int) -> _Head:
     """Raises UnreadableError: an owner wrote it."""
     try:
         found = json.loads(head)
-        shapes = {str(name): tuple(shape) for name, shape in found["tensors"]}
+        shapes = {tensor_name(name): tuple(shape) for name, shape in found["tensors"]}
         sizes = [n for shape in shapes.values() for n in shape]
         if found["component"] != component or any(type(n) is not int or not 0 <= n < 1 << 36 for n in sizes):
             raise ValueError("another component, or a tensor without a shape")
@@ -149,7 +149,7 @@ def read_head(head: bytes, component: int) -> _Head:
         key = bytes.fromhex(found["key"]) if component != _WHOLE else None
         if key is not None and len(key) != 32:
             raise ValueError("its key is not of 32 bytes")
-        return _Head(int(found["frac_bits"]), shapes, key)
+        return _Head(fractional_bits(found["frac_bits"]), shapes, key)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableError(f"a share component cannot be read: {error}", "make the sealed file again") from error
 

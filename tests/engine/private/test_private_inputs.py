@@ -20,7 +20,7 @@ from uvcc_engine.data import data_files
 from uvcc_engine.data.data_files import read_rows
 from uvcc_engine.data.sets import Dataset, one_hot
 from uvcc_engine.owner import client
-from uvcc_engine.sealing import joint
+from uvcc_engine.sealing import joint, streamed_inputs
 from uvcc_engine.sealing.box import seal, unseal
 from uvcc_engine.sealing.components import decode_component
 from uvcc_engine.sealing.inputs import SharedInputs, open_inputs, share_dataset
@@ -186,7 +186,7 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
 
 
 def weight_boxes(
-    flip: bool = False, stage: int = 0, sid_job: bytes = b"s" * 32
+    flip: bool = False, stage: int = 0, sid_job: bytes = b"s" * 32, bits: tuple[int, int, int] = (16, 16, 16)
 ) -> tuple[list[bytes], np.ndarray[Any, Any]]:
     value = RNG.integers(-(2**20), 2**20, (3, 2))
     parts = RNG.integers(-(2**62), 2**62, (3, 3, 2))
@@ -198,7 +198,7 @@ def weight_boxes(
         if flip and i == 1:
             hi[0, 0] ^= 1
         halves = ({"w": lo}, {"w": hi})
-        how = {"frac_bits": 16, "identity": PARTIES[i], "owner": OWNER.public.x25519, "sid_job": sid_job}
+        how = {"frac_bits": bits[i], "identity": PARTIES[i], "owner": OWNER.public.x25519, "sid_job": sid_job}
         boxes.append(seal_weights(halves, coord=Coord(0, i, stage, 0), **how))
     return boxes, value / 65536
 
@@ -212,6 +212,35 @@ def test_the_owner_opens_results_and_finds_an_altered_copy() -> None:
         open_weights([boxes[1], boxes[0], boxes[2]], owner=OWNER, parties=PUBLIC)
     with pytest.raises(ConfigError, match="all three"):
         open_weights(boxes[:2], owner=OWNER, parties=PUBLIC[:2])
+
+
+@pytest.mark.parametrize("bits", [(16, 16, 15), (16, 17, 16), (0, 16, 16)])
+def test_a_party_that_says_where_the_point_lies_otherwise_is_found(bits: tuple[int, int, int]) -> None:
+    """Its numbers are the right ones, and all of the owner's would have come out so many times as large."""
+    with pytest.raises(VerificationError, match="hold different copies of component"):
+        open_weights(weight_boxes(bits=bits)[0], owner=OWNER, parties=PUBLIC)
+
+
+@pytest.mark.parametrize("stated", ["1e999", "-1", "64", "16.0", "true", '"16"', "null", "9" * 400])
+def test_no_number_of_fractional_bits_is_none_of_a_component(stated: str) -> None:
+    """An owner or a party wrote it, and whatever it wrote ends in words."""
+    head = f'{{"component":0,"frac_bits":{stated},"tensors":[]}}'.encode()
+    with pytest.raises(UnreadableError, match="a share component cannot be read"):
+        decode_component(0, memoryview(struct.pack("<I", len(head)) + head))
+    key = head[:-1] + b',"key":"' + b"00" * 32 + b'"}'
+    with pytest.raises(UnreadableError, match="a share component cannot be read"):
+        streamed_inputs.read_head(key, 0)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", "train_\u0445", 7, None, ["x"]])
+def test_a_tensor_without_a_name_that_can_be_shown_is_none(name: Any) -> None:
+    """Half a character ended a worker with a traceback."""
+    told = {"component": 0, "frac_bits": 16, "key": "00" * 32, "tensors": [[name, [1]]]}
+    head = json.dumps(told).encode()
+    with pytest.raises(UnreadableError, match="a share component cannot be read"):
+        streamed_inputs.read_head(head, 0)
+    with pytest.raises(UnreadableError, match="a share component cannot be read"):
+        decode_component(0, memoryview(struct.pack("<I", len(head)) + head + bytes(8)))
 
 
 def test_whoever_carries_the_boxes_cannot_hand_over_those_of_another_place_or_run() -> None:
