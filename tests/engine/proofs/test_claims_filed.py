@@ -41,7 +41,16 @@ def _says_so_beside_a_claim(rt: Runtime, x: Share, y: Share, *, dealer: int) -> 
     return found
 
 
-@pytest.mark.parametrize("build", [_says_so, _says_so_beside_a_claim])
+def _opens_as_if_proved(rt: Runtime, x: Share, _: Share, *, dealer: int) -> MpcProtocol[Share]:
+    """What opens something calls its round an opening, and waits for the proofs before it."""
+    message = Round(proved=True)
+    message.send(rt.next, kinds.OPEN, x.first)
+    message.want(rt.prev, kinds.OPEN, torch.int64, *x.shape)
+    yield message
+    return x
+
+
+@pytest.mark.parametrize("build", [_says_so, _says_so_beside_a_claim, _opens_as_if_proved])
 def test_a_protocol_that_only_says_that_it_is_proved_is_refused(build: Callable[..., MpcProtocol[Share]]) -> None:
     """Its sender could have sent anything: no receiver had noted an equation of it."""
     with pytest.raises(ConfigError, match=r"\d+ numbers were sent as proved, and claims of \d+ cover them"):

@@ -155,7 +155,14 @@ class _Homeward:
 
 
 _OF_THE_PROOF: Final = (kinds.PROOF, kinds.COIN, kinds.AUDIT, kinds.FINDING)
-NEEDS_NO_CLAIM: Final = (*_OF_THE_PROOF, kinds.OPEN)  # of an opening that is withheld: zeros
+
+
+def needs_claim(kind: int, data: Tensor) -> bool:
+    """Whether a message of ``kind`` with these numbers, of any shape, has to be covered by claims where its round is
+    said to be proved. Those of a proof are not, nor the zeros of an opening that is withheld."""
+    return kind not in _OF_THE_PROOF and (kind != kinds.OPEN or bool(data.any()))
+
+
 _ENTRIES_A_CLAIM: Final = 2  # of messages, at most: 4/3 is what the dealer of a truncation sends for each of its output
 
 

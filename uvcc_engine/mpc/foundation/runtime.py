@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError
-from uvcc_engine.mpc.foundation.claim_ledger import NEEDS_NO_CLAIM, ClaimLedger
+from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger, needs_claim
 from uvcc_engine.mpc.foundation.prg import OWN, STREAMS, Draws, Forecaster, PairKeys, derive_key
 from uvcc_engine.mpc.foundation.range_watch import RangeWatch
 from uvcc_engine.mpc.foundation.rounds import Fork, MpcProtocol, Round, RoundInbox, RoundOutbox, message_kind, par
@@ -239,7 +239,7 @@ class Runtime:
                 self.dealt_bytes += data.numel() * data.element_size()
             if self.ledger is not None:
                 self.ledger.check_message(kind, proved=request.proved, opening=request.opening)
-                if request.proved and not request.opening and kind not in NEEDS_NO_CLAIM:
+                if request.proved and not request.opening and needs_claim(kind, data):
                     task.promised += data.numel()
             for message in self._outbox[peer].add(kind, data):
                 self._send(peer, *message)
