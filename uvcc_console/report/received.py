@@ -14,6 +14,8 @@ from uvcc_engine.contract.errors import UnreadableError, UvccError
 from uvcc_engine.transcript.formats import reading
 
 MOST: Final = 4 * 1024 * reading.MIB  # what is unpacked of an archive that somebody handed over
+MOST_FILES: Final = 1 << 18
+_LONGEST_HEAD: Final = 4 * reading.KIB  # of what stands beside a file in a tar archive, such as a long name
 _CHUNK: Final = reading.MIB
 
 
@@ -33,7 +35,8 @@ def is_archive(path: Path) -> bool:
 def unpacked(path: Path) -> Iterator[Path]:
     """The content of an archive in a folder that is removed afterwards. Raises UnreadableError.
 
-    An archive is a stranger's: only plain files inside it, by plain names, each once, no more bytes than ``MOST``.
+    An archive is a stranger's: only plain files inside it, by plain names, each once, no more bytes than ``MOST`` and
+    no more files than ``MOST_FILES``: empty ones cost it nothing, and this machine one of its inodes each.
     """
     with tempfile.TemporaryDirectory(prefix="uvcc-package-") as folder:
         home = Path(folder)
@@ -48,7 +51,8 @@ def unpacked(path: Path) -> Iterator[Path]:
 def _unzip(path: Path, home: Path) -> None:
     left = MOST
     with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
+        for number, entry in enumerate(archive.infolist()):
+            _check_count(path, number)
             if entry.external_attr >> 16 & 0o170000 not in (0, 0o100000):
                 raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.filename, 80)}: no plain file")
             with archive.open(entry) as source:
@@ -61,15 +65,37 @@ def _untar(path: Path, home: Path) -> None:
         with (
             path.open("rb") as raw,
             zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw) as plain,
-            tarfile.open(fileobj=plain, mode="r|") as archive,
+            tarfile.open(fileobj=plain, mode="r|", tarinfo=_BoundedInfo) as archive,
         ):
-            for entry in archive:
+            for number, entry in enumerate(archive):
+                _check_count(path, number)
+                archive.members = []  # type: ignore[attr-defined]  # it would keep what it read of every file
                 source = archive.extractfile(entry) if entry.isreg() else None
                 if source is None:
                     raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.name, 80)}: no plain file")
                 left = _extract(path, home, entry.name, source, left)
     except zstandard.ZstdError as e:
         raise OSError(str(e)) from e
+
+
+class _BoundedInfo(tarfile.TarInfo):
+    """What stands before a file in an archive, which ``tarfile`` reads as a whole, however much it is said to be."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedInfo:
+        """Raises ReadError for a head beside a file that is longer than any of ours, or about all that follow."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type == tarfile.XGLTYPE or (found.type in _HEADS and found.size > _LONGEST_HEAD):
+            raise tarfile.ReadError(f"{found.size} bytes beside a file, as no package has them")
+        return found
+
+
+_HEADS: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+
+
+def _check_count(path: Path, number: int) -> None:
+    if number >= MOST_FILES:
+        raise UnreadableError(f"{reading.shown(path)} holds more than {MOST_FILES} files", "do not unpack it")
 
 
 def _extract(path: Path, home: Path, name: str, source: IO[bytes], left: int) -> int:

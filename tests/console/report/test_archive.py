@@ -321,6 +321,37 @@ def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_what_stands_beside_a_file_is_not_read_into_memory_however_long_it_says_it_is(
+    kind: bytes, tmp_path: Path
+) -> None:
+    """A package of 65 KB took 2 GiB."""
+    head, path = tarfile.TarInfo("head"), tmp_path / "x.tar.zst"
+    head.type, head.size = kind, 1 << 32
+    made = received.zstandard_module().ZstdCompressor().compress(head.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
+    path.write_bytes(made)
+    with pytest.raises(UnreadableError, match="bytes beside a file"), received.unpacked(path):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.zst"])
+def test_files_without_end_are_refused_though_they_hold_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(received, "MOST_FILES", 3)
+    path = tmp_path / f"x.{kind}"
+    names = [f"run/{number}" for number in range(4)]
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as made:
+            for name in names:
+                made.writestr(name, b"")
+    else:
+        heads = b"".join(tarfile.TarInfo(name).tobuf() for name in names)
+        path.write_bytes(received.zstandard_module().ZstdCompressor().compress(heads + bytes(1024)))
+    with pytest.raises(UnreadableError, match="holds more than 3 files"), received.unpacked(path):
+        pass
+
+
 @pytest.mark.parametrize("kind", ["zip", "tar.zst"])
 def test_damage_is_said_in_one_line(kind: str, packed: tuple[Package, Path], tmp_path: Path) -> None:
     path = tmp_path / f"x.{kind}"
