@@ -6,6 +6,7 @@ import contextlib
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
@@ -17,6 +18,8 @@ MOST: Final = 4 * 1024 * reading.MIB  # what is unpacked of an archive that some
 MOST_FILES: Final = 1 << 18
 _LONGEST_HEAD: Final = 4 * reading.KIB  # of what stands beside a file in a tar archive, such as a long name
 _CHUNK: Final = reading.MIB
+_DAMAGED: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def zstandard_module() -> Any:
@@ -42,7 +45,7 @@ def unpacked(path: Path) -> Iterator[Path]:
         home = Path(folder)
         try:
             (_unzip if path.name.endswith(".zip") else _untar)(path, home)
-        except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError) as e:
+        except _DAMAGED as e:
             raise UnreadableError(f"cannot unpack {reading.shown(path)}: {reading.reason(e)}", "fetch it again") from e
         tops = list(home.iterdir())
         yield tops[0] if len(tops) == 1 and tops[0].is_dir() else home
@@ -55,6 +58,8 @@ def _unzip(path: Path, home: Path) -> None:
             _check_count(path, number)
             if entry.external_attr >> 16 & 0o170000 not in (0, 0o100000):
                 raise UnreadableError(f"{reading.shown(path)} holds {reading.shown(entry.filename, 80)}: no plain file")
+            if entry.compress_type not in _METHODS:
+                raise UnreadableError(f"{reading.shown(path)} is packed in a way that no package is", "fetch it again")
             with archive.open(entry) as source:
                 left = _extract(path, home, entry.filename, source, left)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import os
 import shutil
 import tarfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -79,6 +83,16 @@ def delete(run_dir: Path) -> None:
         raise UvccError(f"cannot delete {run_dir.name}: {e.strerror}") from e
 
 
+@contextlib.contextmanager
+def _opened(packed: Path) -> Iterator[tarfile.TarFile]:
+    """A packed run, which is read to its end: its check sum comes last, where ``tarfile`` does not look."""
+    with gzip.open(packed) as plain:
+        with tarfile.open(fileobj=plain, mode="r:") as found:
+            yield found
+        while plain.read(1 << 20):
+            pass
+
+
 def archive(run_dir: Path) -> Path:
     """The run as one packed file beside the runs; its folder goes once that is read back. Raises UvccError."""
     folder = paths.ensure(paths.data_dir() / ARCHIVES)
@@ -87,12 +101,12 @@ def archive(run_dir: Path) -> Path:
     try:
         with tarfile.open(partial, "w:gz") as out:
             out.add(run_dir, run_dir.name)
-        with tarfile.open(partial) as back:
+        with _opened(partial) as back:
             found = sum(not member.isdir() for member in back)
         if found != wanted:
             raise UvccError(f"{run_dir.name} changed while it was packed", "try again once nothing writes to it")
         partial.replace(packed)
-    except (OSError, tarfile.TarError) as e:
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as e:
         partial.unlink(missing_ok=True)
         raise UvccError(f"cannot archive {run_dir.name}: {e}") from e
     except UvccError:
@@ -141,13 +155,13 @@ def unpack(name: str) -> Path:
     partial = paths.ensure(paths.runs_dir()) / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        with tarfile.open(packed) as found:
+        with _opened(packed) as found:
             found.extractall(partial, filter="data")
         inner = partial / name
         if not inner.is_dir() or [p.name for p in partial.iterdir()] != [name]:
             raise UnreadableError(f"{packed} holds no run {name}")
         inner.rename(wanted)
-    except (OSError, tarfile.TarError, EOFError) as e:
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as e:
         raise UnreadableError(f"cannot unpack {packed}: {e}") from e
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -117,6 +117,23 @@ def test_one_that_was_packed_away_beside_others_too(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("there are no runs here: 2 runs were packed away; see: uvcc runs --arch")
 
 
+def test_a_damaged_byte_of_a_run_that_was_packed_away_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    run = "demo-20261121-0115-ab12"
+    Story(steps=5).finished().write(paths.run_dir(run))
+    keeping.archive(paths.run_dir(run))
+    packed = paths.data_dir() / keeping.ARCHIVES / f"{run}.tar.gz"
+    whole, seen = packed.read_bytes(), set[bool]()
+    for at in range(200, len(whole) - 20, len(whole) // 40):
+        packed.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        assert main(["runs", "--unpack", run]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: cannot unpack ")
+        seen.add("decompressing data" in said)
+    assert True in seen
+    packed.write_bytes(whole)
+    assert main(["runs", "--unpack", run]) == 0
+
+
 def test_an_unknown_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stauts", "--json"]) == 2
     said = capsys.readouterr()

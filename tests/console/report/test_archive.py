@@ -334,6 +334,21 @@ def test_what_stands_beside_a_file_is_not_read_into_memory_however_long_it_says_
         pass
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_packed_bytes_that_nothing_unpacks_to_are_unreadable(method: int, tmp_path: Path) -> None:
+    """A byte of them turned, at whatever place, ended with a traceback."""
+    path, seen = tmp_path / "x.zip", set[bool]()
+    with zipfile.ZipFile(path, "w", method) as made:
+        made.writestr("a", b"words that are packed well, " * 40)
+    whole, start = path.read_bytes(), 31 + len("a")
+    for at in range(start, start + 30):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with pytest.raises(UnreadableError) as found, received.unpacked(path):
+            pass
+        seen.add("while decompressing" in found.value.what)
+    assert (True in seen) == (method == zipfile.ZIP_DEFLATED)
+
+
 @pytest.mark.parametrize("kind", ["zip", "tar.zst"])
 def test_files_without_end_are_refused_though_they_hold_nothing(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

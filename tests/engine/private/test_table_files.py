@@ -101,6 +101,19 @@ def test_files_that_hold_no_table_are_refused(name: str, content: Any, what: str
         read_table(path)
 
 
+def test_a_compressed_table_with_a_damaged_byte_is_said_to_be_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    np.savez_compressed(path, age=np.arange(500.0) * 1.7)
+    whole = path.read_bytes()
+    seen = set[bool]()
+    for at in range(60, 160):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with pytest.raises(UvccError) as found:
+            read_table(path)
+        seen.add("while decompressing" in found.value.what)
+    assert True in seen
+
+
 def test_rows_without_a_value_are_left_out_and_the_others_keep_their_side(tmp_path: Path) -> None:
     holes = COLUMNS | {"age": ["" if i % 7 == 3 else a for i, a in enumerate(COLUMNS["age"])]}
     dropping = parse_schema(SCHEMA | {"columns": SCHEMA["columns"] | {"age": {"kind": "minmax", "missing": "drop"}}})  # type: ignore[operator]
