@@ -76,7 +76,7 @@ def admit(spec: WorkerSpec, *, site: Path = SITE) -> Admission:
     party = check_policy(policy, read_signatures(Path(spec.signatures)), identity, own_code_hash(site))
     coord = _coordinate(spec, policy, identity, party)
     job = PrivateJob.from_json(policy.job)
-    if policy.model_hash != model_hash(job.to_json()):
+    if policy.model_hash != model_hash(job.to_json() | dict(policy.job)):
         raise ConfigError("the policy's model_hash is of another model than its job", "draft the policy anew")
     size = policy.topology
     workers = size.workers_per_party * size.microbatches
