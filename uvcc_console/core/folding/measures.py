@@ -41,8 +41,8 @@ def _step_time(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None
 
 
 def _moved(old: WorkerView, r: Mapping[str, Any], step: int) -> float | None:
-    """Bytes a step between the first heartbeats of two steps, if they count them; a worker that was started again counts
-    from nothing."""
+    """Bytes a step between the first heartbeats of two steps, if they count them; a worker that was started again
+    counts from nothing."""
     now, before = as_int(r.get("sent_bytes")), as_int(old.begun.get("sent_bytes"))
     if step <= old.step or now is None or before is None or now < before:
         return None
