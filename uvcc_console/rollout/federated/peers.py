@@ -22,8 +22,9 @@ from uvcc_console.federation.seat import Seat
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.consenting import ConsentLedger
+from uvcc_console.rollout.federated.rendezvous_watch import RendezvousWatch
 from uvcc_console.rollout.stage_runner import StageRunner
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.peer_protocol.record_names import BARRIERS, REPORTS
 from uvcc_engine.contract.text import clean
@@ -71,7 +72,7 @@ class Peers:
         self._said: frozenset[str] = frozenset()  # what lay there at the last look: read already
         self._number = 0
         self._reported = float("-inf")
-        self._looked = time.monotonic()
+        self._watch = RendezvousWatch(bus, seat.terms.silence_s, lambda: time.monotonic())
         self._changed = asyncio.Event()
         self._trouble: asyncio.Future[UvccError] = asyncio.get_running_loop().create_future()
         self._halts: set[tuple[int, int]] = set()
@@ -156,10 +157,10 @@ class Peers:
             try:
                 lying = await asyncio.to_thread(self._exchange)
             except UvccError as e:
-                log.warning("the rendezvous: %s", e)
-                self._alone()
+                if (lost := self._watch.failed(e)) is not None:
+                    self.fail(lost)
             else:
-                self._looked = time.monotonic()
+                self._watch.answered()
                 try:
                     self._take(*lying)
                 except UvccError as e:
@@ -342,10 +343,6 @@ class Peers:
 
     def _done(self, party: int) -> set[str]:
         return {stage for (stage, who) in self.found.reached if who == party}
-
-    def _alone(self) -> None:
-        if (quiet := time.monotonic() - self._looked) > self.seat.terms.silence_s:
-            self.fail(UnreachableError(f"the rendezvous has not answered for {quiet:.0f} s", "is the relay up?"))
 
     # who ends what
 
