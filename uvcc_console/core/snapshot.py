@@ -1,7 +1,6 @@
 """The immutable picture of one run. TUI, CLI, replay and detectors read this and nothing else.
 
-The large records have no slots: folding copies one of them for every event, and their fields all at once
-(``folding.reducing.changed``).
+The large records have no slots: folding copies one of them, all its fields, for every event (``reducing.changed``).
 """
 
 from __future__ import annotations
@@ -93,10 +92,9 @@ class PodView:
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker. ``beat`` is its last heartbeat record, ``begun`` the first one of its step and phase, or behind a
-    hold; ``beat_ts`` when the console received the last, ``step_ts`` when the step last changed, ``error`` and ``hint``
-    what its exit record said of its end, ``exited`` when that was heard; ``earlier``: its process of the attempt
-    before, of whose end an agent may tell once more."""
+    """One worker. ``beat``: its last heartbeat; ``begun``: the first of its step and phase, or behind a hold;
+    ``beat_ts``, ``step_ts``: when the console had the last, and one of another step; ``error``, ``hint``: what its exit
+    record said, heard at ``exited``; ``earlier``: its process of the attempt before, which may end once more."""
 
     coord: str
     pod: str = ""
@@ -401,8 +399,8 @@ class Snapshot:
     @property
     def prefix(self) -> str:
         """What the names of its pods begin with at their provider: its own, or of the run that kept them for it."""
-        fleet = self.profile.get("fleet")
-        return (str(fleet.get("attach_prefix", "")) if isinstance(fleet, Mapping) else "") or f"uvcc-{self.run}-"
+        kept = self.profile.get("fleet", EMPTY)
+        return (str(kept.get("attach_prefix", "")) if isinstance(kept, Mapping) else "") or f"uvcc-{self.run}-"
 
     @property
     def proves(self) -> bool:

@@ -48,7 +48,7 @@ from uvcc_console.rollout.stages.fleet import adoption, agents
 from uvcc_console.rollout.stages.migration import checkpoint_copies, private_migration
 from uvcc_console.rollout.stages.training import triage_rungs
 from uvcc_console.rollout.stages.verify import window_gates
-from uvcc_console.runs import conducting, domain, processes, sweep
+from uvcc_console.runs import conducting, domain, kept_pods, processes
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.machine.by_itself import exit_code
@@ -84,7 +84,7 @@ def open_rollout(run_dir: Path, bus: Bus) -> Rollout:
         plan = of_domain(plan, seat.proposal, seat.party)
         profile = plan.profile
     fleet = profile.fleet.model_dump(mode="json", exclude_defaults=True) | {"provider": profile.fleet.provider}
-    kept = sweep.kept_by(profile.fleet.attach_prefix)
+    kept = kept_pods.kept_by(profile.fleet.attach_prefix)
     fleet["ssh_key"] = profile.fleet.ssh_key or kept.ssh_key
     provider = provider_for(fleet, run_dir, ttl_s=profile.limits.ttl)
     members = {name: Member(name, request) for name, request in plan.requests.items()}

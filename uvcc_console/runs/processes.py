@@ -227,10 +227,10 @@ def create_run(
     from uvcc_console.plan.plan import make_plan, new_run_id
     from uvcc_console.plan.profile import load
     from uvcc_console.plan.schema import CommandJobSettings
-    from uvcc_console.runs import sweep
+    from uvcc_console.runs import kept_pods
 
     short, profile = load(profile_name, settings)
-    profile, pin = settle(sweep.with_kept_key(profile), tell, elsewhere=part is not None)
+    profile, pin = settle(kept_pods.with_kept_key(profile), tell, elsewhere=part is not None)
     job = profile.job
     code = code_tree.survey(job) if isinstance(job, CommandJobSettings) and job.code else None
     for left in code.left_out if code is not None else ():

@@ -8,25 +8,22 @@ the ids that it has on disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from uvcc_console.core import events as ev
 from uvcc_console.core import paths
-from uvcc_console.core.journal.journal import Journal, read_summary
 from uvcc_console.core.log import logger
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.by_party import parts_of
 from uvcc_console.fleet.provider import POD_PREFIX, Pod, Provider, Rents
 from uvcc_console.fleet.runclock import run_now
-from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.runs import processes
+from uvcc_console.runs.kept_pods import fleet_of, run_of, snapshot_of
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
 if TYPE_CHECKING:
-    from uvcc_console.plan.schema import LimitsPart, Profile
+    from uvcc_console.plan.schema import LimitsPart
 
 log = logger(__name__)
 
@@ -34,11 +31,6 @@ EVERY_S = 60.0
 LIVE, KEPT, ORPHAN, FOREIGN, UNREADABLE = "live", "kept", "ORPHAN", "foreign", "unreadable"
 Sleep = Callable[[float], Awaitable[None]]
 Say = Callable[[ev.Event], None]
-
-
-def run_of(name: str) -> str:
-    """The run that a pod's name belongs to; empty for a name of another form."""
-    return name.removeprefix(POD_PREFIX).rpartition("-")[0] if name.startswith(POD_PREFIX) else ""
 
 
 def fate_of(name: str, *, now: float | None = None) -> str:
@@ -54,11 +46,11 @@ def fate_of(name: str, *, now: float | None = None) -> str:
     if processes.conducted(run_dir) or _attached(name):
         return LIVE
     try:
-        s = _snapshot(run_dir)
+        s = snapshot_of(run_dir)
     except UvccError:
         return UNREADABLE
     at = run_now(run_dir) if now is None else now
-    fleet = _fleet(s)
+    fleet = fleet_of(s)
     kept = bool(fleet.get("keep_pods")) and s.ended and s.status == "ok"
     return KEPT if kept and at - s.created <= _limits(s).ttl else ORPHAN
 
@@ -72,7 +64,7 @@ def abandoned(name: str, *, now: float | None = None) -> bool:
     if fate_of(name, now=now) != ORPHAN:
         return False
     run_dir = paths.run_dir(run_of(name))
-    s = _snapshot(run_dir)
+    s = snapshot_of(run_dir)
     if s.ended:
         return True
     limits = _limits(s)
@@ -86,56 +78,13 @@ def _attached(name: str) -> bool:
     for run_dir in paths.run_folders():
         if (run_dir / processes.JOURNAL).exists() and processes.running(run_dir, processes.CONDUCTOR):
             try:
-                prefix = str(_fleet(_snapshot(run_dir)).get("attach_prefix", ""))
+                prefix = str(fleet_of(snapshot_of(run_dir)).get("attach_prefix", ""))
             except UvccError as e:  # a run that cannot be read has nothing to say about another's pods
                 log.warning("whether %s took pods over cannot be told: %s", run_dir.name, e)
                 continue
             if prefix and name.startswith(prefix):
                 return True
     return False
-
-
-def _fleet(s: Snapshot) -> Mapping[str, Any]:
-    found = s.profile.get("fleet")
-    return found if isinstance(found, Mapping) else {}
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAccess:
-    """How to get into the pods that an earlier run kept: its key file ("" = unknown here), their host keys by pod."""
-
-    ssh_key: str = ""
-    host_keys: Mapping[str, str] = field(default_factory=dict)
-
-
-def kept_by(prefix: str) -> KeptAccess:
-    """What this data folder knows about the pods under a prefix ``uvcc-RUN-``."""
-    run_dir = paths.run_dir(run_of(f"{prefix}p0r0")) if prefix else None
-    if run_dir is None or not (run_dir / processes.JOURNAL).exists():
-        return KeptAccess()
-    s = _snapshot(run_dir)
-    given = str(_fleet(s).get("ssh_key", ""))
-    own = run_dir / KEY_FILE
-    return KeptAccess(
-        given or (str(own) if own.exists() else ""), {p.pod: p.host_key for p in s.pods.values() if p.host_key}
-    )
-
-
-def with_kept_key(profile: Profile) -> Profile:
-    """The profile of a run that takes pods over, with the key that opens them: conductor, halt sidecar, consoles and
-    whoever signs an order for them read it there.
-    """
-    fleet = profile.fleet
-    key = fleet.ssh_key or kept_by(fleet.attach_prefix).ssh_key
-    return profile.model_copy(update={"fleet": fleet.model_copy(update={"ssh_key": key})})
-
-
-def _snapshot(run_dir: Path) -> Snapshot:
-    journal = Journal(run_dir / processes.JOURNAL, readonly=True)
-    try:
-        return read_summary(journal)
-    finally:
-        journal.close()
 
 
 def _limits(s: Snapshot) -> LimitsPart:

@@ -16,7 +16,7 @@ from uvcc_console.core.journal.journal import Journal
 from uvcc_console.fleet.provider import Pod
 from uvcc_console.fleet.ssh_keys import KEY_FILE, operator_key, public_line
 from uvcc_console.plan.profile import load
-from uvcc_console.runs import processes, sweep
+from uvcc_console.runs import kept_pods, processes, sweep
 from uvcc_engine.contract.errors import UnreachableError
 
 BORN = 1_795_000_000.0
@@ -178,12 +178,12 @@ def test_whoever_takes_pods_over_gets_in_and_knows_them() -> None:
     )
     folder = run_here("kept-1", ready, WELL)
     line = public_line(operator_key(folder))
-    kept = sweep.kept_by("uvcc-kept-1-")
+    kept = kept_pods.kept_by("uvcc-kept-1-")
     assert kept.host_keys == {"p0r0": "ssh-ed25519 AAAA"}
     assert public_line(operator_key(folder.parent, kept.ssh_key)) == line
     _, profile = load("demo", ["fleet.attach_prefix=uvcc-kept-1-"])
-    for taken in (profile, sweep.with_kept_key(profile)):  # the second: who takes it over from this one
-        assert sweep.with_kept_key(taken).fleet.ssh_key == str(folder / KEY_FILE)  # for its halt sidecar as well
-    assert sweep.with_kept_key(load("demo")[1]).fleet.ssh_key == ""
-    assert sweep.kept_by("uvcc-unknown-1-") == sweep.KeptAccess()
-    assert sweep.kept_by("") == sweep.KeptAccess()
+    for taken in (profile, kept_pods.with_kept_key(profile)):  # the second: who takes it over from this one
+        assert kept_pods.with_kept_key(taken).fleet.ssh_key == str(folder / KEY_FILE)  # for its halt sidecar as well
+    assert kept_pods.with_kept_key(load("demo")[1]).fleet.ssh_key == ""
+    assert kept_pods.kept_by("uvcc-unknown-1-") == kept_pods.KeptAccess()
+    assert kept_pods.kept_by("") == kept_pods.KeptAccess()

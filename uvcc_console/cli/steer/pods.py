@@ -83,7 +83,8 @@ def run(argv: list[str]) -> int:
 
 def _end(name: str, host_key: str, as_json: bool) -> int:
     """End one pod, with proof, and write that down in its run's journal."""
-    from uvcc_console.runs.sweep import LIVE, fate_of, run_of
+    from uvcc_console.runs.kept_pods import run_of
+    from uvcc_console.runs.sweep import LIVE, fate_of
 
     run = run_of(name)
     run_dir = paths.run_dir(run) if run else None
@@ -288,7 +289,7 @@ def _judge(pod: Pod, unreadable: bool, provider: str, error: UvccError | None, s
 
 def _note_swept(name: str) -> None:
     """A run that told of it as left behind does so no more."""
-    from uvcc_console.runs.sweep import run_of
+    from uvcc_console.runs.kept_pods import run_of
 
     run = run_of(name)
     if run and (paths.run_dir(run) / JOURNAL).exists():
