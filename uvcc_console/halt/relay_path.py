@@ -94,7 +94,8 @@ class RelayMailbox:
                 continue
             self.after = max(self.after, found.seq)
             return list(found.records)
-        raise UvccError(f"the relay at {self.url} does not take orders: {trouble}", "the other halt paths remain")
+        what = f"the relay at {self.url} does not take orders: {trouble}"
+        raise UnreachableError(what, "the other halt paths remain")
 
     def request(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One JSON request to this relay under the first credential. Raises UvccError, also for a refusal."""

@@ -24,7 +24,7 @@ from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.consenting import ConsentLedger
 from uvcc_console.rollout.federated.rendezvous_watch import RendezvousWatch
 from uvcc_console.rollout.stage_runner import StageRunner
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.peer_protocol.record_names import BARRIERS, REPORTS
 from uvcc_engine.contract.text import clean
@@ -113,7 +113,8 @@ class Peers:
         """
         made = self._barrier(stage, REACHED, digest)
         self._own[stage] = await asyncio.to_thread(self._record, made)
-        await asyncio.to_thread(self.seat.there().leave, *self._own[stage])
+        with contextlib.suppress(UnreachableError):  # every visit leaves what does not lie there
+            await asyncio.to_thread(self.seat.there().leave, *self._own[stage])
         if not waits:
             return {self.seat.party: made}
         found = await self.until(lambda: self._all_of(stage), f"reached {stage}", lambda: set(self.found.of(stage)))
