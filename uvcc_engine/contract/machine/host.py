@@ -103,7 +103,7 @@ def peak_mib() -> float:
 
 def give_back() -> None:
     """Give memory that this process has freed back to the machine, where the C library keeps it (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if HAS_PROC else None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
