@@ -1,12 +1,13 @@
-"""``bench scale``: which costs grow faster than their cause: parameters, batch, replicas, stages, tensor ranks.
+"""``bench scale``: which costs grow faster than their cause: parameters, batch, proved rows, replicas, stages, tensor
+ranks.
 
 Rows of ``power``: 1 is a cost that doubles with its cause, 0 one that does not change. Its range is that between
 neighbouring points, its reference the power that is allowed, its bar a little more, for what noise adds. Rows of
 ``each``: what one more of the cause adds at the largest points. Rows named ``...@N`` are the costs themselves at the
-cause N. Rounds, bytes, leaves, transcripts and events do not depend on the machine. Of parameters and batch, ``cpu`` is
-processor time of one party and ``memory`` that of three in one process; of replicas, stages and tensor ranks all costs
-but ``rounds`` are those of all workers together, so that the power of a worker's own is one less; as many workers share
-the machine at every point. What more workers cost the console is ``uvcc bench scale``.
+cause N. Rounds, bytes, leaves, transcripts and events do not depend on the machine. Of parameters, batch and proved
+rows, ``cpu`` is processor time of one party and ``memory`` that of three in one process; of replicas, stages and tensor
+ranks all costs but ``rounds`` are those of all workers together, so that the power of a worker's own is one less; as
+many workers share the machine at every point. What more workers cost the console is ``uvcc bench scale``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def measured_rows(axis: Axis, points: Sequence[int] = ()) -> list[Row]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark: seven minutes on two quiet cores."""
+    """Run the benchmark: ten minutes on two quiet cores."""
     names = [axis.name for axis in AXES]
     parser = RaisingParser(prog="uvcc-engine bench scale", description=__doc__)
     parser.add_argument("--axes", default=",".join(names), help="comma-separated, of " + ", ".join(names))

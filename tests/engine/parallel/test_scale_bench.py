@@ -30,6 +30,14 @@ def test_a_wider_model_says_more_and_takes_no_more_rounds() -> None:
     assert small["cpu"] > 0
 
 
+def test_proved_rows_are_proved() -> None:
+    model = model_to_json(model_of_list([{"linear": 4}, "relu", {"linear": 3}], 6, 3))
+    asked = {"model": model, "steps": 2, "batch": 4, "reveal": ["loss"]}
+    plain, proved = measure(asked), measure(asked | {"verify": "proofs"})
+    assert proved["rounds"] > plain["rounds"] + 6
+    assert [axis.allowed["memory"] for axis in AXES if axis.name == "proved"] == [0.5]
+
+
 @pytest.mark.slow
 def test_two_ranks_leave_more_leaves_and_every_pod_tells_of_itself() -> None:
     one, two = (fleet_costs(Topology(1, 1, tensor, 1), 8, runs=1) for tensor in (1, 2))

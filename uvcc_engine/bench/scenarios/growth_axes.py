@@ -1,9 +1,10 @@
 """What ``bench scale`` measures: one cost after the other while one cause grows and all else stays.
 
-Of parameters and batch, three simulated parties say what a step costs each of them. Of replicas, stages and tensor
-ranks, fleets of real workers train with their transcripts, and every cost but ``rounds`` is that of all workers
-together: replicas bring their own rows, stages and tensor ranks share the same ones. Of ``members`` of a party's group
-it is what they send each other. Of replicas of eight workers a party, ``evidence`` is what an auditor has to read.
+Of parameters and batch, three simulated parties say what a step costs each of them, of ``proved`` rows under ``verify:
+proofs``. Of replicas, stages and tensor ranks, fleets of real workers train with their transcripts, and every cost but
+``rounds`` is that of all workers together: replicas bring their own rows, stages and tensor ranks share the same ones.
+Of ``members`` of a party's group it is what they send each other. Of replicas of eight workers a party, ``evidence`` is
+what an auditor has to read.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ class Axis:
         return [(costs.pop(self.name, cause), costs) for cause, costs in found]
 
 
-def _step(width: int, batch: int) -> Costs:
+def _step(width: int, batch: int, **more: Any) -> Costs:
     layers: list[Any] = [{"linear": width}, "relu", {"linear": width}, "relu", {"linear": CLASSES}]
     model = model_to_json(model_of_list(layers, INPUTS, CLASSES))
-    asked = {"model": model, "steps": STEPS, "batch": batch, "reveal": ["loss"]}
+    asked = {"model": model, "steps": STEPS, "batch": batch, "reveal": ["loss"]} | more
     found: Costs = said_by("growth_step", asked, LIMIT_S, count=1)[0]
     return found
 
@@ -199,6 +200,8 @@ MERGED: Final = 0.3
 a few steps (``docs/rounds.md``). Parameters do the same, over a longer way."""
 HALVED: Final = 0.25
 """A message a member for each time that the group can be halved: n log n, whose power is 1.26 from 32 members to 64."""
+IN_INSTALMENTS: Final = 0.5
+"""Claims are proved and forgotten wherever they fill a bound; what else a step holds grows with its rows."""
 OF_FLEET: Final = {
     "bytes": 1.0,
     "leaves": 1.0,
@@ -220,6 +223,12 @@ AXES: Final = (
         (32, 128, 512, 2048),
         lambda rows: _step(256, rows),
         {"bytes": 1.0, "rounds": MERGED, "cpu": 1.0, "memory": 1.0},
+    ),
+    Axis(
+        "proved",
+        (4096, 8192, 16384, 32768),
+        lambda rows: _step(INPUTS, rows, verify="proofs"),
+        {"bytes": 1.0, "rounds": 1.0, "cpu": 1.0, "memory": IN_INSTALMENTS},
     ),
     Axis("replicas", (1, 2, 4, 8), lambda r: fleet_costs(Topology(r, 1, 1, 1), ROWS, 8 // r), OF_FLEET),
     Axis("stages", (1, 2, 4), lambda s: fleet_costs(Topology(1, s, 1, 4), ROWS, 4 // s), OF_FLEET),
