@@ -442,6 +442,17 @@ def run_proved(
     )
 
 
+def judge(found: Ending, liar: int) -> None:
+    """Nobody opened anything; an honest party has a named error, and a pair that an honest one names has the liar."""
+    assert found.opened == [None] * 3
+    honest = [found.errors[p] for p in range(3) if p != liar and found.errors[p] is not None]
+    assert honest
+    for error in honest:
+        assert isinstance(error, ProtocolError)
+        if isinstance(error, ProofFailedError):
+            assert liar in error.pair
+
+
 def altered(body: bytes, how: str, at: random.Random) -> bytes:
     """A message with an error in one lane of 8 bytes (or what there is): 1, 2^63, random, a bit; or two swapped."""
     if how == "swapped" and len(body) >= 16:

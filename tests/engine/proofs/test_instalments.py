@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import random
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from proof_kit import LEARNED, PROTOCOLS, WHOLE, Ending, Message, alter, altered, normal, run_proved
+from proof_kit import LEARNED, PROTOCOLS, WHOLE, Ending, Message, alter, altered, judge, normal, run_proved
 from replica_kit import Outcome, job_of, rows_of, train
 
 from uvcc_engine import simulate
 from uvcc_engine.bench.launch import fleet as fleets
 from uvcc_engine.bench.launch.fleet import Fleet, Forker
-from uvcc_engine.contract.errors import ProofFailedError, ProtocolError
+from uvcc_engine.contract.errors import ProofFailedError
 from uvcc_engine.contract.job.topology import Coord, Topology
 from uvcc_engine.mpc.foundation.claim_ledger import ClaimLedger, ProductNotes, ProvedStep
 from uvcc_engine.proofs import instalments, step_proof
@@ -65,17 +66,6 @@ def test_a_step_that_is_proved_after_every_round_opens_what_one_proved_at_its_en
         assert len(parts.proof) > len(whole.proof), "there was no instalment"
 
 
-def _judge(found: Ending, liar: int) -> None:
-    """Nobody opened anything; an honest party has a named error, and a pair that an honest one names has the liar."""
-    assert found.opened == [None] * 3
-    honest = [found.errors[p] for p in range(3) if p != liar and found.errors[p] is not None]
-    assert honest
-    for error in honest:
-        assert isinstance(error, ProtocolError)
-        if isinstance(error, ProofFailedError):
-            assert liar in error.pair
-
-
 @pytest.mark.parametrize(
     "name", ["relu", *(pytest.param(n, marks=pytest.mark.ci(__file__)) for n in ("adam", "argmax", "normal"))]
 )
@@ -89,7 +79,7 @@ def test_a_lie_in_any_message_of_a_step_in_instalments_is_found(name: str) -> No
             if sent == number:
                 alter(data, "top", at)
 
-        _judge(_run(name, 1, liar=liar, stands_by=lie), liar)
+        judge(_run(name, 1, liar=liar, stands_by=lie), liar)
 
 
 def test_a_lie_in_an_instalment_itself_is_found_and_ends_the_step_where_it_stands() -> None:
@@ -100,7 +90,7 @@ def test_a_lie_in_an_instalment_itself_is_found_and_ends_the_step_where_it_stand
         def lie(message: Message, body: bytes, chosen: Message = chosen) -> bytes:
             return altered(body, "bit", at) if message == chosen else body
 
-        _judge(_run("relu", 1, lie=lie), chosen[0])
+        judge(_run("relu", 1, lie=lie), chosen[0])
     early = min(whole.proof, key=lambda message: message[2])
 
     def first(message: Message, body: bytes) -> bytes:
@@ -291,7 +281,10 @@ def test_a_step_without_instalments_is_stated_as_it_always_was() -> None:
     assert step_proof.in_all([]) == step_proof.NOTHING_PROVED
     both = step_proof.in_all([one, one])
     assert (both.claims, both.entries) == (6, (2, 4, 6))
-    assert both.digest != one.digest
+    assert both.digest == hashlib.sha256(b"UVCC_INSTALMENTS_V1" + 2 * one.digest).digest()
+    assert both.coins == hashlib.sha256(b"UVCC_INSTALMENTS_V1" + 2 * one.coins).digest()
+    page = Path(__file__).parents[3] / "docs" / "specifications" / "evidence.md"
+    assert 'are each SHA("UVCC_INSTALMENTS_V1" || those of the' in page.read_text()
 
 
 def test_the_manual_says_from_what_size_on_a_step_is_proved_in_instalments() -> None:

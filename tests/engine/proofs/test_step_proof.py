@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, normal, run_proved
+from proof_kit import PROTOCOLS, WHOLE, Ending, Message, alter, altered, judge, normal, run_proved
 
-from uvcc_engine.contract.errors import ConfigError, ProofFailedError, ProtocolError
+from uvcc_engine.contract.errors import ConfigError, ProtocolError
 from uvcc_engine.contract.job.proof_mode import PRODUCTS, PROOFS, Proving
 from uvcc_engine.mpc.comparisons import boolean, selection
 from uvcc_engine.mpc.foundation.claim_ledger import LINEAR, ClaimLedger, ProductNotes
@@ -69,17 +69,6 @@ def test_proved_products_are_right() -> None:
     assert (opened / 2.0**16 - x @ y).abs().max() <= 1.5 * 2.0**-16
 
 
-def _judge(found: Ending, liar: int) -> None:
-    """Nobody opened anything; an honest party has a named error, and a pair that an honest one names has the liar."""
-    assert found.opened == [None] * 3
-    honest = [found.errors[p] for p in range(3) if p != liar and found.errors[p] is not None]
-    assert honest
-    for error in honest:
-        assert isinstance(error, ProtocolError)
-        if isinstance(error, ProofFailedError):
-            assert liar in error.pair
-
-
 def _standing_by(name: str, dealer: int, liar: int, number: int, how: str, seed: int, **more: Any) -> Ending:
     """A run in which a party alters what it sends, and computes on with it: nothing else would notice."""
     at = random.Random(seed)
@@ -112,7 +101,7 @@ def test_no_party_gets_away_with_anything_that_it_sends_in_a_step(name: str) -> 
     dealer = len(name) % 3
     every = list(_lies(name, dealer, 1))
     for liar, number, how, seed in random.Random(name).sample(every, min(len(every), 12)):
-        _judge(_standing_by(name, dealer, liar, number, how, seed), liar)
+        judge(_standing_by(name, dealer, liar, number, how, seed), liar)
 
 
 def test_slices_of_one_product_are_proved_with_one_vector_and_lies_in_any_are_found(
@@ -141,7 +130,7 @@ def test_slices_of_one_product_are_proved_with_one_vector_and_lies_in_any_are_fo
                 if sent == number:
                     alter(data, "random", at)
 
-            _judge(run_proved(arithmetic.matmul_protocol, inputs, ring=RING, liar=liar, stands_by=lie), liar)
+            judge(run_proved(arithmetic.matmul_protocol, inputs, ring=RING, liar=liar, stands_by=lie), liar)
 
 
 @pytest.mark.parametrize("name", ["chosen", "argmax", "learned"])
@@ -177,7 +166,7 @@ def test_a_step_of_many_numbers_is_folded_as_bits_are_and_lies_in_it_are_found(
             if sent == number:
                 alter(data, how, at)
 
-        _judge(run(liar=liar, stands_by=lie, seed=number), liar)
+        judge(run(liar=liar, stands_by=lie, seed=number), liar)
 
 
 def _learned(rt: Runtime, x: Share, y: Share) -> MpcProtocol[Share]:
@@ -215,7 +204,7 @@ def test_two_peers_that_are_told_different_numbers_notice() -> None:
     """The dealer's masked value to one of the online parties only, and every other message of a step likewise."""
     at = random.Random(8)
     for number, message in enumerate(_run("matmul", 1).step):
-        _judge(_on_its_way("matmul", 1, message, at.choice(ERRORS[:5]), number), message[0])
+        judge(_on_its_way("matmul", 1, message, at.choice(ERRORS[:5]), number), message[0])
 
 
 @pytest.mark.parametrize("name", ["matmul", "sign"])
