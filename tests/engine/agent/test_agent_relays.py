@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,20 @@ def _bound(sock: socket.socket, at: tuple[str, int]) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_a_relay_has_ended_only_once_it_can_be_told_how(tmp_path: Path) -> None:
+    """A process that was killed shows as ended a moment before its end can be collected."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        shown_as_ended = ProcessId(child.pid, -2, "")
+        relay = Relay("r", tmp_path, shown_as_ended, 0.0, child)
+        assert not shown_as_ended.alive()
+        assert relay.alive()
+        child.kill()
+        while relay.alive():
+            pass
+        relay.end(1.0)
+        assert relay.why == "killed by signal 9"
 
 
 class NeverServing(RelayTable):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import psutil
 import pytest
@@ -59,6 +60,34 @@ def test_an_ended_child_is_told_and_its_group_can_still_be_ended(way: bool, monk
     child.wait(120)
     while group_members(child.pid):
         pass
+    assert host.process(child.pid) is None
+
+
+_FIRST_THREAD_ENDS: Final = """
+import ctypes, sys, threading
+threading.Thread(target=lambda: (print("on", flush=True), sys.stdin.read())).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_has_not_ended_while_one_of_its_threads_lives() -> None:
+    """Its state is its first thread's: of one that was killed, the others may be over a moment later."""
+    if not host.HAS_PROC:
+        pytest.skip("this system has no /proc")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _FIRST_THREAD_ENDS], stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            pass
+        who = ProcessId.of(child.pid)
+        assert who is not None
+        assert who.alive()
+        assert group_members(os.getpgrp()).count(child.pid) == 1
+        os.kill(child.pid, signal.SIGKILL)
+        while not has_ended(child.pid):
+            pass
+        assert not who.alive()
     assert host.process(child.pid) is None
 
 

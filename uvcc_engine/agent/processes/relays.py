@@ -58,8 +58,8 @@ class Relay:
     why: str = ""
 
     def alive(self) -> bool:
-        if self.process is not None and self.process.poll() is not None:
-            return False
+        if self.process is not None:  # a child's end is what can be collected: only that tells how it ended
+            return self.process.poll() is None
         return self.id.alive()
 
     def look(self) -> bool:

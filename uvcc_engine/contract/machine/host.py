@@ -31,6 +31,9 @@ _CPU: Final = re.compile(rb"cpu((?: +[0-9]{1,18}){5,12})\s*")
 class Process:
     """One look at a process: whether it has ended (a zombie has), its group, and its start in clock ticks.
 
+    It has not while any of its threads lives, though its first one may be over: it still holds its memory, its files
+    and its GPU, and nobody can be told yet how it ended.
+
     ``starttime`` counts from the machine's start on Linux and from the epoch elsewhere, and never changes; it is -1
     where the system does not tell, which it may not for a zombie.
     """
@@ -63,8 +66,9 @@ def process(pid: int) -> Process | None:
             text = f.read().decode(errors="replace")
     except OSError:
         return None
-    fields = text[text.rfind(")") + 2 :].split()  # state, parent, group, ...; the start time is the 20th
-    return Process(fields[0] in "ZX", int(fields[1]), int(fields[2]), int(fields[19]))
+    fields = text[text.rfind(")") + 2 :].split()  # state, parent, group, ...; threads are the 18th, the start the 20th
+    ended = fields[0] in "ZX" and int(fields[17]) <= 1  # a zombie's state is its first thread's
+    return Process(ended, int(fields[1]), int(fields[2]), int(fields[19]))
 
 
 def pids() -> list[int]:
