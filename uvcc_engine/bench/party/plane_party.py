@@ -6,12 +6,15 @@ import asyncio
 import hashlib
 import json
 import os
+import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.mpc.kernels.memory import keep_freed_memory
@@ -25,6 +28,7 @@ from uvcc_engine.transcript.signing.identity import Identity
 SID: Final = hashlib.sha256(b"bench plane").digest()
 _SMALL: Final = 1024
 _BATCH: Final = 64
+_NONCE, _TAG = 12, 16  # bytes, of AES-GCM
 
 
 def identity(party: int) -> Identity:
@@ -143,8 +147,53 @@ def echo(config: dict[str, Any]) -> dict[str, float]:
     return {}
 
 
+def seal_out(config: dict[str, Any]) -> dict[str, float]:
+    """The physical limit of ``push``: seal, and write to a socket, and nothing else."""
+    cipher, body = AESGCM(bytes(16)), os.urandom(config["size"])
+    sealed = bytearray(len(body) + _TAG)
+    with _connected(config["port"]) as at:
+        for number in range(config["count"]):
+            cipher.encrypt_into(number.to_bytes(_NONCE, "little"), body, None, sealed)
+            at.sendall(sealed)
+        at.recv(1)
+    return {}
+
+
+def _connected(port: int, patience_s: float = 30.0) -> socket.socket:
+    """A connection to the other process, which may not listen yet."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
+def open_in(config: dict[str, Any]) -> dict[str, float]:
+    """The physical limit of ``pull``: read from a socket and open, in place. Bytes per second, after the first."""
+    cipher, sealed = AESGCM(bytes(16)), memoryview(bytearray(config["size"] + _TAG))
+    body, begun = bytearray(config["size"]), 0.0
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", config["port"]))
+        listening.listen(1)
+        at, _ = listening.accept()
+    with at:
+        for number in range(config["count"]):
+            got = 0
+            while got < len(sealed):
+                got += at.recv_into(sealed[got:])
+            cipher.decrypt_into(number.to_bytes(_NONCE, "little"), sealed, None, body)
+            begun = begun or time.perf_counter()
+        taken = time.perf_counter() - begun
+        at.send(b".")
+    return {"rate": config["size"] * (config["count"] - 1) / taken}
+
+
 ROLES: Final[dict[str, Callable[[dict[str, Any]], dict[str, float]]]] = {
-    f.__name__: f for f in (ping, pong, push, pull, produce, consume, echo)
+    f.__name__: f for f in (ping, pong, push, pull, seal_out, open_in, produce, consume, echo)
 }
 
 
