@@ -23,7 +23,7 @@ AGENT_PATHS = ("ssh", "file")  # the paths by which what happens on a pod is hea
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """One rollout stage. status: pending | running | waiting | ok | failed | skipped; ``until``: see StageChanged."""
+    """One rollout stage. status: pending | running | waiting | ok | failed | skipped; the rest as in StageChanged."""
 
     name: str
     status: str = "pending"
@@ -31,6 +31,7 @@ class StageView:
     started: float = 0.0
     ended: float = 0.0
     until: float = 0.0
+    again: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +323,10 @@ class Snapshot:
 
     ``status``: planned | running | halted | failed while the run lives (the last two can be resumed); once ``ended``
     is set (a time stamp), the final word of ``RunEnded``. ``seed``, ``patient``, ``apart``: see ``RunCreated``.
-    ``checkpoints``: per pod the newest (step, hash); ``home``: the newest that was fetched and verified.
-    ``facts``: what each directory's lead worker said it runs.
-    ``waits``: by worker, or by pod where the event does not name one. ``malformed``: how many lines of a pod, or of the
-    journal itself, could not be used. ``results``, ``result_hashes``, ``reports`` are the pods' words, ``verdicts`` the
-    verifier's; what is to be shown of them says ``answers.shown`` alone.
+    ``checkpoints``: per pod the newest (step, hash); ``home``: the newest that was fetched and verified. ``facts``:
+    what each directory's lead worker said it runs. ``waits``: by worker, or by pod where the event does not name one.
+    ``malformed``: how many lines of a pod, or of the journal itself, could not be used. ``results``, ``result_hashes``,
+    ``reports`` are the pods' words, ``verdicts`` the verifier's; what of them is shown says ``answers.shown`` alone.
     """
 
     run: str = ""

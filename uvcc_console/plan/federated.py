@@ -29,6 +29,8 @@ def of_domain(plan: Plan, proposal: Proposal, party: int) -> Plan:
     if differs:
         what = f"the profile's job is not the proposal's: {', '.join(differs)}"
         raise ConfigError(what, "take the profile that was proposed, with the same --set")
+    if plan.profile.limits.resumes:
+        raise ConfigError("limits.resumes: of a run of three domains none goes on alone", "give limits.resumes 0")
     if plan.profile.link not in ("auto", "direct"):
         raise ConfigError(f"link {plan.profile.link!r} between domains", "pods of three domains meet by link: direct")
     phases = {name: _part(phase, proposal, party) for name, phase in plan.phases.items()}

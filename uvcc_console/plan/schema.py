@@ -325,7 +325,8 @@ class LimitsPart(Strict):
 
     ``ttl``: the run's whole life; ``wait``: how long a halted run, or one that failed in training, a gate or its
     verification, keeps its pods for a decision (headless as well: the command ends with 1, the pods wait);
-    ``stall``: how long no worker may give a sign of life before the run has failed.
+    ``stall``: how long no worker may give a sign of life before the run has failed; ``resumes``: how often it then, or
+    when a worker was killed, goes on by itself.
     """
 
     hourly: float = Field(default=0.0, ge=0)
@@ -333,6 +334,7 @@ class LimitsPart(Strict):
     ttl: Seconds = 3600.0
     wait: Seconds = 900.0
     stall: Seconds = 120.0
+    resumes: int = Field(default=0, ge=0, le=100)
 
 
 class HaltPart(Strict):
@@ -417,6 +419,10 @@ class Profile(Strict):
             raise ValueError(f"a job of task {self.job.task} answers its queries once: give smoke.steps 0")
         if isinstance(self.job, PrivateJobSettings) and self.job.task == "serve" and self.link in ("direct", "nats"):
             raise ValueError(f"clients of a served model ask through the relay: link {self.link} has none; give relay")
+        if self.limits.resumes and self.consent.resume:
+            raise ValueError(
+                "limits.resumes: a resume that domains must sign (consent.resume) is never by itself; give 0"
+            )
         return self
 
 

@@ -35,7 +35,7 @@ from uvcc_console.plan import changed_settings, forecast
 from uvcc_console.plan.federated import of_domain
 from uvcc_console.plan.plan import FULL, KEEPING, SMOKE, make_plan
 from uvcc_console.plan.profile import parse
-from uvcc_console.rollout import actions, finish, side_tasks, telling
+from uvcc_console.rollout import actions, finish, going_on, side_tasks, telling
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Federated, Member, Rollout
 from uvcc_console.rollout.federated.own_party import FederatedParty
@@ -99,6 +99,13 @@ def _spending(ctx: Rollout) -> Spending:
     found = Spending(ctx.plan.profile.limits, ctx.provider, RunClock(ctx.run_dir), ctx.bus.snapshot.created)
     ctx.bus.listen(found.heard)
     found.replay(event for _, event in iter_events(ctx.run_dir / processes.JOURNAL, Spending.KINDS))
+    return found
+
+
+def _going_on(ctx: Rollout) -> going_on.GoingOn:
+    """How often the run may still go on by itself."""
+    found = going_on.GoingOn(ctx.plan.profile.limits.resumes, ctx.bus.commit)
+    found.replay(event for _, event in iter_events(ctx.run_dir / processes.JOURNAL, (ev.Intent.kind,)))
     return found
 
 
@@ -233,6 +240,7 @@ async def conduct(ctx: Rollout, adopted: str, since: int = 0) -> str:
         adopted=bool(adopted),
         end=time.time() + spending.remaining,
         going_back=lambda: ctx.start_from is not None,
+        by_itself=_going_on(ctx),
         halts_only=peers is not None,  # what three domains began, none goes on with alone
     )
     if peers is not None:

@@ -32,6 +32,10 @@ log = logger(__name__)
 T = TypeVar("T")
 
 
+class PassingError(UvccError):
+    """The workers are gone, but nothing that they said speaks against going on as before: see ``going_on``."""
+
+
 class Halted(UvccError):
     """The run was halted on purpose; every worker stopped at ``step``. Not a failure: it can be resumed."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from uvcc_console.core import events as ev
 from uvcc_console.core.failures import describe
@@ -15,6 +16,7 @@ from uvcc_console.core.log import logger, within
 from uvcc_console.plan.plan import JUDGED, LATER, RESUMABLE
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, HaltedEarly
+from uvcc_console.rollout.going_on import GoingOn
 from uvcc_engine.contract.errors import ConfigError, UvccError
 
 log = logger(__name__)
@@ -33,7 +35,8 @@ class StageRunner:
 
     ``keeping`` stages, once there are workers or evidence to go on with, wait for a decision up to ``wait_s`` after a
     halt or failure, but not beyond ``end`` (the run's end of life); with ``patient`` all stages do. ``going_back`` says
-    whether an earlier checkpoint was chosen before this conductor lived. ``halts_only``: of a run that three domains
+    whether an earlier checkpoint was chosen before this conductor lived. ``by_itself``: after which failures of a
+    training nobody need decide. ``halts_only``: of a run that three domains
     began only a halt of its workers is waited on, which is proved within ``proof_s``; ``deciding`` says when.
     """
 
@@ -47,6 +50,7 @@ class StageRunner:
     decisions: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     end: float = math.inf
     going_back: Callable[[], bool] = lambda: False
+    by_itself: GoingOn | None = None
     halts_only: bool = False
     proof_s: float = PROOF_S
     begun: bool = False
@@ -185,19 +189,42 @@ class StageRunner:
                 (_, again), self._before, self._answered = self._before, None, nonce
                 again()
                 return await self.decisions.get()
+            going, pause = self.by_itself, self._pause(name, error, until - now)
+            if going is not None and pause is not None:
+                alone = f"; goes on by itself in {pause:.0f} s ({going.words})"
+                failed = ev.StageChanged(name=name, status=status, detail=what + alone + said, until=until)
+                self.bus.commit(replace(failed, again=now + pause))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        return await self._decided(name)
+                if self.bus.snapshot.halt.nonce == nonce:  # else somebody wants it to stand still
+                    going.order()
+                    async with asyncio.timeout(until - now):
+                        return await self._decided(name)
             self.bus.commit(ev.StageChanged(name=name, status=status, detail=what + said, until=until))
             if not waits:
                 return ""
             async with asyncio.timeout(until - now):
-                while True:
-                    action = await self.decisions.get()
-                    self._answered = self.bus.snapshot.halt.nonce
-                    if action != "skip" or name in SKIPPABLE:
-                        return action
+                return await self._decided(name)
         except TimeoutError:
             return ""
         finally:
             self.deciding = False
+
+    def _pause(self, name: str, error: UvccError, longest_s: float) -> float | None:
+        """After how many seconds the stage goes on by itself; None where it waits for somebody."""
+        if self.by_itself is None or name not in RESUMABLE or isinstance(error, Halted):
+            return None
+        found = self.by_itself.pause(error)
+        return found if found is not None and found < longest_s else None
+
+    async def _decided(self, name: str) -> str:
+        """The next decision that fits this stage."""
+        while True:
+            action = await self.decisions.get()
+            self._answered = self.bus.snapshot.halt.nonce
+            if action != "skip" or name in SKIPPABLE:
+                return action
 
 
 class _GoBack(UvccError):

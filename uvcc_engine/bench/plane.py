@@ -35,7 +35,9 @@ _PARTY: Final = [sys.executable, "-m", "uvcc_engine.bench.party.plane_party"]
 _MIB: Final = 1 << 20
 _IDLE: Final = 192
 _LIMIT_S: Final = 180
-SEALED_SHARE: Final = 0.6  # that a direct link must carry of what two processes seal, send and open that do nothing else
+SEALED_SHARE: Final = (
+    0.6  # that a direct link must carry of what two processes seal, send and open that do nothing else
+)
 BARS: Final[calibration.BenchBars] = {
     ("relay_http_1k", "rate"): BenchBar(3000, "python", at_least=True),
     ("relay_stream_1k", "rate"): BenchBar(20_000, "python", at_least=True),

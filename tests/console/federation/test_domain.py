@@ -18,6 +18,9 @@ from uvcc_console.cli.main import main
 from uvcc_console.cli.parties.propose import add_relay
 from uvcc_console.federation import domain_key, site_policy
 from uvcc_console.federation.site_policy import SitePolicy, evaluate
+from uvcc_console.plan.federated import of_domain
+from uvcc_console.plan.plan import make_plan
+from uvcc_console.plan.profile import load
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import Topology
 from uvcc_engine.transcript.signing import sshsig
@@ -328,3 +331,11 @@ def test_a_domain_s_file_without_an_end_is_not_read_to_it(capsys: pytest.Capture
     """It took all memory."""
     assert main(["domain", "join", "/dev/zero"]) == 2
     assert "/dev/zero is no domain's file: longer than" in capsys.readouterr().err
+
+
+def test_of_a_run_of_three_domains_none_goes_on_alone() -> None:
+    _, profile = load("demo", ["limits.resumes=1", "link=direct"])
+    plan = make_plan("r-1", "demo", profile)
+    proposed = proposal(job=dict(plan.phases["full"].job), topology=plan.phases["full"].topology)
+    with pytest.raises(ConfigError, match=r"give limits\.resumes 0"):
+        of_domain(plan, proposed, 0)

@@ -200,8 +200,9 @@ def follow(
 
 
 def tell_of_alert(printer: Printer, event: ev.Event, began: float) -> None:
-    """A grave alert has a line of its own, as on the screen; those from before ``began``, a time stamp, are old."""
-    if isinstance(event, ev.Alert) and event.level == "error" and event.ts >= began:
+    """A grave alert has a line of its own, as on the screen, and one that the run goes on by itself; those from before
+    ``began``, a time stamp, are old."""
+    if isinstance(event, ev.Alert) and (event.level == "error" or event.name == "goes_on") and event.ts >= began:
         who = f"{event.subject}: " if event.subject else ""
         printer.note(f"alert {event.name}: {who}{event.text}" + (f" ({event.hint})" if event.hint else ""))
 
@@ -244,9 +245,10 @@ def _wait_for_exits(run_dir: Path, child: subprocess.Popen[bytes] | None) -> Non
 
 
 def waits_for_decision(s: Snapshot) -> bool:
-    """Whether a stage failed and the pods are kept for a resume; other failures end in the teardown by themselves."""
+    """Whether a stage failed and the pods are kept for a resume that somebody has to order; other failures end in the
+    teardown by themselves."""
     stage = s.stage
-    return stage is not None and stage.status == "failed" and stage.until > 0
+    return stage is not None and stage.status == "failed" and stage.until > 0 and not stage.again
 
 
 def outcome(watched: Watched, run_dir: Path) -> dict[str, Any]:

@@ -107,6 +107,7 @@ def document(s: Snapshot, run_dir: Path) -> dict[str, Any]:
                 "started": v.started,
                 "ended": v.ended,
                 "until": v.until,
+                "again": v.again,
             }
             for v in s.stages
         ],

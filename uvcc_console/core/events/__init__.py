@@ -56,13 +56,15 @@ class RunCreated(Event):
 class StageChanged(Event):
     """A rollout stage moved: pending | running | ok | failed | skipped | waiting.
 
-    ``until`` > 0: the pods are kept and a decision (resume, retry, skip) is waited for until that time.
+    ``until`` > 0: the pods are kept and a decision (resume, retry, skip) is waited for until that time; ``again`` > 0:
+    at that time it goes on by itself.
     """
 
     name: str
     status: str
     detail: str = ""
     until: float = 0.0
+    again: float = 0.0
 
 
 @event("gate")

@@ -57,7 +57,7 @@ def _stage(s: Snapshot, e: ev.StageChanged) -> Snapshot:
     def move(v: StageView) -> StageView:
         started = e.ts if e.status == "running" and v.status != "waiting" else v.started
         ended = e.ts if e.status in ("ok", "failed", "skipped") else 0.0
-        return replace(v, status=e.status, detail=e.detail, started=started, ended=ended, until=e.until)
+        return replace(v, status=e.status, detail=e.detail, started=started, ended=ended, until=e.until, again=e.again)
 
     stages = tuple(move(v) if v.name == e.name else v for v in s.stages)
     if e.name not in {v.name for v in stages}:  # one that no plan has stands before what is still to be done

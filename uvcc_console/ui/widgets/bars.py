@@ -277,7 +277,9 @@ def banner_lines(view: View, width: int) -> list[Line]:
     keys = now.advice if now.name == "undecided" and not view.replay else ""
     if stage is not None and stage.name in SKIPPABLE and keys:
         keys = "R retries, x skips, t tears down"
-    if keys and stage and stage.until > 0:
+    if keys and stage and stage.again > view.now and not halting(s):
+        keys += f"; by itself in {duration(stage.again - view.now)}"
+    elif keys and stage and stage.until > 0:
         keys += f"; {duration(max(0.0, stage.until - view.now))} left"
     if s.status == "failed":
         where = f"{stage.name}: " if stage and waits else ""

@@ -19,7 +19,7 @@ from uvcc_console.plan import changed_settings, code_tree, long_steps
 from uvcc_console.plan.plan import FULL, SMOKE, Phase
 from uvcc_console.plan.schema import CommandJobSettings
 from uvcc_console.rollout import ingest, priority
-from uvcc_console.rollout.context import Halted, Member, Rollout, each
+from uvcc_console.rollout.context import Halted, Member, PassingError, Rollout, each
 from uvcc_console.rollout.stages.fleet import code, volume
 from uvcc_console.rollout.stages.links import relay
 from uvcc_console.rollout.stages.links.worlds import meeting_places
@@ -39,6 +39,7 @@ from uvcc_console.rollout.stages.training.silence import (
     by_signal,
     deserted,
     hang,
+    may_pass,
     without_result,
     workers_of,
 )
@@ -326,8 +327,9 @@ async def _check(ctx: Rollout, phase: Phase) -> None:
 async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
     """Stop what still runs, so that a dead party never leaves the others hanging, and say what happened."""
     await stop_workers(ctx, phase)
+    kind = PassingError if found.passing else UvccError
     if not found.coord:
-        raise UvccError(found.what, found.hint)
+        raise kind(found.what, found.hint)
 
     def said(s: Snapshot) -> tuple[str, str] | None:
         return dying_words.last_words(s, found.coord)
@@ -341,8 +343,8 @@ async def _give_up(ctx: Rollout, phase: Phase, found: Trouble) -> NoReturn:
         if link is not None and (stuck := await dying_words.read_only(link, phase.engine_run)) is not None:
             raise UvccError(f"{found.what}: {stuck[0]}", stuck[1]) from None
         line = dying_words.last_line(ctx.bus.snapshot, found.coord)
-        raise UvccError(f"{found.what}: {line}" if line else found.what, found.hint) from None
-    raise UvccError(f"{found.what}: {words}", hint or found.hint)
+        raise kind(f"{found.what}: {line}" if line else found.what, found.hint) from None
+    raise kind(f"{found.what}: {words}", hint or found.hint)
 
 
 async def outcome(ctx: Rollout, phase: Phase) -> Trouble | None:
@@ -408,18 +410,20 @@ def _finished(s: Snapshot, phase: Phase) -> bool:
 def trouble(s: Snapshot, phase: Phase) -> Trouble | None:
     """The first reason why this phase cannot end well; None while there is hope. Pure."""
     if s.fork:
-        return Trouble(s.fork, "do not resume: two parties recorded different messages; keep the transcripts")
+        hint = "do not resume: two parties recorded different messages; keep the transcripts"
+        return Trouble(s.fork, hint, passing=False)
     bad = [w for w in workers_of(s, phase) if w.state == "exited" and (w.signal or w.rc != 0)]
     if not bad:
         return None
     if s.halt.nonce and not s.halt.drill and s.halt.mode == "halt":
         if not (s.halt.done and _all_ended(s, phase)):
             return None  # the ladder is at work and has the word
-        return Trouble(f"the halt had to end {', '.join(w.coord for w in bad)} without a checkpoint")
+        return Trouble(f"the halt had to end {', '.join(w.coord for w in bad)} without a checkpoint", passing=False)
     # one that was killed explains the others; one that lost a peer is explained by another
     first = min(bad, key=lambda w: (not w.signal, w.rc == PeerLostError.exit_code, w.coord))
     end = f"was killed by {first.signal}" if first.signal else f"ended with exit code {first.rc}"
-    return Trouble(f"worker {first.coord} of P{Coord.parse(first.coord).party} {end}", coord=first.coord)
+    what = f"worker {first.coord} of P{Coord.parse(first.coord).party} {end}"
+    return Trouble(what, coord=first.coord, passing=all(may_pass(phase, w) for w in bad))
 
 
 async def stop_workers(ctx: Rollout, phase: Phase) -> None:

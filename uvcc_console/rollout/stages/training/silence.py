@@ -6,20 +6,32 @@ from dataclasses import dataclass
 
 from uvcc_console.core.snapshot import Snapshot, WorkerView
 from uvcc_console.plan.plan import SIGTERM, Phase
+from uvcc_engine.contract.errors import PeerLostError, UnreachableError
 
 DESERTED_S = 15.0
+UNEXPECTED = 70  # the exit code of an engine's process behind an error that nobody expected
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Why a phase cannot go on; ``coord`` names the worker whose last words explain it, ``early`` those that stopped in
-    good order though nobody here asked for it.
+    good order though nobody here asked for it. ``passing``: nothing speaks against going on as before.
     """
 
     what: str
     hint: str = "uvcc resume goes on from the last common checkpoint"
     coord: str = ""
     early: tuple[str, ...] = ()
+    passing: bool = True
+
+
+def may_pass(phase: Phase, worker: WorkerView) -> bool:
+    """Whether a worker that ended badly was killed or lost somebody, and did not itself say what has to be mended.
+
+    Of programs of others no exit code means that; of a language model's an error that nobody expected may be a GPU's.
+    """
+    codes = {PeerLostError.exit_code, UnreachableError.exit_code, *([UNEXPECTED] if phase.kind == "lm" else [])}
+    return bool(worker.signal) or phase.kind == "command" or worker.rc in codes
 
 
 def by_signal(phase: Phase) -> bool:
