@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from uvcc_engine.relay import server
 
 HERE: Final = "127.0.0.1"
 _SETTLES_S: Final = 120.0
+_TRIES: Final = 100
 _READY: Final = "serves.json"
 _CONFIG: Final = "relay.json"
 
@@ -80,18 +82,28 @@ def _served_at(relay: BaseProcess, ready: Path, without: str) -> Mapping[str, An
     return found
 
 
-def end_with(line: Connection) -> None:
-    """End this process when whoever forked it is gone, who says nothing more on the line."""
+def end_with(line: Connection, folder: Path) -> None:
+    """End this process when whoever forked it is gone, who says nothing more on the line. Who was killed leaves the
+    folder to those that it forked."""
 
     def ended() -> None:
         with contextlib.suppress(EOFError, OSError):
             line.recv()
+        remove(folder)
         os._exit(0)
 
     threading.Thread(target=ended, daemon=True).start()
 
 
+def remove(folder: Path) -> None:
+    """Remove a rehearsal's folder, which others may be removing, or this process's other threads still write to."""
+    for _ in range(_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+
+
 def serve_relay(line: Connection, folder: Path) -> None:
     """In the relay's process: serve until whoever forked this is gone."""
-    end_with(line)
+    end_with(line, folder)
     server.run(relay_config.load(folder / _CONFIG))

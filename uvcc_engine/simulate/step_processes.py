@@ -107,7 +107,7 @@ class WaitingWorkers:
     """Processes that wait to be told how many steps they train, and their relay where they need one."""
 
     def __init__(self, folder: Path, kind: str, size: Topology) -> None:
-        self._folder, self._kind, self._size = folder, kind, size
+        self.folder, self._kind, self._size = folder, kind, size
         self._forker = multiprocessing.get_context("fork")
         self._lines: dict[Coord | None, Connection] = {}
         self.processes: list[BaseProcess] = []
@@ -128,11 +128,11 @@ class WaitingWorkers:
         stores = ports(PARTIES)
         for c in self._size.coords():
             blank = LinkSpec()
-            task = WorkerTask(c, self._size, job, model, inputs[c.party], blank, stores[c.party], self._folder)
+            task = WorkerTask(c, self._size, job, model, inputs[c.party], blank, stores[c.party], self.folder)
             self._forked(c, _serve, task)
         if self._kind != "direct":
-            step_links.relay_files(self._folder, self._size)
-            self._relay = self._forked(None, _relay, self._folder)
+            step_links.relay_files(self.folder, self._size)
+            self._relay = self._forked(None, _relay, self.folder)
 
     def measure(self, steps: int) -> MeasuredSteps:
         """What each of ``steps`` steps takes after a first one. Raises UvccError where a worker fails."""
@@ -153,7 +153,7 @@ class WaitingWorkers:
     def _links(self) -> dict[Coord, LinkSpec]:
         if self._relay is None:
             return step_links.direct(self._size)
-        return step_links.relayed(self._folder, self._size, self._kind, self._relay, _WITHOUT)
+        return step_links.relayed(self.folder, self._size, self._kind, self._relay, _WITHOUT)
 
     def _heard(self) -> dict[Coord, WorkerSteps]:
         """What each worker says, the first to fail before those that wait for it."""
@@ -220,8 +220,9 @@ def _serve(line: Connection, task: WorkerTask) -> None:
     try:
         steps, link = line.recv()
     except EOFError:  # nobody asks any more
+        step_links.remove(task.folder)
         return
-    step_links.end_with(line)
+    step_links.end_with(line, task.folder)
     try:
         torch.set_num_threads(1)  # as workers do
         keep_freed_memory()

@@ -76,23 +76,26 @@ import json, sys, time
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.simulate.step_rehearsal import waiting_workers
 with waiting_workers(PrivateJob.from_json(json.loads(sys.argv[1])), "relay") as parties:
-    print(json.dumps([process.pid for process in parties.processes]), flush=True)
+    print(json.dumps([[process.pid for process in parties.processes], str(parties.folder)]), flush=True)
     sys.stdin.read()
 """
 
 
-def test_no_process_of_a_rehearsal_outlives_who_forked_it_even_where_that_was_killed() -> None:
-    """A terminal that is closed ends it without a word; each of the others had all lines, and waited for ever."""
+def test_nothing_of_a_rehearsal_outlives_who_forked_it_even_where_that_was_killed() -> None:
+    """A terminal that is closed ends it without a word; each of the others had all lines, and waited for ever. Their
+    folder, up to 200 MiB of messages, stayed."""
     command = [sys.executable, "-c", _WAITS, json.dumps(JOB.to_json())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as forker:
         assert forker.stdout is not None
-        pids = json.loads(forker.stdout.readline())
+        pids, folder = json.loads(forker.stdout.readline())
         assert len(pids) == 4
+        assert Path(folder).is_dir()
         forker.kill()
     limit = time.monotonic() + 500.0  # seconds, for a busy machine
     while any(host.process(pid) is not None for pid in pids):
         assert time.monotonic() < limit
         time.sleep(0.01)
+    assert not Path(folder).exists()
 
 
 def cpu(*seconds: float) -> dict[Coord, float]:
