@@ -57,7 +57,13 @@ def test_the_text_says_pods_steps_caps_and_what_is_revealed(capsys: pytest.Captu
     assert "pods       6 at hyperstack" in said
     assert "replicas 2" in said
     assert "reveals    loss" in said
+    assert "a failure  pods are kept 5 minutes for a decision" in said
     assert "$" in said
+    assert main(["plan", "m7c-1gpu"]) == 0
+    night = (
+        "a failure  3 times it goes on by itself where a worker was killed or a pod is silent; else pods are kept 30"
+    )
+    assert night in capsys.readouterr().out
     assert "in the smoke phase" in said
     assert main(["plan", "local-lm-smoke"]) == 0
     said = capsys.readouterr().out

@@ -88,6 +88,8 @@ def _said(plan: Plan) -> dict[str, Any]:
         "topology": {"replicas": t.replicas, "stages": t.stages, "tensor": t.tensor, "microbatches": t.microbatches},
         "steps": {name: phase.steps for name, phase in plan.phases.items()},
         "cap": {"hourly": profile.limits.hourly, "total": profile.limits.total, "ttl_s": profile.limits.ttl},
+        "wait_s": profile.limits.wait,
+        "resumes": profile.limits.resumes,
     }
     job = profile.job
     if isinstance(job, CommandJobSettings):
@@ -150,6 +152,11 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"may cost   {spent}, for {cap['ttl_s'] / 60:g} minutes at most",
         f"stages     {' '.join(found['stages'])}",
     ]
+    kept = f"pods are kept {found['wait_s'] / 60:g} minutes for a decision"
+    if found["resumes"]:
+        often = counted(found["resumes"], "time")
+        kept = f"{often} it goes on by itself where a worker was killed or a pod is silent; else {kept}"
+    told.append(f"a failure  {kept}")
     if "halt" in found:
         told.append(f"a halt     {WORDS[found['halt']]}")
     if code := found.get("code"):
