@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,16 @@ from uvcc_engine.relay.relay_roles import Role, number_of
 from uvcc_engine.sealing.queries import OpenedQuery, ServedJob, open_query
 from uvcc_engine.transcript.leaves.json_lines import LineLog
 from uvcc_engine.transcript.signing.identity import Identity
-from uvcc_engine.worker.served_batches import MOST_LISTED, DeskWord, QueryBatch, WaitingQuery, read_batch
+from uvcc_engine.worker.served_batches import (
+    MOST_LISTED,
+    BatchTerms,
+    DeskWord,
+    QueryBatch,
+    WaitingQuery,
+    agreed,
+    held_to,
+    read_batch,
+)
 
 QUERIES: Final = "queries"
 ANSWERS: Final = "answers"
@@ -121,6 +130,17 @@ class QueryDesk:
             idle = 0 < idle_s <= self._clock() - self._asked_at
         free = [q for q in listed if self._of_query.get(q.id, step) >= step]
         return DeskWord(tuple(free[:MOST_LISTED]), self._decided.get(step), idle)
+
+    def agree(self, words: Mapping[int, DeskWord], step: int, terms: BatchTerms) -> QueryBatch | None:
+        """The batch of three words (``agreed``), each held to the job's terms; what breaks them is refused and told.
+
+        Raises ProtocolError if two parties have decided differently.
+        """
+        answered = {name for name, at in self._of_query.items() if at < step}
+        kept, refused = held_to(terms, words, answered)
+        for why in refused:
+            self._refuse(why)
+        return agreed(kept, step, terms.most_rows)
 
     def forget_stale(self, common: Sequence[DeskWord]) -> None:
         """Drop what waited long and is not at the other parties; ``common``: what they said, unless that is as much as

@@ -7,8 +7,8 @@ decided is on disk before anything is computed: a party that starts again repeat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from uvcc_engine.contract.errors import ProtocolError
@@ -80,6 +80,43 @@ def _query(found: object) -> WaitingQuery | None:
     good = isinstance(name, str) and len(name) == 64 and set(name) <= _DIGITS
     good = good and type(client) is int and client >= 0 and type(rows) is int and 0 < rows < 1 << 31
     return WaitingQuery(name, client, rows) if good else None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTerms:
+    """What a batch of a job must keep to: its rows at most, and whether it may be empty, since nobody asks any more."""
+
+    most_rows: int
+    may_be_empty: bool
+
+    def broken_by(self, batch: QueryBatch, answered: Collection[str]) -> str:
+        """Why no honest party has this batch on disk; "" if one may. ``answered``: queries of the steps before."""
+        if not batch and not self.may_be_empty:
+            return "a batch of no query in a job that never idles"
+        rows = sum(query.rows for query in batch)
+        if rows > self.most_rows:
+            return f"a batch of {rows} rows, more than job.batch ({self.most_rows})"
+        again = next((query for query in batch if query.id in answered), None)
+        return "" if again is None else f"a batch with query {again.id[:12]}, which is answered already"
+
+
+def held_to(
+    terms: BatchTerms, words: Mapping[int, DeskWord], answered: Collection[str]
+) -> tuple[dict[int, DeskWord], list[str]]:
+    """Words without what no honest party says, and what was left out of whose.
+
+    All honest parties know the terms and what is answered, so they leave out the same. Whoever said it is as one that
+    has decided nothing: it stops no others, and nothing of it comes to their disks, from where they would repeat it.
+    """
+    kept, refused = dict(words), []
+    for party, word in words.items():
+        if word.idle and not terms.may_be_empty:
+            kept[party] = replace(kept[party], idle=False)
+            refused.append(f"P{party} says that nobody asks any more in a job that never idles")
+        if word.decided is not None and (why := terms.broken_by(word.decided, answered)):
+            kept[party] = replace(kept[party], decided=None)
+            refused.append(f"P{party} names {why}")
+    return kept, refused
 
 
 def agreed(words: Mapping[int, DeskWord], step: int, most_rows: int) -> QueryBatch | None:

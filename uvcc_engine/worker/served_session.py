@@ -18,7 +18,7 @@ from uvcc_engine.sealing.queries import ServedJob, most_rows, seal_answer
 from uvcc_engine.transcript.formats import kinds
 from uvcc_engine.worker.checkpoints import KEPT
 from uvcc_engine.worker.query_desk import QueryDesk
-from uvcc_engine.worker.served_batches import DeskWord, QueryBatch, agreed, read_word
+from uvcc_engine.worker.served_batches import BatchTerms, DeskWord, QueryBatch, read_word
 from uvcc_engine.worker.served_model import ServedModel
 from uvcc_engine.worker.session import WorkerSession
 
@@ -49,6 +49,7 @@ class ServedSession(WorkerSession):
             link=self._spec.link,
             tell=lambda name, fields: self._writer.event(name, "warn", **fields),
         )
+        self._terms = BatchTerms(a.job.batch, may_be_empty=a.job.idle > 0)
         self._opened = False
         self._began = 0.0
         self._batch: QueryBatch = ()
@@ -78,7 +79,7 @@ class ServedSession(WorkerSession):
                 return decision
             words = {p: _word_of(p, told) for p, told in notes.items()} | {self._admitted.party: word}
             self._desk.forget_stale([words[p] for p in self._table.peers])
-            batch = None if decision.vote == HOLD else agreed(words, self.step, self._admitted.job.batch)
+            batch = None if decision.vote == HOLD else self._desk.agree(words, self.step, self._terms)
             if batch is not None:
                 self._begin_batch(batch)
                 return Vote()

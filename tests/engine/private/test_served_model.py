@@ -37,9 +37,11 @@ from uvcc_engine.transcript.terms.policy import Policy, read_signatures
 from uvcc_engine.worker.query_desk import STALE_S, QueryDesk
 from uvcc_engine.worker.served_batches import (
     MOST_LISTED,
+    BatchTerms,
     DeskWord,
     WaitingQuery,
     agreed,
+    held_to,
     in_turn,
     read_batch,
     read_word,
@@ -105,6 +107,42 @@ def test_what_one_party_has_on_disk_is_what_all_answer() -> None:
     assert agreed(words, 3, 8) == (query(2),)
     with pytest.raises(ProtocolError, match="P1 and P2 answered other queries in step 3"):
         agreed(words | {2: replace(waiting, decided=(query(1),))}, 3, 8)
+
+
+def test_a_batch_that_no_honest_party_has_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    """One domain could name a batch of more rows than the job's: the others put it on disk, and came to it again
+    whenever they were started."""
+    told = list[dict[str, Any]]()
+    desk = QueryDesk(
+        tmp_path,
+        SERVED,
+        party=0,
+        identity=PARTIES[0],
+        link=LinkSpec(kind="relay", relay_url="http://127.0.0.1:9", group="g"),
+        tell=lambda name, fields: told.append(fields["why"]),
+        clock=iter(range(0, 10**6, 100)).__next__,  # a minute and more between any two: each is told at once
+    )
+    never, may = BatchTerms(8, may_be_empty=False), BatchTerms(8, may_be_empty=True)
+    waits = DeskWord((query(1, 0, 5), query(2, 1, 5)))
+    honest = {p: waits for p in range(3)}
+    lies: list[tuple[DeskWord, str]] = [
+        (replace(waits, decided=waits.waiting), "P1 names a batch of 10 rows, more than job.batch (8)"),
+        (replace(waits, decided=()), "P1 names a batch of no query in a job that never idles"),
+    ]
+    for lie, why in lies:
+        assert desk.agree(honest | {1: lie}, 0, never) == (query(1, 0, 5),)
+        assert why in told[-1]
+    assert desk.agree({p: DeskWord(idle=p == 0) for p in range(3)}, 0, never) is None
+    assert "P0 says that nobody asks any more in a job that never idles" in told[-1]
+    assert desk.agree({p: DeskWord(idle=p == 0) for p in range(3)}, 0, may) == ()
+    assert desk.agree(honest | {1: replace(waits, decided=())}, 0, may) == ()
+    desk.close()
+    assert held_to(never, honest | {2: replace(waits, decided=(query(1, 0, 5),))}, {query(1).id}) == (
+        honest,
+        [f"P2 names a batch with query {query(1).id[:12]}, which is answered already"],
+    )
+    fair = honest | {2: replace(waits, decided=(query(2, 1, 5),))}
+    assert held_to(never, fair, set()) == (fair, [])
 
 
 def test_a_peers_word_may_be_anything() -> None:
