@@ -82,7 +82,7 @@ def page() -> str:
     lines += [
         "The market's own `PRIME_API_KEY`, `PRIME_TEAM_ID`, `PRIME_API_BASE_URL` and `PRIME_BASE_URL` are read, too;"
     ]
-    lines += ["`NO_COLOR`, `COLORTERM`, `TERM` and `TMUX` mean to the console what they mean to other programs.", ""]
+    lines += ["`NO_COLOR`, `COLORTERM`, `TERM`, `TMUX` and `COLUMNS` mean to it what they mean to other programs.", ""]
     lines += ["## What a worker or a command finds", ""]
     lines += _table(SET)
     lines += [

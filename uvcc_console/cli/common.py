@@ -16,6 +16,7 @@ from uvcc_console.core.paths import JOURNAL
 from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError
 from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.reading_width import for_reader
 from uvcc_engine.contract.parsing.untrusted import as_timestamp, without_nan
 from uvcc_engine.contract.text import clean, clean_block
 
@@ -126,7 +127,12 @@ def event_row(seq: int, event: Event) -> dict[str, Any]:
 
 
 def show(text: str) -> None:
-    """Text for a reader on standard output. Whatever it quotes, no terminal obeys it."""
+    """Text for a reader on standard output, broken between words. Whatever it quotes, no terminal obeys it."""
+    hand_out(for_reader(clean_block(text), sys.stdout))
+
+
+def hand_out(text: str) -> None:
+    """Text on standard output that a program or a file may take: cleaned as :func:`show`, its lines as they are."""
     sys.stdout.write(clean_block(text) + "\n")
 
 
@@ -137,7 +143,7 @@ def wipe() -> None:
 
 def say(text: str) -> None:
     """A diagnostic on standard error, cleaned like :func:`show`."""
-    sys.stderr.write(clean_block(text) + "\n")
+    sys.stderr.write(for_reader(clean_block(text), sys.stderr) + "\n")
     sys.stderr.flush()
 
 

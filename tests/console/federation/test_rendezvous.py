@@ -128,6 +128,16 @@ def _a_rollout_is_held_to_it(root: Path, standing: Standing) -> None:
         agree.check_proposal(ctx, full, policy())  # type: ignore[arg-type]
 
 
+def test_a_proposal_fits_eighty_columns(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    domains = [part for n in range(3) for part in ("--domain", str(people.key(f"p{n}")))]
+    assert people.at("coordinator", "propose", "demo", *domains, "--set", "job.steps=9") == 0
+    lines = people.out.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    at = next(n for n, line in enumerate(lines) if line.startswith("operated"))
+    assert lines[at + 1].startswith(" " * 13)
+
+
 def test_a_proposal_that_names_owners_says_what_is_sealed_to_them(people: People) -> None:
     domains = [part for n in range(3) for part in ("--domain", str(people.key(f"p{n}")))]
     opened = ("--json", "--set", "job.reveal=[loss, weights]", "--set", "job.steps=9")

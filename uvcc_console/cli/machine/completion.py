@@ -78,10 +78,10 @@ def run(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     if args.at is None:
-        common.show(script(args.shell))
+        common.hand_out(script(args.shell))
         return 0
     from uvcc_console.cli.machine.candidates import candidates
 
     for found in candidates(args.at):
-        common.show(found.word if not found.does else f"{found.word}\t{found.does}")
+        common.hand_out(found.word if not found.does else f"{found.word}\t{found.does}")
     return 0

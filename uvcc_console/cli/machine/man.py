@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     found = page(args.page)
     if args.path:
-        common.show(str(found))
+        common.hand_out(str(found))
         return OK
     viewer = shutil.which("man") if sys.stdout.isatty() else None
     if viewer is None:
@@ -43,6 +43,6 @@ def run(argv: list[str]) -> int:
             source = found.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise UnreadableError(f"cannot read {found}: {e}") from e
-        common.show(source.rstrip("\n"))
+        common.hand_out(source.rstrip("\n"))
         return OK
     return subprocess.run([viewer, str(found)], check=False).returncode

@@ -92,5 +92,5 @@ def run(argv: list[str]) -> int:
         return 0
     path = p.find(args.name)
     p.load(args.name)
-    common.show(path.read_text().rstrip("\n"))
+    common.hand_out(path.read_text().rstrip("\n"))
     return 0

@@ -57,7 +57,7 @@ def _init(args: argparse.Namespace) -> int:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = json.loads(owners_program(["key", str(folder)], "ask"))
     common.say(f"the client's key: {folder}; the operator lists it in job.clients:")
-    common.show(made["key"])
+    common.hand_out(made["key"])
     return OK
 
 
@@ -109,7 +109,7 @@ def _ask(args: argparse.Namespace) -> int:
         command += ["--policy", args.policy] if args.policy else []
         said = owners_program([*command, "--wait", f"{args.wait:g}"], "ask", limit_s=None)
     if not args.out:
-        common.show(said.rstrip("\n"))
+        common.hand_out(said.rstrip("\n"))
         return OK
     found = json.loads(said)
     common.show(

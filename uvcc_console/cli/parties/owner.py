@@ -306,7 +306,7 @@ def _predict(args: argparse.Namespace) -> int:
     command += ["--out", args.out] if args.out else []
     said = owners_program(command)
     if not args.out:
-        common.show(said.rstrip("\n"))
+        common.hand_out(said.rstrip("\n"))
         return OK
     found: dict[str, Any] = json.loads(said)
     if "classes" in found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ def run(argv: list[str]) -> int:
         parser.error("--rtt wants milliseconds, --mbit a rate above 0")
     found = document(args)
     if args.json:
-        common.show(json.dumps(found))
+        common.emit_line(found)
     else:
         common.show("\n".join(lines(found)))
     return 0

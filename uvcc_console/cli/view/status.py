@@ -139,7 +139,7 @@ def run(argv: list[str]) -> int:
     run_dir = common.find_run(args.run)
     s = common.load_snapshot(run_dir)
     if args.line or args.tmux:
-        common.show(status_line.line(s, run_dir, time.time(), colours=args.tmux))
+        common.hand_out(status_line.line(s, run_dir, time.time(), colours=args.tmux))
         return OK
     if args.json:
         common.emit(jsonview.document(s, run_dir))

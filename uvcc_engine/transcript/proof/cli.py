@@ -20,6 +20,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError, UvccError,
 from uvcc_engine.contract.machine.by_itself import exit_code
 from uvcc_engine.contract.machine.help_text import HelpFormatter
 from uvcc_engine.contract.machine.raising_parser import RaisingParser
+from uvcc_engine.contract.machine.reading_width import for_reader
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import approval_check, package, public_log
 from uvcc_engine.transcript.signed import proof_findings
@@ -120,7 +121,7 @@ def main(
         expected = _pins(args, pins, target)
         said = expected.said
         if not args.json:
-            print(said)
+            _show(said)
         found = package.examine(
             target,
             expected,
@@ -140,8 +141,15 @@ def main(
     told = found.to_json() | ({"approved": approved} if approved else {}) | ({"logged": logged} if logged else {})
     told |= {"failed_proofs": proof_findings.report(failed)} if failed else {}
     lines = (found.text(), approved, *logged, *_told(failed))
-    print(json.dumps(told) if args.json else "\n".join(filter(None, lines)))
+    if args.json:
+        print(json.dumps(told))
+    else:
+        _show("\n".join(filter(None, lines)))
     return found.exit_code
+
+
+def _show(text: str) -> None:
+    print(for_reader(text, sys.stdout))
 
 
 def _failed_proofs(path: Path, policy: Path | None) -> list[proof_findings.Conclusion]:
@@ -204,8 +212,8 @@ def _refused(error: UvccError, said: str, failed: Sequence[proof_findings.Conclu
         found |= {"failed_proofs": proof_findings.report(failed)} if failed else {}
         print(json.dumps({**found, "check": check, "what": what, "hint": hint}))
     elif failed:
-        print("\n".join(_told(failed)))
-    print(f"{verdict}  {what}" + (f" ({hint})" if hint else ""), file=sys.stderr)
+        _show("\n".join(_told(failed)))
+    print(for_reader(f"{verdict}  {what}" + (f" ({hint})" if hint else ""), sys.stderr), file=sys.stderr)
     return 1 if known else ConfigError.exit_code
 
 
