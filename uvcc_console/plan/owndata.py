@@ -62,6 +62,8 @@ def settle(
     if not isinstance(job, PrivateJobSettings) or not (
         job.data_schema or job.epochs or job.base or _left_open(job.model)
     ):
+        if isinstance(job, PrivateJobSettings) and not elsewhere:
+            _check_packaged(job)
         return profile, None
     if job.base and job.task != "train":
         return _answering(profile, job, tell), None
@@ -91,6 +93,18 @@ def settle(
             changes["val_every"] = -(-rows // batch)
     settled = job.model_copy(update=changes).of_rows(found["rows"]["train"] if "rows" in found else 0)
     return profile.model_copy(update={"job": settled}), found.get("pin")
+
+
+def _check_packaged(job: PrivateJobSettings) -> None:
+    """Refuse (ConfigError) a training that names no data, and whose model takes other rows than the packaged ones."""
+    if job.task != "train" or job.data or job.join or "model" not in job.model_fields_set:
+        return
+    asked = job.model if isinstance(job.model, str) else json.dumps(job.model)
+    try:
+        owners_program(["plan", "--model", asked])
+    except ConfigError as e:
+        what = f"job.data names no rows, and the packaged ones do not fit: {e.what}"
+        raise ConfigError(what, "of rows that owners share from elsewhere: uvcc plan --elsewhere") from e
 
 
 def _of_base(job: PrivateJobSettings) -> list[str]:

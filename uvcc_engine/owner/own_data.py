@@ -29,6 +29,7 @@ from uvcc_engine.data.data_files import read_arrays, read_rows
 from uvcc_engine.data.decimal_commas import as_read
 from uvcc_engine.data.features import Prepared, feature_names, prepare, transform
 from uvcc_engine.data.infer import infer
+from uvcc_engine.data.sample_text import load_text
 from uvcc_engine.data.schema import COUNT, OBJECTIVE, Schema, load_schema
 from uvcc_engine.data.schema_text import schema_text
 from uvcc_engine.data.sets import Dataset, Floats, load_digits
@@ -168,9 +169,9 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         check_range(f"{args.data.name}: a feature", x)
         features, classes, bits = x.shape[1], int(y.max()) + 1, x
     else:
-        digits = load_digits(0)
-        found["total"] = len(digits.train_x) + len(digits.test_x)
-        features, classes = digits.train_x.shape[1], digits.classes
+        packaged = _packaged(asked)
+        found["total"] = len(packaged.train_x) + len(packaged.test_x)
+        features, classes = packaged.train_x.shape[1], packaged.classes
     width = features if schema is None else embedded_width(schema)
     whole = args.base or (asked if isinstance(asked, str) and is_module_file(asked) else None)
     if schema is not None and not classes and whole is not None:
@@ -202,6 +203,13 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     if bits is not None and trees_of(model) is not None:
         check_bits(bits, names, args.data.name)
     return found | {"model": asked if isinstance(asked, str) else model_to_json(model)}
+
+
+def _packaged(asked: Any) -> Dataset:
+    """The rows that are trained on where a job names none: a text for a model that answers at several positions."""
+    named = find_model(asked) if isinstance(asked, str) and not is_module_file(asked) else None
+    model = model_of_json(asked) if isinstance(asked, dict) else named
+    return load_digits(0) if model is None or model.positions == 1 else load_text(0, 1, model.positions)
 
 
 def _check_ranges(file: str, data: Dataset, names: Sequence[str]) -> None:

@@ -83,6 +83,27 @@ def test_what_does_not_fit_is_said_before_anything_is_rehearsed(
         assert "--mbit a rate above 0" in capsys.readouterr().err
 
 
+SIZED = {"features": 4, "classes": 2, "layers": [{"type": "dense", "inputs": 4, "outputs": 2}]}
+
+
+def test_a_model_of_other_rows_than_the_packaged_ones_is_refused_where_no_data_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The plan rehearsed it without a word, and the run refused it in its first second."""
+    sized = ("--set", f"job.model={json.dumps(SIZED)}")
+    said = (
+        "job.data names no rows, and the packaged ones do not fit: the data has 64 features and 10 classes, job.model"
+    )
+    for argv in (["plan", "demo", *sized], ["rollout", "demo", "--headless", *sized], ["demo", "--headless", *sized]):
+        assert main(argv) == 2
+        assert said in capsys.readouterr().err
+    assert main(["plan", "demo", "--set", "job.model=lenet"]) == 2
+    assert "lenet takes 784 and 10" in capsys.readouterr().err
+    assert main(["plan", "demo", "--no-rehearsal", "--elsewhere", *sized]) == 0
+    assert main(["plan", "demo", "--no-rehearsal", "--set", "job.model=gpt-tiny"]) == 0  # of the packaged text
+    assert capsys.readouterr().err == ""
+
+
 def worker(rounds: float, sent: float, seconds: float) -> dict[str, object]:
     """A rehearsed step of which only the busiest party's computing counts."""
     return {"rounds": rounds, "bytes": sent, "busiest": 1.0, "processes": {"party_cpu": seconds, "high": 0.0}}

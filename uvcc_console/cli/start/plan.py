@@ -25,6 +25,8 @@ def run(argv: list[str]) -> int:
     parser.add_set()
     parser.add_argument("--rtt", type=float, metavar="MS", help="round trip between the parties (20; local pods 0)")
     parser.add_argument("--mbit", type=float, metavar="N", help="what a party's line carries (1000; local pods: none)")
+    whose = "data owners share the rows from their own machines, as `uvcc propose --owner` asks"
+    parser.add_argument("--elsewhere", action="store_true", help=whose)
     parser.add_argument("--no-rehearsal", action="store_true", help="only what the profile says")
     parser.add_json()
     args = parser.parse_args(argv)
@@ -47,7 +49,7 @@ def document(args: argparse.Namespace) -> dict[str, Any]:
 
     told: list[str] = []
     short, profile = load(args.profile, args.set)
-    profile, _ = settle(profile, told.append)
+    profile, _ = settle(profile, told.append, elsewhere=args.elsewhere)
     plan = make_plan(new_run_id(short), short, profile)
     plan_refusals.check(plan)
     found = _said(plan)
