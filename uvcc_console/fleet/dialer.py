@@ -124,6 +124,8 @@ class Dialer:
             return await self._dial()
         except (OSError, asyncssh.Error, TimeoutError) as e:
             self.check_refused()
+            if isinstance(e, asyncssh.ChannelOpenError) and self._by_jump_host:
+                raise ssherrors.behind_jump_host(e, self._jump, self.name, self.address) from e
             methods = await self._methods() if isinstance(e, asyncssh.PermissionDenied) else []
             if methods and "publickey" not in methods:
                 raise ssherrors.no_login_by_key(self.name, self.address, methods) from e
@@ -143,7 +145,8 @@ class Dialer:
                 log.info("turned away at the door, try %d: %s", attempt + 1, e, pod=self.name)
                 wait = self.backoff(attempt)
                 if loop.time() + wait > end:
-                    raise ssherrors.closed_before_login(self.name, self.address) from e
+                    hop = e.hop if isinstance(e, ssherrors.JumpTurnedAwayError) else ""
+                    raise ssherrors.closed_before_login(self.name, self.address, hop) from e
             attempt += 1
             await asyncio.sleep(wait)
 
@@ -189,35 +192,46 @@ class Dialer:
         except (OSError, asyncssh.Error, TimeoutError):
             return []
 
+    @property
+    def _by_jump_host(self) -> bool:
+        return bool(self._jump) and not tunnels.kind_of(self._jump)
+
     async def _way(self, host: str, port: int) -> dict[str, Any]:
         """How the connection is made: directly, through jump hosts, or over a tunnel of the pod's provider."""
-        if tunnels.kind_of(self._jump):
+        if self._jump and not self._by_jump_host:
             return {"sock": await tunnels.through(self._jump, host, port)}
         return {"tunnel": await self._through() if self._jump else None}
 
     async def _through(self) -> asyncssh.SSHClientConnection:
         """The connection to the jump host, through others before it where several are named, one after the other.
 
-        It is the user's own: their configuration, their keys, their agent, their known_hosts.
+        It is the user's own: their configuration, their keys, their agent, their known_hosts. Raises UnreachableError
+        or VerificationError naming the jump host, JumpTurnedAwayError where another try may get in.
         """
         if self.tunnel is not None and not self.tunnel.is_closed():
             return self.tunnel
         t = self.timeouts
         before: asyncssh.SSHClientConnection | None = None
         for hop in self._jump.split(","):
-            user, host, port = split_address(hop.strip())
+            hop = hop.strip()
+            user, host, port = split_address(hop)
             given = hop.rpartition(":")[2].isdigit()
             more = {"tunnel": before} if before is not None else {}
-            async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
-                before = await asyncssh.connect(
-                    host,
-                    port if given else (),
-                    username=user or (),
-                    login_timeout=t.login,
-                    keepalive_interval=t.keepalive_s,
-                    keepalive_count_max=t.keepalive_count,
-                    **more,
-                )
+            try:
+                async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
+                    before = await asyncssh.connect(
+                        host,
+                        port if given else (),
+                        username=user or (),
+                        login_timeout=t.login,
+                        keepalive_interval=t.keepalive_s,
+                        keepalive_count_max=t.keepalive_count,
+                        **more,
+                    )
+            except (asyncssh.ConnectionLost, ConnectionResetError) as e:
+                raise ssherrors.JumpTurnedAwayError(hop, e) from e
+            except (OSError, asyncssh.Error, TimeoutError) as e:
+                raise ssherrors.of_jump_host(e, hop, self.name, self.address) from e
         assert before is not None
         self.tunnel = before
         return before

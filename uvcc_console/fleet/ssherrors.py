@@ -7,6 +7,7 @@ import socket
 
 import asyncssh
 
+from uvcc_console.fleet.pins import split_address
 from uvcc_engine.contract.errors import UnreachableError, UvccError, VerificationError
 from uvcc_engine.contract.machine import host_names
 
@@ -47,15 +48,55 @@ def classify(error: BaseException, pod: str, address: str) -> UvccError:
     return UnreachableError(f"{where} is lost: {error}", "its state is unknown until the link is back")
 
 
+class JumpTurnedAwayError(ConnectionResetError):
+    """A jump host ended a connection before it let anybody in, as a crowded one does: worth another try."""
+
+    def __init__(self, hop: str, error: Exception) -> None:
+        super().__init__(f"jump host {hop}: {error}")
+        self.hop = hop
+
+
+def of_jump_host(error: BaseException, hop: str, pod: str, address: str) -> UvccError:
+    """The error that says why one does not get past a jump host: it is the user's own, and known by their own SSH."""
+    user, host, port = split_address(hop)
+    where = f"jump host {hop}, on the way to pod {pod} at {address},"
+    by_hand = f"ssh {f'-p {port} ' if port != 22 else ''}{f'{user}@' if user else ''}{host}"
+    if isinstance(error, asyncssh.PermissionDenied):
+        cure = f"{by_hand} must get in: ssh-add the key, or name it and the user in ~/.ssh/config"
+        return UnreachableError(f"{where} refuses your keys", cure)
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        what = f"{where} shows a host key that is not the one in your ~/.ssh/known_hosts, or none is there"
+        cure = f"compare it with whoever runs that host, then write it down: {by_hand}"
+        return VerificationError("host_key", what, cure)
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return UnreachableError(
+            f"{where} gave no answer in time", f"is it on, and its port {port} open to you? {by_hand}"
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return UnreachableError(f"{where} refuses connections", f"is its SSH server up, and on port {port}?")
+    if isinstance(error, socket.gaierror):
+        return UnreachableError(f"{where} cannot be reached: {host_names.why(error, host)}")
+    return UnreachableError(f"{where} cannot be used: {error}", f"try it: {by_hand}")
+
+
+def behind_jump_host(error: asyncssh.ChannelOpenError, hop: str, pod: str, address: str) -> UnreachableError:
+    """A jump host let us in, and did not get through to the machine behind it."""
+    what = f"jump host {hop} does not get through to pod {pod} at {address}: {error.reason or 'it says not why'}"
+    cure = "is that address right as seen from there, is the machine on, and does the jump host AllowTcpForwarding?"
+    return UnreachableError(what, cure)
+
+
 def sessions_full(pod: str, address: str) -> UnreachableError:
     """The server has let us in and opens no session more, although none of ours will end."""
     what = f"pod {pod} at {address} opens no further session: its SSH server's MaxSessions is reached"
     return UnreachableError(what, REACHED)
 
 
-def closed_before_login(pod: str, address: str) -> UnreachableError:
-    """The server ends connections before it lets anybody in, again and again."""
-    what = f"pod {pod} at {address} closes connections before a login, as an SSH server does at its MaxStartups"
+def closed_before_login(pod: str, address: str, hop: str = "") -> UnreachableError:
+    """The server, or the jump host before it, ends connections before it lets anybody in, again and again."""
+    where = f"pod {pod} at {address}"
+    where = f"jump host {hop}, on the way to {where}," if hop else where
+    what = f"{where} closes connections before a login, as an SSH server does at its MaxStartups"
     return UnreachableError(what, "set MaxStartups 10:30:100 in its sshd_config; or somebody floods its port")
 
 
