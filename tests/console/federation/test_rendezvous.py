@@ -147,6 +147,20 @@ def test_a_proposal_that_names_owners_says_what_is_sealed_to_them(people: People
         assert [(r.value, r.to) for r in found.reveal] == [("loss", "all"), ("weights", to)]
 
 
+def test_an_owners_digits_are_those_that_the_proposal_shows(people: People) -> None:
+    """It said a key in hexadecimal, which no other screen shows."""
+    (people.root / "north").mkdir()
+    assert people.at("north", "owner", "init") == 0
+    key, digits = people.out.splitlines()
+    owner = people.root / "north" / "config" / "owner" / "owner.pub"
+    assert owner.read_text().startswith(f"{key} ")
+    assert people.at("north", "domain", "show", str(owner)) == 0
+    assert people.out.splitlines() == [key, digits]
+    domains = [part for n in range(3) for part in ("--domain", str(people.key(f"p{n}")))]
+    assert people.at("coordinator", "propose", "demo", *domains, "--owner", str(owner), "--set", "job.steps=9") == 0
+    assert f"owner        {digits.removeprefix('fingerprint ')}" in people.out
+
+
 def test_outside_the_site_policy_nobody_is_asked_and_the_rule_is_named(people: People) -> None:
     wanted = people.propose()
     people.allows("p1", models=["other"])

@@ -68,24 +68,26 @@ def _init(args: argparse.Namespace) -> int:
     if not (policy := made.folder / site_policy.FILE).exists():
         write_atomic(policy, site_policy.DEFAULT_TEXT.encode(), mode=0o600)
     common.say(f"this domain's key and what it lets be done: {made.folder}")
-    return _tell(made.public, as_json=False)
+    tell_key(made.public)
+    return OK
 
 
 def _show_key(args: argparse.Namespace) -> int:
     from uvcc_console.federation import domain_key
 
     public = domain_key.read_public(args.file) if args.file is not None else domain_key.load().public
-    return _tell(public, as_json=args.json)
+    tell_key(public, as_json=args.json)
+    return OK
 
 
-def _tell(public: str, *, as_json: bool) -> int:
+def tell_key(public: str, *, as_json: bool = False) -> None:
+    """A person's key, and the digits by which the others know it: those of every screen of a proposal."""
     from uvcc_console.federation.domain_key import fingerprint
 
     if as_json:
         common.emit({"key": public, "fingerprint": fingerprint(public)})
     else:
         common.show(f"{public}\nfingerprint {fingerprint(public)}")
-    return OK
 
 
 def _export(args: argparse.Namespace) -> int:

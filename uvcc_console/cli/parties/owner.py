@@ -14,6 +14,7 @@ from typing import Any
 
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
+from uvcc_console.cli.parties.domain import tell_key
 from uvcc_console.cli.parties.propose import add_relay, meeting
 from uvcc_console.core.answers.shown import shown
 from uvcc_console.federation import data_owner, owner_joining, owner_results
@@ -88,7 +89,7 @@ def _init(args: argparse.Namespace) -> int:
     folder = data_owner.home(args.folder)
     made = data_owner.create(folder)
     common.say(f"the owner's key: {folder}; a proposal names {folder / data_owner.PUBLIC}")
-    common.show(made.public.x25519)
+    tell_key(made.public.ed25519)
     return OK
 
 
