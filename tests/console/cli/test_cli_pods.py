@@ -106,6 +106,44 @@ def test_who_does_not_answer_is_unknown_and_no_leak(
     assert "no pods" not in said.err + said.out  # nobody said so
 
 
+def without_a_key(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run at a market whose API key is missing, which therefore ended before it asked for anything."""
+    monkeypatch.setenv("HOME", os.environ["UVCC_HOME"])
+    monkeypatch.delenv("PRIME_API_KEY", raising=False)
+    monkeypatch.delenv("UVCC_PRIME_API_KEY", raising=False)
+    folder = Path(os.environ["UVCC_HOME"]) / "runs" / "keyless-1"
+    folder.mkdir(parents=True)
+    journal = Journal(folder / "journal.sqlite", source="test")
+    kinds = {"job_kind": "private", "replicas": 1, "pipeline_stages": 1, "tensor": 1, "stages": []}
+    journal.append(ev.RunCreated(run=folder.name, profile_name="d", profile={"fleet": {"provider": "prime"}}, **kinds))
+    journal.close()
+    return folder
+
+
+def test_an_account_that_no_run_asked_for_anything_fails_no_sweep(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that failed for its missing API key left nothing, and each sweep ended with 3 while its folder stayed."""
+    without_a_key(monkeypatch)
+    for argv in (["pods"], ["pods", "--sweep"]):
+        assert main(argv) == 0
+        said = capsys.readouterr()
+        assert "prime was not looked at, and keyless-1 had asked it for nothing: no Prime Intellect API key" in said.err
+        assert "uvcc runs --delete keyless-1 forgets it" in said.err
+        assert "no pods" not in said.err
+    assert main(["pods", "--provider", "prime"]) == 3  # whoever names it wants its word
+    assert "uvcc: prime: no Prime Intellect API key (set PRIME_API_KEY" in capsys.readouterr().err
+
+
+def test_an_account_that_a_run_asked_for_pods_is_unknown_without_its_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = without_a_key(monkeypatch)
+    Intents.of(folder).note(time.time(), name="uvcc-keyless-1-p0r0", offer="o")
+    assert main(["pods"]) == 3
+    assert "uvcc: prime, which keyless-1 asked for pods: no Prime Intellect API key (set" in capsys.readouterr().err
+
+
 def test_a_provider_that_there_is_not_is_wrong_usage(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pods", "--provider", "primr"]) == 2
     assert "prime" in capsys.readouterr().err

@@ -138,7 +138,7 @@ class Market:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(providers, "provider_for", lambda *args, **kwargs: provider)
                     found = pods.PodSurvey()
-                    await pods.survey_pods([({"provider": "prime"}, run_dir)], True, found)
+                    await pods.survey_pods([pods.KnownFleet({"provider": "prime"}, run_dir)], True, found)
                 assert (found.left, found.unknown) == ([], [])
                 assert {r["fate"] for r in found.rows.values()} <= {"ORPHAN"}
             else:

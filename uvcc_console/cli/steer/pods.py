@@ -37,6 +37,7 @@ class PodSurvey:
     left: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    all_heard: bool = True
 
     @property
     def code(self) -> int:
@@ -74,7 +75,7 @@ def run(argv: list[str]) -> int:
             fate = "swept" if r["swept"] else "one too many" if r["stray"] else r["fate"]
             fate += "?" if r["doubt"] and not r["swept"] else ""
             common.show(f"{r['name']:<44} {r['provider']:<10} {r['price_hr']:>7.2f} $/h  {r['address']:<28} {fate}")
-        if not found.rows and not found.unknown:  # who was not heard may have some
+        if not found.rows and not found.unknown and found.all_heard:  # who was not heard may have some
             common.say("no pods")
     for line in (*found.left, *found.unknown, *found.notes):
         common.say(f"uvcc: {line}")
@@ -152,16 +153,28 @@ def _note_gone(run_dir: Path, name: str) -> None:
         journal.close()
 
 
-def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
-    """Every way to ask for pods that a run of this machine has used: its whole ``fleet`` mapping and its folder.
+@dataclass(frozen=True, slots=True)
+class KnownFleet:
+    """A way to ask for pods: the ``fleet`` mapping of a run, and that run's folder. ``used``: whether a run came so far
+    that it asked for something; ``named``: by the user, now."""
+
+    fleet: dict[str, Any]
+    folder: Path
+    used: bool = False
+    named: bool = False
+
+
+def _known_fleets(only: list[str]) -> list[KnownFleet]:
+    """Every way to ask for pods that a run of this machine has used.
 
     This machine itself is always asked. One run stands for all that ask the same account, the same hosts with the
     same key.
     """
+    from uvcc_console.fleet.cloud.intents import VOLUMES_FILE, Intents
     from uvcc_console.fleet.failover.failover_choice import chosen
     from uvcc_console.fleet.provider_kinds import DEFAULT, kind_of, runs_here, sections
 
-    found: dict[tuple[str, ...], tuple[dict[str, Any], Path]] = {(DEFAULT,): ({"provider": DEFAULT}, paths.data_dir())}
+    found: dict[tuple[str, ...], KnownFleet] = {(DEFAULT,): KnownFleet({"provider": DEFAULT}, paths.data_dir())}
     for run_dir in common.run_dirs():
         s, why = common.read_snapshot(run_dir)
         if why:
@@ -172,12 +185,16 @@ def _known_fleets(only: list[str]) -> list[tuple[dict[str, Any], Path]]:
             name = str(fleet.get("provider", DEFAULT))
             if not runs_here(fleet):
                 own = ("account", "base_url", "hosts", "ssh_key")
-                found[name, *(str(fleet.get(k, "")) for k in own)] = (fleet, run_dir)
+                key = (name, *(str(fleet.get(k, "")) for k in own))
+                asked = s.pods or Intents.of(run_dir).tries() or Intents(run_dir / VOLUMES_FILE).tries()
+                before = found.get(key)
+                if before is None or not before.used:  # who asked for pods is told of, rather than who did not
+                    found[key] = KnownFleet(fleet, run_dir, bool(asked), name in only)
     known = {key[0] for key in found}
     for name in only:
         if name not in known:
             kind_of(name)  # a word that is no provider's can answer nothing
-            found[(name,)] = ({"provider": name}, paths.data_dir())
+            found[(name,)] = KnownFleet({"provider": name}, paths.data_dir(), named=True)
     return [found[key] for key in sorted(found) if not only or key[0] in only]
 
 
@@ -237,12 +254,22 @@ async def _prove(only: list[str], found: PodSurvey) -> None:
             found.unknown.append(f"{what}, look again at {until}: uvcc pods --sweep")
 
 
-async def survey_pods(fleets: list[tuple[dict[str, Any], Path]], sweep: bool, found: PodSurvey) -> None:
-    for fleet, folder in fleets:
+async def survey_pods(fleets: list[KnownFleet], sweep: bool, found: PodSurvey) -> None:
+    for known in fleets:
+        name, run = known.fleet["provider"], known.folder.name
         try:
-            await _survey_one(fleet, folder, sweep, found)
+            await _survey_one(known.fleet, known.folder, sweep, found)
+        except ConfigError as e:  # a key that is missing, a file of hosts that is not there: time does not mend it
+            if known.used:
+                found.unknown.append(f"{name}, which {run} asked for pods: {e}")
+            elif known.named:
+                found.unknown.append(f"{name}: {e}")
+            else:
+                found.all_heard = False
+                why = f"{name} was not looked at, and {run} had asked it for nothing: {e.what}"
+                found.notes.append(f"{why}; uvcc runs --delete {run} forgets it")
         except UvccError as e:
-            found.unknown.append(f"{fleet['provider']}: {e}")
+            found.unknown.append(f"{name}: {e}")
 
 
 async def _survey_one(fleet: dict[str, Any], folder: Path, sweep: bool, found: PodSurvey) -> None:
