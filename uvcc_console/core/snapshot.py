@@ -344,6 +344,7 @@ class Snapshot:
     attempt: int = 0
     resumes: int = 0  # how often workers went on from a checkpoint, over all phases
     masks: int = 0  # the attempt that the masks depend on: roots of another are not comparable
+    first_step: int = 0  # of the policy that is in force: its epoch e is step first_step + e
     steps_planned: int = 0
     sid_job: str = ""
     replicas: int = 1
@@ -417,8 +418,7 @@ class Snapshot:
 
     @property
     def operation(self) -> tuple[str, ...]:
-        """Who could look into this run, how a party's own traffic is protected, what it proves, if anything; nothing
-        for jobs that claim no privacy."""
+        """Who could look into this run, how traffic is protected, what is proved; nothing of jobs without secrets."""
         if not self.proves:
             return ()
         sizes = (max(1, n) for n in (self.replicas, self.pipeline_stages, self.tensor))
@@ -436,13 +436,13 @@ class Snapshot:
     @property
     def stage(self) -> StageView | None:
         """The stage that is running or waiting, else the last one that ended."""
-        ended = None
-        for s in self.stages:
-            if s.status in ("running", "waiting"):
-                return s
-            if s.status in ("ok", "failed", "skipped"):
-                ended = s
-        return ended
+        ended = [s for s in self.stages if s.status in ("ok", "failed", "skipped")]
+        return next((s for s in self.stages if s.status in ("running", "waiting")), ended[-1] if ended else None)
+
+    @property
+    def agreed_step(self) -> int:
+        """The training step of the newest epoch in which all agree; -1 before the first."""
+        return self.first_step + self.agreed_epoch if self.agreed_epoch >= 0 else -1
 
     @property
     def step(self) -> int:

@@ -146,6 +146,14 @@ def test_roots_of_a_start_under_other_masks_are_not_held_against_those_of_before
     assert s.agreed_epoch == (4 if epochs else -1)
 
 
+def test_after_a_replaced_pod_the_agreed_epoch_is_told_as_the_step_of_the_run() -> None:
+    """Its policy counts epochs from 0 again: "agree @ step 4" stood beside step 24 of 60."""
+    s = fold([CREATED, ev.PhaseStarted(phase="full", engine_run="r.full", steps=60, sid_job="", first_step=20)])
+    assert s.agreed_step == -1
+    s = fold([ev.RootReported(coord=c, epoch=4, root="aa", pairs=_pairs(c, "d")) for c in COORDS], s)
+    assert (s.agreed_epoch, s.agreed_step) == (4, 24)
+
+
 def test_a_smoke_with_fewer_replicas_than_the_run_is_agreed_by_those_it_has() -> None:
     two = ev.RunCreated(**{**ev.to_json(CREATED), "replicas": 2, "profile": {"smoke": {"replicas": 1}}})
     for phase, agreed in (("smoke", 4), ("full", -1)):

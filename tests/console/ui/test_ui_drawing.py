@@ -298,7 +298,12 @@ def test_no_stage_comes_next_in_a_run_that_has_ended() -> None:
 
 
 def test_the_agreement_line_says_up_to_which_step() -> None:
-    assert plain(ledger.agreement_line(view_of(Story().full(7)))) == "P0 ═ P1 ═ P2  agree @ step 7"
+    plainly = view_of(Story().full(7))
+    assert plain(ledger.agreement_line(plainly)) == "P0 ═ P1 ═ P2  agree @ step 7"
+    replaced = replace(plainly, snap=replace(plainly.snap, first_step=20))  # whose policy counts from 0 again
+    assert plain(ledger.agreement_line(replaced)) == "P0 ═ P1 ═ P2  agree @ step 27"
+    assert "newest root step 27" in text_of(ledger.ledger_lines(replaced, 100))
+    assert plain(ledger.history_line(replaced, 100)).endswith("epochs since step 20")
 
 
 def test_a_domain_of_its_own_does_not_wait_for_roots_that_come_at_the_end() -> None:

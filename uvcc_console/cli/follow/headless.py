@@ -66,7 +66,7 @@ class ProgressLine:
             loss = jsonview.last_value(s, "loss")
             parts += [f"loss {loss:.4f}"] if loss is not None else []
             parts += [f"{self.step_s:.2f} s/step"] if self.step_s is not None else []
-            parts += [f"agreed {s.agreed_epoch}"] if s.agreed_epoch >= 0 else []
+            parts += [f"agreed {s.agreed_step}"] if s.agreed_epoch >= 0 else []
         elif stage and stage.detail:
             parts.append(stage.detail)
         return "  ".join(parts)

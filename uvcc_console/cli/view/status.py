@@ -83,7 +83,7 @@ def _agreement(s: Snapshot, changed: Mapping[str, tuple[str, ...]]) -> list[str]
     party until all is exchanged.
     """
     if s.agreed_epoch >= 0:
-        return [f"epoch {s.agreed_epoch}"]
+        return [f"epoch {s.agreed_epoch}" + (f", step {s.agreed_step} of the run" if s.first_step else "")]
     if not s.proves or s.followed:
         return []
     if s.apart:

@@ -117,6 +117,7 @@ class PhaseStarted(Event):
 
     ``certificate``: SHA-256 of the halt certificate that the pods' checkpoints were held against. ``start``: the step
     that the operator chose to go on from, -1 if nobody did; ``masks``: the attempt number that the masks depend on.
+    ``first_step``: what was done under an earlier policy, before a pod was replaced; epoch e is ``first_step`` + e.
     """
 
     phase: str
@@ -127,6 +128,7 @@ class PhaseStarted(Event):
     certificate: str = ""
     start: int = -1
     masks: int = 0
+    first_step: int = 0
 
 
 @event("fork")

@@ -152,6 +152,7 @@ def _phase(s: Snapshot, e: ev.PhaseStarted) -> Snapshot:
         attempt=e.attempt,
         resumes=s.resumes + (e.attempt > 0),
         masks=e.masks,
+        first_step=max(0, e.first_step),
         steps_planned=e.steps,
         sid_job=e.sid_job,
         halt=HaltView(last_drill_s=s.halt.last_drill_s),
@@ -432,14 +433,9 @@ def reduce(s: Snapshot, e: ev.Event, seq: int | None = None) -> Snapshot:
 
 def _unusable(e: ev.Event, error: Exception) -> ev.LinesMalformed:
     pod = getattr(e, "pod", "")
+    where = pod if isinstance(pod, str) and pod else "journal"
     why = str(error) if isinstance(error, bad_records.BadRecordError) else f"{type(error).__name__}: {error}"
-    return ev.LinesMalformed(
-        ts=e.ts,
-        where=pod if isinstance(pod, str) and pod else "journal",
-        src=e.kind,
-        sample=clean(why, 200),
-        journalled=True,
-    )
+    return ev.LinesMalformed(ts=e.ts, where=where, src=e.kind, sample=clean(why, 200), journalled=True)
 
 
 def fold(events: Iterable[ev.Event], start: Snapshot | None = None) -> Snapshot:

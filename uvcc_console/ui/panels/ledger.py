@@ -32,7 +32,7 @@ def agreement_line(view: View) -> Line:
         seen = max((w.root_epoch for w in s.workers.values()), default=-1)
         late = "the others' roots come at the end" if s.apart else "waiting for every root"
         return [*parties, ("  no epoch agreed yet" if seen < 0 else f"  {late}", "muted")]
-    return [*parties, ("  agree", "ok bold"), (" @ step ", "muted"), (f"{s.agreed_epoch}", "title")]
+    return [*parties, ("  agree", "ok bold"), (" @ step ", "muted"), (f"{s.agreed_step}", "title")]
 
 
 def _roots(s: Snapshot) -> dict[int, list[str]]:
@@ -83,7 +83,13 @@ def ledger_lines(view: View, width: int, *, compact: bool = False) -> list[Line]
     if last >= 0 and s.agreed_epoch >= 0:
         behind = last - s.agreed_epoch
         tail = "" if not behind else f"  {g.dot} {behind} behind"
-        lines.append([("newest root ", "muted"), (f"step {last}", "text"), (tail, "warn" if behind > 2 else "muted")])
+        lines.append(
+            [
+                ("newest root ", "muted"),
+                (f"step {s.first_step + last}", "text"),
+                (tail, "warn" if behind > 2 else "muted"),
+            ]
+        )
     lines += _verdicts(view, width)
     return lines + [row for sentence in s.operation for row in wrap([(sentence, "muted")], width)]
 
@@ -113,7 +119,8 @@ def history_line(view: View, width: int) -> Line:
             line.append((g.equal, "ok"))
         else:
             line.append((g.dot, "muted"))
-    return cut([*line, (f" {shown[-1].epoch}", "muted"), ("   epochs", "muted")], width)
+    began = f" since step {s.first_step}" if s.first_step else ""  # a replaced pod: the epochs of another policy
+    return cut([*line, (f" {shown[-1].epoch}", "muted"), (f"   epochs{began}", "muted")], width)
 
 
 def board_lines(view: View, width: int) -> list[Line]:

@@ -101,6 +101,7 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
         certificate=cited,
         start=start,
         masks=masks,
+        first_step=int(phase.job.get("start", {}).get("step", 0)) if private else 0,
     )
     known_to = await halts_in_between.heed(ctx, s.halt.nonce, start)
     ctx.say(started)
