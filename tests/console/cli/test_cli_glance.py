@@ -40,6 +40,17 @@ def test_top_shows_the_fleet_once_where_nobody_watches(capsys: Out) -> None:
     assert "did you mean step?" in capsys.readouterr().err
 
 
+def test_of_a_worker_that_tells_no_step_none_is_told(capsys: Out) -> None:
+    """A command that knows nothing of the run contract was told of as "step -1"."""
+    story = Story().full(0)
+    story.events = [e for e in story.events if not isinstance(e, ev.HeartbeatRead)]
+    written(story)
+    assert main(["status", RUN]) == 0
+    out = capsys.readouterr().out
+    assert "step -     heartbeat -" in out
+    assert "step -1" not in out
+
+
 def test_a_run_is_proposed_only_for_a_name_that_is_like_it(capsys: Out) -> None:
     written(Story(steps=30).finished())
     assert main(["status", "nothing-like-it"]) == 2

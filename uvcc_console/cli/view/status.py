@@ -61,10 +61,9 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
     for coord in sorted(s.workers):
         w = s.workers[coord]
         age = f"{max(0.0, now - w.beat_ts):.0f} s" if w.beat_ts and not s.ended and ahead <= CLOCK_S else "-"
+        step = w.step if w.step >= 0 else "-"  # a program of one's own need not tell any
         end = f" {w.signal or f'exit {w.rc}'}" if w.state == "exited" else ""
-        lines.append(
-            f"worker   {coord:<10} {w.phase:<8} step {w.step:<5} heartbeat {age:<6} {w.root[:12]}{end}".rstrip()
-        )
+        lines.append(f"worker   {coord:<10} {w.phase:<8} step {step:<5} heartbeat {age:<6} {w.root[:12]}{end}".rstrip())
     lines += _halt(s)
     for g in s.gates:
         lines.append(f"gate     {g.name}: {'ok' if g.ok else 'FAILED'} (wanted {g.wanted}, measured {g.measured})")
