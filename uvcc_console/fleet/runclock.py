@@ -17,6 +17,7 @@ from pathlib import Path
 
 from uvcc_console.fleet import procs
 from uvcc_engine.contract.parsing.untrusted import json_of
+from uvcc_engine.contract.run_files.files import discard
 
 FILE = "clock.json"
 MARK_S = 30.0
@@ -106,7 +107,7 @@ class RunClock:
             else:
                 partial.replace(self._path)
         except OSError:
-            partial.unlink(missing_ok=True)
+            discard(partial)
 
 
 def run_now(run_dir: Path) -> float:

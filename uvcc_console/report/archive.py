@@ -27,6 +27,7 @@ from uvcc_console.report.received import zstandard_module
 from uvcc_console.report.record import RunRecord
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.machine.extras import MissingExtraError
+from uvcc_engine.contract.run_files.files import discard
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.proof import manifest
 
@@ -124,7 +125,7 @@ def pack_folder(root: Path, name: str, path: Path, kind: str) -> None:
     except OSError as e:
         raise UvccError(f"cannot write {path}: {e.strerror}", "free disk space, or name another file") from e
     finally:
-        partial.unlink(missing_ok=True)
+        discard(partial)
 
 
 def _zip(root: Path, name: str, out: IO[bytes]) -> None:

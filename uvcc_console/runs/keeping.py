@@ -17,6 +17,7 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.claims import Claims
 from uvcc_console.fleet.cloud import intents
 from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.run_files.files import discard
 from uvcc_engine.contract.text import counted
 
 ARCHIVES: Final = "archive"
@@ -107,10 +108,10 @@ def archive(run_dir: Path) -> Path:
             raise UvccError(f"{run_dir.name} changed while it was packed", "try again once nothing writes to it")
         partial.replace(packed)
     except (OSError, tarfile.TarError, EOFError, zlib.error) as e:
-        partial.unlink(missing_ok=True)
+        discard(partial)
         raise UvccError(f"cannot archive {run_dir.name}: {e}") from e
     except UvccError:
-        partial.unlink(missing_ok=True)
+        discard(partial)
         raise
     delete(run_dir)
     return packed

@@ -26,6 +26,7 @@ from uvcc_console.fleet.runclock import RunClock
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.machine import extras
 from uvcc_engine.contract.parsing.untrusted import json_of
+from uvcc_engine.contract.run_files.files import discard
 
 if TYPE_CHECKING:
     from uvcc_console.plan.plan import Plan
@@ -69,7 +70,7 @@ def write_record(run_dir: Path, name: str) -> None:
         partial.write_text(record)
         partial.replace(run_dir / f"{name}.json")
     except OSError as e:
-        partial.unlink(missing_ok=True)
+        discard(partial)
         log.warning("the record of this %s is written in place: %s", name, e)
         with contextlib.suppress(OSError), (run_dir / f"{name}.json").open("r+") as file:
             file.write(record)

@@ -34,6 +34,7 @@ from uvcc_console.core.folding import (
 from uvcc_console.core.series import Series
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_engine.contract.run_files import event_names
+from uvcc_engine.contract.run_files.files import discard
 
 NAME: Final = "snapshot.json"
 SUMMARY: Final = "summary.json"
@@ -127,7 +128,7 @@ def _write(run_dir: Path, name: str, s: Snapshot, mark: str, points: int) -> Non
         partial.write_text(json.dumps(body, separators=(",", ":")))
         partial.replace(run_dir / name)
     except OSError:
-        partial.unlink(missing_ok=True)
+        discard(partial)
         raise
 
 

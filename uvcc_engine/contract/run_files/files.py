@@ -210,9 +210,15 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = 
         if durable:
             fsync_dir(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # what keeps it from being written may keep it from being removed
-            temporary.unlink()
+        discard(temporary)
         raise write_failed(path, error) from error
+
+
+def discard(partial: Path) -> None:
+    """Remove what was not written whole, as well as it goes: a disk that takes no writes lets nothing be removed,
+    either, not even a file that is not there."""
+    with contextlib.suppress(OSError):
+        partial.unlink()
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = 0o644, durable: bool = True) -> None:
