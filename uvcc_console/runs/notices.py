@@ -58,7 +58,9 @@ def post(url: str, failed: Say) -> NoticeWay:
 
         try:
             headers = {"Title": "uvcc", "Tags": "rotating_light" if note.level == "error" else "uvcc"}
-            httpx.post(url, content=note.text.encode(), headers=headers, timeout=WAIT_S).raise_for_status()
+            body = note.text.encode()
+            with httpx.stream("POST", url, content=body, headers=headers, timeout=WAIT_S) as answer:
+                answer.raise_for_status()  # what else is said is not read: it may never end
         except httpx.HTTPStatusError as e:
             failed(f"a notice did not reach {urlsplit(url).hostname}: it answered {e.response.status_code}")
         except httpx.TimeoutException:

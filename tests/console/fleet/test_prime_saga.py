@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from primefake import FakePod, PrimeFake
@@ -12,7 +13,8 @@ from primeworld import RUN, World, new_world
 
 from uvcc_console.fleet.cloud.ends import LAG_S
 from uvcc_console.fleet.cloud.intents import Intents
-from uvcc_console.fleet.prime.client import CloudRefused
+from uvcc_console.fleet.prime.client import CloudRefused, PrimeClient
+from uvcc_console.fleet.prime.models import ApiPod
 from uvcc_console.fleet.provider import Pod, PodRequest
 from uvcc_console.runs.sweep import sweep
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
@@ -140,6 +142,24 @@ async def test_a_price_above_the_quote_is_refused_though_the_cap_would_allow_it(
     (crusoe,) = [p for p in pods if p.provider == "crusoecloud"]
     assert crusoe.price_hr == pytest.approx(2.20)
     await world.down()
+
+
+async def test_a_create_that_is_answered_with_another_pod_holds_what_was_made_and_no_pod_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one machine would be two pods of the run, and the one that was made would be nobody's."""
+    create, first = PrimeClient.create, []
+
+    async def answered(client: PrimeClient, body: dict[str, Any]) -> ApiPod:
+        first.append(await create(client, body))
+        return first[0]
+
+    monkeypatch.setattr(PrimeClient, "create", answered)
+    pods = await world.up()
+    assert len({pod.provider_id for pod in pods}) == 3
+    assert {pod.provider_id for pod in pods} == {made.id for made in first}
+    await world.down()
+    assert world.fake.billing == []
 
 
 async def test_an_empty_wallet_takes_the_pods_and_the_console_sees_it(world: World) -> None:

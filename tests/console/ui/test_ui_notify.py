@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -306,6 +307,25 @@ def test_an_address_that_says_nothing_is_given_up_after_a_while_and_told(monkeyp
         assert told.get(timeout=120) == "a notice did not reach 127.0.0.1: no answer within 0.2 s"
     notices.post("http://a b/", told.put)(Note("warn", "HALTED"))  # whatever the library thinks of it
     assert "a notice did not reach" in told.get(timeout=120)
+
+
+def test_an_answer_that_never_ends_keeps_no_later_notice_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on each read is none on their sum, and notices wait for each other."""
+    monkeypatch.setattr(notices, "WAIT_S", 600.0)
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as kept:
+        server.settimeout(120)
+        send = notices.post(f"http://127.0.0.1:{server.getsockname()[1]}/x", told.append)
+        for text in ("first", "second"):
+            send(Note("warn", text))
+        for text in (b"first", b"second"):
+            asked = kept.enter_context(server.accept()[0])
+            asked.settimeout(120)
+            got = b""
+            while not got.endswith(text):
+                got += asked.recv(4096)
+            asked.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n1")  # and there it stays
+    assert told == []
 
 
 def test_what_a_pod_says_reaches_the_operators_program_as_plain_text() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import ssl
@@ -16,6 +17,7 @@ from uvcc_console.core.log import logger
 from uvcc_console.fleet.cloud.clock import Clock, WallClock
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.machine import host_names
+from uvcc_engine.contract.parsing.untrusted import json_of, nested
 
 log = logger(__name__)
 
@@ -24,6 +26,9 @@ PAGE = 100
 PAGES = 200
 REDIRECTS = 4
 LONGEST_PAUSE_S = 120.0
+WHOLE_S = 120.0  # for a whole answer, however slowly it drips
+LARGEST = 32 << 20  # bytes of an answer: a page has a hundred rows
+DEEPEST = 64  # lists and objects within each other
 _CAPACITY = ("no capacity", "capacity", "unavailable", "out of stock", "insufficient", "not available", "sold out")
 _MONEY = ("balance", "credit", "payment", "fund")
 _LIMIT = ("maximum number of", "quota exceeded", "limit exceeded")
@@ -64,8 +69,8 @@ class Call:
 def explain(response: httpx.Response) -> str:
     """The reason out of either error shape, or what came instead of one; at most 2 KB."""
     try:
-        found = response.json()
-    except (ValueError, UnicodeDecodeError):
+        found = value_of(response)
+    except ValueError:
         return " ".join(response.text.split())[:2048] or response.reason_phrase
     if not isinstance(found, dict):
         return json.dumps(found)[:2048]
@@ -81,7 +86,8 @@ def explain(response: httpx.Response) -> str:
     said = []
     for row in rows:
         if isinstance(row, dict):
-            where = row.get("param") or ".".join(str(p) for p in row.get("loc", []) if p != "body")
+            at = row.get("loc")
+            where = row.get("param") or ".".join(str(p) for p in (at if isinstance(at, list) else ()) if p != "body")
             what = row.get("details") or row.get("msg") or row.get("message") or json.dumps(row)
             said.append(f"{where}: {what}" if where else str(what))
         else:
@@ -175,7 +181,7 @@ class Calls:
         """One request, sent on only within the same origin and unchanged: neither key nor order leaves it."""
         request = self._http.build_request(call.method, call.path, params=call.params, json=call.body)
         for _ in range(REDIRECTS):
-            response = await self._http.send(request)
+            response = await self._whole_answer(request)
             onward = response.next_request
             if onward is None:
                 return response
@@ -184,6 +190,27 @@ class Calls:
                 raise CloudRefused("elsewhere", response.status_code, f"it sends {call.method} {call.path} to {there}")
             request = onward
         raise httpx.TooManyRedirects(f"{call.path} leads in circles", request=request)
+
+    async def _whole_answer(self, request: httpx.Request) -> httpx.Response:
+        """The answer to one request, read to its end in bounded time and size: httpx limits each read, and no sum of
+        them. Raises UnreachableError for one that is too large."""
+        try:
+            async with asyncio.timeout(WHOLE_S):
+                answer = await self._http.send(request, stream=True)
+                try:
+                    body = bytearray()
+                    async for part in answer.aiter_bytes():
+                        body += part
+                        if len(body) > LARGEST:
+                            what = f"{request.method} {request.url.path} is answered with more than {LARGEST >> 20} MiB"
+                            raise UnreachableError(what, "its outcome is unknown; is that the provider's API?")
+                finally:
+                    await answer.aclose()
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no whole answer in {WHOLE_S:.0f} s", request=request) from None
+        whole = httpx.Response(answer.status_code, content=bytes(body), request=request)
+        whole.headers, whole.next_request = answer.headers, answer.next_request
+        return whole
 
     async def _get(self, path: str, *params: tuple[str, Any]) -> Any:
         return await self._send(Call("GET", path, [p for p in params if p[1] not in (None, "")]))
@@ -221,6 +248,15 @@ class Calls:
         return list(rows.values()), total
 
 
+def value_of(response: httpx.Response) -> Any:
+    """The JSON value that was answered; raises ValueError, and nothing else, for whatever is none, and for one so deep
+    that to print it would be an error of its own."""
+    found = json_of(response.content)
+    if nested(found, DEEPEST):
+        raise ValueError("nested too deeply")
+    return found
+
+
 def _mark(row: Any) -> str:
     """What tells a row from another: its id, where it has one."""
     found = row.get("id") if isinstance(row, dict) else None
@@ -235,8 +271,8 @@ def _body(response: httpx.Response) -> Any:
     if not response.content:
         return {}
     try:
-        return response.json()
-    except (ValueError, UnicodeDecodeError) as e:
+        return value_of(response)
+    except ValueError as e:
         text = " ".join(response.text.split())[:200]
         raise UnreachableError(f"the provider answered {text!r} where JSON was due", "is a proxy in between?") from e
 

@@ -254,8 +254,9 @@ class CloudProvider:
             told = {"offer": offer.label, "provider": offer.provider, "price_hr": price, **spot}
             self._intents.note(self._clock.now(), name=name, **told)
             made = await self._client.rent(offer, wanted, name=name, image=image, key_id=key_id, cap=round(cap, 4))
-            if not made.id:
-                raise UnreachableError("the create was answered without an id", "its outcome is unknown")
+            if not made.id or made.name not in ("", name):
+                of = f"with another pod, {made.name[:80]!r}" if made.id else "without an id"
+                raise UnreachableError(f"the create was answered {of}", "its outcome is unknown")
         except UnreachableError as e:
             made = await self.ends.settled(name, e)
         except CloudRefused as e:

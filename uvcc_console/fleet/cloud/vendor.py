@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
+from uvcc_engine.contract.errors import UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,19 @@ class RentedPod:
     has_gpu: bool = True
     user_id: str = ""
     logins: tuple[SshTarget, ...] = ()
+
+
+P = TypeVar("P", bound=CloudPod)
+
+
+def itself(found: P, pod_id: str) -> P:
+    """What the look-up of one pod gave. Raises UnreachableError for another one: of the pod that was asked for, that
+    tells neither where it is nor that it has ended."""
+    if found.id != pod_id:
+        raise UnreachableError(
+            f"asked for pod {pod_id}, the provider tells of {found.id[:80]!r}", "is a proxy between?"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from uvcc_console.fleet.cloud.calls import PAGE, PAGES, Call, CloudRefused, expl
 from uvcc_console.fleet.cloud.choice import OfferChoice, OfferFilter, RentedVolume
 from uvcc_console.fleet.cloud.clock import Clock, WallClock
 from uvcc_console.fleet.cloud.hosts import PRIME
-from uvcc_console.fleet.cloud.vendor import SshTarget
+from uvcc_console.fleet.cloud.vendor import SshTarget, itself
 from uvcc_console.fleet.prime import offers as market
 from uvcc_console.fleet.prime.access import targets
 from uvcc_console.fleet.prime.disks import DiskVolumes, lies, mount_in
@@ -164,7 +164,7 @@ class PrimeClient(DiskVolumes):
             if e.kind == "missing":
                 return None
             raise
-        return one(ApiPod, found.get("data", found) if isinstance(found, dict) else found)
+        return itself(one(ApiPod, found.get("data", found) if isinstance(found, dict) else found), pod_id)
 
     async def statuses(self, pod_ids: Sequence[str]) -> list[PodStatus]:
         """Money and ports are not in here: take those from ``pod``."""

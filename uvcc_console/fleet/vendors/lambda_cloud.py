@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import httpx
 
-from uvcc_console.fleet.cloud.calls import Call, kind_of
+from uvcc_console.fleet.cloud.calls import Call, kind_of, value_of
 from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
 from uvcc_console.fleet.cloud.plain_vendor import PlainVolumes, RestVendor
-from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget
+from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget, itself
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
@@ -48,7 +48,7 @@ class LambdaClient(PlainVolumes, RestVendor):
     def _kind(self, response: httpx.Response, said: str) -> str:
         """Lambda names what it refuses with by a code."""
         try:
-            code = text(part(mapping(response.json(), "an error").get("error")).get("code"))
+            code = text(part(mapping(value_of(response), "an error").get("error")).get("code"))
         except (ValueError, UnreachableError):
             code = ""
         return _KINDS.get(code) or ("invalid" if code else kind_of(response.status_code, said))
@@ -109,7 +109,7 @@ class LambdaClient(PlainVolumes, RestVendor):
 
     async def pod(self, pod_id: str) -> RentedPod | None:
         known, answer = await self._known(Call("GET", f"/instances/{ident(pod_id, 'an instance')}", []))
-        return _pod(mapping(answer, "lambda's instance").get("data")) if known else None
+        return itself(_pod(mapping(answer, "lambda's instance").get("data")), pod_id) if known else None
 
     async def delete(self, pod_id: str) -> bool:
         body = {"instance_ids": [ident(pod_id, "an instance")]}

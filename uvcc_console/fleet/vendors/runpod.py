@@ -11,7 +11,7 @@ from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
 from uvcc_console.fleet.cloud.plain_vendor import MOUNT, PlainVolumes, RestVendor
-from uvcc_console.fleet.cloud.vendor import RentedPod, SshTarget
+from uvcc_console.fleet.cloud.vendor import RentedPod, SshTarget, itself
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import ConfigError, UnreachableError
 
@@ -98,7 +98,7 @@ class RunPodClient(PlainVolumes, RestVendor):
 
     async def pod(self, pod_id: str) -> RentedPod | None:
         known, answer = await self._known(Call("GET", f"/pods/{ident(pod_id, 'a pod')}", []))
-        return _pod(answer) if known else None
+        return itself(_pod(answer), pod_id) if known else None
 
     async def delete(self, pod_id: str) -> bool:
         known, _ = await self._known(Call("DELETE", f"/pods/{ident(pod_id, 'a pod')}", []))

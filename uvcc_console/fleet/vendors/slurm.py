@@ -201,7 +201,7 @@ class SlurmClient(PlainVendor):
 
     async def pod(self, pod_id: str) -> RentedPod | None:
         found = await self._jobs(f"--jobs={_number(pod_id)}")
-        return found[0] if found else None
+        return next((job for job in found if job.id == pod_id), None)
 
     async def history(self) -> Sequence[PastPod]:
         """Slurm remembers ended jobs for some minutes."""

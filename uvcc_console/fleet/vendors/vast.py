@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import httpx
 
-from uvcc_console.fleet.cloud.calls import Call, CloudRefused, kind_of
+from uvcc_console.fleet.cloud.calls import Call, CloudRefused, kind_of, value_of
 from uvcc_console.fleet.cloud.choice import OfferFilter, RentedVolume, VolumePlace
 from uvcc_console.fleet.cloud.clock import Clock
 from uvcc_console.fleet.cloud.fields import ident, mapping, number, part, rows, text, whole
 from uvcc_console.fleet.cloud.own_machines import CloudFleet, PlainOffer, Vendor
 from uvcc_console.fleet.cloud.plain_vendor import MOUNT, PlainVolumes, RestVendor, short_name
-from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget
+from uvcc_console.fleet.cloud.vendor import AccountKey, RentedPod, SshTarget, itself
 from uvcc_console.fleet.provider import NoOffer
 from uvcc_console.fleet.provider_kinds import ProviderKind
 from uvcc_engine.contract.errors import UnreachableError, UvccError
@@ -47,7 +47,7 @@ class VastClient(PlainVolumes, RestVendor):
     def _kind(self, response: httpx.Response, said: str) -> str:
         """Vast names what it refuses with by a word."""
         try:
-            code = text(mapping(response.json(), "an error").get("error"))
+            code = text(mapping(value_of(response), "an error").get("error"))
         except (ValueError, UnreachableError):
             code = ""
         return _KINDS.get(code) or kind_of(response.status_code, said)
@@ -127,7 +127,7 @@ class VastClient(PlainVolumes, RestVendor):
         if not known:
             return None
         found = mapping(answer, "vast's instance").get("instances")
-        return _pod(found) if found else None
+        return itself(_pod(found), pod_id) if found else None
 
     async def delete(self, pod_id: str) -> bool:
         known, answer = await self._known(Call("DELETE", f"/instances/{ident(pod_id, 'an instance')}/", []))

@@ -81,6 +81,22 @@ def json_of(text: str | bytes | bytearray) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def nested(value: Any, deep: int) -> bool:
+    """Whether lists and objects lie in each other more than ``deep`` times."""
+    level = [value]
+    for _ in range(deep):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def load_json(text: str | bytes, most: int = 1 << 20) -> Any:
     """The same of a text of at most ``most`` characters or bytes."""
     if len(text) > most:
