@@ -50,3 +50,15 @@ def test_a_hold_is_no_part_of_a_step() -> None:
     assert _curves(beats)[0] == [10.0, 10.0]
     passed_over = [*beats[:2], *beats[3:]]
     assert _curves(passed_over)[0] == [10.0, 10.0]
+
+
+def test_seconds_that_nobody_computed_in_are_no_step_of_training() -> None:
+    """Of a hold whose end is told with the next step, of another phase, of a clock that was set back or does not go."""
+    begun = [_beat(0.0, 1, 0), _beat(10.0, 2, 100)]
+    for odd in (
+        _beat(71.0, 3, 200, msg="released"),
+        _beat(71.0, 3, 200, "eval"),
+        _beat(5.0, 3, 200),
+        _beat(10.0, 3, 200),
+    ):
+        assert _curves([*begun, odd])[0] == [10.0], odd.record
