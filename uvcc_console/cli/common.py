@@ -211,6 +211,8 @@ def _created(run_dir: Path) -> float:
 
 def find_run(name: str) -> Path:
     """The folder of a run. Raises UnreadableError for an unknown name, ConfigError for an ambiguous one."""
+    if not name:  # of a script's variable that was not set: each name begins with it
+        raise ConfigError("the name of the run is empty", "write its id, the beginning of it, or last")
     dirs = run_dirs()
     if not dirs:
         from uvcc_console.runs import keeping

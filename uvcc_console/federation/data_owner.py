@@ -292,7 +292,7 @@ def kept(base: Path, proposal: str, owner: Identity) -> tuple[Path, OwnerShare]:
     for folder in folders:
         if (folder / RECEIPT).exists():
             share = receipt(folder, owner.public.ed25519)
-            if share.proposal.startswith(proposal):
+            if proposal and share.proposal.startswith(proposal):
                 return folder, share
     raise ConfigError(f"nothing was shared for the proposal {proposal[:64]!r}", f"the receipts are in {base}")
 

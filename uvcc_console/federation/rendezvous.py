@@ -128,7 +128,7 @@ def kept(proposal_id: str) -> Standing:
     """A proposal that was kept, by its id or the beginning of it. Raises ConfigError, UnreadableError."""
     folder = domain_key.folder() / KEPT
     found = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    hits = [p for p in found if p.stem.startswith(proposal_id)]
+    hits = [p for p in found if proposal_id and p.stem.startswith(proposal_id)]
     if len(hits) != 1:
         what = (
             f"no proposal {proposal_id!r} is kept here" if not hits else f"{proposal_id!r} fits {len(hits)} proposals"
@@ -139,7 +139,7 @@ def kept(proposal_id: str) -> Standing:
 
 def chosen(found: dict[str, Standing], proposal_id: str) -> Standing:
     """The proposal of this id, or of its beginning. Raises ConfigError."""
-    hits = [name for name in found if name.startswith(proposal_id)]
+    hits = [name for name in found if proposal_id and name.startswith(proposal_id)]
     if len(hits) != 1:
         what = f"no proposal {proposal_id!r} lies there" if not hits else f"{proposal_id!r} fits {len(hits)} proposals"
         raise ConfigError(what, "see: uvcc proposals")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,7 @@ def _hosts(source: Path) -> Path | None:
     fleet = profile.read(source).get("fleet")
     named = fleet.get("hosts") if isinstance(fleet, dict) else None
     found = source.parent / named if isinstance(named, str) and named and Path(named).name == named else None
-    return found if found is not None and found.is_file() else None
+    return found if found is not None and os.path.isfile(found) else None
 
 
 def new(name: str, template: str) -> Path:

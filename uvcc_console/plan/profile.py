@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -84,15 +85,15 @@ def available() -> list[ProfileFile]:
 def find(name: str) -> Path:
     """The file of a profile given by path or by name. Raises ConfigError naming the nearest known one."""
     path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    if path.suffix in (".yaml", ".yml") and os.path.isfile(path):
         return path
     known = {f.name: f.path for f in available()}
     stem = path.stem if path.suffix in (".yaml", ".yml") else name
     if stem in known and path.parent in (Path("."), Path("profiles")):
         return known[stem]
-    if path.is_file():
+    if os.path.isfile(path):
         return path
-    raise ConfigError(f"no profile {name!r}", _nearest(stem, known) or "see: uvcc profiles")
+    raise ConfigError(f"no profile {name[:100]!r}", _nearest(stem, known) or "see: uvcc profiles")
 
 
 def _nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -237,7 +238,7 @@ def anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     out: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
     for part, key in _PATHS:
         value = out[part].get(key) if isinstance(out.get(part), dict) else None
-        if isinstance(value, str) and value and not value.startswith("~") and (folder / value).exists():
+        if isinstance(value, str) and value and not value.startswith("~") and os.path.exists(folder / value):
             out[part][key] = str((folder / value).resolve())
     if isinstance(out.get("job"), dict) and isinstance(model := out["job"].get("model"), str):
         out["job"]["model"] = _anchored_model(model, folder)
@@ -254,7 +255,7 @@ def _anchored_model(model: str, folder: Path) -> str:
     """``file.py:Model`` or a graph's ``model.json`` below ``folder``, made absolute; any other name as it is."""
     file, colon, name = model.partition(":")
     named = (colon and file.endswith(".py")) or model.endswith(".json")
-    if not named or file.startswith("~") or not (folder / file).exists():
+    if not named or file.startswith("~") or not os.path.exists(folder / file):
         return model
     return str((folder / file).resolve()) + colon + name
 

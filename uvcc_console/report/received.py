@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tarfile
 import tempfile
 import zipfile
@@ -31,7 +32,7 @@ def zstandard_module() -> Any:
 
 
 def is_archive(path: Path) -> bool:
-    return path.name.endswith((".zip", ".tar.zst")) and path.is_file()
+    return path.name.endswith((".zip", ".tar.zst")) and os.path.isfile(path)
 
 
 @contextlib.contextmanager

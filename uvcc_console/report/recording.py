@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -62,7 +63,7 @@ def _moved(value: Any, places: CastPlaces) -> Any:
 
 def is_package(path: Path) -> bool:
     """Whether a path is a package, packed or not, rather than a run's name."""
-    return received.is_archive(path) or (path / NAME).is_file()
+    return received.is_archive(path) or os.path.isfile(path / NAME)
 
 
 @contextlib.contextmanager

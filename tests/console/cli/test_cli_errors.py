@@ -200,3 +200,21 @@ def test_no_verb_tells_an_error_by_itself() -> None:
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
         ]
         assert "USAGE" not in returned or path.name == "console.py", path  # there the usage itself is shown
+
+
+@pytest.mark.parametrize("verb", [verb for verb in OF_A_RUN if verb != "pod"])  # its first word is what to do there
+def test_a_run_without_a_name_is_none_though_every_name_begins_so(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``uvcc teardown "$RUN"`` of a script that had not set it ended the only run that was there."""
+    Story().full(1).write(paths.run_dir("only"))
+    assert main([verb, ""]) == 2
+    assert "the name of the run is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["replay", "plan", "rollout", "status"])
+def test_a_name_that_no_file_can_have_is_an_unknown_one(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "x" * 5000]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1

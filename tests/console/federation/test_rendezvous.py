@@ -83,6 +83,10 @@ def test_three_domains_approve_and_everybody_can_check_it(people: People) -> Non
     assert people.at("coordinator", "proposals") == 0
     assert "approved by all three" in people.out
     kept = rendezvous.kept(wanted[:8])
+    with pytest.raises(ConfigError, match="no proposal '' is kept"):
+        rendezvous.kept("")
+    assert people.at("p1", "join", "") == 2, "an empty word approved the only one that was there"
+    people.be("coordinator")
     assert kept.approved
     assert Standing.from_json(kept.to_json()) == kept
     _a_rollout_is_held_to_it(people.root, kept)
