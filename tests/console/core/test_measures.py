@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from uvcc_console.core import events as ev
@@ -62,3 +63,22 @@ def test_seconds_that_nobody_computed_in_are_no_step_of_training() -> None:
         _beat(10.0, 3, 200),
     ):
         assert _curves([*begun, odd])[0] == [10.0], odd.record
+
+
+def test_bytes_are_of_one_process_that_counts_them() -> None:
+    """Not of one that was started again and counts from nothing, nor of a heartbeat that tells no count."""
+    begun = [_beat(0.0, 1, 500), _beat(10.0, 2, 600)]
+    assert _curves([*begun, _beat(20.0, 3, 50), _beat(30.0, 4, 150)])[1] == [100.0, 100.0]
+    assert _curves([*begun, _beat(20.0, 3, 600)])[1] == [100.0, 0.0]
+    for odd in ("many", None, -1, 1e300):
+        assert _curves([*begun, _beat(20.0, 3, 0, sent_bytes=odd), _beat(30.0, 4, 900)])[1] == [100.0], odd
+
+
+def test_a_figure_that_is_no_number_is_no_point() -> None:
+    beats = [_beat(0.0, 1, 0), _beat(10.0, 2, 100, mem_mib="much"), _beat(20.0, 3, 200, mem_mib=7.0)]
+    beats[2] = replace(beats[2], record=beats[2].record | {"ts": "then"})
+    s = Snapshot()
+    for seq, beat in enumerate(beats, start=1):
+        s = reduce(s, beat, seq)
+    assert list(s.series[C]["mem_mib"].ys()) == [7.0]
+    assert list(s.series[C]["step_s"].ys()) == [10.0]

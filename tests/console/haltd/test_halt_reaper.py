@@ -103,8 +103,10 @@ TEARDOWN = ev.Intent(ts=0.0, action="teardown", by="cli")
         ([ev.StageChanged(ts=0.0, name="teardown", status="running")], True),
         ([TEARDOWN, ev.Intent(ts=0.0, action="resume", by="cli")], False),
         ([TEARDOWN, ev.ActionDone(ts=0.0, action="teardown", pod="", ok=False, detail="P1 has not signed")], False),
+        ([TEARDOWN, ev.ActionDone(ts=0.0, action="teardown", pod="", ok=True, detail="")], True),
+        ([TEARDOWN, ev.ActionDone(ts=0.0, action="bundle", pod="", ok=False, detail="full")], True),
     ],
-    ids=["asked for", "under way", "somebody went on", "refused"],
+    ids=["asked for", "under way", "somebody went on", "refused", "done but for a pod", "another refused"],
 )
 def test_a_teardown_whose_conductor_dies_is_not_waited_with(told: list[ev.Event], ends: bool) -> None:
     """The pods stayed and cost money for ``limits.wait``, a quarter of an hour, though somebody wanted them gone."""

@@ -300,3 +300,35 @@ async def test_a_refusal_is_told_and_no_worker_means_nothing_to_halt() -> None:
         "p0r0": ("gone", "nothing was started here"),
         "p1r0": ("unknown", "no worker of run r.full has a disk"),
     }
+
+
+async def test_a_link_that_goes_while_a_halt_climbs_makes_its_pod_unknown_and_is_asked_again_when_it_is_back() -> None:
+    scene = Scene()
+    scene.channels["p1r0"].silent = True
+    await scene.ask("halt")
+    scene.channels["p1r0"].sent.clear()
+    scene.halter.link("p1r0", False)
+    unknown = [e for e in scene.events if isinstance(e, ev.HaltAck) and e.stage == "unknown"]
+    assert [(e.pod, e.detail) for e in unknown] == [("p1r0", "its link is down")]
+    assert scene.channels["p1r0"].sent == []
+    scene.halter.link("p1r0", True)
+    assert [m["mode"] for m in scene.channels["p1r0"].sent] == ["halt"]
+
+
+async def test_a_termination_of_an_earlier_halt_is_no_evidence_for_the_next() -> None:
+    """Its pod may be another machine by then."""
+    let = asyncio.Event()
+
+    async def terminate(pod: str) -> None:
+        await let.wait()
+
+    scene = Scene(auto=("hold", "halt", "term", "kill", "terminate"), terminate=terminate)
+    await scene.ask("halt")
+    scene.say("p0r0", "gone", step=4, checkpoint="ab")
+    for now in (10.0, 15.0, 20.0):
+        await scene.at(now)
+    scene.halter.renew("r.full", PODS)
+    await scene.ask("hold", "later")
+    let.set()
+    await settle()
+    assert not [e for e in scene.events if isinstance(e, ev.HaltAck) and e.path == "api" and e.nonce == "later"]

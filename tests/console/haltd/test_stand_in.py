@@ -94,8 +94,10 @@ def test_a_console_that_has_the_place_keeps_it(tmp_path: Path, told: list[str]) 
     console(Note("error", "p0r0: slow"))
     stand_in.look(having("slow"), DEAD, 101.0)
     assert (told, len(by_console)) == ([], 1)
-    console.close()
     stand_in.look(having("slow", "hot"), DEAD, 102.0)
+    assert told == []
+    console.close()  # and had not told of it
+    stand_in.look(having("slow", "hot"), DEAD, 103.0)
     assert told == ["p0r0: hot"]
 
 

@@ -120,11 +120,12 @@ def test_only_what_is_settled_is_taken_for_an_instalment_and_nothing_twice() -> 
     ledger.settle(second)
     ledger.take_in(other := ClaimLedger())
     other.file(third := _squares())
+    other.claim(equation := _equation(2))
     other.instalments.append(proved := ProvedStep(1, (1, 0, 0), b"", b""))
     ledger.take_in(other)
     assert ledger.take_instalments() == [proved]
     assert ledger.take_instalments() == other.take_instalments() == []
-    assert ledger.take() == ([second, third], [])
+    assert ledger.take() == ([second, third], [equation])
     assert (len(other), len(ledger)) == (0, 0)
 
 

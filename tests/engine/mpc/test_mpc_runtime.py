@@ -202,7 +202,8 @@ def _wait(rt: Runtime) -> MpcProtocol[None]:
 
 @pytest.mark.parametrize("liar", [0, 1, 2])
 @pytest.mark.parametrize("part", ["value", "hash"])
-def test_a_liar_in_an_opening_is_caught_and_the_pair_named(liar: int, part: str) -> None:
+@pytest.mark.parametrize("everybody", [True, False])
+def test_a_liar_in_an_opening_is_caught_and_the_pair_named(liar: int, part: str, everybody: bool) -> None:
     victim = (liar + 1) % 3 if part == "value" else (liar + 2) % 3
 
     def lie(src: int, dst: int, tag: Tag, body: bytes) -> bytes:
@@ -212,7 +213,13 @@ def test_a_liar_in_an_opening_is_caught_and_the_pair_named(liar: int, part: str)
 
     parts = split(torch.tensor([1.0, 2.0]), 16, lambda n: bytes(n))
     with pytest.raises(ProtocolError, match="disagree on a share") as caught:
-        LocalPlanes(tamper=lie).run_three(lambda rt: opening.open_(rt, share_of(parts, rt.party)))
+        LocalPlanes(tamper=lie).run_three(
+            lambda rt: (
+                opening.open_(rt, share_of(parts, rt.party))
+                if everybody
+                else opening.open_to(rt, share_of(parts, rt.party), victim)
+            )
+        )
     others = sorted({0, 1, 2} - {victim})
     assert str(liar) in str(others)
     assert all(str(p) in caught.value.what for p in others)
