@@ -36,6 +36,7 @@ from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.parsing.untrusted import as_object, json_of
 from uvcc_engine.contract.peer_protocol import relay_words
 from uvcc_engine.contract.peer_protocol.relay_words import DomainConsent, FetchedRecord, HaltOrder, SignOfLife
+from uvcc_engine.contract.peer_protocol.whole_answer import limited
 from uvcc_engine.contract.run_files.control import checked_mode
 from uvcc_engine.contract.run_files.records import Malformed
 from uvcc_engine.contract.text import clean
@@ -135,9 +136,9 @@ class RelayMailbox:
         at = urlsplit(self.url)
         host = at.hostname or ""
         if at.scheme != "https":
-            return http.client.HTTPConnection(host, at.port, timeout=timeout)
+            return limited(http.client.HTTPConnection(host, at.port, timeout=timeout))
         tls = ssl.create_default_context(cafile=self.ca_file or None)
-        return http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls)
+        return limited(http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls))
 
 
 def _why(body: bytes) -> str:

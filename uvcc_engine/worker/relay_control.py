@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from uvcc_engine.contract.errors import UvccError
 from uvcc_engine.contract.job.link_spec import LinkSpec
 from uvcc_engine.contract.peer_protocol import relay_words
+from uvcc_engine.contract.peer_protocol.whole_answer import limited
 from uvcc_engine.contract.run_files import control, files
 from uvcc_engine.contract.run_files.control import HaltRequest
 from uvcc_engine.contract.run_files.records import Malformed, ReportedRoot
@@ -126,8 +127,8 @@ class Orders:
         host = at.hostname or ""
         if at.scheme == "https":
             tls = ssl.create_default_context(cafile=self._ca_file or None)
-            return http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls)
-        return http.client.HTTPConnection(host, at.port, timeout=timeout)
+            return limited(http.client.HTTPSConnection(host, at.port, timeout=timeout, context=tls))
+        return limited(http.client.HTTPConnection(host, at.port, timeout=timeout))
 
     def _serve(self) -> None:
         connection: http.client.HTTPConnection | None = None

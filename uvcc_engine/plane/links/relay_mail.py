@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 from uvcc_engine.contract.machine import host_names
 from uvcc_engine.contract.parsing.untrusted import as_int, as_object
+from uvcc_engine.contract.peer_protocol.whole_answer import limited
 
 MOST_BYTES: Final = 64 << 20  # of an answer
 AT_ONCE: Final = 8 << 20  # bytes of messages in an answer
@@ -130,9 +131,10 @@ class RelayMail:
         at = urlsplit(self._url)
         host = at.hostname or ""
         if self._tls is not None:
-            self._connection = http.client.HTTPSConnection(host, at.port, timeout=TIMEOUT_S, context=self._tls)
+            tls = http.client.HTTPSConnection(host, at.port, timeout=TIMEOUT_S, context=self._tls)
+            self._connection = limited(tls)
         else:
-            self._connection = http.client.HTTPConnection(host, at.port, timeout=TIMEOUT_S)
+            self._connection = limited(http.client.HTTPConnection(host, at.port, timeout=TIMEOUT_S))
         return self._connection
 
     def close(self) -> None:
