@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,50 @@ def test_a_run_of_real_workers_in_instalments_is_verified_and_goes_on_after_a_cr
     leaves = tmp_path / "b" / "0" / "transcript_p0r0s0t0" / leaf_file.LEAVES
     streams = {Leaf.unpack(r).stream for f, b in leaf_file.blocks(leaves) for r in leaf_file.records(f, b)}
     assert any(stream & STREAM for stream in streams)
+
+
+class _Begun(Exception):
+    """An instalment would begin."""
+
+
+def _due(ledger: ClaimLedger, *, bound: int = 10, stream: int = 0) -> bool | None:
+    """Whether an instalment would begin now; None where there are none at all."""
+
+    def beside(stream: int) -> None:
+        raise _Begun
+
+    rt: Any = SimpleNamespace(ledger=ledger, stream=stream, epoch=1, beside=beside, instalment=None)
+    instalments.in_instalments(rt, ledger, bound)
+    if rt.instalment is None:
+        return None
+    try:
+        assert rt.instalment() is None
+    except _Begun:
+        return True
+    return False
+
+
+def test_an_instalment_is_due_at_its_bound_and_not_before_what_all_workers_of_a_party_have_to_hear() -> None:
+    for sisters in (False, True):
+        ledger, heard = ClaimLedger(sisters=sisters), []
+        ledger.settled_words = 9
+        assert _due(ledger) is False
+        ledger.settled_words = 10
+        assert _due(ledger) is True, "all parties count the same words, and the bound is one of them"
+        ledger.owes, ledger.unheard = True, lambda heard=heard: heard.append(1)  # type: ignore[misc]
+        assert _due(ledger) is not sisters
+        assert len(heard) == (not sisters), "one worker heard alone what its sisters hear together"
+        ledger.owes, ledger.failed = False, ProofFailedError("x", "")
+        assert _due(ledger) is False
+    ledger = ClaimLedger(audit_one_in=4)
+    assert _due(ledger) is None
+    assert _due(ClaimLedger(), stream=STREAM) is None
+    assert _due(ClaimLedger(), stream=STREAM - 1) is False
+
+
+def test_streams_share_the_bound_and_none_has_less_than_a_proof_is_worth() -> None:
+    shares = [instalments.share_of_bound(n) for n in (1, 2, 64, 65, 10_000)]
+    assert shares == [instalments.BOUND, instalments.BOUND // 2, *[instalments.LEAST] * 3]
 
 
 def test_a_step_without_instalments_is_stated_as_it_always_was() -> None:
