@@ -23,6 +23,7 @@ from uvcc_console.rollout.context import Halted, PassingError
 from uvcc_console.rollout.going_on import BY, GoingOn
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.training.phases import trouble
+from uvcc_console.rollout.stages.training.silence import deserted, hang
 from uvcc_console.ui.drawing.paint import plain
 from uvcc_console.ui.judging.view import View
 from uvcc_console.ui.widgets.bars import banner_lines
@@ -155,6 +156,12 @@ def test_which_ends_of_workers_may_pass(ends: list[tuple[int, str]], passing: bo
     found = trouble(running(*(exited(COORDS[n], *end) for n, end in enumerate(ends))), full_phase())
     assert found is not None
     assert found.passing is passing
+
+
+def test_a_silence_may_pass() -> None:
+    quiet = hang(running(), full_phase(), 0.0, 120.0, 1000.0)
+    stopped = deserted(running(exited(COORDS[1], 0)), full_phase(), 1000.0)
+    assert [found.passing for found in (quiet, stopped) if found] == [True, True]
 
 
 def test_a_fork_never_passes() -> None:
