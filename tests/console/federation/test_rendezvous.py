@@ -132,6 +132,14 @@ def _a_rollout_is_held_to_it(root: Path, standing: Standing) -> None:
         agree.check_proposal(ctx, full, policy())  # type: ignore[arg-type]
 
 
+def test_where_no_proposal_lies_it_is_said(people: People) -> None:
+    """Nothing at all was printed, after a relay had been started anew, too."""
+    assert people.at("p0", "proposals") == 0
+    assert people.err.startswith("no proposal lies there")
+    assert people.at("p0", "proposals", "--json") == 0
+    assert json.loads(people.out)["proposals"] == []
+
+
 def test_a_proposal_fits_eighty_columns(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     domains = [part for n in range(3) for part in ("--domain", str(people.key(f"p{n}")))]

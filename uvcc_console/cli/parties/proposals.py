@@ -32,6 +32,8 @@ def run(argv: list[str]) -> int:
             rendezvous.keep(standing)
     if args.json:
         common.emit({"proposals": rows, "equivocations": [e.to_json() for e in twice]})
+    elif not rows:
+        common.say("no proposal lies there; a relay that was started anew has none until it is proposed again")
     else:
         for row, standing in zip(rows, found.values(), strict=True):
             said = ", ".join(f"{who} {word}s" for who, word in row["said"].items()) or "nobody said anything yet"
