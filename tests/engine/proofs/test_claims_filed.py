@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from proof_kit import LEARNED, PROTOCOLS, WHOLE, normal, run_proved
+from proof_kit import LEARNED, PROTOCOLS, WHOLE, judge, normal, run_proved
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.comparisons import proved_bits
@@ -125,3 +125,19 @@ def test_what_every_protocol_sends_lies_well_within_what_it_claims(name: str, mo
     run_whole({**PROTOCOLS, **LEARNED}[name])
     assert max(promised for promised, _ in found) > 0
     assert all(promised <= 1.5 * filed for promised, filed in found)
+
+
+def test_a_lie_in_any_message_that_makes_numbers_of_bits_is_found() -> None:
+    """Each of them, by each party: of one that no claim is about, other claims may still be as many as it needs."""
+    counts = run_proved(functools.partial(WHOLE["sign"], dealer=0), INPUTS, everything=True).sends
+    for liar, count in enumerate(counts):
+        for number in range(count):
+
+            def lie(sent: int, data: torch.Tensor, number: int = number) -> None:
+                if sent == number:
+                    data.view(-1)[0] += 1
+
+            lied = run_proved(
+                functools.partial(WHOLE["sign"], dealer=0), INPUTS, everything=True, liar=liar, stands_by=lie
+            )
+            judge(lied, liar)
