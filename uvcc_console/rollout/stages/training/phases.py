@@ -91,12 +91,11 @@ async def launch(ctx: Rollout, phase: Phase) -> dict[str, int]:
     found = await relay.links_for(ctx, phase) if private else {}
     worlds = await meeting_places(ctx, phase) if private else {}
     attempt = s.attempt + 1 if known else 0
-    sid = agreement.policy.sid_job.hex() if agreement else ""
     started = ev.PhaseStarted(
         phase=phase.name,
         engine_run=phase.engine_run,
         steps=phase.steps,
-        sid_job=sid,
+        sid_job=agreement.policy.sid_job.hex() if agreement else "",
         attempt=attempt,
         certificate=cited,
         start=start,
