@@ -11,7 +11,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from uvcc_engine.worker.admission import CODE_HASH, admit
 from uvcc_engine.worker.consensus import StepConsensus
 from uvcc_engine.worker.late_recorder import LateRecorder
 from uvcc_engine.worker.ranks import Ranks
-from uvcc_engine.worker.served_batches import DeskWord, QueryBatch, WaitingQuery
+from uvcc_engine.worker.served_batches import BatchTerms, DeskWord, QueryBatch, WaitingQuery, agreed, held_to
 from uvcc_engine.worker.served_session import ServedSession
 
 torch.set_num_threads(1)
@@ -162,6 +162,12 @@ class ScriptedDesk:
             one for one in (WaitingQuery(f"{n:064x}", n % 2, 1 + n % 3) for n in here) if one.id not in gone
         )
         return DeskWord(waiting, self.decided.get(step), self.turn >= self._idle_from)
+
+    def agree(self, words: Mapping[int, DeskWord], step: int, terms: BatchTerms) -> QueryBatch | None:
+        before = {q.id for at, batch in self.decided.items() if at < step for q in batch}
+        kept, refused = held_to(terms, words, before)
+        assert not refused, "all three are honest"
+        return agreed(kept, step, terms.most_rows)
 
     def decide(self, step: int, batch: QueryBatch) -> list[OpenedQuery]:
         self.decided[step] = batch
