@@ -8,11 +8,13 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import pod_states
 from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet.spend_ledger import Ledger
+from uvcc_console.plan.own_resumes import ordered
 from uvcc_console.plan.schema import LimitsPart
 from uvcc_engine.contract.errors import ConfigError
 
 ENDS = ("teardown", "stop")  # what an operator asks for who wants the pods gone
 AGAIN_S = 60.0
+SUCCESSOR_S = 10.0  # twice as long each time; whoever was killed by hand may be started again by hand
 ALONE_S = 5.0
 ENDING_S = 15.0  # by then a conductor that was started for the teardown has said who it is
 
@@ -26,10 +28,13 @@ class Reaper:
     _ending: bool = False
     _alone_since: float = -1.0
     _asked: float = float("-inf")
+    _resumes: int = 0  # so often the run went on by itself
+    _followed: float = float("-inf")
 
     def see(self, event: ev.Event, at: float | None = None) -> None:
         """``at``: the run's time, for an event that has just happened."""
         self.ledger.apply(event, at)
+        self._resumes += ordered(event)
         if isinstance(event, ev.Intent) and event.action in (*ENDS, "resume"):
             self._ending = event.action in ENDS
         elif isinstance(event, ev.StageChanged) and event.name == "teardown":
@@ -66,6 +71,22 @@ class Reaper:
             return ""
         self._asked = now
         return why
+
+    def successor(self, s: Snapshot, *, now: float) -> str:
+        """Whether another conductor is due for one that has died, by ``limits.resumes``: which time it is, ``2 of 3``.
+
+        Empty where it is not: while somebody has to decide, or has asked for a halt or the end. To be called after
+        :meth:`due`, with the run's time; whether the conductor is dead, and not merely frozen, knows the caller.
+        """
+        most, stage = _limits(s).resumes, s.stage
+        goes = stage is not None and (stage.status == "running" or stage.again > 0)
+        wanted = s.halt.nonce and not s.halt.drill and not s.halt.done  # somebody wants it to stand still
+        if self._alone_since < 0 or self._ending or not self.resumable or not goes or wanted or self._resumes >= most:
+            return ""
+        if now - max(self._alone_since, self._followed) < SUCCESSOR_S * 2.0**self._resumes:
+            return ""
+        self._followed = now
+        return f"{self._resumes + 1} of {most}"
 
 
 def _limits(s: Snapshot) -> LimitsPart:

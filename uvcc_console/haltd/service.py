@@ -40,10 +40,11 @@ from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.haltd.order_socket import OrderServer
 from uvcc_console.haltd.reaper import Reaper
 from uvcc_console.haltd.stand_in import StandIn
+from uvcc_console.plan import own_resumes
 from uvcc_console.plan.plan import SIGTERM
 from uvcc_console.plan.schema import seconds
 from uvcc_console.runs import domain, processes
-from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError
+from uvcc_engine.contract.errors import ConfigError, UnreachableError, UnreadableError, UvccError
 
 log = logger(__name__)
 POLL_S = 0.005  # while a halt is on its way
@@ -241,8 +242,11 @@ class Service:
         conducted = conductor.moving
         now = self._clock.now()
         self._reaper.ledger.books = books_of(Intents.of(self._run_dir).tries().values(), now)
-        why = self._reaper.due(self.snapshot, conducted=conducted, now=now)
+        s = self.snapshot
+        why = self._reaper.due(s, conducted=conducted, now=now)
         if not why:
+            if conductor.who is None and not self._halter.active and (time_of := self._reaper.successor(s, now=now)):
+                self._go_on(time_of)
             return
         text = f"the run is ended without its conductor: {why}"
         self._append([ev.Alert(level="error", name="reaper", text=text, hint="uvcc status tells what was saved")])
@@ -250,6 +254,18 @@ class Service:
             # by the front door: whoever is frozen in the middle of a commit keeps the journal shut
             self.asked(ev.HaltRequested(nonce=secrets.token_hex(8), mode="halt", by="reaper", reason=why))
         self._reaping = self._beside.start("the teardown without a conductor", self._tear_down)
+
+    def _go_on(self, time_of: str) -> None:
+        """Start another conductor, as ``uvcc resume`` does, if the journal takes the order."""
+        text = f"the conductor has died: the run goes on by itself under another one ({time_of})"
+        self._append([ev.Alert(level="warn", name="goes_on", text=text, hint="uvcc logs says what it did last")])
+        try:
+            seq = self._journal.append(own_resumes.order())
+            self._successor = processes.start(
+                self._run_dir, processes.CONDUCTOR, "--adopt", "resume", "--since", str(seq)
+            )
+        except UvccError as e:
+            log.error("no other conductor: %s", e)
 
     def _tell_of(self, conductor: pulse.Vital) -> None:
         """Say once when the conductor dies or stops moving, and when it is back."""

@@ -164,7 +164,8 @@ MEANINGS: Final[dict[str, str]] = {
     "limits.wait": "How long pods are kept for a decision after a halt or a failure.",
     "limits.stall": "How long no worker may give a sign of life before the run has failed.",
     "limits.resumes": "How often the run goes on by itself from the last common checkpoint where a worker was killed, "
-    "or a worker or pod went silent; of a command, where it failed. All else waits for somebody.",
+    "or a worker or pod went silent (of a command: where it failed), and under another conductor where its own died. "
+    "All else waits for somebody.",
     "halt": "How a halt goes.",
     "halt.lease": "The pods halt by themselves when nobody renewed for so long.",
     "halt.patience": "How long a pod may take to show that it holds; a drill has 20 s more, a halt six times that. "

@@ -326,7 +326,7 @@ class LimitsPart(Strict):
     ``ttl``: the run's whole life; ``wait``: how long a halted run, or one that failed in training, a gate or its
     verification, keeps its pods for a decision (headless as well: the command ends with 1, the pods wait);
     ``stall``: how long no worker may give a sign of life before the run has failed; ``resumes``: how often it then, or
-    when a worker was killed, goes on by itself.
+    when a worker or its conductor was killed, goes on by itself.
     """
 
     hourly: float = Field(default=0.0, ge=0)

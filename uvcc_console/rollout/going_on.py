@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from uvcc_console.core import events as ev
+from uvcc_console.plan.own_resumes import order, ordered
 from uvcc_console.rollout.context import PassingError
 from uvcc_engine.contract.errors import UnreachableError, UvccError
 
-BY: Final = "limits.resumes"
-"""Whose order it is, in the journal."""
 PAUSE_S: Final = 10.0
 LONGEST_PAUSE_S: Final = 300.0
 
@@ -34,7 +33,7 @@ class GoingOn:
 
     def replay(self, events: Iterable[ev.Event]) -> None:
         """What the journal tells of before this process."""
-        self.taken = sum(isinstance(e, ev.Intent) and (e.action, e.by) == ("resume", BY) for e in events)
+        self.taken = sum(map(ordered, events))
 
     def pause(self, error: UvccError) -> float | None:
         """How many seconds after this failure the run goes on, twice as many each time; None where it does not."""
@@ -52,4 +51,4 @@ class GoingOn:
         text = f"it goes on by itself from the last common checkpoint ({self.words})"
         self.taken += 1
         self.commit(ev.Alert(level="warn", name="goes_on", text=text, hint="uvcc logs says why it had failed"))
-        self.commit(ev.Intent(action="resume", by=BY))
+        self.commit(order())

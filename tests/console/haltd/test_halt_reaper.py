@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from uvcc_console.core import events as ev
 from uvcc_console.core import paths
 from uvcc_console.core.folding.state import fold
 from uvcc_console.core.journal.journal import Journal, read_all
+from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.fleet import procs
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import PodRequest
 from uvcc_console.haltd import order_socket, service
 from uvcc_console.haltd.journal_view import JournalView
 from uvcc_console.haltd.reaper import AGAIN_S, Reaper
+from uvcc_console.plan.own_resumes import order
 from uvcc_console.plan.profile import load
 from uvcc_console.runs import processes
 
@@ -115,6 +118,73 @@ def test_a_teardown_whose_conductor_dies_is_not_waited_with(told: list[ev.Event]
     assert made.due(s, conducted=False, now=100.0) == ""
     assert made.due(s, conducted=False, now=114.0) == ""
     assert ("before the teardown was done" in made.due(s, conducted=False, now=116.0)) is ends
+
+
+RUNNING = ev.StageChanged(ts=0.0, name="full", status="running")
+ASKED = ev.HaltRequested(ts=0.0, nonce="n", mode="hold", by="cli")
+KILLED = ev.StageChanged(ts=0.0, name="full", status="failed", until=900.0)
+
+
+def may_go_on(most: int, *told: ev.Event) -> list[ev.Event]:
+    created, *pods = story("agent")
+    profile = {"limits": LIMITS | {"resumes": most}}
+    return [ev.RunCreated(**{**ev.to_json(created), "profile": profile, "stages": ["full"]}), *pods, *told]
+
+
+def succession(made: Reaper, s: Snapshot, now: float) -> str:
+    assert made.due(s, conducted=False, now=now) == ""
+    return made.successor(s, now=now)
+
+
+def test_a_run_that_may_go_on_gets_another_conductor_so_often_after_growing_pauses() -> None:
+    events, now = may_go_on(2, RUNNING), [100.0]
+    made, s = reaper(events, now), fold(events)
+    assert [succession(made, s, at) for at in (100.0, 109.0)] == ["", ""]
+    assert succession(made, s, 110.0) == "1 of 2"
+    made.see(order())
+    assert [succession(made, s, at) for at in (112.0, 129.0)] == ["", ""]  # it may just be starting
+    assert succession(made, s, 130.0) == "2 of 2"
+    made.see(order())
+    assert succession(made, s, 800.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("most", "told", "comes"),
+    [
+        (1, [RUNNING], True),
+        (1, [replace(KILLED, again=108.0)], True),
+        (0, [RUNNING], False),
+        (1, [KILLED], False),
+        (1, [RUNNING, TEARDOWN], False),
+        (1, [RUNNING, ASKED], False),
+        (1, [RUNNING, order()], False),
+        (1, [], False),
+    ],
+    ids=[
+        "it ran",
+        "it was to go on",
+        "not allowed",
+        "it waits",
+        "its end was asked for",
+        "held",
+        "used up",
+        "no stage",
+    ],
+)
+def test_another_conductor_decides_nothing_that_somebody_has_to(most: int, told: list[ev.Event], comes: bool) -> None:
+    events, now = may_go_on(most, *told), [100.0]
+    made, s = reaper(events, now), fold(events)
+    assert succession(made, s, 100.0) == ""
+    assert (succession(made, s, 114.0) != "") is comes
+
+
+def test_one_domains_part_of_a_run_has_no_other_conductor() -> None:
+    events = may_go_on(1, RUNNING)
+    made = reaper(events, [100.0])
+    made.resumable = False
+    s = fold(events)
+    made.due(s, conducted=False, now=100.0)
+    assert made.successor(s, now=200.0) == ""
 
 
 def test_a_sidecar_knows_of_the_teardown_that_was_asked_for() -> None:

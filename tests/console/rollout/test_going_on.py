@@ -17,10 +17,11 @@ from test_rollout_machine import Script, bus, decide_when, stages
 from uvcc_console.cli.follow.headless import waits_for_decision
 from uvcc_console.core import events as ev
 from uvcc_console.core.journal.journal import iter_events
+from uvcc_console.plan.own_resumes import BY
 from uvcc_console.plan.profile import load
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted, PassingError
-from uvcc_console.rollout.going_on import BY, GoingOn
+from uvcc_console.rollout.going_on import GoingOn
 from uvcc_console.rollout.stage_runner import StageRunner
 from uvcc_console.rollout.stages.training.phases import trouble
 from uvcc_console.rollout.stages.training.silence import deserted, hang
@@ -193,22 +194,25 @@ def test_the_screen_says_when_and_a_shell_waits(bus: Bus) -> None:
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Demo]:
     with user_at(tmp_path / "home") as user:
-        yield Demo.start(
-            user, "--seed", "5", "--steps", "40", "--set", "job.test_rows=200", "--set", "limits.resumes=2"
-        )
+        sets = ("--set", "job.test_rows=200", "--set", "limits.resumes=2")
+        yield Demo.start(user, "--seed", "5", "--steps", "100", *sets)
 
 
 @pytest.mark.ci("tests/console/rollout/test_rollout_machine.py")
 @pytest.mark.timeout(600)
-def test_a_run_whose_worker_is_killed_at_night_is_verified_in_the_morning(demo: Demo) -> None:
+def test_a_run_whose_worker_and_conductor_are_killed_at_night_is_verified_in_the_morning(demo: Demo) -> None:
     demo.reach(2)
-    victim = next(w for w in demo.uvcc.json("status", demo.run)["workers"] if w["coord"] == "p1r0s0t0")
+    seen = demo.uvcc.json("status", demo.run)
+    victim = next(w for w in seen["workers"] if w["coord"] == "p1r0s0t0")
     os.kill(victim["pid"], signal.SIGKILL)
+    demo.reach(max(w["step"] for w in seen["workers"]) + 20)
+    os.kill(demo.uvcc.json("status", demo.run)["conductor"], signal.SIGKILL)
     code, summary, said = demo.outcome()
     assert code == 0, said
     assert (summary["status"], summary["verified"]) == ("ok", True)
     assert "goes on by itself from the last common checkpoint (1 of 2)" in said
+    assert "goes on by itself under another one (2 of 2)" in said
     events = [e for _, e in iter_events(demo.uvcc.home / "runs" / demo.run / "journal.sqlite")]
-    assert [(e.action, e.by) for e in events if isinstance(e, ev.Intent)] == [("resume", BY)]
+    assert [(e.action, e.by) for e in events if isinstance(e, ev.Intent)] == [("resume", BY)] * 2
     (failed,) = [e for e in events if isinstance(e, ev.StageChanged) and e.status == "failed"]
     assert "worker p1r0s0t0 of P1 was killed by SIGKILL" in failed.detail

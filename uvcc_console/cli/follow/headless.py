@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ POLL_S = 0.1
 PHASE_OF = {"drill": SMOKE, SMOKE: SMOKE, FULL: FULL}
 LINE_EVERY_S = 2.0
 EXITS_S = 10.0
+SUCCESSOR_S = 60.0
 
 
 @dataclass
@@ -168,6 +169,7 @@ def follow(
     follower, seen, began = Follower(journal), ProgressLine(), time.time()
     printer = Printer(sys.stderr if progress else None)
     watched, frozen, room = Watched(follower.snapshot, seen), "", ""
+    alone = Alone()
     try:
         while True:
             lost = not processes.conducted(run_dir) and (child is None or child.poll() is not None)
@@ -188,7 +190,7 @@ def follow(
                 printer.note("interrupted: tearing down, waiting for proof that nothing is left")
                 child = ask(run_dir, "teardown") or child
                 continue
-            if lost:
+            if alone.look(run_dir, s, lost=lost, now=time.monotonic()):
                 watched.orphaned = True
                 return watched
             if until_failed and not watched.interrupted and s.stage != known and waits_for_decision(s):
@@ -197,6 +199,23 @@ def follow(
     finally:
         printer.note("") if printer._tty else None
         journal.close()
+
+
+@dataclass(slots=True)
+class Alone:
+    """For how long a run has had no conductor, and whether another one is still to be expected."""
+
+    since: float = -1.0
+
+    def look(self, run_dir: Path, s: Snapshot, *, lost: bool, now: float) -> bool:
+        """Whether nobody comes any more. Where ``limits.resumes`` is given, the sidecar starts another one."""
+        if not lost:
+            self.since = -1.0
+            return False
+        self.since = now if self.since < 0 else self.since
+        limits = s.profile.get("limits")
+        awaited = isinstance(limits, Mapping) and limits.get("resumes") and processes.running(run_dir, processes.HALTD)
+        return not awaited or now - self.since > SUCCESSOR_S
 
 
 def tell_of_alert(printer: Printer, event: ev.Event, began: float) -> None:
