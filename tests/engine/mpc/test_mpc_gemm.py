@@ -23,14 +23,17 @@ from torch import Tensor
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
-from uvcc_engine.mpc.kernels.gemm import floats, gemm, gemm_paths, gemm_rates, limbs, tile_units
+from uvcc_engine.mpc.kernels.gemm import floats, gemm, gemm_paths, gemm_rates, ifma_units, limbs, tile_units
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 needs_numba = pytest.mark.skipif(not HAS_NUMBA, reason="numba is an extra: kernels")
 PORTABLE = ["torch", "floats", *(gemm_paths.LOOP_KINDS if HAS_NUMBA else [])]
 HAS_TILES = tile_units.loops() is not None
-ALL = [*PORTABLE, *(["bytes"] if HAS_NUMBA else []), *(["tiles"] if HAS_TILES else [])]
+HAS_IFMA = ifma_units.loops() is not None
+BY_UNITS = [*(["tiles"] if HAS_TILES else []), *(["ifma"] if HAS_IFMA else [])]
+ALL = [*PORTABLE, *(["bytes"] if HAS_NUMBA else []), *BY_UNITS]
 EDGES = [0, 1, -1, 2**63 - 1, -(2**63), 2**32 - 1, 2**32, -(2**32), 2**31, -(2**31), 2**21, -(2**21), 2**43 - 2**21]
+EDGES += [2**52 - 1, 2**52, -(2**52), 2**12 - 1, 2**63 - 2**52 + 1]
 
 
 def numbers(seed: int, edgy: bool, *shape: int) -> Tensor:
@@ -185,7 +188,7 @@ def test_products_spread_over_threads(monkeypatch: pytest.MonkeyPatch, path: str
     xs, ys = [numbers(i, False, m, k) for i in range(2)], [numbers(i, False, k, n) for i in range(2)]
     assert torch.equal(gemm.right_factor(ys, m, path)(xs), reference(xs, ys))
     if path not in ("floats", "bytes"):  # whose threads are the BLAS's
-        grain = {"halves": 6, "wide": 12, "tiles": 32}.get(path, 1)
+        grain = {"halves": 6, "wide": 12, "tiles": 32, "ifma": 5}.get(path, 1)
         assert all(name.startswith("gemm") for name in used) == (m > grain)
     stacked = [t.expand(3, *t.shape).contiguous() for t in (xs[0], ys[0])]
     assert torch.equal(gemm.right_factor([stacked[1]], 0, path)([stacked[0]]), stacked[0] @ stacked[1])
@@ -232,13 +235,14 @@ def test_a_path_that_cannot_be_had_is_an_error_if_forced(monkeypatch: pytest.Mon
 def test_the_fastest_is_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {
         "tiles": (9, 1, 11), "bytes": (1, 9, 9), "wide": (2, 3, 3), "halves": (5, 6, 6), "floats": (3, 4, 4),
-        "torch": (4, 1, 10),
+        "ifma": (6, 8, 7), "torch": (4, 1, 10),
     }  # fmt: skip
     monkeypatch.setattr(gemm_rates, "known", lambda loops: rates)
     monkeypatch.setattr(type(LOOPS), "get", lambda self: object())
     monkeypatch.setattr(type(LOOPS), "found", property(lambda self: None))
     monkeypatch.setattr(limbs, "has_fast_bytes", lambda device: True)
     monkeypatch.setattr(tile_units, "loops", lambda: None)
+    monkeypatch.setattr(ifma_units, "loops", lambda: None)
     assert gemm.choose(4, 4, 4) == "torch"
     assert gemm.choose(64, 64, 64) == "halves"
     assert gemm.choose(32, 64, 64) == "torch"  # not enough work to load the loops for
@@ -254,6 +258,9 @@ def test_the_fastest_is_chosen_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gemm.choose(512, 512, 512, batch=9) == "tiles"
     assert gemm.choose(15, 512, 10**5) == "torch"  # tiles would be mostly empty
     assert gemm.choose(512, 63, 512) == gemm.choose(512, 512, 15) == "halves"
+    monkeypatch.setattr(ifma_units, "loops", lambda: object())
+    assert gemm.choose(512, 63, 512) == gemm.choose(512, 512, 15) == gemm.choose(4, 4000, 400) == "ifma"
+    assert gemm.choose(512, 512, 8) == gemm.choose(3, 5000, 500) == gemm.choose(512, 15, 512) == "halves"
     monkeypatch.setattr(type(LOOPS), "get", lambda self: None)
     gemm.ranked.cache_clear()
     assert gemm.choose(256, 256, 256) == "floats"

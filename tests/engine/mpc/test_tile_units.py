@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from uvcc_engine.mpc.kernels.gemm import gemm_paths, tile_units
+from uvcc_engine.mpc.kernels.gemm import compiler_units, gemm_paths, tile_units
 
 HAS_TILES = tile_units.loops() is not None
 _AMX = "+sse2,+avx512bw,+amx-int8,+amx-tile"
@@ -56,7 +56,7 @@ def test_a_system_that_refuses_is_told_of(monkeypatch: pytest.MonkeyPatch, caplo
     with_features(monkeypatch, _AMX)
     library = Library(-1)
     monkeypatch.setattr(tile_units.ctypes, "CDLL", lambda *a, **k: library)
-    monkeypatch.setattr(tile_units.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler_units.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(tile_units.sys, "platform", "linux")
     with caplog.at_level(logging.INFO):
         assert tile_units.loops() is None
@@ -68,7 +68,7 @@ def test_a_system_that_refuses_is_told_of(monkeypatch: pytest.MonkeyPatch, caplo
 def test_other_systems_and_processors_are_not_asked(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
     with_features(monkeypatch, _AMX)
     monkeypatch.setattr(tile_units.sys, "platform", system)
-    monkeypatch.setattr(tile_units.platform, "machine", lambda: machine)
+    monkeypatch.setattr(compiler_units.platform, "machine", lambda: machine)
     monkeypatch.setattr(tile_units.ctypes, "CDLL", lambda *a, **k: pytest.fail("asked"))
     assert tile_units.loops() is None
 

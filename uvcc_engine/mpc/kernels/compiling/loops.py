@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
 _KERNELS: Final = Path(__file__).parents[1]
 _SHARED: Final = _KERNELS.parents[1] / "contract" / "machine" / "numba_cache.py"
-_OF_GEMM: Final = ("gemm", "tile")
+_OF_GEMM: Final = ("gemm", "tile", "ifma")
 _OF_PROOFS: Final = ("proof", "field", "polynomial", "bit", "weigh", "pair", "element")
 LOOK_S: Final = 0.25  # between two looks for the mark
 

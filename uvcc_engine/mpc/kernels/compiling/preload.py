@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS, mark
-from uvcc_engine.mpc.kernels.gemm import gemm_paths, tile_units
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, ifma_units, tile_units
 
 
 def load_for_children() -> bool:
@@ -14,6 +14,7 @@ def load_for_children() -> bool:
         return False
     if LOOPS.get() is not None:
         matrix = torch.zeros((32, 32), dtype=torch.int64)
-        for path in ("wide", *(["tiles"] if tile_units.loops() is not None else [])):
+        units = [name for name, of in (("tiles", tile_units), ("ifma", ifma_units)) if of.loops() is not None]
+        for path in ("wide", *units):
             gemm_paths.prepared(path, [matrix, matrix])([matrix, matrix])  # numba builds its tables at the first call
     return True

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from uvcc_engine.mpc.kernels.cpu import COMPILE_FROM, CpuKernels
-from uvcc_engine.mpc.kernels.gemm import gemm_paths, limbs, tile_units
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, ifma_units, limbs, tile_units
 from uvcc_engine.mpc.kernels.layout import level, wire_dtype
 from uvcc_engine.mpc.kernels.proving.binary_words import blocks_of
 
@@ -66,7 +66,11 @@ def warm(kernels: CpuKernels) -> None:
     kernels.ring_multiply(zeros(_WORDS, 52), zeros(_WORDS, 52), 3)
     kernels.ring_powers(zeros(52), _WORDS, 3)
     matrix = zeros(32, 32)
-    units = {"bytes": limbs.has_fast_bytes(matrix.device), "tiles": tile_units.loops() is not None}
+    units = {
+        "bytes": limbs.has_fast_bytes(matrix.device),
+        "tiles": tile_units.loops() is not None,
+        "ifma": ifma_units.loops() is not None,
+    }
     for path in (*gemm_paths.LOOP_KINDS, *(name for name, there in units.items() if there)):
         for right in (matrix, zeros(64, 32).t()):  # 8-bit units take columns in order as they lie
             gemm_paths.prepared(path, [right, right])([zeros(32, right.shape[0])] * 2)

@@ -3,9 +3,10 @@
 The ways are those of ``gemm.gemm_paths``.
 
 ``tiles``: tile registers for 8-bit integers (``gemm.tile_loops``); ``bytes``: torch's 8-bit products
-(``gemm.limbs``); ``wide`` and ``halves``: compiled loops (``gemm.gemm_loops``); ``floats``: double precision
-(``gemm.floats``); ``torch``: torch's own integer product. UVCC_GEMM names one to be taken wherever it can be;
-otherwise what was measured on this machine decides (``gemm.gemm_rates``).
+(``gemm.limbs``); ``ifma``: units that multiply 52 bits and add (``gemm.ifma_loops``); ``wide`` and ``halves``: compiled
+loops (``gemm.gemm_loops``); ``floats``: double precision (``gemm.floats``); ``torch``: torch's own integer product.
+UVCC_GEMM names one to be taken wherever it can be; otherwise what was measured on this machine decides
+(``gemm.gemm_rates``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
-from uvcc_engine.mpc.kernels.gemm import gemm_rates, limbs, tile_units
+from uvcc_engine.mpc.kernels.gemm import gemm_rates, ifma_units, limbs, tile_units
 from uvcc_engine.mpc.kernels.gemm.gemm_paths import LOOP_KINDS, PATHS, prepared
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
@@ -32,6 +33,7 @@ LOAD_FROM: Final = 1 << 18  # multiplications that repay loading the compiled co
 FLOATS_FROM: Final = 1 << 16
 BYTES_FROM: Final = (64, 128, 64)  # rows, inner size, columns from which torch's 8-bit products repay their digits
 TILES_FROM: Final = (16, 64, 16)  # and those from which tiles are full enough
+IFMA_FROM: Final = (4, 16, 9)  # fewer columns leave most of a tile of 16 empty
 _PLAIN: Final = PlainKernels()
 _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 
@@ -80,13 +82,20 @@ def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = N
     there = (LOOPS.found if work < LOAD_FROM else LOOPS.get()) is not None
     by_tiles = there and _repaid(TILES_FROM, rows, inner, n) and tile_units.loops() is not None
     by_bytes = there and _repaid(BYTES_FROM, rows, inner, n) and _bytes_fit(rows, inner, n, batch)
-    return ranked(gemm_rates.size_class(work), there, by_tiles, by_bytes, work >= FLOATS_FROM)
+    by_ifma = there and _repaid(IFMA_FROM, rows, inner, n) and ifma_units.loops() is not None
+    able = {
+        "tiles": by_tiles, "bytes": by_bytes, "ifma": by_ifma, "wide": there, "halves": there,
+        "floats": work >= FLOATS_FROM, "torch": True,
+    }  # fmt: skip
+    return ranked(gemm_rates.size_class(work), there, frozenset(name for name, can in able.items() if can))
 
 
 def _is_able(path: str, rows: int, inner: int, n: int, batch: int) -> bool:
     """Whether this machine has what a path needs, for products of that shape."""
     if path == "tiles":
         return tile_units.loops() is not None
+    if path == "ifma":
+        return ifma_units.loops() is not None
     return path != "bytes" or _bytes_fit(rows, inner, n, batch)
 
 
@@ -101,11 +110,8 @@ def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
 
 
 @lru_cache(maxsize=32)
-def ranked(at: int, loops: bool, by_tiles: bool, by_bytes: bool, by_floats: bool) -> str:
+def ranked(at: int, loops: bool, able: frozenset[str]) -> str:
     """The fastest of what can be had: as measured at the size ``at``, or as the processor's kind suggests while nothing
     is."""
     rates = gemm_rates.known(loops)
-    able = {
-        "tiles": by_tiles, "bytes": by_bytes, "wide": loops, "halves": loops, "floats": by_floats, "torch": True,
-    }  # fmt: skip
-    return max((name for name in PATHS if able[name] and name in rates), key=lambda name: rates[name][at])
+    return max((name for name in PATHS if name in able and name in rates), key=lambda name: rates[name][at])

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from uvcc_engine.mpc.kernels.base import RightFactor
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
-from uvcc_engine.mpc.kernels.gemm import floats, limbs, tile_units
+from uvcc_engine.mpc.kernels.gemm import floats, ifma_units, limbs, tile_units
 from uvcc_engine.mpc.kernels.plain import PlainKernels
 
-PATHS: Final = ("tiles", "bytes", "wide", "halves", "floats", "torch")
+PATHS: Final = ("tiles", "bytes", "ifma", "wide", "halves", "floats", "torch")
+BY_UNITS: Final = ("tiles", "ifma")
+"""Compiled loops for units that few processors have."""
 LOOP_KINDS: Final = {"halves": 0, "wide": 1}
 THREADS_FROM: Final = 1 << 20  # multiplications from which more than one thread helps
 _PLAIN: Final = PlainKernels()
@@ -33,7 +35,7 @@ def prepared(path: str, ys: Sequence[Tensor]) -> RightFactor:
     """The factor by one path, which must be able to do it. What is not int64 goes torch's way. ``ys``: [k, n] each."""
     if any(y.dtype != torch.int64 for y in ys):
         path = "torch"
-    if path in LOOP_KINDS or path == "tiles":
+    if path in LOOP_KINDS or path in BY_UNITS:
         return _looped(_micro(path), ys)
     if path == "floats":
         return _floating(ys)
@@ -110,17 +112,22 @@ class _Micro:
     rows: int  # of a tile of the result
     lanes: int  # its columns
     deep: int  # what the inner size is rounded up to
+    words: int  # that a panel of the right factor takes for each inner index
 
 
 def _micro(path: str) -> _Micro:
     if path == "tiles":
         tiles = tile_units.loops()
         assert tiles is not None
-        return _Micro(tiles.tiles_right, tiles.tiles_multiply, tiles.SIDE, tiles.SIDE, tiles.DEEP)
+        return _Micro(tiles.tiles_right, tiles.tiles_multiply, tiles.SIDE, tiles.SIDE, tiles.DEEP, tiles.SIDE)
+    if path == "ifma":
+        ifma = ifma_units.loops()
+        assert ifma is not None
+        return _Micro(ifma.ifma_right, ifma.ifma_multiply, ifma.ROWS, ifma.LANES, 1, ifma.STEP)
     jit, kind = LOOPS.get(), LOOP_KINDS[path]
     assert jit is not None
     pack, multiply = partial(jit.gemm_right, kind), partial(jit.gemm_multiply, kind)
-    return _Micro(pack, multiply, jit.ROWS[kind], jit.LANES[kind], 2)
+    return _Micro(pack, multiply, jit.ROWS[kind], jit.LANES[kind], 2, jit.LANES[kind])
 
 
 class _Packed:
@@ -135,7 +142,7 @@ class _Packed:
             self.batch, (self.inner, self.n), strides = 1, y.shape, (0, *strides)
         else:
             self.batch, self.inner, self.n = y.shape
-        self.step = -(-self.inner // micro.deep) * micro.deep * (-(-self.n // micro.lanes) * micro.lanes)
+        self.step = -(-self.inner // micro.deep) * micro.deep * -(-self.n // micro.lanes) * micro.words
         self.data = torch.empty(self.batch * self.step, dtype=torch.int64)
         self.at = self.data.data_ptr()
         micro.pack(self.at, self.batch, self.step, y.data_ptr(), *strides, self.inner, self.n)

@@ -29,13 +29,15 @@ import torch
 from uvcc_engine.contract.machine.compiled import loops_folder
 from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
-from uvcc_engine.mpc.kernels.gemm import gemm_paths, limbs, tile_units
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, ifma_units, limbs, tile_units
 
 log = logging.getLogger(__name__)
 Rates = Mapping[str, tuple[float, ...]]
 SIZES: Final = (128, 256, 512)  # the sides of the cubes that are measured
 _RUNS: Final = (7, 5, 4)
-_SOURCES: Final = ("gemm_rates", "gemm_paths", "gemm_loops", "tile_units", "tile_loops", "floats", "limbs")
+_SOURCES: Final = (
+    "gemm_rates", "gemm_paths", "gemm_loops", "tile_units", "tile_loops", "ifma_units", "ifma_loops", "floats", "limbs",
+)  # fmt: skip
 PATIENCE_S: Final = 5.0  # so long another one's measuring is waited for
 AGAIN_S: Final = 60.0  # a file that was made while others computed is left alone so long
 _QUIET: Final = 0.25  # so much of a processor may others use meanwhile
@@ -123,7 +125,7 @@ def guessed() -> Rates:
     """What the kind of processor suggests."""
     wide = "AVX512" in torch.backends.cpu.get_cpu_capability()
     order = ("floats", "halves", "torch", "wide") if wide else ("torch", "wide", "floats", "halves")
-    return {name: (float(k),) * len(SIZES) for k, name in enumerate((*order, "bytes", "tiles"))}
+    return {name: (float(k),) * len(SIZES) for k, name in enumerate((*order, "bytes", "ifma", "tiles"))}
 
 
 def measure() -> Rates:
@@ -144,6 +146,8 @@ def _measured() -> Rates:
         names.remove("bytes")
     if LOOPS.get() is None or tile_units.loops() is None:
         names.remove("tiles")
+    if LOOPS.get() is None or ifma_units.loops() is None:
+        names.remove("ifma")
     found = [rates_at(names, SIZES[0], _RUNS[0])]
     hopeful = max(found[0].values()) / _HOPELESS
     # 8-bit units come into their own with the larger ones only

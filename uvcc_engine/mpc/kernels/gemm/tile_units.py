@@ -10,11 +10,12 @@ import ctypes
 import importlib
 import logging
 import os
-import platform
 import sys
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
+
+from uvcc_engine.mpc.kernels.gemm.compiler_units import compiler_knows
 
 log = logging.getLogger(__name__)
 _ARCH_PRCTL: Final = 158  # the system call's number on x86-64
@@ -31,21 +32,9 @@ def loops() -> ModuleType | None:
 @lru_cache(maxsize=1)
 def of_process(_process: int) -> ModuleType | None:
     """What ``loops`` finds in this process; a fork asks the system again."""
-    if not (_compiler_knows_them() and _are_permitted()):
+    if sys.platform != "linux" or not (compiler_knows(_FEATURES) and _are_permitted()):
         return None
     return importlib.import_module("uvcc_engine.mpc.kernels.gemm.tile_loops")
-
-
-def _compiler_knows_them() -> bool:
-    """Whether numba compiles for them: it would end the process otherwise."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    try:
-        registry: Any = importlib.import_module("numba.core.registry")
-    except ImportError:
-        return False
-    _, _, features = registry.cpu_target.target_context.codegen().magic_tuple()
-    return set(_FEATURES) <= set(features.split(","))
 
 
 def _are_permitted() -> bool:
