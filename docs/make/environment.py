@@ -24,7 +24,8 @@ YOURS: Final[dict[str, str]] = {
     "UVCC_GROUP_BACKEND": "`gloo`, or the backend over Unix sockets, for groups of one machine; `sealed`: as if "
     "its pods were on several",
     "UVCC_GROUP_CLEAR": "`accept`: a language model's ranks may meet beyond one machine, where nothing encrypts them",
-    "UVCC_GEMM": "the way to a matrix product modulo 2^64: `tiles`, `bytes`, `ifma`, `wide`, `halves`, `floats` or `torch`",
+    "UVCC_GEMM": "the way to a matrix product modulo 2^64: `tiles`, `bytes`, `ifma`, `wide`, `halves`, `floats` or "
+    "`torch`",
     "UVCC_KERNELS": "`triton` takes the kernels for GPUs on processors, in Triton's interpreter: for tests",
     "UVCC_LOOPS": "a folder for the compiled loops; pods on the operator's machine get the installation's",
     "UVCC_STRICT": "`1` raises what a malformed record would only be counted as: for tests",

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from uvcc_engine.mpc.kernels.gemm import compiler_units, gemm_paths, ifma_units
+from uvcc_engine.contract.machine import compiler_units
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, ifma_units
 
 _KNOWN = "+sse2,+avx512f,+avx512ifma,+avx512vnni"
 HAS_IFMA = ifma_units.loops() is not None

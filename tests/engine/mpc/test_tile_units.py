@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from uvcc_engine.mpc.kernels.gemm import compiler_units, gemm_paths, tile_units
+from uvcc_engine.contract.machine import compiler_units
+from uvcc_engine.mpc.kernels.gemm import gemm_paths, tile_units
 
 HAS_TILES = tile_units.loops() is not None
 _AMX = "+sse2,+avx512bw,+amx-int8,+amx-tile"

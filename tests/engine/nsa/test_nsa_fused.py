@@ -224,8 +224,8 @@ def test_it_serves_where_loops_can_be_had_and_threads_have_groups(monkeypatch: p
 
 def test_without_a_compiler_or_a_fused_multiplication_there_are_no_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     known = loops.found.__wrapped__
-    monkeypatch.setattr(loops.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(loops, "features", lambda: frozenset({"+avx"}))
+    monkeypatch.setattr(loops, "is_x86", lambda: True)
+    monkeypatch.setattr(loops, "compiler_knows", lambda features: "+fma" not in features)
     assert known() is None
     monkeypatch.setattr(loops.importlib.util, "find_spec", lambda name: None)
     assert known() is None

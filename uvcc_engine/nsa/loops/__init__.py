@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import platform
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+
+from uvcc_engine.contract.machine.compiler_units import compiler_knows, is_x86
 
 
 @lru_cache(maxsize=1)
@@ -15,13 +15,6 @@ def found() -> ModuleType | None:
     """``attention_loops``, or None: numba is not installed, or the processor multiplies and adds in two steps."""
     if importlib.util.find_spec("numba") is None:
         return None
-    if platform.machine() in ("x86_64", "AMD64") and "+fma" not in features():
+    if is_x86() and not compiler_knows(("+fma",)):
         return None
     return importlib.import_module("uvcc_engine.nsa.loops.attention_loops")
-
-
-def features() -> frozenset[str]:
-    """What numba compiles for, in LLVM's words."""
-    registry: Any = importlib.import_module("numba.core.registry")
-    _, _, names = registry.cpu_target.target_context.codegen().magic_tuple()
-    return frozenset(names.split(","))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from numba import types
 
-from uvcc_engine.nsa.loops import features
+from uvcc_engine.contract.machine.compiler_units import compiler_knows
 from uvcc_engine.nsa.loops.attention_cache import compiled_loop
 from uvcc_engine.nsa.loops.float_vectors import (
     BYTE,
@@ -28,7 +28,7 @@ from uvcc_engine.nsa.loops.float_vectors import (
 
 ROWS: Final = 6
 """Of a tile: with four vectors a row its sums take 24 of 32 registers, with one of two registers each 12 of 16."""
-WIDE: Final = "+avx512f" in features()
+WIDE: Final = compiler_knows(("+avx512f",))
 """Whether a tile may have four vectors a row."""
 FINE: Final = 32 if WIDE else 16
 """Lanes that a tile has at least where it is to be worth its while."""

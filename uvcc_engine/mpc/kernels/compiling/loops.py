@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Final
 
 from uvcc_engine.contract.machine.compiled import LOOPS_ENV, is_guarded, loops_folder
+from uvcc_engine.contract.machine.compiler_units import compiled_for
 
 log = logging.getLogger(__name__)
 _MODULE: Final = "uvcc_engine.mpc.kernels.jit"
@@ -41,11 +42,12 @@ def _mark_name() -> str:
     files += [_KERNELS / "proving" / f"{of}_loops.py" for of in _OF_PROOFS]
     files += [_KERNELS / "proving" / "word_vectors.py", _SHARED]
     source = b"".join(path.read_bytes() for path in files)
-    return f"loops-{hashlib.sha256(sys.version.encode() + source).hexdigest()[:16]}.done"
+    return f"loops-{hashlib.sha256((sys.version + compiled_for()).encode() + source).hexdigest()[:16]}.done"
 
 
 def mark() -> Path:
-    """The file that says that all loops of this source are compiled, by this Python."""
+    """The file that says that all loops of this source are compiled, by this Python, for the processor that numba has
+    been told of."""
     return loops_folder() / _mark_name()
 
 

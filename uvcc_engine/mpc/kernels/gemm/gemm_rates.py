@@ -27,6 +27,7 @@ from typing import Final, TextIO
 import torch
 
 from uvcc_engine.contract.machine.compiled import loops_folder
+from uvcc_engine.contract.machine.compiler_units import compiled_for
 from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.mpc.kernels.compiling.loops import LOOPS
 from uvcc_engine.mpc.kernels.gemm import gemm_paths, ifma_units, limbs, tile_units
@@ -177,7 +178,8 @@ def path() -> Path:
     except PackageNotFoundError:
         pass
     sources = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES]
-    said = [processor_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, str(SIZES)]
+    said = [processor_name(), torch.__version__, torch.backends.cpu.get_cpu_capability(), numba, compiled_for()]
+    said.append(str(SIZES))
     digest = hashlib.sha256(b"\0".join([*(s.encode() for s in said), *sources])).hexdigest()
     return loops_folder() / f"gemm-{digest[:16]}.json"
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Final
 
-from uvcc_engine.mpc.kernels.gemm.compiler_units import compiler_knows
+from uvcc_engine.contract.machine.compiler_units import compiler_knows
 
 _FEATURES: Final = ("+avx512f", "+avx512ifma", "+avx512vnni")
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Final
 
-from uvcc_engine.mpc.kernels.gemm.compiler_units import compiler_knows
+from uvcc_engine.contract.machine.compiler_units import compiler_knows
 
 log = logging.getLogger(__name__)
 _ARCH_PRCTL: Final = 158  # the system call's number on x86-64

@@ -8,15 +8,15 @@ coefficient (Arlazarov, Dinic, Kronrod, Faradzhev, 1970).
 
 from __future__ import annotations
 
-import platform
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from uvcc_engine.contract.machine.compiler_units import compiler_knows
 from uvcc_engine.mpc.kernels.compiling.loop_cache import compiled_loop
 
 Words = NDArray[np.uint64]
@@ -34,8 +34,8 @@ _SWAPS: Final = np.array(
 
 
 def processor_has(feature: str) -> bool:
-    """Whether this processor is an x86-64 one with such instructions, by LLVM's name for them."""
-    return platform.machine().lower() in {"x86_64", "amd64"} and binding.get_host_cpu_features().get(feature, False)
+    """Whether this is an x86-64 processor with such instructions, by LLVM's name for them, that is compiled for."""
+    return compiler_knows((f"+{feature}",))
 
 
 def multiplies_without_carries() -> bool:
