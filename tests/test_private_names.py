@@ -64,6 +64,7 @@ LISTED: Final[dict[str, frozenset[str]]] = {
     "engine/transcript/test_damage.py": frozenset({"_outcome", "_sid"}),
     "engine/mpc/test_mpc_privacy.py": frozenset({"_at"}),
     "console/federation/test_hostile_coordinator.py": frozenset({"_draft", "_shared", "_signed"}),
+    "console/federation/test_hostile_domain.py": frozenset({"_own_roster", "_roster"}),
     # the latter: that each has looked at the relay, by which the time of a test goes on
     "console/federation/test_peers.py": frozenset({"_barrier", "_own_roster", "_roster", "_changed"}),
     # whether loops are compiled, which no caller chooses

@@ -6,7 +6,7 @@ The files of several owners are laid side by side in the proposal's order, as th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class OwnerParcels:
     party: int
     folder: Path
     _parcels: dict[int, Parcels] = field(default_factory=dict)
+    _bodies: dict[str, None] = field(default_factory=dict)
     _landed: set[int] = field(default_factory=set)
 
     def poll(self) -> list[int]:
@@ -49,7 +50,7 @@ class OwnerParcels:
 
     def laid(self, replicas: int) -> dict[str, Any]:
         """Write the pods' files, now that all are there; what the policy binds of them."""
-        shares = self._shares()
+        shares = self._held(())
         parts = [OwnerPart(shares[n].owner.x25519, shares[n].commitments) for n in sorted(shares)]
         first, *others = self._names(replicas)
         boxes = [self._box(number) for number in sorted(shares)]
@@ -63,13 +64,21 @@ class OwnerParcels:
         return {"owner": parts[0].owner, "commitments": list(commitments)}
 
     def statements(self) -> list[str]:
-        """What the owners signed, as it lies there and holds."""
-        bodies = dict.fromkeys(self.there.look_bodies(f"{OWNER_SHARES}{self.proposal.id}/{self.attempt}/"))
-        return [b for b in bodies if owner_shares.gathered(self.proposal, self.attempt, self.rosters, [b])]
+        """What the owners signed, as it lay there and holds."""
+        return list(self._bodies)
 
     def _shares(self) -> dict[int, OwnerShare]:
-        bodies = self.there.look_bodies(f"{OWNER_SHARES}{self.proposal.id}/{self.attempt}/")
-        return owner_shares.gathered(self.proposal, self.attempt, self.rosters, bodies)
+        """What the owners have signed by now; what was heard once stands, though the relay has forgotten it since."""
+        lying = dict.fromkeys(self.there.look_bodies(f"{OWNER_SHARES}{self.proposal.id}/{self.attempt}/"))
+        found = self._held(lying)
+        self._bodies |= dict.fromkeys(b for b in lying if self._opened(b))
+        return found
+
+    def _held(self, more: Iterable[str]) -> dict[int, OwnerShare]:
+        return owner_shares.gathered(self.proposal, self.attempt, self.rosters, [*self._bodies, *more])
+
+    def _opened(self, body: str) -> bool:
+        return any(owner_shares.share_opened(body, key) is not None for key in self.proposal.owners)
 
     def _land(self, number: int, coming: Parcels, share: OwnerShare) -> None:
         name, file = f"sealed-p{self.party}.bin", share.files[self.party]

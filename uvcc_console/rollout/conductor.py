@@ -296,8 +296,8 @@ async def _driven(
         runner.close()
         for task in aside:
             task.cancel()
-        if peers is not None:
-            await peers.farewell(status, detail)
+        if ctx.federated is not None:
+            await ctx.federated.part(ctx, status, detail)
         status, detail = await finish.finish(ctx, status, detail, spending, pressed=end_request.asked.is_set())
         guarding.cancel()
         notifying.cancel()

@@ -30,6 +30,8 @@ from uvcc_console.core.snapshot import Snapshot
 from uvcc_console.federation import domain_key
 from uvcc_console.fleet.ssh_keys import KEY_FILE
 from uvcc_console.runs import processes
+from uvcc_engine.transcript.signed import barriers
+from uvcc_engine.transcript.signed import roster as rosters
 
 pytestmark = [pytest.mark.ci("tests/console/federation/test_peers.py"), pytest.mark.timeout(600)]
 OWNER_TOKEN = "token-of-an-owner-0123456789"
@@ -283,6 +285,8 @@ def test_a_domain_whose_conductor_is_killed_is_named_and_the_others_end_safe(str
         assert all(pod.state == "gone" for pod in s.pods.values())
         assert not domains.users[n].on_pods()
         assert s.hourly == 0.0
+        for name in (rosters.FILE, barriers.FILE):  # whatever a domain signed convicts it though the run failed
+            assert json.loads((domains.run_of(n) / "artifacts" / name).read_text())
     assert "silent" in states  # the other one may have been told of it by the first one's stop
     running[2].communicate(timeout=300)
     end = time.monotonic() + 100.0  # until its sidecar ends it, nothing conducts it that could be followed

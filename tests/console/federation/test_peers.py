@@ -249,7 +249,7 @@ def test_a_barrier_used_again_does_not_advance_anybody(table: Table) -> None:
         async with table.peers(0, 1, 2) as peers:
             await met(peers)
             await asyncio.gather(*(p.reach("roster", ONE) for p in peers))
-            old = next(body for body in peers[0].bodies if '"stage":"roster"' in body and '"party":1' in body)
+            old = next(body for body in peers[0].ledger.bodies if '"stage":"roster"' in body and '"party":1' in body)
         async with table.peers(0, 1, 2) as peers:
             await met(peers)
             Rendezvous(table.url, TOKENS[2]).leave(f"barrier/{table.proposal.id}/1/roster/1", old)

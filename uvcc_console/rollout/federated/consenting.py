@@ -13,7 +13,7 @@ from uvcc_engine.contract.peer_protocol.record_names import BARRIERS
 from uvcc_engine.transcript.signed import consents
 from uvcc_engine.transcript.signed.consents import CONSENT_NAMESPACE, FULL, RESUME, TERMINATE, SignedConsent
 
-MOST_KEPT: Final = 256
+MOST_KEPT: Final = 256  # of one domain: whoever signs for all that may come keeps no other's word out
 KINDS: Final = (FULL, RESUME, TERMINATE)
 
 
@@ -64,7 +64,8 @@ class ConsentLedger:
         for body in fresh:
             for what, who in consents.gathered(self._seat.proposal, attempt, [body]).items():
                 new = who - self._given.setdefault(what, set())
-                if new and len(self.bodies) < MOST_KEPT:
+                new = {p for p in new if sum(p in given for given in self._given.values()) < MOST_KEPT}
+                if new:
                     self.bodies[body] = None
                     self._given[what] |= new
                     told = [ev.Consent(what=what, by=f"P{p}", own=p == self._seat.party) for p in sorted(new)]

@@ -36,6 +36,7 @@ from uvcc_engine.contract.errors import (
     ProtocolError,
     UnreachableError,
     UnreadableError,
+    UvccError,
 )
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.link_spec import LinkSpec
@@ -150,11 +151,12 @@ class FederatedParty:
             lying = there.look_bodies(at)
             if body not in lying:
                 there.leave(f"{at}{self.seat.party}", body)
-            found = roster.gathered(proposal, attempt, [body, *lying])
-            self._bodies = [b for b in dict.fromkeys([body, *lying]) if roster.gathered(proposal, attempt, [b])]
-            return found
+            self._bodies = roster.signed_among(proposal, attempt, [body, *lying])
+            return roster.gathered(proposal, attempt, self._bodies)
 
         self.rosters = await self._all(look, "published a roster")
+        for theirs in self.rosters.values():
+            roster.check_reachable(theirs)
         digests = {str(p): r.digest for p, r in sorted(self.rosters.items())}
         await self.peers.reach(ROSTER, _digest(digests))
         ctx.say(*(_vouched(p, pod) for p, r in self.rosters.items() if p != self.seat.party for pod in r.pods))
@@ -340,11 +342,21 @@ class FederatedParty:
         """Rosters, barriers and consents, as they were signed, among what the run hands over."""
         ctx.artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
         _keep_json(ctx.artifacts / roster.FILE, self._bodies)
-        _keep_json(ctx.artifacts / barriers.FILE, list(self.peers.bodies))
+        _keep_json(ctx.artifacts / barriers.FILE, list(self.peers.ledger.bodies))
         if self.peers.consents.bodies:
             _keep_json(ctx.artifacts / consents.FILE, list(self.peers.consents.bodies))
         if self._owners:
             _keep_json(ctx.artifacts / OWNERS_FILE, self._owners)
+
+    async def part(self, ctx: Rollout, status: str, detail: str) -> None:
+        """Tell the others that this domain goes no further; what was signed until then is kept, whoever lied in it."""
+        await self.peers.farewell(status, detail)
+        if self.peers.attempt < 0 or (ctx.artifacts / barriers.FILE).exists():
+            return
+        try:
+            self._keep_records(ctx)
+        except (UvccError, OSError) as e:
+            log.warning("what the domains signed could not be kept: %s", e)
 
     async def _all(self, look: Callable[[], dict[int, T]], what: str) -> dict[int, T]:
         """Look, again and again, until all three are there. A rendezvous that does not answer is asked again.

@@ -21,10 +21,11 @@ from uvcc_console.federation.rendezvous import Rendezvous, barrier_name
 from uvcc_console.federation.seat import Seat
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Halted
+from uvcc_console.rollout.federated.barrier_ledger import BarrierLedger, check_ahead, is_over
 from uvcc_console.rollout.federated.consenting import ConsentLedger
 from uvcc_console.rollout.federated.rendezvous_watch import RendezvousWatch
 from uvcc_console.rollout.stage_runner import StageRunner
-from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UnreachableError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, UnreachableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.peer_protocol.record_names import BARRIERS, REPORTS
 from uvcc_engine.contract.text import clean
@@ -49,7 +50,6 @@ REPORT_S: Final = 2.0
 FAREWELL_S: Final = 10.0
 HALTED_S: Final = 90.0
 """So long a phase has to stop by itself once another domain halted it."""
-MOST_KEPT: Final = 1024
 NOTHING: Final = "00" * 32
 
 
@@ -60,8 +60,7 @@ class Peers:
         self.seat = seat
         self.stages = stages
         self.attempt = -1
-        self.found = Barriers()
-        self.bodies: dict[str, None] = {}  # signed barriers of this attempt, as they came
+        self.ledger = BarrierLedger(seat.proposal, -1, stages)
         self._bus = bus
         self._others = [p for p in range(PARTIES) if p != seat.party]
         self._own: dict[str, tuple[str, str]] = {}  # by stage: the record's name and body
@@ -83,6 +82,11 @@ class Peers:
         self._met = False
         self._gone: set[int] = set()
         bus.listen(self._obey)
+
+    @property
+    def found(self) -> Barriers:
+        """The barriers of this attempt, as far as they came."""
+        return self.ledger.found
 
     # what is told
 
@@ -119,11 +123,8 @@ class Peers:
             return {self.seat.party: made}
         found = await self.until(lambda: self._all_of(stage), f"reached {stage}", lambda: set(self.found.of(stage)))
         barriers.in_order(self.found, self.stages)
-        odd = [p for p, b in found.items() if b.digest != digest]
-        if equal and odd:
-            who = odd[0] if len(odd) == 1 else self.seat.party
-            what = f"P{who}'s domain reports another {stage} than the two others: {found[who].digest[:16]}"
-            raise ProtocolError(what, "both are signed, keep the barriers", party=who)
+        if equal:
+            barriers.agreed(found)
         return found
 
     def _record(self, barrier: Barrier) -> tuple[str, str]:
@@ -133,9 +134,11 @@ class Peers:
         found = self.found.of(stage)
         return found if len(found) == PARTIES else None
 
-    async def until(self, look: Callable[[], T | None], what: str, who: Callable[[], set[int]]) -> T:
+    async def until(
+        self, look: Callable[[], T | None], what: str, who: Callable[[], set[int]], end: float | None = None
+    ) -> T:
         """Wait for something of the others. Raises PeerLostError naming those who had not done it in time."""
-        end = time.monotonic() + self.seat.terms.wait_s
+        end = time.monotonic() + self.seat.terms.wait_s if end is None else end
         while True:
             changed = self._changed
             if (found := look()) is not None:
@@ -220,13 +223,7 @@ class Peers:
                 party not in self._heard or at > (self._heard[party][1].attempt, self._heard[party][1].number)
             ):
                 self._heard[party] = (now, report)
-        fresh = [b for b in lying if b not in self.bodies]
-        known = [b for b in fresh if barriers.gathered(self.seat.proposal, self.attempt, [b]) != Barriers()]
-        if len(self.bodies) < MOST_KEPT:
-            self.bodies |= dict.fromkeys(known)
-        if known:
-            self.found = barriers.gathered(self.seat.proposal, self.attempt, self.bodies)
-        self.consents.take(self.attempt, fresh)
+        self.consents.take(self.attempt, self.ledger.take(lying))
         self._tell()
         for party, stop in self.found.stopped.items():
             if party != self.seat.party:
@@ -415,7 +412,7 @@ class Peers:
         there = self.seat.there()
         attempt = seats.next_attempt(self.seat)
         lying = await asyncio.to_thread(there.look_bodies, f"{BARRIERS}{proposal}/")
-        while _is_over(barriers.gathered(self.seat.proposal, attempt, lying)):
+        while is_over(barriers.gathered(self.seat.proposal, attempt, lying)):
             attempt += 1
         await self._begin(attempt)
 
@@ -428,21 +425,18 @@ class Peers:
         def there_now() -> set[int]:
             return {p for p, (_, r) in self._heard.items() if r.attempt == self.attempt}
 
+        end = time.monotonic() + self.seat.terms.wait_s
         while True:
-            await self.until(together, "come", there_now)
-            higher = max((r.attempt for _, r in self._heard.values()), default=0)
+            await self.until(together, "come", there_now, end)
+            higher, party = max(((r.attempt, p) for p, (_, r) in self._heard.items()), default=(0, -1))
             if higher <= self.attempt:
                 self._met = True
                 return self.attempt
+            check_ahead(party, higher, self.attempt, late=time.monotonic() > end)
             await self._begin(higher)
 
     async def _begin(self, attempt: int) -> None:
         await asyncio.to_thread(seats.begin_attempt, self.seat, attempt)
-        self.attempt, self.found, self.bodies = attempt, Barriers(), {}
+        self.attempt, self.ledger = attempt, BarrierLedger(self.seat.proposal, attempt, self.stages)
         self._own = {MEET: self._record(self._barrier(MEET, REACHED, NOTHING))}
         self._reported = float("-inf")
-
-
-def _is_over(found: Barriers) -> bool:
-    """Whether an attempt was given up, or went on without this domain."""
-    return bool(found.stopped) or any(stage != MEET for stage, _ in found.reached)

@@ -131,6 +131,35 @@ class Barriers:
         """The domains that reached a stage."""
         return {party: b for (at, party), b in sorted(self.reached.items()) if at == stage}
 
+    def hear(self, barrier: Barrier, key: str) -> bool:
+        """Take one more of the domain of this key; whether it says anything new.
+
+        Raises ProtocolError naming a domain that says twice, and differently, how it reached a stage.
+        """
+        party = barrier.party
+        if barrier.status != REACHED:
+            old = self.stopped.get(party)
+            if old is not None and _rank(old) >= _rank(barrier):
+                return False
+            self.stopped[party] = barrier
+            return True
+        before = self.reached.get((barrier.stage, party))
+        if before is not None and before != barrier:
+            what = f"P{party}'s domain ({key}) signed two barriers of {barrier.stage}"
+            raise ProtocolError(
+                f"{what}, attempt {barrier.attempt}: {before.mark[:16]} and {barrier.mark[:16]}",
+                "one of them is a lie; keep both",
+                party=party,
+            )
+        self.reached[barrier.stage, party] = barrier
+        return before is None
+
+
+def of_attempt(proposal: Proposal, attempt: int, body: str) -> Barrier | None:
+    """What one of the proposal's domains signed about this attempt; None for anything else. Never raises."""
+    party = _party(body, proposal.id, attempt)
+    return opened(body, proposal.domains[party]) if party >= 0 else None
+
 
 def gathered(proposal: Proposal, attempt: int, bodies: Iterable[str]) -> Barriers:
     """Every barrier of one attempt, out of whatever lies at a rendezvous. Pure.
@@ -140,20 +169,8 @@ def gathered(proposal: Proposal, attempt: int, bodies: Iterable[str]) -> Barrier
     """
     found = Barriers()
     for body in bodies:
-        party = _party(body, proposal.id, attempt)
-        barrier = opened(body, proposal.domains[party]) if party >= 0 else None
-        if barrier is None:
-            continue
-        if barrier.status != REACHED:
-            if (old := found.stopped.get(party)) is None or _rank(old) < _rank(barrier):
-                found.stopped[party] = barrier
-        elif (before := found.reached.setdefault((barrier.stage, party), barrier)) != barrier:
-            what = f"P{party}'s domain ({proposal.domains[party]}) signed two barriers of {barrier.stage}"
-            raise ProtocolError(
-                f"{what}, attempt {attempt}: {before.mark[:16]} and {barrier.mark[:16]}",
-                "one of them is a lie; keep both",
-                party=party,
-            )
+        if (barrier := of_attempt(proposal, attempt, body)) is not None:
+            found.hear(barrier, proposal.domains[barrier.party])
     return found
 
 
@@ -174,6 +191,19 @@ def in_order(found: Barriers, stages: Sequence[str]) -> None:
         if barrier.seen != {str(p): b.mark for p, b in before.items()}:
             what = f"P{party} signed {stage} over other barriers than those of the stage before"
             raise ProtocolError(what, "it was shown something else, or it lies; keep what lies there", party=party)
+
+
+def agreed(found: Mapping[int, Barrier]) -> None:
+    """See that three domains report the same of a stage. Raises ProtocolError naming the one that does not."""
+    digests = [b.digest for b in found.values()]
+    odd = [(p, b) for p, b in found.items() if digests.count(b.digest) * 2 < len(digests)]
+    if len(odd) > 1:
+        stage = odd[0][1].stage
+        told = ", ".join(f"P{p} {b.digest[:16]}" for p, b in odd)
+        raise ProtocolError(f"the domains all report another {stage}: {told}", "each is signed, keep the barriers")
+    for p, b in odd:
+        what = f"P{p}'s domain reports another {b.stage} than the two others: {b.digest[:16]}"
+        raise ProtocolError(what, "both are signed, keep the barriers", party=p)
 
 
 def _rank(stop: Barrier) -> tuple[bool, int]:

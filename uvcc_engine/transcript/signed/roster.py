@@ -182,6 +182,26 @@ def check(roster: Roster, proposal: Proposal) -> None:
         raise ConfigError(f"{whose} lists the workers {', '.join(listed)[:80]}", "those of the proposal, each once")
 
 
+def check_reachable(roster: Roster) -> None:
+    """See that others can reach every worker of a roster. Raises ProtocolError naming the domain."""
+    silent = [c for pod in roster.pods for c in pod.coords if c not in pod.endpoints]
+    if silent:
+        what = f"P{roster.party}'s roster does not say where {', '.join(silent)[:80]} listens"
+        raise ProtocolError(what, "links between domains are direct: host:port for each worker", party=roster.party)
+
+
+def signed_among(proposal: Proposal, attempt: int, bodies: Iterable[str]) -> list[str]:
+    """Of whatever lies at a rendezvous, what the proposal's domains signed as rosters of one attempt, each once."""
+
+    def theirs(body: str) -> bool:
+        of, when, party = says(body)
+        if of != proposal.id or when != attempt or party not in range(PARTIES):
+            return False
+        return opened(body, proposal.domains[party]) is not None
+
+    return [body for body in dict.fromkeys(bodies) if theirs(body)]
+
+
 def gathered(proposal: Proposal, attempt: int, bodies: Iterable[str]) -> dict[int, Roster]:
     """The rosters of one attempt by party, out of whatever lies at a rendezvous; those that are there. Pure.
 
