@@ -2,7 +2,7 @@
 
 A parcel is cut into messages that each name the file, its size and SHA-256. The relay sees names, sizes and times of
 what it carries; shares are sealed, transcripts hold blinded digests. What arrives is held against the digests that the
-sending domain signed, by whoever unpacks it.
+sending domain signed, by whoever unpacks it. Nothing here is signed: what a relay altered accuses no domain.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _HEAD: Final = 4096
 _TTL_S: Final = 86_400
 _TRIES: Final = 8
 _NOTE: Final = ".have"
+_WHOSE: Final = "the relay altered it, or it was sent so: nothing that is signed shows which; ask that domain"
 _BOX: Final = b"UVCC_PARCEL_V1"
 
 
@@ -109,7 +110,7 @@ class Parcels:
                 self._recall(sender, note)
 
     def poll(self, wait_s: float = 0.0) -> int:
-        """Take what lies there; returns how many messages it was. Raises UvccError, ProtocolError naming a sender."""
+        """Take what lies there; returns how many messages it was. Raises UvccError, ProtocolError."""
         found = self.there.mail("/poll", {"box": self.box, "wait_s": wait_s}).get("messages")
         messages = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
         for message in messages:
@@ -135,12 +136,10 @@ class Parcels:
         except (ValueError, KeyError, TypeError, UnreadableError):
             good = False
         if not good or at % PIECE or len(piece) != min(PIECE, size - at):
-            raise ProtocolError(
-                f"P{sender} sent a parcel that cannot be read", "its domain runs other code", party=sender
-            )
+            raise ProtocolError(f"what came as P{sender}'s at the relay cannot be read", _WHOSE)
         known = self._coming.setdefault((sender, name), _Coming(size, digest))
         if (known.size, known.sha256) != (size, digest) or len(self._coming) > len(self.senders) * MOST_FILES:
-            raise ProtocolError(f"P{sender} sent two files as {name[:80]!r}", "its domain lies", party=sender)
+            raise ProtocolError(f"two files came as P{sender}'s {name[:80]!r}", _WHOSE)
         if at in known.have:
             return
         path = self._path(sender, name)
@@ -187,7 +186,7 @@ class Parcels:
             for piece in _pieces(path):
                 download.write(piece)
             if download.sha256 != digest:
-                raise ProtocolError(f"P{sender} sent {name[:80]!r} with another digest", "it lies", party=sender)
+                raise ProtocolError(f"what came as P{sender}'s {name[:80]!r} has another digest", _WHOSE)
             download.keep()
         path.unlink()
         path.with_suffix(_NOTE).unlink(missing_ok=True)
@@ -197,7 +196,7 @@ class Parcels:
         size, digest = self.arrived(sender)[name]
         data = self._path(sender, name).read_bytes() if size <= most else b""
         if hashlib.sha256(data).hexdigest() != digest:
-            raise ProtocolError(f"P{sender} sent {name[:80]!r} with another digest or size", "it lies", party=sender)
+            raise ProtocolError(f"what came as P{sender}'s {name[:80]!r} has another digest or size", _WHOSE)
         return data
 
     def _path(self, sender: int, name: str) -> Path:

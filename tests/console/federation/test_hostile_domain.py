@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from test_peers import WAIT_S, Table, met, table  # noqa: F401
 from test_roster import proposal, roster
 
 from uvcc_console.core import events as ev
+from uvcc_console.federation import parcels
 from uvcc_console.federation.rendezvous import Rendezvous
+from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.barrier_ledger import MOST_AHEAD, MOST_STOPS, BarrierLedger
 from uvcc_console.rollout.federated.consenting import MOST_KEPT
@@ -227,3 +230,32 @@ def test_an_owner_that_withdraws_what_it_signed_has_shared_all_the_same(gatherin
     laid = waiting_for.laid(1)
     assert laid["owner"] == g.owners[0].public.x25519
     assert len(waiting_for.statements()) == 2
+
+
+def test_what_a_relay_altered_is_found_out_and_accuses_nobody(
+    table: Table,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    box, name = parcels.box_of(table.proposal.id, 0, "shares"), "sealed-p1.bin"
+    (tmp_path / name).write_bytes(b"sealed")
+    parcels.send(table.seats[0].there(), box, 1, {name: tmp_path / name})
+    honest = Rendezvous.mail
+
+    def damaged(self: Rendezvous, path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = honest(self, path, asked)
+        for message in found.get("messages", []):
+            whole = bytearray(base64.b64decode(message["payload_b64"]))
+            whole[-1] ^= 1
+            message["payload_b64"] = base64.b64encode(whole).decode()
+        return found
+
+    monkeypatch.setattr(Rendezvous, "mail", damaged)
+    coming = parcels.Parcels(table.seats[1].there(), box, tmp_path / "in")
+    while coming.poll():
+        pass
+    with DownloadFolder(tmp_path / "landed") as downloads, pytest.raises(ProtocolError) as told:
+        coming.store(0, name, downloads, (name,))
+    assert told.value.party == -1
+    assert "what came as P0's 'sealed-p1.bin' has another digest" in str(told.value)
+    assert "the relay altered it, or it was sent so" in str(told.value)

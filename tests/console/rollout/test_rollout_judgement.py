@@ -92,8 +92,16 @@ def test_a_wrong_clock_of_the_operators_machine_is_told_from_the_pods() -> None:
     assert "synchronise it" in found[0].hint
     fleet["p1r0"] = probe(skew_s=-3600.0)  # they do not agree: each is told for itself
     assert {f.what for f in find_problems(fleet, Requirements(GatesPart()))} == {
-        f"its clock is {probe['skew_s']:+.1f} s off, gates.clock_skew_s is 30" for probe in fleet.values()
+        f"its clock is {probe['skew_s']:+.1f} s off this machine's, gates.clock_skew_s is 30"
+        for probe in fleet.values()
     }
+
+
+def test_of_two_clocks_that_disagree_neither_is_blamed() -> None:
+    """A domain with one pod: its own console may be the one that is a day behind."""
+    (found,) = find_problems({"p2r0": probe(skew_s=86400.0)}, Requirements(GatesPart()))
+    assert found.what == "its clock is +86400.0 s off this machine's, gates.clock_skew_s is 30"
+    assert found.hint.startswith("one of the two is wrong")
 
 
 def full_phase() -> Phase:

@@ -40,8 +40,8 @@ class ExchangeTable:
 async def exchange(table: ExchangeTable, run_dir: Path, home: Path, phase: Phase) -> None:
     """Give the others this domain's transcripts below ``home``, and lay theirs beside them.
 
-    Each domain signs the list of what it sends. Raises ProtocolError naming one that sends anything else, or anything
-    that is no transcript of its own workers; PeerLostError naming one that sends nothing.
+    Each domain signs the list of what it sends. Raises ProtocolError naming one that lists what is no transcript of its
+    own workers, or as whose something else came; PeerLostError naming one that sends nothing.
     """
     seat, stage = table.seat, f"evidence-{phase.name}"
     own = {
@@ -86,9 +86,10 @@ def _whole(parcels: Parcels, party: int, listed: dict[str, Any] | None) -> bool:
 
 
 def _manifest(data: bytes, party: int, digest: str) -> dict[str, Any]:
-    """A list of files, if it is the one whose digest that domain signed. Raises ProtocolError naming it."""
+    """A list of files, if it is the one whose digest that domain signed. Raises ProtocolError."""
     if hashlib.sha256(data).hexdigest() == digest:
         found = parse_json(data, "a list of transcripts")
         if isinstance(found, dict) and all(isinstance(v, list) and len(v) == 2 for v in found.values()):
             return found
-    raise ProtocolError(f"P{party}'s domain sent another list of transcripts than it signed", "it lies", party=party)
+    what = f"the list of transcripts that came as P{party}'s is not the one that its domain signed"
+    raise ProtocolError(what, "the relay altered it, or that domain lies: ask it")

@@ -391,12 +391,13 @@ def _signed(policy: Policy, lying: list[str]) -> dict[int, str]:
 
 
 def _commitments(path: Path) -> dict[str, Any]:
-    """What the policy binds of the shares. Raises ProtocolError naming P0 if that is not to be read from its file."""
+    """What the policy binds of the shares. Raises ProtocolError if that is not to be read from P0's file."""
     try:
         found = reading.read_json(path)
         named = {"owner": str(found["owner"]), "commitments": [str(c) for c in found["commitments"]]}
     except (UnreadableError, KeyError, TypeError) as e:
-        raise ProtocolError("P0's domain sent commitments that cannot be read", "it runs other code", party=0) from e
+        hint = "the relay altered them, or that domain runs other code: ask it"
+        raise ProtocolError("what came as P0's commitments cannot be read", hint) from e
     return named
 
 

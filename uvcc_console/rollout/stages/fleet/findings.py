@@ -47,7 +47,8 @@ def find_problems(probes: Mapping[str, dict[str, Any]], wanted: Requirements) ->
     ours = _clock_of_ours([probe["skew_s"] for probe in probes.values()], wanted.gates.clock_skew_s)
     for name, probe in probes.items():
         if abs(probe["skew_s"]) > wanted.gates.clock_skew_s:
-            found.append(Problem(name, *(ours or _clock(probe["skew_s"], wanted.gates.clock_skew_s))))
+            alone = len(probes) == 1
+            found.append(Problem(name, *(ours or _clock(probe["skew_s"], wanted.gates.clock_skew_s, alone=alone))))
         found += [Problem(name, what, hint) for what, hint in _own(probe, wanted)]
     return found
 
@@ -65,8 +66,11 @@ def _torch(probe: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(torch_floor.what_is_old(version), torch_floor.install_hint(driver=driver))]
 
 
-def _clock(skew: float, most: float) -> tuple[str, str]:
-    what = f"its clock is {skew:+.1f} s off, gates.clock_skew_s is {most:g}"
+def _clock(skew: float, most: float, *, alone: bool) -> tuple[str, str]:
+    """``alone``: nothing but the pod and this machine says what the time is."""
+    what = f"its clock is {skew:+.1f} s off this machine's, gates.clock_skew_s is {most:g}"
+    if alone:
+        return what, "one of the two is wrong: compare date -u on both, and have that one synchronise its clock"
     return what, "have the pod synchronise its clock, or replace it"
 
 
