@@ -117,9 +117,12 @@ class LocalProvider:
         left = await asyncio.to_thread(_end, home)
         if (child := self.children.pop(str(home), None)) is not None:
             await asyncio.to_thread(child.wait, 5.0)
-        if left or home.exists():
+        if left:
             log.error("it is not gone: %s", sorted(left), pod=pod.name)
             raise UnreachableError(f"pod {pod.name} is not gone: processes {sorted(left)}", "end them by hand")
+        if home.exists():
+            what = f"of pod {pod.name} no process is left, but its folder {home} cannot be removed"
+            raise UnreachableError(what, "does its disk take no writes? then remove it by hand")
 
     async def list(self, prefix: str) -> list[Pod]:
         found = []

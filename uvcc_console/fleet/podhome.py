@@ -30,7 +30,12 @@ def clean_up(home: Path, *, own_pid: int = 0) -> set[int]:
 
 
 def remove_files(home: Path) -> None:
-    """Remove what lies beside the home; the last pod of a run takes the run's folder along."""
+    """Remove what lies beside the home; the last pod of a run takes the run's folder along.
+
+    As long as the home is there, on a disk that takes no writes, its record stays: by it a sweep finds what is left.
+    """
+    if home.exists():
+        return
     for suffix in FILES:
         home.with_suffix(suffix).unlink(missing_ok=True)
     if not any(home.parent.glob("p*r*.pod")):

@@ -147,7 +147,7 @@ def _connected(
 
     session: WorkerSession | None = None
     groups: PartyGroups | None = None
-    last_words = "it stopped"
+    last_words, well = "it stopped", False
 
     def asked_to_halt() -> bool:
         return bool(terminated) or Vote.of(writer.poll_halt()).vote == HALT
@@ -195,6 +195,7 @@ def _connected(
             outcome = session.run()
         plane.close()
         groups.close()
+        well = True
         return outcome
     except UvccError as error:
         if session is not None:
@@ -212,14 +213,26 @@ def _connected(
         table.tell_stopped(error)
         raise
     finally:
-        if session is not None:
-            session.close()
-        plane.settle_control()  # last words may lie behind much that was under way
-        plane.close(graceful=False)
-        if groups is not None:
-            groups.close(graceful=False, why=last_words)
-        with contextlib.suppress(UvccError):  # a full disk has been told of already, by what failed
-            count()
+        try:
+            if session is not None:
+                close_session(session, well)
+        finally:  # whatever became of this party's own files, the others hear why it stops
+            plane.settle_control()  # last words may lie behind much that was under way
+            plane.close(graceful=False)
+            if groups is not None:
+                groups.close(graceful=False, why=last_words)
+            with contextlib.suppress(UvccError):  # a full disk has been told of already, by what failed
+                count()
+
+
+def close_session(session: WorkerSession, well: bool) -> None:
+    """Close a session's files. ``well``: it has come to its end, and what its disk refuses now is what fails. Else
+    something else has failed, or the same disk before: that stays the reason."""
+    try:
+        session.close()
+    except (UvccError, OSError):
+        if well:
+            raise
 
 
 def _halts_as_well(error: UvccError, asked_to_halt: Callable[[], bool], *, running: bool) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from uvcc_console.fleet import local_provider, procs, ssh_keys
+from uvcc_console.fleet import local_provider, podhome, procs, ssh_keys
 from uvcc_console.fleet.local import localpod
 from uvcc_console.fleet.local_provider import LocalProvider
 from uvcc_console.fleet.provider import Pod, PodRequest
@@ -151,6 +151,34 @@ async def test_an_ended_orphan_leaves_no_zombie(provider, run_dir) -> None:
         while psutil.pid_exists(pid):
             await asyncio.sleep(0.02)
     await x.close()
+
+
+async def test_a_pod_whose_folder_cannot_be_removed_is_told_as_that(provider, run_dir, monkeypatch) -> None:
+    """It said that processes were left, and listed none."""
+    pod, ends = await up(provider), podhome.clean_up
+
+    def leaving(home: Path) -> set[int]:
+        left = ends(home)
+        home.mkdir(parents=True)
+        return left
+
+    with monkeypatch.context() as patch:
+        patch.setattr(podhome, "clean_up", leaving)
+        with pytest.raises(UnreachableError, match=r"no process is left, but its folder .* cannot be removed"):
+            await provider.delete(pod)
+    await provider.delete(pod)
+
+
+def test_what_is_left_of_a_pod_keeps_the_record_that_shows_it(tmp_path: Path) -> None:
+    home = tmp_path / "run" / "p0r0"
+    home.mkdir(parents=True)
+    record = home.with_suffix(".pod")
+    record.write_text("{}")
+    podhome.remove_files(home)
+    assert record.exists()
+    home.rmdir()
+    podhome.remove_files(home)
+    assert not home.parent.exists()
 
 
 async def test_a_killed_pod_is_listed_and_its_orphans_are_swept(provider, run_dir) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import pytest
 from private_kit import Fleet, Zygote, direct_links
 
-from uvcc_engine.contract.errors import ConfigError
+from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job.private_job import PrivateJob
+from uvcc_engine.worker.main import close_session
 
 JOB = PrivateJob(steps=2, batch=16, checkpoint_every=1, test_rows=50, reveal=("loss",))
 
@@ -23,3 +26,21 @@ def test_where_no_exit_record_can_be_written_the_reason_is_told_all_the_same(tmp
     last = log.read_text().splitlines()[-1]
     assert last.startswith("error: not a sealed file")
     assert fleet.events(1, "run_failed")[0]["what"] in last
+
+
+class Refusing:
+    """A session whose files a disk that became read-only does not take."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def close(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, "Read-only file system"), UvccError("cannot write leaves.bin")])
+def test_what_cannot_be_closed_hides_no_reason_and_is_one_where_there_is_none(error: Exception) -> None:
+    """Its peers hear why it stops after this: it ended with 70, and they waited for it until they were killed."""
+    close_session(Refusing(error), well=False)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        close_session(Refusing(error), well=True)  # type: ignore[arg-type]

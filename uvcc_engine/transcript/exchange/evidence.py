@@ -18,7 +18,6 @@ evidence.close()
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.private_job import MAY_LACK
 from uvcc_engine.contract.job.topology import Coord
 from uvcc_engine.contract.parsing.canonical import canonical
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.exchange.agreement import RootExchange
 from uvcc_engine.transcript.exchange.own_files import Statements, none_missing, opened_lines, signed_lines
 from uvcc_engine.transcript.formats import kinds, reading
@@ -292,7 +292,7 @@ class WorkerEvidence:
         )
         signed = sign_result(self._identity, statement)
         self._same_as_before(signed)
-        _replace(self.folder / leaf_file.RESULT, signed.line)
+        write_atomic(self.folder / leaf_file.RESULT, signed.line)
         self.sync()
         self._agreement.resulted(signed)
         return {**statement.to_json(), "signature": signed.signature}
@@ -345,19 +345,11 @@ class WorkerEvidence:
         self.recorder.sync()
 
     def close(self) -> None:
-        """Close all files; a second call does nothing."""
-        self.recorder.close()
-        self._closers.close()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file as a whole or not at all."""
-    temporary = path.with_suffix(".part")
-    with temporary.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(path)
+        """Close all files; a second call does nothing. Raises UvccError where the disk refuses what is left."""
+        try:
+            self.recorder.close()
+        finally:
+            self._closers.close()
 
 
 def read_signed(path: Path) -> Signed:

@@ -9,7 +9,7 @@ from typing import Any
 from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.parsing.untrusted import json_of
 from uvcc_engine.transcript.formats import reading
-from uvcc_engine.transcript.leaves.leaf_file import write_all
+from uvcc_engine.transcript.leaves.leaf_file import make_durable, write_all
 
 
 def read_lines(path: Path, most: int = 256 * reading.MIB) -> list[Any]:
@@ -43,7 +43,7 @@ class LineLog:
         write_all(self._fd, line, self.path)
 
     def sync(self) -> None:
-        os.fsync(self._fd)
+        make_durable(self._fd, self.path)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.errors import UnreadableError
 from uvcc_engine.contract.run_files import files
 from uvcc_engine.transcript.formats.reading import open_regular
 from uvcc_engine.transcript.leaves.leaf import RECORD
@@ -60,14 +60,22 @@ class EpochBlock:
         return self.at + self.count * RECORD.size
 
 
-def write_all(fd: int, data: bytes, what: object) -> None:
-    """Write all of ``data``. Raises UvccError naming ``what`` if the disk refuses; a cut end is removed on opening."""
+def write_all(fd: int, data: bytes, path: Path) -> None:
+    """Write all of ``data``. Raises UvccError naming ``path`` if the disk refuses; a cut end is removed on opening."""
     view = memoryview(data)
     try:
         while view:
             view = view[os.write(fd, view) :]
     except OSError as e:
-        raise UvccError(f"cannot write {what}: {e.strerror}", "free disk space, then resume") from e
+        raise files.write_failed(path, e) from e
+
+
+def make_durable(fd: int, path: Path) -> None:
+    """Have the disk keep what was written. Raises UvccError naming ``path`` if it refuses."""
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        raise files.write_failed(path, e) from e
 
 
 def header(epoch: int, count: int, sid_sub: bytes, root: bytes) -> bytes:

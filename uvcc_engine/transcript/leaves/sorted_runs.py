@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.run_files.files import write_failed
 from uvcc_engine.transcript.leaves.leaf import RECORD, Key
 from uvcc_engine.transcript.leaves.leaf_file import write_all
 
@@ -126,9 +127,9 @@ class RunSet:
             held += record
             count += 1
             if not count % _READ:
-                write_all(self._fd, bytes(held), "sorted records")
+                write_all(self._fd, bytes(held), self._folder)
                 held = bytearray()
-        write_all(self._fd, bytes(held), "sorted records")
+        write_all(self._fd, bytes(held), self._folder)
         self._size = at + count * RECORD.size
         return SortedRun(count, fd=self._fd, at=at)
 
@@ -146,7 +147,7 @@ def _unnamed(folder: Path) -> int:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.dup(file.fileno())
     except OSError as e:
-        raise UvccError(f"cannot write in {folder}: {e.strerror}", "free disk space, then resume") from e
+        raise write_failed(folder, e) from e
 
 
 def _unique(records: Iterable[bytes], clash: Clash) -> Iterator[bytes]:

@@ -419,23 +419,25 @@ class TranscriptStore:
 
     def sync(self) -> None:
         """Make everything finalised durable against power loss."""
-        os.fsync(self._fd)
+        leaf_file.make_durable(self._fd, self.folder / leaf_file.LEAVES)
 
     def close(self, *, sync: bool = True) -> None:
         """Close the files; an open epoch stays in ``open.bin``. Harmless twice."""
         if self._fd < 0:
             return
-        if sync:
-            self._make(self._sent.all())
-            self.sync()
-        if self._hasher is not None:
-            self._hasher.close()
-        self._recorded.clear()
-        self._old.clear()
-        os.close(self._fd)
-        if self._log is not None:
-            self._log.close()
-        self._fd = -1
+        try:
+            if sync:
+                self._make(self._sent.all())
+                self.sync()
+        finally:  # a disk that refuses keeps no file open, and no lock
+            if self._hasher is not None:
+                self._hasher.close()
+            self._recorded.clear()
+            self._old.clear()
+            os.close(self._fd)
+            if self._log is not None:
+                self._log.close()
+            self._fd = -1
 
 
 def _size(payload: Buffer) -> int:

@@ -22,7 +22,8 @@ from typing import Final
 
 import google_crc32c
 
-from uvcc_engine.contract.errors import UnreadableError, UvccError
+from uvcc_engine.contract.errors import UnreadableError
+from uvcc_engine.contract.run_files.files import write_failed
 from uvcc_engine.transcript.leaves.leaf import RECORD
 from uvcc_engine.transcript.leaves.leaf_file import OPEN_EPOCH, damaged
 
@@ -122,7 +123,7 @@ class WriteAheadLog:
         try:
             allocate(self._fd, size)
         except OSError as e:
-            raise UvccError(f"cannot write {self._path}: {e.strerror}", "free disk space, then resume") from e
+            raise write_failed(self._path, e) from e
         self._claimed = size
 
     def _close_window(self) -> None:
