@@ -132,6 +132,40 @@ def test_expiry_is_told_to_the_sender(bench: Bench) -> None:
     assert bench.send(0, 1, b"late") == bytes([binary.STORED])  # it may be sent again
 
 
+def test_what_was_taken_never_expires(bench: Bench) -> None:
+    """Nobody is told that a message was lost which its receiver has, nor is its room given back twice."""
+    bench.send(0, 1, b"taken", ttl=5)
+    bench.send(0, 1, b"kept", ttl=500)
+    bench.ack(1, bench.take(1)[:1])
+    used = {key: (u.messages, u.bytes) for key, u in bench.hub.usage.items()}
+    bench.now += 6
+    bench.hub.tick()
+    assert bench.take(0) == []
+    assert bench.hub.totals.expired == 0
+    assert {key: (u.messages, u.bytes) for key, u in bench.hub.usage.items()} == used
+    assert bench.send(0, 1, b"taken") == bytes([binary.DUPLICATE])
+
+
+def test_what_expires_while_it_is_leased_gives_its_room_back_once(bench: Bench) -> None:
+    bench.send(0, 1, b"leased", ttl=5)
+    leased = bench.take(1)
+    bench.now += 6
+    bench.hub.tick()
+    bench.ack(0, bench.take(0))  # the notice of it
+    assert bench.ack(1, leased) == [False]
+    assert bench.take(1) == []
+    assert {(u.messages, u.bytes) for u in bench.hub.usage.values()} == {(0, 0)}
+
+
+def test_a_second_that_passes_ends_no_lease(bench: Bench) -> None:
+    bench.send(0, 1, b"a")
+    bench.take(1)
+    bench.now += 1
+    bench.hub.tick()
+    assert bench.take(1) == []
+    assert bench.hub.totals.redelivered == 0
+
+
 def test_a_full_queue_is_a_visible_refusal(tmp_path: Path) -> None:
     bench = Bench(tmp_path, quota_messages=2, quota_bytes=1000)
     assert bench.send(0, 1, b"a", b"b", b"c") == bytes([binary.STORED, binary.STORED, binary.QUOTA])
