@@ -11,9 +11,10 @@ from typing import Any, Final
 from uvcc_console.federation.parcels import Parcels, box_of
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.download_folder import DownloadFolder
-from uvcc_engine.contract.errors import ConfigError, UnreadableError, VerificationError
+from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.safepaths import Refused, safe_relative
+from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
 from uvcc_engine.transcript.proof import input_attribution, verifier
@@ -46,7 +47,8 @@ def results_box(proposal: str, attempt: int, number: int) -> int:
 def fetch(there: Rendezvous, share: OwnerShare, number: int, folder: Path) -> list[str]:
     """Take what the domains sent; their files' names. What was taken before and lies there is not sent again.
 
-    Raises ConfigError if nothing lies there, ProtocolError naming a domain.
+    Each domain's documents lie below ``P<n>``: one that sends others than the rest keeps nobody's out. Raises
+    ConfigError if nothing lies there, ProtocolError for what is not what was announced.
     """
     parcels = Parcels(there, results_box(share.proposal, share.attempt, number), folder / "incoming")
     while parcels.poll():
@@ -56,16 +58,49 @@ def fetch(there: Rendezvous, share: OwnerShare, number: int, folder: Path) -> li
         for sender in range(PARTIES):
             for name in sorted(parcels.arrived(sender)):
                 parts = safe_relative(name)
+                box = name.endswith(".box")
                 own = isinstance(parts, tuple) and parts[-1].startswith(f"result_p{sender}r")
-                if isinstance(parts, Refused) or (name.endswith(".box") and not own) or name in names:
-                    continue  # a domain speaks for its own pods; a document that another sent is checked all the same
-                parcels.store(sender, name, downloads, parts)
+                if isinstance(parts, Refused) or (box and not own):
+                    continue  # a domain speaks for its own pods
+                parcels.store(sender, name, downloads, parts if box else (_of(sender), *parts))
                 names.append(name)
-    if not names and not (folder / PROPOSAL_FILE).exists():
+    if not names and not any((folder / at / PROPOSAL_FILE).exists() for at in ("", *map(_of, range(PARTIES)))):
         raise ConfigError(
             "nothing lies there for this owner", "the domains send it when they collect; or --from FOLDER"
         )
     return names
+
+
+def _of(sender: int) -> str:
+    return f"P{sender}"
+
+
+def settled(folder: Path, share: OwnerShare, number: int, pins: Sequence[str]) -> OwnerResults:
+    """The first domain's documents that hold against the receipt, laid into ``folder`` beside the sealed results.
+
+    Raises what :func:`verified` does; where several domains sent documents, as whose each did not hold.
+    """
+    wrong: dict[int, UvccError] = {}
+    for sender in range(PARTIES):
+        at = folder / _of(sender)
+        if not (at / PROPOSAL_FILE).exists():
+            continue
+        try:
+            found = verified(at, share, number, pins)
+        except (VerificationError, UnreadableError, ConfigError, ProtocolError) as e:
+            wrong[sender] = e
+            continue
+        (folder / PHASE).mkdir(mode=0o700, exist_ok=True)
+        for name in (*DOCUMENTS, f"{PHASE}/{leaf_file.BUNDLE}"):
+            if (at / name).exists():
+                write_atomic(folder / name, (at / name).read_bytes(), mode=0o600)
+        return found
+    if len(wrong) > 1:
+        said = "; ".join(f"as {_of(sender)}'s: {e.what}" for sender, e in wrong.items())
+        raise VerificationError("receipt", f"nothing holds of what came {said}", "ask those domains, or --from FOLDER")
+    for error in wrong.values():
+        raise error
+    return verified(folder, share, number, pins)
 
 
 def verified(folder: Path, share: OwnerShare, number: int, pins: Sequence[str]) -> OwnerResults:

@@ -169,7 +169,8 @@ def _results(args: argparse.Namespace) -> int:
         if not args.relay or not args.token_file:
             raise ConfigError("neither a relay nor a folder is named", "--relay and --token-file, or --from FOLDER")
         owner_results.fetch(meeting(args), share, number, handed)
-    found = owner_results.verified(handed, share, number, pins)
+    holds = owner_results.verified if args.handed else owner_results.settled
+    found = holds(handed, share, number, pins)
     common.show(found.certificate.text())
     common.show("receipt      it is of the rows that this owner shared, on the pods that it sealed them to")
     if number:
