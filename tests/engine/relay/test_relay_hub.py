@@ -286,6 +286,24 @@ def test_a_segment_that_nothing_needs_is_given_back_though_nothing_follows_it(tm
     again.close()
 
 
+def test_a_write_that_stops_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwritev", lambda fd, some, at: whole(fd, b"".join(some)[:7], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole(fd, data[:5], at))
+    segments = Segments(tmp_path / "segments")
+    places = [*segments.append([b"abcdefgh", b"ijklmnop"]), *segments.append([b"qrstuvwx"])]
+    assert [segments.read(*place, 8) for place in places] == [b"abcdefgh", b"ijklmnop", b"qrstuvwx"]
+
+
+def test_a_segment_that_nothing_needs_goes_once_another_is_written_to(tmp_path: Path) -> None:
+    segments = Segments(tmp_path / "segments", segment_bytes=4)
+    ((number, _),) = segments.append([b"12345"])
+    segments.release(number)
+    assert segments.path(number).exists()  # it is the one that is written to
+    segments.append([b"6"])
+    assert not segments.path(number).exists()
+
+
 def test_segments_without_content_are_deleted(bench: Bench) -> None:
     for n in range(20):
         bench.send(0, 1, bytes([n]) * 100_000)
