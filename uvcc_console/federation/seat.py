@@ -5,17 +5,22 @@ The token that lets this domain in at the rendezvous lies beside it (0600); the 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from uvcc_console.federation import domain_key
 from uvcc_console.federation.domain_key import DomainKey
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.parsing import strict
-from uvcc_engine.contract.run_files.files import write_atomic
+from uvcc_engine.contract.run_files.files import write_atomic, write_failed
+from uvcc_engine.contract.text import clean
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.signed.proposals import FILE as PROPOSAL_FILE
 from uvcc_engine.transcript.signed.proposals import Standing
@@ -26,6 +31,9 @@ TOKEN: Final = "rendezvous.token"
 ATTEMPTS: Final = "attempts"
 WAIT_S: Final = 900.0
 SILENCE_S: Final = 90.0
+_CLAIM_TRIES: Final = 20
+_CLAIM_AGAIN_S: Final = 0.5
+_LONGEST_NAME: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,35 @@ def begin_attempt(seat: Seat, attempt: int) -> None:
     path = _attempts(seat)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(path, str(attempt).encode(), mode=0o600)
+
+
+def claim(seat: Seat, run: str, sleep: Callable[[float], None] = time.sleep) -> BinaryIO:
+    """Take this domain's place at the table, for as long as this process lives; what is returned holds it.
+
+    Two conductors of one domain sign against each other: the others would keep that as proof that it lies, and a second
+    one that begins another attempt ends the first one's run. One that is about to end is waited for. Raises ConfigError
+    naming the run that has the place, UvccError.
+    """
+    path = _attempts(seat).with_suffix(".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        held = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
+        for left in range(_CLAIM_TRIES, -1, -1):
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    other = clean(held.read(_LONGEST_NAME).decode(errors="replace"))
+                    held.close()
+                    what = f"another conductor of this domain runs this proposal: {other or 'a run of this home'}"
+                    raise ConfigError(what, f"wait for its end, or end it: uvcc teardown {other or 'RUN'}") from None
+                sleep(_CLAIM_AGAIN_S)
+        held.truncate(0)
+        held.write(run.encode())
+    except OSError as e:
+        raise write_failed(path, e) from e
+    return held
 
 
 def _attempts(seat: Seat) -> Path:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +23,14 @@ from test_roster import proposal, roster
 
 from uvcc_console.core import events as ev
 from uvcc_console.federation import parcels
+from uvcc_console.federation import seat as seats
 from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.rollout.context import Halted
 from uvcc_console.rollout.federated.barrier_ledger import MOST_AHEAD, MOST_STOPS, BarrierLedger
 from uvcc_console.rollout.federated.consenting import MOST_KEPT
 from uvcc_console.rollout.federated.peers import Peers
-from uvcc_engine.contract.errors import PeerLostError, ProtocolError, UvccError
+from uvcc_engine.contract.errors import ConfigError, PeerLostError, ProtocolError, UvccError
 from uvcc_engine.contract.peer_protocol.record_names import OWNER_SHARES
 from uvcc_engine.transcript.signed import barriers, consents, reports
 from uvcc_engine.transcript.signed import roster as rosters
@@ -254,8 +256,42 @@ def test_what_a_relay_altered_is_found_out_and_accuses_nobody(
     coming = parcels.Parcels(table.seats[1].there(), box, tmp_path / "in")
     while coming.poll():
         pass
+    with pytest.raises(ProtocolError, match="has another digest or size"):
+        coming.read(0, name, 100)
     with DownloadFolder(tmp_path / "landed") as downloads, pytest.raises(ProtocolError) as told:
         coming.store(0, name, downloads, (name,))
     assert told.value.party == -1
     assert "what came as P0's 'sealed-p1.bin' has another digest" in str(told.value)
     assert "the relay altered it, or it was sent so" in str(told.value)
+
+
+def test_a_file_that_the_relay_never_takes_is_not_sent(
+    table: Table,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+
+    def refuses(self: Rendezvous, path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise UvccError("the relay takes nothing")
+
+    monkeypatch.setattr(Rendezvous, "mail", refuses)
+    monkeypatch.setattr(parcels, "time", SimpleNamespace(sleep=slept.append))
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(UvccError, match="the relay takes nothing"):
+        parcels.send(table.seats[0].there(), 7, 1, {"a": tmp_path / "a"})
+    assert slept == sorted(slept)
+    assert 1.0 < sum(slept) < 60.0
+
+
+def test_a_domain_has_one_conductor_of_a_proposal(table: Table) -> None:  # noqa: F811
+    """An operator who starts a second one would sign against himself, for the others to keep."""
+    slept: list[float] = []
+    first = seats.claim(table.seats[0], "run-a")
+    seats.claim(table.seats[1], "run-b").close()  # another domain's is its own
+    with pytest.raises(ConfigError, match=r"another conductor of this domain runs this proposal: run-a") as told:
+        seats.claim(table.seats[0], "run-c", slept.append)
+    assert "uvcc teardown run-a" in told.value.hint
+    assert 5.0 < sum(slept) < 30.0
+    first.close()  # as its process's end does
+    seats.claim(table.seats[0], "run-c").close()

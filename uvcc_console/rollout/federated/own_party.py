@@ -16,7 +16,7 @@ from uvcc_console.core import events as ev
 from uvcc_console.core.log import logger
 from uvcc_console.federation.owner_parcels import OwnerParcels
 from uvcc_console.federation.parcels import Parcels, box_of, send
-from uvcc_console.federation.seat import Seat
+from uvcc_console.federation.seat import Seat, claim
 from uvcc_console.fleet import pins
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_console.fleet.wheel import build_wheel
@@ -134,6 +134,7 @@ class FederatedParty:
         if wheel.sha256 != self.seat.proposal.code_hash:
             what = f"this installation's code is {wheel.sha256[:16]}, approved was {self.seat.proposal.code_hash[:16]}"
             raise ConfigError(what, "every domain installs the very release that the proposal names")
+        self._place = await asyncio.to_thread(claim, self.seat, ctx.run_dir.name)  # held until this process ends
         _waiting(ctx, MEET, f"waits for the two other domains, {self.seat.terms.wait_s:.0f} s at most")
         attempt = await self.peers.meet()
         ctx.plan = under(ctx.plan, f"{self.seat.proposal.name[:40]}-{self.seat.proposal.id[:12]}-{attempt}")
