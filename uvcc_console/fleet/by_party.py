@@ -28,6 +28,7 @@ from uvcc_console.fleet.provider import (
     Rents,
     Several,
     TellsEnds,
+    TellsWaits,
 )
 from uvcc_console.fleet.provider_kinds import (
     PARTIES_KIND,
@@ -215,6 +216,11 @@ class PartyProviders:
         """Why a pod is gone, as its party's provider tells."""
         provider = self._providers[min(place_of(name)[0], len(self._providers) - 1)]
         return provider.taken(name) if isinstance(provider, TellsEnds) else ""
+
+    def waits(self, name: str) -> str:
+        """What was last heard of a pod that is waited for, from its party's provider."""
+        provider = self._of(name)
+        return provider.waits(name) if isinstance(provider, TellsWaits) else ""
 
     @property
     def caps(self) -> Caps | None:

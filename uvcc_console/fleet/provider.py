@@ -205,6 +205,15 @@ class TellsEnds(Protocol):
 
 
 @runtime_checkable
+class TellsWaits(Protocol):
+    """What a provider does beside that hears why a pod is not ready yet: it stands in a queue, say."""
+
+    def waits(self, name: str) -> str:
+        """What was last heard of a pod that is waited for, in words; empty without anything."""
+        ...
+
+
+@runtime_checkable
 class Several(Protocol):
     """A provider that is several: each with its name, and each may fail alone."""
 

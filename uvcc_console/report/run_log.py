@@ -111,12 +111,13 @@ class Translator:
         yield "job_config", {"kind": e.job_kind, **(job if isinstance(job, Mapping) else {})}
 
     def _pod(self, e: ev.PodChanged) -> Iterator[tuple[str, dict[str, Any]]]:
-        self._pods[e.pod] = e
+        before, self._pods[e.pod] = self._pods.get(e.pod), e
         name = _POD_EVENTS.get(e.state)
         if name is None:
             return
-        if e.state == "ready" and e.detail:
-            name = "node_bootstrap_step"  # the pod has been active since it was first reached
+        again = before is not None and before.state == "booting" == e.state
+        if e.detail and (again or e.state == "ready"):
+            name = "node_bootstrap_step"  # the pod has been there, or active, since that was first told
         fields = {"party_id": e.party, "replica_id": e.replica, "pod_id": e.pod, "provider_type": e.provider}
         yield name, {**fields, "address": e.address, "detail": e.detail}
         if e.state == "agent" and e.identity:

@@ -206,6 +206,14 @@ def test_checkpoints_overdue_and_refused() -> None:
             record = {"ts": late.now, "rank": 0, "step": step, "phase": "train"}
             late.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=record))
     assert "last checkpoint at 0, planned every 10" in found(late.s, late.now, "checkpoint_overdue").text
+    began = ev.PhaseStarted(phase="full", engine_run="r.full-2", steps=500, sid_job="", first_step=35)
+    late.add(began)  # another pod in place of a lost one: the run goes on from where it was
+    for step, overdue in ((54, False), (59, True)):
+        for coord in COORDS:
+            record = {"ts": late.now, "rank": 0, "step": step, "phase": "train"}
+            late.add(ev.HeartbeatRead(pod=coord[:4], coord=coord, record=record))
+        assert ("checkpoint_overdue" in late.names()) == overdue
+    assert "last checkpoint at 35" in found(late.s, late.now, "checkpoint_overdue").text
     fields = {"detail": "step-30: weights.safetensors is damaged"}
     late.add(ev.EngineEvent(pod="p2r1", level="warn", event="checkpoint_refused", fields=fields))
     assert found(late.s, late.now, "checkpoint_unverified").subject == "p2r1"

@@ -29,7 +29,7 @@ from uvcc_console.fleet.vendors.kubernetes import KubernetesClient, KubernetesFl
 from uvcc_console.fleet.vendors.lambda_cloud import LambdaClient
 from uvcc_console.fleet.vendors.runpod import RunPodClient
 from uvcc_console.fleet.vendors.skypilot import SkyClient
-from uvcc_console.fleet.vendors.slurm import SlurmClient
+from uvcc_console.fleet.vendors.slurm import SlurmClient, SlurmFleet
 from uvcc_console.fleet.vendors.vast import VastClient
 
 RUN = "uvcc-demo-20261121-0115-ab12"
@@ -102,7 +102,7 @@ def _skypilot(transport: Any, clock: VirtualClock, infra: Sequence[str] = ()) ->
 
 
 def _slurm(transport: Any, clock: VirtualClock) -> SlurmClient:
-    return SlurmClient(minutes=70, price=2.0, clock=clock, command=transport)
+    return SlurmClient(minutes=70, own=SlurmFleet(price=2.0), clock=clock, command=transport)
 
 
 Vendors: dict[str, tuple[type[Any], str, Callable[..., Cloud]]] = {

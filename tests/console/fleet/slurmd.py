@@ -60,10 +60,13 @@ class Cluster:
             "SelectTypeParameters": "CR_Core",
             "ReturnToService": 2,
             "KillWait": 5,
+            "GresTypes": "gpu",
         }
         text = "".join(f"{k}={v}\n" for k, v in lines.items())
-        text += f"NodeName=localhost NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN\n"
+        text += f"NodeName=localhost NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 CPUs=1 Gres=gpu:fake:2\n"
         text += "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:2\n"
+        text += "PartitionName=short Nodes=ALL MaxTime=5 State=UP OverSubscribe=FORCE:2\n"
+        (at / "gres.conf").write_text("".join(f"Name=gpu Type=fake File=/dev/{it}\n" for it in ("null", "zero")))
         self.conf.write_text(text)
         munge = [f"--socket={at}/munge", f"--key-file={at}/key", f"--pid-file={at}/munged.pid"]
         self._start("munged", "--force", *munge, f"--log-file={at}/munged.log", f"--seed-file={at}/seed")

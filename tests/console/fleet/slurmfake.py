@@ -63,7 +63,7 @@ class SlurmFake(CloudFake):
 
     def _sinfo(self, argv: Sequence[str], stdin: bytes) -> Answer:
         up = "up" if self.stock > 0 else "down"
-        return 0, f"main|{up}|gpu:H100:8(S:0-1)\nwest|{up}|gpu:H100:4\nold|up|(null)\n", ""
+        return 0, f"main|{up}|gpu:H100:8(S:0-1)|infinite\nwest|{up}|gpu:H100:4|2-00:00:00\nold|up|(null)|1:00:00\n", ""
 
     def _sbatch(self, argv: Sequence[str], stdin: bytes) -> Answer:
         named = dict(arg.partition("=")[::2] for arg in argv)
@@ -97,10 +97,9 @@ class SlurmFake(CloudFake):
 
     def _scancel(self, argv: Sequence[str], stdin: bytes) -> Answer:
         status = self.end(argv[1])
-        if status == 404:
-            return 1, "", "scancel: error: Kill job error on job id: Invalid job id specified\n"
-        return (0, "", "") if status == 200 else (1, "", f"scancel: error: {_SAYS[500]}\n")
+        # the real one says nothing of a job that is over or never was
+        return (0, "", "") if status in (200, 404) else (8, "", f"scancel: error: {_SAYS[500]}\n")
 
     def _sh(self, argv: Sequence[str], stdin: bytes) -> Answer:
-        job = next((j for j in self.living if f"/{j.id}/" in argv[-1]), None)
+        job = next((j for j in self.living if f"/{j.id}/address" in argv[-1]), None)
         return 0, f"me {job.host} 20123\n" if job is not None and self.ready(job) else "", ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -10,17 +12,23 @@ import pytest
 from slurmd import Cluster, why_not
 from virtualtime import VirtualClock
 
+from uvcc_console.fleet import ssh_keys
 from uvcc_console.fleet.cloud.calls import CloudRefused
+from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.intents import Intents
 from uvcc_console.fleet.cloud.ready import Readiness
 from uvcc_console.fleet.cloud.saga import CloudProvider
-from uvcc_console.fleet.provider import PodRequest
+from uvcc_console.fleet.provider import NoOffer, Pod, PodRequest
 from uvcc_console.fleet.provider_kinds import provider_for
-from uvcc_console.fleet.vendors.slurm import Answer, SlurmClient, here
+from uvcc_console.fleet.ssh import PodLink
+from uvcc_console.fleet.vendors import slurm
+from uvcc_console.fleet.vendors.slurm import SAYS_S, Answer, SlurmClient, SlurmFleet, here
 from uvcc_console.plan.profile import parse
 from uvcc_engine.contract.errors import ConfigError, UnreachableError, UvccError
 
 RUN = "uvcc-demo-20261121-0115-ab12"
+
+LIVE = ("PENDING", "RUNNING", "COMPLETING")
 
 
 class Queue:
@@ -33,7 +41,8 @@ class Queue:
         self.trouble: dict[str, list[str]] = {}
         self.deaf: list[str] = []  # it obeys, and its answer is lost
         self.wait_s, self.late_s, self.end_s = 30.0, 0.0, 5.0
-        self.partitions = "main|up|gpu:h100:8(S:0-1)\nold|down|(null)\n"
+        self.partitions = "main|up|gpu:h100:8(S:0-1)|1-00:00:00\nold|down|(null)|infinite\n"
+        self.says, self.why, self.reason = True, "", "None"
 
     async def __call__(self, argv: Sequence[str], stdin: bytes) -> Answer:
         self.asked.append(argv)
@@ -68,21 +77,22 @@ class Queue:
         shown = [j for j, v in self.jobs.items() if self.now() - float(str(v["at"])) >= self.late_s]
         if only and only not in shown:
             return 1, "", "slurm_load_jobs error: Invalid job id specified"
-        rows = [f"{j}|{self._state(j)}|None|{self.jobs[j]['name']}" for j in shown if only in ("", j)]
+        rows = [f"{j}|{self._state(j)}|{self.reason}|{self.jobs[j]['name']}" for j in shown if only in ("", j)]
         return 0, "\n".join(rows) + "\n", ""
 
     def scancel(self, argv: Sequence[str], stdin: bytes) -> Answer:
-        if argv[1] not in self.jobs:
-            return 1, "", "scancel: error: Kill job error on job id: Invalid job id specified"
-        self.jobs[argv[1]]["end"] = self.now() + self.end_s
+        if argv[1] in self.jobs and self._state(argv[1]) in LIVE:  # of others the real one says nothing either
+            self.jobs[argv[1]]["end"] = self.now() + self.end_s
         return 0, "", ""
 
     def sh(self, argv: Sequence[str], stdin: bytes) -> Answer:
-        return 0, "me node-7 20123\n", ""
+        if "/address" in argv[-1]:
+            return 0, "me node-7 20123\n" if self.says else "", ""
+        return 0, self.why if "/why" in argv[-1] else "", ""
 
     @property
     def living(self) -> list[str]:
-        return [j for j in self.jobs if self._state(j) in ("PENDING", "RUNNING", "COMPLETING")]
+        return [j for j in self.jobs if self._state(j) in LIVE]
 
 
 @pytest.fixture
@@ -194,7 +204,7 @@ async def test_what_slurm_says_in_another_form_is_no_empty_queue(world: World) -
 
 async def test_nothing_that_fits_and_no_slurm_at_all_are_said_before(world: World, tmp_path: Path) -> None:
     _, queue, provider = world
-    queue.partitions = "old|down|(null)\n"
+    queue.partitions = "old|down|(null)|infinite\n"
     with pytest.raises(ConfigError, match="in stock removed the last 1"):
         await provider.quote([PodRequest(f"{RUN}-p0r0", 0, 0)])
     with pytest.raises(ConfigError, match="no-such-sbatch on this machine"):
@@ -204,16 +214,106 @@ async def test_nothing_that_fits_and_no_slurm_at_all_are_said_before(world: Worl
         parse({"job": job, "fleet": {"provider": "slurm", "per_party": ["a", "b", "c"]}})
 
 
+async def test_a_partition_that_is_not_there_or_too_short_is_named_before_anything_is_queued(world: World) -> None:
+    clock, queue, _ = world
+    queue.partitions = "main|up|(null)|infinite\nshort|up|(null)|1:00:00\nday|up|(null)|1-00:00:00\n"
+    client = SlurmClient(minutes=70, clock=clock, command=queue)
+    assert [o.region for o in await client.offers_for(OfferFilter())] == ["main", "day"]
+    with pytest.raises(NoOffer, match="no partition nosuch") as unknown:
+        await client.offers_for(OfferFilter(regions=("nosuch",)))
+    assert (unknown.value.hint, unknown.value.passing) == ("fleet.regions may name day, main, short", False)
+    with pytest.raises(NoOffer, match="short lets a job run for 60 min: a pod of this run asks for 70 min"):
+        await client.offers_for(OfferFilter(regions=("short",)))
+    assert not [a for a in queue.asked if "--parsable" in a]
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        *[("5:00", 5), ("1:30:00", 90), ("2-00:00:00", 2880), ("1-12", 2160), ("0:30", 0.5)],
+        *[(odd, math.inf) for odd in ("infinite", "n/a", "", "7-", "x-1:00", "1:2:3:4")],
+    ],
+)
+def test_slurm_s_spans_of_time(text: str, minutes: float) -> None:
+    assert slurm.minutes_of(text) == minutes
+
+
+async def test_a_job_that_no_wait_starts_is_given_up_and_one_that_waits_says_why(world: World) -> None:
+    clock, queue, provider = world
+    request = PodRequest(f"{RUN}-p0r0", 0, 0)
+    await provider.quote([request])
+    queue.wait_s, queue.reason = 900.0, "Priority"
+    waiting = asyncio.ensure_future(provider.wait_ready(await provider.create(request)))
+    await clock.sleep(30.0)
+    assert provider.waits(request.name) == "PENDING Priority"
+    await waiting
+    queue.wait_s, queue.reason = 1e9, "AssocMaxWallDurationPerJobLimit"
+    other = PodRequest(f"{RUN}-p0r1", 0, 1)
+    pod = await provider.create(other)
+    with pytest.raises(UvccError, match="AssocMaxWallDurationPerJobLimit"):
+        await provider.wait_ready(pod)
+    await down(provider)
+
+
+async def test_a_job_that_does_not_say_where_it_is_or_failed_with_a_reason(world: World) -> None:
+    clock, queue, provider = world
+    request = PodRequest(f"{RUN}-p0r0", 0, 0)
+    await provider.quote([request])
+    queue.says, began = False, clock.now()
+    with pytest.raises(UvccError, match=r"\.uvcc-slurm/1 does not say where: do the nodes share this home"):
+        await provider.wait_ready(await provider.create(request))
+    assert clock.now() - began < 6 * (SAYS_S + 120.0)  # six tries, each minutes and not the hours of a queue
+    queue.why = "first\nthere is no sshd on node-7\n"
+    pod = await provider.create(request)
+    queue.jobs[pod.provider_id]["state"] = "FAILED"
+    client = SlurmClient(minutes=70, clock=clock, command=queue)
+    found = await client.pod(pod.provider_id)
+    assert found is not None
+    assert found.stage == "FAILED: there is no sshd on node-7"
+    await down(provider)
+
+
+async def test_a_state_that_is_not_known_is_no_end(world: World) -> None:
+    clock, queue, provider = world
+    job = await up(provider)
+    queue.jobs[job]["state"] = "POWERING_SIDEWAYS"
+    client = SlurmClient(minutes=70, clock=clock, command=queue)
+    assert [pod.id for pod in await client.pods()] == [job]
+    queue.jobs[job]["state"] = "OUT_OF_MEMORY"
+    assert (await client.pods(), await client.delete(job), await client.delete("77")) == ([], False, False)
+
+
+async def test_a_job_asks_for_the_processors_and_memory_that_are_named(run_dir: Path) -> None:
+    fleet = {"provider": "slurm", "cpus": 8, "memory": 32, "scratch": "/local/scratch"}
+    async with VirtualClock() as clock:
+        queue = Queue(clock.now)
+        client = SlurmClient(own=SlurmFleet.model_validate(fleet), clock=clock, command=queue)
+        (offer,) = [o for o in await client.offers_for(OfferFilter()) if o.stock]
+        await client.rent(offer, OfferFilter(), name=f"{RUN}-p0r0", image="", key_id="ssh-ed25519 AAAA it's", cap=0.0)
+        (asked,) = [a for a in queue.asked if "--parsable" in a]
+        assert {"--cpus-per-task=8", "--mem=32G"} <= set(asked)
+        script = str(queue.jobs["1"]["script"])
+        assert "scratch=/local/scratch\n" in script
+        assert shlex.quote("ssh-ed25519 AAAA it's") in script
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "it runs")
 async def test_a_real_cluster(short: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queued by sbatch, waiting in the queue behind a full node, logged into, cancelled, proven gone."""
+    """Queued by sbatch, waiting in the queue behind a full node, logged into, cancelled, proven gone.
+
+    The jobs share their user's home, and nothing that a login does there: each has a home and a GPU of its own.
+    """
     (short / "home").mkdir()
     (short / "cluster").mkdir()
     monkeypatch.setenv("HOME", str(short / "home"))
     with Cluster(short / "cluster") as cluster:
         monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-        provider = provider_for({"provider": "slurm"}, run_dir, ttl_s=600.0)
+        with pytest.raises(NoOffer, match="short lets a job run for 5 min"):
+            await provider_for({"provider": "slurm", "regions": ["short"]}, run_dir, ttl_s=600.0).quote(
+                [PodRequest(f"{RUN}-p0r0", 0, 0)]
+            )
+        provider = provider_for({"provider": "slurm", "gpu": "fake"}, run_dir, ttl_s=600.0)
         requests = [PodRequest(f"{RUN}-p{p}r0", p, 0) for p in range(3)]
         await provider.quote(requests)
         pods = [await provider.create(r) for r in requests]
@@ -221,12 +321,35 @@ async def test_a_real_cluster(short: Path, run_dir: Path, monkeypatch: pytest.Mo
         assert [p.host for p in ready] == ["localhost"] * 2
         states = cluster.do("squeue", "-h", "-o", "%T").split()
         assert sorted(states) == ["PENDING", "RUNNING", "RUNNING"]  # the node takes two at a time
+        left = await own_homes(ready, run_dir, short / "home")
         await provider.delete(ready[0])
+        assert [path for path in left if path.exists()] == []
         third = await provider.wait_ready(pods[2])
         assert third.host_key.startswith("ssh-ed25519 ")
         assert {p.name for p in await provider.list(RUN)} == {requests[1].name, requests[2].name}
         for pod in (ready[1], third):
             await provider.delete(pod)
         assert cluster.do("squeue", "-h", "-o", "%T").split() == []
-        assert list((short / "home" / ".uvcc-slurm").glob("*/address")) == []
+        assert list((short / "home" / ".uvcc-slurm").iterdir()) == []
+        assert list((short / "home").glob(".uvcc")) == []
         await provider.close()
+
+
+async def own_homes(pods: Sequence[Pod], run_dir: Path, shared: Path) -> list[Path]:
+    """What each pod's logins find and leave behind; a process of theirs that left its session ends with the job."""
+    homes, gpus, processes = [], [], []
+    for pod in pods:
+        link = PodLink(pod.name, pod.address, ssh_keys.operator_key(run_dir, ""))
+        await link.sh("mkdir .uvcc")
+        await link.put(pod.name.encode(), ".uvcc/whose")
+        assert await link.sh("cat .uvcc/whose") == pod.name
+        assert await link.sh("env | grep ^SLURM || :") == ""
+        homes.append(Path(await link.sh('echo "$HOME"')))
+        assert await link.sh("pwd") == str(homes[-1])
+        gpus.append(await link.sh('echo "$CUDA_VISIBLE_DEVICES"'))
+        processes.append(int(await link.sh("setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!")))
+        await link.close()
+    assert len(set(homes)) == len(pods)
+    assert sorted(gpus) == ["0", "1"]
+    assert list(shared.glob(".uvcc")) == []
+    return [*homes[:1], Path(f"/proc/{processes[0]}/root")]

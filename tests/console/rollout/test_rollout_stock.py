@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from uvcc_console.cli.follow.headless import ProgressLine
 from uvcc_console.core import events as ev
+from uvcc_console.core.folding.state import fold
 from uvcc_console.core.journal.journal import Journal, iter_events
+from uvcc_console.core.snapshot import StageView
 from uvcc_console.fleet.cloud.choice import OfferFilter
 from uvcc_console.fleet.cloud.own_machines import PlainOffer, choose
-from uvcc_console.fleet.provider import NoOffer, PodRequest, Quote, QuoteLine
+from uvcc_console.fleet.provider import NoOffer, Pod, PodRequest, Quote, QuoteLine
 from uvcc_console.plan.plan import make_plan
 from uvcc_console.plan.profile import parse
+from uvcc_console.report.run_log import Translator
 from uvcc_console.rollout.bus import Bus
 from uvcc_console.rollout.context import Member, Rollout
 from uvcc_console.rollout.stages.fleet import provision, stock
@@ -133,3 +137,38 @@ def test_what_passes_by_itself(offers: list[PlainOffer], wanted: OfferFilter, pa
     with pytest.raises(NoOffer) as error:
         choose(offers, wanted, [0, 1, 2], "v", "image")
     assert error.value.passing is passing
+
+
+class Slow(Market):
+    """A provider whose pods stand in a queue; what it says of that changes from look to look."""
+
+    word = ""
+
+    async def wait_ready(self, pod: Pod) -> Pod:
+        for word in ("", "PENDING Priority", "PENDING Priority", "PENDING Resources", "PENDING Priority", "\x1b[31mX"):
+            self.word = word
+            for _ in range(3):
+                await asyncio.sleep(0)
+        raise UvccError("enough")
+
+    def waits(self, name: str) -> str:
+        return self.word if name.endswith("-p0r0") else ""
+
+    async def create(self, request: PodRequest) -> Pod:
+        return Pod(request.name, 0, 0, "slow", "1")
+
+
+async def test_why_a_pod_is_not_ready_is_told_each_reason_once(ctx: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx.provider = Slow(None)  # type: ignore[assignment]
+    monkeypatch.setattr(provision, "TELL_S", 0.0)
+    with pytest.raises(UvccError, match="enough"):
+        await provision.one_pod(ctx, ctx.members["p0r0"])
+    ctx.bus.commit()
+    told = [e for _, e in iter_events(ctx.run_dir / "journal.sqlite") if isinstance(e, ev.PodChanged)]
+    assert [e.detail for e in told] == ["", "PENDING Priority", "PENDING Resources", "X"]
+    assert {e.state for e in told} == {"booting"}
+    shown = fold(told)
+    line = ProgressLine().line(replace(shown, stages=(StageView("provision", "running"),)))
+    assert line == "provision running  p0r0: X"
+    logged = [e.name for e in Translator(ctx.run_dir).translate(told)]
+    assert logged == ["pod_created", *["node_bootstrap_step"] * 3]  # it is created once

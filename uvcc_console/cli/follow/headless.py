@@ -17,6 +17,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview, teardown_order
 from uvcc_console.cli.main import FAILED, INTERRUPTED, OK
 from uvcc_console.core import events as ev
+from uvcc_console.core import pod_states
 from uvcc_console.core.answers.shown import CHANGED, UNCHECKED, shown
 from uvcc_console.core.journal.journal import Follower, Journal
 from uvcc_console.core.snapshot import Snapshot, StageView
@@ -63,13 +64,15 @@ class ProgressLine:
         stage = s.stage
         parts = [f"{stage.name} {stage.status}" if stage else s.status]
         if stage and stage.name in RESUMABLE and s.phase == PHASE_OF[stage.name]:
-            parts.append(f"step {max(s.step, 0)}/{s.steps_planned}")
+            parts.append(f"step {max(s.step, s.first_step)}/{s.steps_planned}")
             loss = jsonview.last_value(s, "loss")
             parts += [f"loss {loss:.4f}"] if loss is not None else []
             parts += [f"{self.step_s:.2f} s/step"] if self.step_s is not None else []
             parts += [f"agreed {s.agreed_step}"] if s.agreed_epoch >= 0 else []
         elif stage and stage.detail:
             parts.append(stage.detail)
+        elif stage and stage.status == "running":
+            parts += [f"{p.pod}: {p.said}" for p in s.pods.values() if p.state == pod_states.BOOTING and p.said][:1]
         return "  ".join(parts)
 
 

@@ -10,6 +10,7 @@ from uvcc_console.cli import common
 from uvcc_console.cli.follow import jsonview
 from uvcc_console.cli.main import FAILED, OK
 from uvcc_console.cli.view import status_line
+from uvcc_console.core import pod_states
 from uvcc_console.core.answers.shown import Shown, clock
 from uvcc_console.core.answers.shown import shown as result_of
 from uvcc_console.core.snapshot import Snapshot
@@ -53,7 +54,8 @@ def text(s: Snapshot, run_dir: Path, now: float) -> str:
         )
     for p in s.pods.values():
         ways = " ".join(f"{n}{'+' if up else '-'}" for n, (up, _) in p.paths.items())
-        lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}".rstrip())
+        waits = p.said if p.state == pod_states.BOOTING else ""
+        lines.append(f"pod      {p.pod:<8} {p.provider:<12} {p.state:<8} {p.address} {ways}{waits}".rstrip())
     for d in s.domains.values():
         heard = "" if ahead > CLOCK_S else f", heard {max(0.0, now - d.ts):.0f} s ago"
         heard = f" when last heard, at {clock(d.ts)}" if s.ended else heard  # it has gone on since

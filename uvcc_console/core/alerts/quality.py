@@ -92,7 +92,7 @@ def slow_data(s: Snapshot, now: float) -> Iterator[Finding]:
 def checkpoint_overdue(s: Snapshot, now: float) -> Iterator[Finding]:
     """Twice the planned interval has passed without a checkpoint, or one was refused when it was read."""
     every = int(_job(s).get("checkpoint_every") or dict(_job(s).get("plan") or {}).get("save_every") or 0)
-    written = max((step for step, _ in s.checkpoints.values()), default=0)
+    written = max((step for step, _ in s.checkpoints.values()), default=s.first_step)  # or the one it went on from
     if every and training(s) and s.step - written > 2 * every:
         text = f"step {s.step}, last checkpoint at {written}, planned every {every}"
         yield Finding("checkpoint_overdue", text, "is the disk full? a halt writes one", level="error")

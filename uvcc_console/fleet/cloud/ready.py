@@ -63,6 +63,7 @@ class Readiness:
         self._listing = asyncio.Lock()
         self._listed = float("-inf")
         self._rows: dict[str, CloudPod] = {}
+        self.said: dict[str, str] = {}  # what was last heard of each pod that is waited for
 
     async def wait(self, pod: Pod, offer: CloudOffer | None) -> SshTarget:
         """The login that works. Raises NotReady with the reason once the pod has failed or its time is over.
@@ -80,6 +81,7 @@ class Readiness:
                 self._judge(found, watch, clock.now())
                 if found.installed and (at := await self._try_all(found, watch)) is not None:
                     return at
+            self.said[pod.name] = watch.said
             quiet = LEAST_S if found is not None and found.installed else limit
             if clock.now() - watch.moved > quiet:
                 raise NotReady(f"nothing new in {quiet / 60:.0f} min: {watch.said}")

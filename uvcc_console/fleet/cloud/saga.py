@@ -367,6 +367,10 @@ class CloudProvider:
         kind = "a spot machine, was taken away" if last.spot else "ended without having been asked to"
         return f"{kind} by {last.provider or self.name}" + (f" ({last.how})" if last.how else "")
 
+    def waits(self, name: str) -> str:
+        """What was last heard of a pod that is waited for; see ``TellsWaits``."""
+        return self._readiness.said.get(name, "")
+
     def books(self) -> Books:
         """What the run has cost until now."""
         return self._guard.books()

@@ -248,6 +248,10 @@ class FailoverProvider:
         """Why a pod is gone; see ``TellsEnds``."""
         return self.current.taken(name)
 
+    def waits(self, name: str) -> str:
+        """What was last heard of a pod that is waited for; see ``TellsWaits``."""
+        return self.current.waits(name)
+
     @property
     def caps(self) -> Caps | None:
         return self.current.caps

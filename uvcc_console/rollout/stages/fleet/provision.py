@@ -12,7 +12,7 @@ from uvcc_console.core.log import logger
 from uvcc_console.fleet import wheel_cache
 from uvcc_console.fleet.agent_client import AgentClient
 from uvcc_console.fleet.bootstrap import Bootstrapped, Progress, bootstrap
-from uvcc_console.fleet.provider import Pod, Quote, Remembers
+from uvcc_console.fleet.provider import Pod, Quote, Remembers, TellsWaits
 from uvcc_console.fleet.provider_kinds import runs_here
 from uvcc_console.fleet.runclock import run_now
 from uvcc_console.fleet.ssh import PodLink
@@ -34,6 +34,8 @@ DELETE_TRIES = 3
 BACKOFF_S = 0.5
 LONG_S = 60.0
 KEEPER_GRACE_S = 45.0
+TELL_S = 5.0
+MOST_TOLD = 30
 
 
 async def quote(ctx: Rollout) -> str:
@@ -119,11 +121,25 @@ async def one_pod(ctx: Rollout, member: Member) -> None:
     assert member.pod is not None
     ctx.say(ctx.pod_event(member, "booting"))
     met = bool(member.pod.host_key)
-    readdress(member, await ctx.provider.wait_ready(member.pod))
+    telling = asyncio.ensure_future(_what_it_waits_for(ctx, member))
+    try:
+        readdress(member, await ctx.provider.wait_ready(member.pod))
+    finally:
+        telling.cancel()
     if member.pod.host_key and not met:
         ctx.say(ctx.pod_event(member, "booting", "its host key is pinned"))  # before anything is sent there
     await connect(ctx, member)
     ctx.say(ctx.pod_event(member, "ready"))
+
+
+async def _what_it_waits_for(ctx: Rollout, member: Member) -> None:
+    """Tell what the provider tells of a pod that is not ready, each word once: it may stand in a queue for hours."""
+    told = {""}
+    while isinstance(ctx.provider, TellsWaits):
+        await asyncio.sleep(TELL_S)
+        if (said := scalar_text(ctx.provider.waits(member.request.name), 200)) not in told and len(told) < MOST_TOLD:
+            told.add(said)
+            ctx.say(ctx.pod_event(member, "booting", said))
 
 
 async def take_over(ctx: Rollout, member: Member) -> Pod:
