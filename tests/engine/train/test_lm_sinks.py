@@ -17,7 +17,7 @@ from lm_kit import small
 
 from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.train import worker
-from uvcc_engine.train.sinks import sink_registry
+from uvcc_engine.train.sinks import mlflow_sink, sink_registry
 from uvcc_engine.train.sinks.sink_feed import PATIENCE_S, Sinks
 
 Told = list[tuple[str, str, int]]
@@ -101,6 +101,52 @@ def test_a_sink_that_reads_no_more_and_stays_is_killed(tmp_path: Path, monkeypat
         time.sleep(0.01)
     feed.close()
     assert [error for _, error, _ in told] == ["it did not end in time and was killed"]
+
+
+def test_a_killed_sink_s_last_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PATIENCE_S, "failed", 3.0)
+    told: Told = []
+    code = "import sys, time; print('no route to the server', file=sys.stderr, flush=True); time.sleep(600)"
+    feed = sinks(tmp_path, code, told)
+    end = time.monotonic() + 120
+    while "route" not in (tmp_path / "sink_x.log").read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    feed.close()
+    assert told == [("x", "it did not end in time and was killed: no route to the server", 0)]
+
+
+class Away:
+    """An MLflow client whose server is away for some calls, or says no."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors, self.logged = list(errors), []  # type: ignore[var-annotated]
+
+    def log_batch(self, run_id: str, metrics: Sequence[object]) -> None:
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise RuntimeError("API request failed") from error
+        self.logged.append(len(metrics))
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self.logged.append(status)
+
+
+def test_mlflow_waits_for_a_server_that_is_away_and_takes_a_no(tmp_path: Path) -> None:
+    requests, now = pytest.importorskip("requests"), [0.0]
+
+    def sink(away: Away) -> mlflow_sink.MlflowSink:
+        return mlflow_sink.MlflowSink(away, "r", sleep=lambda s: now.append(now[-1] + s), clock=lambda: now[-1])
+
+    away = Away(*[requests.ConnectionError("refused")] * 30)
+    sink(away).log(1, {"loss": 2.0})
+    sink(away).close("done")
+    assert (away.logged, now[-1]) == ([1, "FINISHED"], 30 * mlflow_sink.AGAIN_S)
+    with pytest.raises(RuntimeError):
+        sink(Away(ValueError("401"))).log(1, {"loss": 2.0})
+    assert now[-1] == 30 * mlflow_sink.AGAIN_S
+    with pytest.raises(RuntimeError):
+        sink(Away(*[requests.ConnectionError("refused")] * 1000)).log(1, {"loss": 2.0})
+    assert now[-1] <= 31 * mlflow_sink.AGAIN_S + mlflow_sink.PATIENCE_S
 
 
 def test_what_is_unknown_or_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

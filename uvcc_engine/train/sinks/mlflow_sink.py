@@ -7,29 +7,59 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from uvcc_engine.train.sinks.sink_registry import Sink, SinkOpening
 
 RUN_ID: Final = "mlflow_run.txt"
+PATIENCE_S: Final = 600.0
+AGAIN_S: Final = 5.0
 _STATUS: Final = {"done": "FINISHED", "halted": "KILLED"}
 
 
-class _MlflowSink:
-    def __init__(self, client: Any, run_id: str) -> None:
-        self._client, self._run_id = client, run_id
+class MlflowSink:
+    """Waits for a server that gives no answer for a while: the figures of the meantime stand in the pipe. The library
+    itself would wait longer from try to try, and in the end be asleep when the training ends."""
+
+    def __init__(
+        self,
+        client: Any,
+        run_id: str,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._run_id, self._sleep, self._clock = client, run_id, sleep, clock
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        self._patiently(lambda: self._client.log_batch(self._run_id, metrics=metrics))
 
     def close(self, status: str) -> None:
-        self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
+        self._patiently(lambda: self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED")))
+
+    def _patiently(self, ask: Callable[[], object]) -> None:
+        end = self._clock() + PATIENCE_S
+        while True:
+            try:
+                ask()
+                return
+            except Exception as error:  # its own class is in a module that takes seconds to import
+                if not _unanswered(error) or self._clock() >= end:
+                    raise
+            self._sleep(AGAIN_S)
+
+
+def _unanswered(error: Exception) -> bool:
+    """Whether the server gave no answer, rather than one that says no."""
+    import requests
+
+    return isinstance(error.__cause__ or error.__context__, requests.RequestException)
 
 
 def open_sink(opening: SinkOpening) -> Sink:
@@ -37,21 +67,28 @@ def open_sink(opening: SinkOpening) -> Sink:
     own = "MLFLOW_TRACKING_URI" not in os.environ
     if own:  # read when the library is imported; files are the store that needs no database
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    # a server that was never there is told of within seconds, and not when the training is long over
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from mlflow import MlflowClient
-    from mlflow.entities import Param
 
     client = MlflowClient((opening.folder / "mlruns").resolve().as_uri() if own else None)
+    return MlflowSink(client, _run_of(client, opening))
+
+
+def _run_of(client: Any, opening: SinkOpening) -> str:
+    from mlflow.entities import Param
+
     noted = opening.folder / RUN_ID
     if noted.is_file():
         run_id = noted.read_text().strip()
         client.update_run(run_id, status="RUNNING")
-        return _MlflowSink(client, run_id)
+        return run_id
     found = client.get_experiment_by_name(opening.project)
     experiment = found.experiment_id if found else client.create_experiment(opening.project)
     run_id = str(client.create_run(experiment, run_name=opening.run).info.run_id)
     client.log_batch(run_id, params=[Param(key, str(value)) for key, value in opening.config.items()])
     _note(noted, run_id)
-    return _MlflowSink(client, run_id)
+    return run_id
 
 
 def _note(path: Path, run_id: str) -> None:

@@ -71,7 +71,8 @@ class SinkProcess:
             self._process.wait(max(0.0, deadline - clock()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self.error = self.error or "it did not end in time and was killed"
+            words = self._last_words()
+            self.error = self.error or "it did not end in time and was killed" + (f": {words}" if words else "")
         if self._process.wait() and not self.error:
             self.error = self._reason()
 
@@ -99,12 +100,15 @@ class SinkProcess:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "it closed its input"
+        return self._last_words() or f"it ended with code {code}"
+
+    def _last_words(self) -> str:
         try:
             data = self._log.read_bytes()[-_TAIL:]
         except OSError:
-            data = b""
+            return ""
         said = data.decode(errors="replace").strip().splitlines()
-        return clean(said[-1] if said else f"it ended with code {code}", 300)
+        return clean(said[-1], 300) if said else ""
 
 
 class Sinks:
