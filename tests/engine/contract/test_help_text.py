@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -62,3 +69,23 @@ def test_a_usage_is_broken_between_alternatives(monkeypatch: pytest.MonkeyPatch)
     assert len(usage.splitlines()) > 1
     assert max(map(len, usage.splitlines())) <= 40
     assert " ".join(usage.split()) == ("usage: tool [-h] [--archive RUN | --unpack RUN | --delete RUN | --list RUN]")
+
+
+def test_a_packages_verifier_breaks_no_word_at_a_terminals_edge(tmp_path: Path) -> None:
+    long = tmp_path / "a folder of many words" / "and of words that stand at the very edge of a narrow terminal"
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 48, 0, 0))
+    command = [sys.executable, "-I", standalone_verify.__file__, str(long)]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            while part := os.read(ours, 4096):
+                said += part
+    os.close(ours)
+    assert process.returncode == 2
+    lines = said.decode().splitlines()
+    assert all(len(line) <= 48 or " " not in line.strip() for line in lines)
+    plain = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False).stderr
+    assert (len(lines) > 2, plain.count("\n")) == (True, 1)
+    assert [word for line in lines for word in line.split()] == plain.split()

@@ -11,7 +11,7 @@ said whose keys are expected, 4 no leaf was recomputed, 5 the full phase is miss
 
 from __future__ import annotations
 
-import argparse, base64, csv, hashlib, json, math, os, re, stat, struct, subprocess, sys, tempfile
+import argparse, base64, csv, hashlib, json, math, os, re, stat, struct, subprocess, sys, tempfile, textwrap
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from itertools import pairwise, product
@@ -97,14 +97,12 @@ def parse_canonical(data: bytes, what: object) -> Json:
     return value
 def fit(value: Json, form: Any, what: str) -> Json:
     """The value, if it has the form: a dict of exactly these fields, a list ``[form]``, or what a function accepts."""
-    if isinstance(form, re.Pattern):
-        good: Any = isinstance(value, str) and form.fullmatch(value)
+    if isinstance(form, re.Pattern): good: Any = isinstance(value, str) and form.fullmatch(value)
     elif isinstance(form, (dict, list)):
         good = isinstance(value, type(form)) and (isinstance(form, list) or set(value) == set(form))
         for name in (form if isinstance(form, dict) else range(len(value))) if good else ():
             fit(value[name], form[name] if isinstance(form, dict) else form[0], f"{what}.{name}")
-    else:
-        good = isinstance(value, form) if isinstance(form, type) else form(value)
+    else: good = isinstance(value, form) if isinstance(form, type) else form(value)
     need(good, Unreadable, f"{what} is not as it must be: {str(value)[:80]!r}")
     return value
 def below(most: int, least: int = 0) -> Any: return lambda value: type(value) is int and least <= value < most
@@ -540,8 +538,7 @@ def check_manifest(root: Path, signers: Path | None, bundles: dict[str, Bundle],
     same("the list of files", sorted(there), [one["path"] for one in found["files"]])
     for name, one in listed.items():
         need(files[name].is_file() and not files[name].is_symlink(), Wrong, f"{name} is no file")
-        with files[name].open("rb") as file:
-            now = [hashlib.file_digest(file, "sha256").hexdigest(), file.tell()]
+        with files[name].open("rb") as file: now = [hashlib.file_digest(file, "sha256").hexdigest(), file.tell()]
         same(f"SHA-256 and size of {name}", now, [one["sha256"], one["bytes"]])
     for phase, b in bundles.items():
         ids = {"policy_hash": b.policy.hash.hex(), "sid_job": b.policy.sid.hex()}
@@ -557,6 +554,11 @@ def find(path: Path) -> tuple[Path | None, dict[str, Path], str]:
     for root in (path / "artifacts", path):
         if phases := {f.parent.name: f for f in sorted(root.glob(f"*/{BUNDLE}"))}: return root, phases, "full"
     raise Unreadable(f"{path} holds no {BUNDLE}")
+def say(text: str, out: Any = None) -> None:
+    """Print it; no word is broken at a terminal's edge."""
+    width = os.get_terminal_size((out := out or sys.stdout).fileno()).columns if (out or sys.stdout).isatty() else 0
+    fill = textwrap.TextWrapper(width or 1, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    print("\n".join(fill.fill(x) if width else x for x in text.split("\n")), file=out)
 def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
     """Check all that lies there, print what was found, return the exit code. Raises Wrong, Unreadable."""
     root, phases, promised = find(path)
@@ -569,17 +571,16 @@ def verify(path: Path, signers: Path | None, policy: Path | None) -> int:
         leaves = check_transcripts(bundle, tree_of(file.parent))
         check_derived(file.parent, bundle)
         if leaves < 0: lacks["transcripts"] = f"no transcripts of {name or file.name}: no leaf was recomputed"
-        print(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
-        print(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
+        say(f"{name or '?'}: {bundle.length} epochs, {max(0, leaves)} leaves; policy {bundle.policy.hash.hex()}")
+        say(f"  run root {bundle.data['run_root']}, result {', '.join(bundle.data['result_hashes'])}")
         who = {"three": "each domain ran its own pods; two", "one": "one operator ran all three domains, and"}
         shown = "; the keys come from a public seed: a demonstration" if bundle.policy.seeded else ""
         words = {"off": NOTHING, "products": PRODUCTS, "proofs": PROOFS, "covert": COVERT.format(*bundle.audits())}
-        shown += "\n  " + words[bundle.policy.verify]
-        print(f"  {who[bundle.policy.who]} could look at everything{shown}")
-        print("" if bundle.policy.form else "  no model and batch are named: the form was not checked\n", end="")
+        say(f"  {who[bundle.policy.who]} could look at everything{shown}\n  {words[bundle.policy.verify]}")
+        if not bundle.policy.form: say("  no model and batch are named: the form was not checked")
     lacks |= {"full": "no bundle of the full run is here"} if promised and promised not in phases else {}
     if root is not None and (why := check_manifest(root, signers, bundles, tree_of(root))): lacks["manifest"] = why
-    print("\n".join(f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()) or "VERIFIED")
+    say("\n".join(f"NOT CHECKED  {name}: {why}" for name, why in lacks.items()) or "VERIFIED")
     return min((CODES[name] for name in lacks), default=0)
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -588,13 +589,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.error = lambda message: parser.exit(2, f"error: {message} (see: {parser.prog} --help)\n")  # type: ignore[method-assign]
     args = parser.parse_args(argv)
     try:
-        try:
-            return verify(args.path, args.allowed_signers, args.policy)
+        try: return verify(args.path, args.allowed_signers, args.policy)
         except BAD:  # section 12: what is not as the collector signed it is wrong, however it reads
             if (root := find(args.path)[0]) is not None: check_manifest(root, None, {}, tree_of(root))
             raise
     except (Wrong, *BAD) as e:
         word, code = ("NOT VERIFIED", 1) if isinstance(e, Wrong) else ("UNREADABLE", 2)
-        print(f"{word}  {e!s:.1000}", file=sys.stderr)
+        say(f"{word}  {e!s:.1000}", sys.stderr)
         return code
 if __name__ == "__main__": sys.exit(main())
