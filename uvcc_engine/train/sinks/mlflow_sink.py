@@ -6,16 +6,19 @@ Without one, the run is written to ``mlruns/`` below the run directory, which ``
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from uvcc_engine.train.sinks.sink_registry import Sink, SinkOpening
 
 RUN_ID: Final = "mlflow_run.txt"
 PATIENCE_S: Final = 600.0
+OPENING_S: Final = 60.0
 AGAIN_S: Final = 5.0
+T = TypeVar("T")
 _STATUS: Final = {"done": "FINISHED", "halted": "KILLED"}
 
 
@@ -44,15 +47,28 @@ class MlflowSink:
         self._patiently(lambda: self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED")))
 
     def _patiently(self, ask: Callable[[], object]) -> None:
-        end = self._clock() + PATIENCE_S
-        while True:
-            try:
-                ask()
-                return
-            except Exception as error:  # its own class is in a module that takes seconds to import
-                if not _unanswered(error) or self._clock() >= end:
-                    raise
-            self._sleep(AGAIN_S)
+        patiently(ask, PATIENCE_S, self._sleep, self._clock)
+
+
+def patiently(
+    ask: Callable[[], T],
+    patience_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """The answer of a server that may be away for so long; why it is, is for ``sink_mlflow.log``, whose last words are
+    told when the training ends first. Raises whatever the library raises."""
+    end, said = clock() + patience_s, False
+    while True:
+        try:
+            return ask()
+        except Exception as error:  # its own class is in a module that takes seconds to import
+            if not _unanswered(error) or clock() >= end:
+                raise
+            if not said:
+                print(f"waits for the server: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            said = True
+        sleep(AGAIN_S)
 
 
 def _unanswered(error: Exception) -> bool:
@@ -67,12 +83,12 @@ def open_sink(opening: SinkOpening) -> Sink:
     own = "MLFLOW_TRACKING_URI" not in os.environ
     if own:  # read when the library is imported; files are the store that needs no database
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    # a server that was never there is told of within seconds, and not when the training is long over
+    # the library waits twice as long from try to try, and says nothing of it: see ``patiently``
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from mlflow import MlflowClient
 
     client = MlflowClient((opening.folder / "mlruns").resolve().as_uri() if own else None)
-    return MlflowSink(client, _run_of(client, opening))
+    return MlflowSink(client, patiently(lambda: _run_of(client, opening), OPENING_S))
 
 
 def _run_of(client: Any, opening: SinkOpening) -> str:
