@@ -76,6 +76,9 @@ class FolderFollower:
             return False
         if not self.up:
             self._record([ev.LinkChanged(pod=self.reader.pod, path=self._path, up=True, detail="from its cursor on")])
+        if self._trouble:  # the newest word is the one on the screen
+            text = "it answers again: what is shown is of now"
+            self._record([ev.Alert(level="info", name="follow", text=text, subject=self.reader.pod)])
         self.up, self.looked, self._trouble, self._tries = True, True, "", 0
         begun = self.reader.begun()
         if begun or found:
