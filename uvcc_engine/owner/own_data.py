@@ -168,6 +168,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         found["total"] = len(x)
         check_range(f"{args.data.name}: a feature", x)
         features, classes, bits = x.shape[1], int(y.max()) + 1, x
+    elif args.elsewhere and args.base is None:
+        features, classes = _named_sizes(asked)  # how many rows its owners have is theirs to know
     else:
         packaged = _packaged(asked)
         found["total"] = len(packaged.train_x) + len(packaged.test_x)
@@ -203,6 +205,18 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     if bits is not None and trees_of(model) is not None:
         check_bits(bits, names, args.data.name)
     return found | {"model": asked if isinstance(asked, str) else model_to_json(model)}
+
+
+def _named_sizes(asked: Any) -> tuple[int, int]:
+    """Features and classes of a model whose rows nobody here has. Raises ConfigError where it leaves these open."""
+    if isinstance(asked, list) or (isinstance(asked, str) and is_module_file(asked)):
+        raise ConfigError(
+            "the shapes of job.model follow the data, and its owners have that elsewhere",
+            "name every size, like job.model: {features: 4, classes: 2, layers: [{type: dense, inputs: 4, outputs: 2}]}"
+            ", or let job.data name rows of the same columns",
+        )
+    model = find_model(asked) if isinstance(asked, str) else model_of_json(asked)
+    return model.features, model.labels
 
 
 def _packaged(asked: Any) -> Dataset:

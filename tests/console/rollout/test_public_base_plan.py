@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from uvcc_console.plan.owndata import keep_base, settle
 from uvcc_console.plan.plan import make_plan, new_run_id
-from uvcc_console.plan.profile import load
+from uvcc_console.plan.profile import load, parse
 from uvcc_engine.contract.errors import ConfigError, UvccError
 from uvcc_engine.contract.job import owner_files
 from uvcc_engine.contract.job.private_job import PrivateJob
@@ -180,3 +180,22 @@ def test_a_module_beside_the_profile_is_found_from_anywhere(tmp_path: Path, monk
     path = written(tmp_path, model="net.py:Net", base="")
     monkeypatch.chdir("/")
     assert find_model(PrivateJob.from_json(_job(path)).model).classes == 3
+
+
+@pytest.mark.parametrize("given", [{"steps": 4}, {"epochs": 2}])
+def test_a_model_of_rows_that_others_have_names_its_sizes(given: dict[str, int]) -> None:
+    """Nothing is taken from the packaged rows: neither their shapes nor how many they are."""
+
+    def settled(model: object) -> object:
+        job = {"kind": "private", "model": model, **given}
+        return settle(parse({"job": job}), lambda _: None, elsewhere=True)[0].job.model
+
+    with pytest.raises(ConfigError, match="its owners have that elsewhere.*name every size"):
+        settled([{"linear": 16}, "relu", "linear"])
+    sized = {"features": 4, "classes": 2, "layers": [{"type": "dense", "inputs": 4, "outputs": 2}]}
+    for model in (sized, "mlp-digits"):
+        if "epochs" in given:
+            with pytest.raises(ConfigError, match="no data whose rows could be counted"):
+                settled(model)
+        else:
+            assert settled(model) == model
