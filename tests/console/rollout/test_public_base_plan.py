@@ -190,7 +190,7 @@ def test_a_model_of_rows_that_others_have_names_its_sizes(given: dict[str, int])
         job = {"kind": "private", "model": model, **given}
         return settle(parse({"job": job}), lambda _: None, elsewhere=True)[0].job.model
 
-    with pytest.raises(ConfigError, match="its owners have that elsewhere.*name every size"):
+    with pytest.raises(ConfigError, match=r"its owners have that elsewhere.*name every size"):
         settled([{"linear": 16}, "relu", "linear"])
     sized = {"features": 4, "classes": 2, "layers": [{"type": "dense", "inputs": 4, "outputs": 2}]}
     for model in (sized, "mlp-digits"):
