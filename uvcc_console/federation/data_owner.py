@@ -43,6 +43,7 @@ PUBLIC: Final = "owner.pub"
 PINS: Final = "domains.pub"
 RECEIPT: Final = "receipt.json"
 SENT: Final = "sent.json"
+ANEW: Final = "set the clock, or have it proposed anew; uvcc propose --expires HOURS leaves more time"
 LOOK_S: Final = 1.0
 Tell = Callable[[str, int, int], None]
 """Of a progress bar: what is done, how much of it, of how much."""
@@ -134,7 +135,7 @@ def approved(standing: Standing, pins: Sequence[str], now: float) -> None:
                 f"P{party}'s domain ({fingerprint(key)}) {said} this proposal", "wait, or ask that domain"
             )
     if now >= p.expires:
-        raise ConfigError(f"by this machine's clock the proposal of {who} has expired", "set the clock, or ask anew")
+        raise ConfigError(f"by this machine's clock the proposal of {who} has expired", ANEW)
 
 
 def ready(there: Rendezvous, proposal_id: str, owner: Identity, pins: Sequence[str], attempt: int = -1) -> OwnerRequest:

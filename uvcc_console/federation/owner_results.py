@@ -14,6 +14,7 @@ from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_engine.contract.errors import ConfigError, ProtocolError, UnreadableError, UvccError, VerificationError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing.safepaths import Refused, safe_relative
+from uvcc_engine.contract.peer_protocol.record_names import MAIL_KEPT_S
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.leaves import leaf_file
@@ -28,6 +29,7 @@ from uvcc_engine.transcript.signing.signers import AllowedSigners, Signer
 from uvcc_engine.transcript.terms.policy import Policy
 
 PHASE: Final = "full"
+KEPT_DAYS: Final = MAIL_KEPT_S // 86_400
 DOCUMENTS: Final = (PROPOSAL_FILE, roster.FILE, barriers.FILE, OWNERS_FILE)
 
 
@@ -66,7 +68,9 @@ def fetch(there: Rendezvous, share: OwnerShare, number: int, folder: Path) -> li
                 names.append(name)
     if not names and not any((folder / at / PROPOSAL_FILE).exists() for at in ("", *map(_of, range(PARTIES)))):
         raise ConfigError(
-            "nothing lies there for this owner", "the domains send it when they collect; or --from FOLDER"
+            "nothing lies there for this owner",
+            f"the domains send it when they collect, and the relay keeps it for {KEPT_DAYS} days; later one can "
+            "hand over its run's artifacts: --from FOLDER",
         )
     return names
 

@@ -20,6 +20,7 @@ from uvcc_console.federation.rendezvous import Rendezvous
 from uvcc_console.fleet.download_folder import DownloadFolder
 from uvcc_engine.contract.errors import ProtocolError, UnreadableError, UvccError
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.peer_protocol.record_names import MAIL_KEPT_S
 from uvcc_engine.contract.run_files.files import write_atomic
 from uvcc_engine.transcript.formats import reading
 from uvcc_engine.transcript.formats.reading import parse_json
@@ -28,7 +29,6 @@ PIECE: Final = 1 << 20
 LARGEST: Final = 64 << 30
 MOST_FILES: Final = 4096
 _HEAD: Final = 4096
-_TTL_S: Final = 86_400
 _TRIES: Final = 8
 _NOTE: Final = ".have"
 _WHOSE: Final = "the relay altered it, or it was sent so: nothing that is signed shows which; ask that domain"
@@ -70,7 +70,7 @@ def enqueue(
         "msg_id": hashlib.sha256(b"%d|%d|" % (box, at) + name.encode() + digest.encode()).hexdigest(),
         "receiver": receiver,
         "payload_b64": base64.b64encode(head + b"\n" + piece).decode(),
-        "ttl_s": _TTL_S,
+        "ttl_s": MAIL_KEPT_S,
     }
     for attempt in range(_TRIES):
         try:

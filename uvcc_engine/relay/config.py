@@ -12,6 +12,7 @@ from uvcc_engine.contract.errors import ConfigError, UnreadableError
 from uvcc_engine.contract.job.topology import PARTIES
 from uvcc_engine.contract.parsing import strict
 from uvcc_engine.contract.parsing.untrusted import json_of
+from uvcc_engine.contract.peer_protocol.record_names import MAIL_KEPT_S
 from uvcc_engine.relay.relay_roles import SCOPES, Role, RoleScope, called, may_send_to, number_of
 
 _MIN_TOKEN: Final = 16
@@ -46,7 +47,7 @@ class RelayConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     ttl_s: int = 3600
-    max_ttl_s: int = 86_400
+    max_ttl_s: int = MAIL_KEPT_S
     lease_s: float = 60.0
     dedup_s: float = 86_400.0
     dedup_keep: int = 262_144

@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 from relay_kit import PARTIES, Bench
 
+from uvcc_engine.contract.peer_protocol.record_names import MAIL_KEPT_S
 from uvcc_engine.relay import binary, db
 from uvcc_engine.relay.config import Credential
 from uvcc_engine.relay.segments import Segments
@@ -356,3 +357,15 @@ def test_queries_are_served_without_sorting_and_commits_are_full(bench: Bench) -
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
+
+
+def test_what_lies_there_for_somebody_who_is_away_outlasts_a_weekend(bench: Bench) -> None:
+    """As long as its sender asked, up to the relay's own bound; the run's own messages still end within minutes."""
+    bench.send(0, 1, b"results", ttl=MAIL_KEPT_S)
+    bench.send(0, 1, b"a step's")
+    bench.now += 3 * 86_400.0
+    bench.hub.tick()
+    assert payloads(bench.take(1)) == [b"results"]
+    bench.now += MAIL_KEPT_S
+    bench.hub.tick()
+    assert bench.take(1) == []

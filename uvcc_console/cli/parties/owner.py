@@ -153,6 +153,7 @@ def _share(args: argparse.Namespace) -> int:
     data_owner.send(there, base, request, share, common.bar)
     rows = ", ".join(f"{count} {kind} rows" for kind, count in sorted(share.rows.items()))
     common.show(f"shared       {rows}; the receipt: {data_owner.folder_of(base, request) / data_owner.RECEIPT}")
+    common.show(f"results      once the run has ended, for {owner_results.KEPT_DAYS} days: uvcc owner results")
     return OK
 
 

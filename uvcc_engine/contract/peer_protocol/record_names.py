@@ -17,3 +17,6 @@ SIGNATURES: Final = "policy/"
 OWNER_KEYS: Final = "owner-key/"
 OWNER_SHARES: Final = "owner-share/"
 OWNER_JOINS: Final = "owner-join/"
+
+MAIL_KEPT_S: Final = 7 * 86_400
+"""So long a relay keeps what lies in a mailbox for somebody who is away: a weekend, and a few days."""
