@@ -18,6 +18,8 @@ from uvcc_engine.contract.parsing.suggest import CLOSE, nearest
 START: Final = "index"
 LONG: Final = 90
 _ORDER: Final = ("index", "tutorials/", "runbooks/", "reference/", "specifications/", "security/", "architecture")
+_BEGINS: Final = re.compile(r"\s*([-*+>|#<]|\d+\. |:::|!!!)|\s{4}")  # a line that goes on with none before it
+_ENDS: Final = re.compile(r"\s*([|#<]|```|:::|!!!)|\s{4}")  # one with which none goes on
 _COMMENT: Final = re.compile(r"^<!--.*?-->\n+", re.MULTILINE | re.DOTALL)
 _DRAWN: Final = re.compile(r"^::: (\S+)\n(?: {4}.*\n|\n(?= {4}))*", re.MULTILINE)
 
@@ -148,6 +150,21 @@ def shown(page: ManualPage, anchor: str = "") -> str:
         return page.text
     listed = " · ".join(f"[{part.heading}](#{part.anchor})" for part in parts[1:])
     return f"{parts[0].text}\n{listed}\n"
+
+
+def joined(text: str) -> str:
+    """Each paragraph and entry of a list in one line, for whoever breaks lines at another width than the source."""
+    found: list[str] = []
+    code = False
+    for line in text.split("\n"):
+        fence = line.lstrip().startswith("```")
+        apart = code or fence or not line.strip() or _BEGINS.match(line) or not found or not found[-1].strip()
+        code ^= fence
+        if apart or _ENDS.match(found[-1]):
+            found.append(line)
+        else:
+            found[-1] = f"{found[-1]} {line.strip()}"
+    return "\n".join(found)
 
 
 def resolve(here: str, link: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,36 @@ def test_the_man_page_is_printed_and_found_and_no_formatter_stumbles_over_it(
     if groff := shutil.which("groff"):
         done = subprocess.run([groff, "-man", "-ww", "-z", str(path)], capture_output=True, text=True, check=True)
         assert done.stderr == ""
+
+
+def test_a_paragraph_is_broken_for_its_reader_and_not_where_the_source_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its lines but the last is as full as its words allow; as it is where nobody says a width."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["docs", "disasters"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    entry = [line for line in lines if line.startswith("  ")]
+    assert all(len(line) <= 60 for line in lines if "http" not in line)
+    assert not any(
+        len(above) + 1 + len(below.split()[0]) <= 60
+        for above, below in pairwise(lines)
+        if below in entry and above.strip()
+    )
+    monkeypatch.delenv("COLUMNS")
+    assert main(["docs", "disasters"]) == 0
+    assert capsys.readouterr().out.strip() == manual.look_up("disasters", manual.pages())[0].text.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("one\ntwo\n\nthree\nfour", "one two\n\nthree four"),
+        ("# head\nword\n- a\n  b\n- c\n1. d\n   e", "# head\nword\n- a b\n- c\n1. d e"),
+        ("```sh\na\nb\n```\nc\nd", "```sh\na\nb\n```\nc d"),
+        ("| a | b |\n|---|---|\nx\ny\n| c |", "| a | b |\n|---|---|\nx y\n| c |"),
+        ("text\n\n    code\n    more", "text\n\n    code\n    more"),
+    ],
+)
+def test_what_is_no_paragraph_keeps_its_lines(text: str, told: str) -> None:
+    assert manual.joined(text) == told

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from uvcc_console.cli import common
 from uvcc_console.cli.main import FAILED, OK
+from uvcc_engine.contract.machine.reading_width import columns_of
 
 
 def run(argv: list[str]) -> int:
@@ -46,5 +49,7 @@ def run(argv: list[str]) -> int:
 
         ManualApp(known, f"{page.name}#{anchor}" if anchor else page.name).run()
         return OK
-    common.show((manual.shown(page, anchor) if anchor else page.text).rstrip("\n"))
+    text = manual.shown(page, anchor) if anchor else page.text
+    text = text if columns_of(sys.stdout) is None else manual.joined(text)  # it is broken anew for its reader
+    common.show(text.rstrip("\n"))
     return OK
