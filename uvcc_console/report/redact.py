@@ -55,7 +55,8 @@ class RedactionError(UvccError):
     def __init__(self, finding: Leak) -> None:
         super().__init__(
             f"{finding.name}:{finding.line} is {finding.shape}; the report was not written",
-            f"look at that line on this machine; --exclude {finding.name} leaves the file out",
+            "look at that line on this machine"
+            + ("" if finding.name.startswith("(") else f"; --exclude {finding.name} leaves the file out"),
         )
         self.finding = finding
 

@@ -58,6 +58,8 @@ _NAMED_PUBLIC: Final = re.compile(
 )
 _NAMED_SECRET: Final = re.compile(r"key|seed|secret|priv|share|mask|token|blind|passw", re.IGNORECASE)
 _SUMS: Final = re.compile(r"\s*[0-9a-f]{64} [ *]\S")
+# a run that went on under another policy names the one before it, as a key of its own and not in prose
+_BEFORE: Final = re.compile(r"(?:\bstart\.of|[\"']of[\"'])\s{0,8}[:=]\s{0,8}[\"']?$|\bof=$")
 _TABLE: Final = re.compile(r"\|[ 0-9]+\|\s*`?(?:0x)?$")
 
 _LABELLED: Final = re.compile(r"(?<=[\w\"'])\s{0,4}[:=]\s{0,4}[-+]?[\d.][\w.+-]*")
@@ -160,7 +162,7 @@ def _hex(line: str, above: str, found: Marks) -> None:
 def _named_public(line: str, at: int, above: str) -> bool:
     """Whether the nearest name ahead that says anything says that this is public."""
     ahead = line[max(0, at - 600) : at]
-    if _TABLE.search(ahead):
+    if _TABLE.search(ahead) or _BEFORE.search(ahead):
         return True
     told = _says(ahead)
     if told is None and above and not _LETTERS.search(_LONG_HEX.sub(" ", ahead)):

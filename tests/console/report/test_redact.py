@@ -87,6 +87,16 @@ def test_the_same_value_is_a_key_or_a_hash_by_its_name() -> None:
         assert secret_kind(line) == "", line
 
 
+def test_a_run_that_went_on_under_another_policy_can_be_handed_over() -> None:
+    """It names the policy before it as ``of``; the word says nothing of a value that only stands behind it."""
+    value = os.urandom(32).hex()
+    told = f"info taken_over step=120 of={value} commit={value}"
+    for line in (f"job.start.of: {value}", told, f'  "of": "{value}",', f'{{"start":{{"of":"{value}","step":60}}}}'):
+        assert not secret_kind(line), line
+    for line in (f"the half of {value}", f"job.start.of.it: {value}", f"of {value}", f"roof: {value}"):
+        assert secret_kind(line), line
+
+
 def test_a_list_takes_the_name_it_was_opened_under() -> None:
     values = [random.Random(n).randbytes(32).hex() for n in range(3)]
     for name, wanted in (("commitments", ""), ("seeds", KEY), ("things", KEY)):
@@ -219,6 +229,14 @@ def test_a_refusal_names_the_place_and_never_the_value() -> None:
         list(checked("full/p0r0/worker.log", lines))
     assert "full/p0r0/worker.log:2 is share-shaped" in str(caught.value)
     assert "1234567890123456789" not in str(caught.value)
+
+
+def test_what_is_no_file_cannot_be_left_out() -> None:
+    with pytest.raises(RedactionError) as quoted:
+        list(checked("(handoff)", ["seed: " + os.urandom(32).hex()]))
+    assert "--exclude" not in str(quoted.value)
+    with pytest.raises(RedactionError, match=r"--exclude a\.log leaves the file out"):
+        list(checked("a.log", ["seed: " + os.urandom(32).hex()]))
 
 
 def test_prices_of_a_large_fleet_are_no_shares() -> None:
