@@ -246,6 +246,9 @@ async def test_a_job_that_no_wait_starts_is_given_up_and_one_that_waits_says_why
     waiting = asyncio.ensure_future(provider.wait_ready(await provider.create(request)))
     await clock.sleep(30.0)
     assert provider.waits(request.name) == "PENDING Priority"
+    queue.reason = "None"  # as before the scheduler's first look
+    await clock.sleep(30.0)
+    assert provider.waits(request.name) == "PENDING"
     await waiting
     queue.wait_s, queue.reason = 1e9, "AssocMaxWallDurationPerJobLimit"
     other = PodRequest(f"{RUN}-p0r1", 0, 1)

@@ -201,7 +201,8 @@ class SlurmClient(PlainVendor):
         at = await self._address(job) if state == "RUNNING" and mine else None
         words, failed = state, ended
         if state == "PENDING":
-            words, failed = f"{state} {reason}".strip(), _NEVER.fullmatch(reason) is not None
+            words = state if reason == "None" else f"{state} {reason}".strip()  # it has not been looked at yet
+            failed = _NEVER.fullmatch(reason) is not None
         elif over and state != "CANCELLED" and mine and (why := await self._complaint(job)):
             words = f"{state}: {why}"
         elif state == "RUNNING" and mine and at is None:
