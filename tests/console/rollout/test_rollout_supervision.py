@@ -62,7 +62,7 @@ class OtherDomains:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    async def farewell(self, status: str, detail: str) -> None:
+    async def part(self, ctx: Rollout, status: str, detail: str) -> None:
         return
 
 
