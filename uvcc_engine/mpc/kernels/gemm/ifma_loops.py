@@ -29,8 +29,8 @@ ROWS = 5  # of a tile of the result: five accumulators each, and what they are m
 LANES = 16  # columns of a tile: a register of 32-bit sums
 STEP = 24  # words of a panel of the right matrix for each inner index: its words, and what is left of them in pairs
 _LEFT = 8  # the same of the left matrix: one line of the cache
-BLOCK = 256  # of the inner dimension: a panel of the right matrix is streamed from the second-level cache
-_ROWS_BLOCK = 100  # rows of the left matrix that are packed at a time: a third of a megabyte
+BLOCK = 512  # of the inner dimension: a panel of the right matrix is read from the second-level cache, row by row
+_ROWS_BLOCK = 50  # rows of the left matrix that are packed at a time: a third of a megabyte
 _TWELVE = 0xFFF
 
 intrinsic: Any = extending.intrinsic
