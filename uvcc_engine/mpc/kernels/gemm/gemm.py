@@ -83,11 +83,7 @@ def choose(rows: int, inner: int, n: int, batch: int = 1, forced: str | None = N
     by_tiles = there and _repaid(TILES_FROM, rows, inner, n) and tile_units.loops() is not None
     by_bytes = there and _repaid(BYTES_FROM, rows, inner, n) and _bytes_fit(rows, inner, n, batch)
     by_ifma = there and _repaid(IFMA_FROM, rows, inner, n) and ifma_units.loops() is not None
-    able = {
-        "tiles": by_tiles, "bytes": by_bytes, "ifma": by_ifma, "wide": there, "halves": there,
-        "floats": work >= FLOATS_FROM, "torch": True,
-    }  # fmt: skip
-    return ranked(gemm_rates.size_class(work), there, frozenset(name for name, can in able.items() if can))
+    return ranked(gemm_rates.size_class(work), there, by_tiles, by_bytes, by_ifma, work >= FLOATS_FROM)
 
 
 def _is_able(path: str, rows: int, inner: int, n: int, batch: int) -> bool:
@@ -109,9 +105,13 @@ def _bytes_fit(rows: int, inner: int, n: int, batch: int) -> bool:
     return fits and limbs.has_fast_bytes(torch.device("cpu")) and LOOPS.get() is not None
 
 
-@lru_cache(maxsize=32)
-def ranked(at: int, loops: bool, able: frozenset[str]) -> str:
+@lru_cache(maxsize=128)
+def ranked(at: int, loops: bool, by_tiles: bool, by_bytes: bool, by_ifma: bool, by_floats: bool) -> str:
     """The fastest of what can be had: as measured at the size ``at``, or as the processor's kind suggests while nothing
     is."""
     rates = gemm_rates.known(loops)
-    return max((name for name in PATHS if name in able and name in rates), key=lambda name: rates[name][at])
+    able = {
+        "tiles": by_tiles, "bytes": by_bytes, "ifma": by_ifma, "wide": loops, "halves": loops, "floats": by_floats,
+        "torch": True,
+    }  # fmt: skip
+    return max((name for name in PATHS if able[name] and name in rates), key=lambda name: rates[name][at])
