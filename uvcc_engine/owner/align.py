@@ -97,7 +97,7 @@ def tags(args: argparse.Namespace) -> dict[str, Any]:
         at.keep(sent_name(number), at.use.sealed(plain, _LIST, at.me, key))
     at.keep(KEY, joint)
     at.keep(_TAGS, b"".join(found))
-    files.write_json(at.folder / FOUND, {"files": before})
+    files.write_json(at.folder / FOUND, {"files": before}, mode=0o600)
     return {"rows": len(found), "files": {str(n): sent_name(n) for n in at.others}}
 
 

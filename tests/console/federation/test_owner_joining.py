@@ -30,6 +30,7 @@ from uvcc_engine.contract.errors import ConfigError
 from uvcc_engine.contract.job.column_join import ColumnJoin
 from uvcc_engine.contract.job.private_job import PrivateJob
 from uvcc_engine.contract.job.topology import PARTIES
+from uvcc_engine.contract.peer_protocol.record_names import OWNER_JOINS
 from uvcc_engine.model.definition.layer_list import model_of_list, model_to_json
 from uvcc_engine.owner import align, seal
 from uvcc_engine.sealing import joint
@@ -234,6 +235,54 @@ def check_that_other_rows_are_refused(g: Joining, rosters: Any) -> None:
     for changes in ({"joined": "ab" * 32}, {"joined": ""}, {"rows": {"train": 25, "test": 6}}):
         with pytest.raises(ConfigError, match="owner 1 shared other rows than owner 0"):
             owner_shares.gathered(g.proposal, 0, rosters, bodies(**changes))
+
+
+@pytest.mark.parametrize(
+    ("number", "gives"), [(0, "2 features"), (1, "the labels"), (2, "1 features and the labels")]
+)
+def test_an_owner_reads_what_it_gives_before_it_looks_for_rows(number: int, gives: str) -> None:
+    join = ColumnJoin("id", (2, 0, 1), number or 1) if number < 2 else ColumnJoin("id", (2, 1, 1), 2)
+    first, *tells = owner_joining.screen(join, number)
+    assert first == f"you give     {gives} of the rows whose 'id' all 3 owners have"
+    assert [line[:13] for line in tells] == ["it tells     ", *[" " * 13] * (len(tells) - 1)]
+    assert [line[13:] for line in tells] == join.leaks(number)
+
+
+def test_a_table_without_its_schema_is_asked_for_before_anything_is_left(three: Joining) -> None:
+    g = three
+    g.rosters()
+    assert [g.at(n, "requests") for n in range(3)] == [0, 0, 0]
+    for flag, name in (("--schema", "rows.schema.yaml"), ("--data", "rows.csv")):
+        missing = {"--data": "--schema", "--schema": "--data"}[flag]
+        assert g.at(0, "share", g.proposal.id, flag, str(g.root / "o0" / name), "--yes") == 2
+        assert f"{missing} is missing" in g.err
+    assert g.there[0].look_bodies(OWNER_JOINS) == []
+
+
+def test_an_owner_may_ask_again_once_its_share_is_sealed(three: Joining) -> None:
+    """What stood for the rows is gone from its home by then, and nothing of it is asked of the others again."""
+    g = three
+    g.rosters()
+    assert [g.at(n, "requests") for n in range(3)] == [0, 0, 0]
+    for _ in range(3):
+        for n in range(3):
+            assert g.give(n) in (0, 2), g.err
+    held = [path.read_bytes() for path in sorted(g.home(1).rglob("*")) if path.is_file()]
+    assert g.give(1) == 0, g.err
+    assert held == [path.read_bytes() for path in sorted(g.home(1).rglob("*")) if path.is_file()]
+
+
+def test_what_an_owner_keeps_of_the_others_only_it_may_read(three: Joining) -> None:
+    g = three
+    g.rosters()
+    assert [g.at(n, "requests") for n in range(3)] == [0, 0, 0]
+    assert g.give(2) == 2
+    assert g.give(0) == 2
+    assert g.give(1) == 2
+    folder = next(g.home(1).rglob("join"))
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"found.json", "heard.json", "key", "tags"} <= {path.name for path in kept}
+    assert [path.name for path in kept if path.stat().st_mode & 0o077] == []
 
 
 def test_a_profile_gives_the_models_shapes_without_any_owners_file(tmp_path: Path) -> None:
