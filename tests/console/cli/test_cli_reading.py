@@ -343,6 +343,28 @@ def test_the_summary_of_a_verified_run(capsys: pytest.CaptureFixture[str]) -> No
     assert w.progress.step_s == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("at", "later", "told"),
+    [
+        (60.0, [("teardown", "running")], ["preflight failed  pod p0r0: no CUDA", "teardown running"]),
+        (60.0, [], ["preflight failed  pod p0r0: no CUDA"]),
+        (-60.0, [("teardown", "running")], ["teardown running"]),
+    ],
+    ids=["gone on before anybody looked", "still there", "before anybody followed"],
+)
+def test_who_follows_reads_why_a_stage_failed(
+    at: float, later: list[tuple[str, str]], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, ts = "demo-20261121-0115-ab12", time.time() + at
+    stages = [("preflight", "failed"), *later]
+    more = [
+        ev.StageChanged(ts=ts, name=n, status=s, detail="pod p0r0: no CUDA" if s == "failed" else "") for n, s in stages
+    ]
+    run_dir = write(name, [*story(name, ended=False)[:1], *more, ev.RunEnded(ts=ts, status="failed", detail="x")])
+    assert headless.follow(run_dir, None, []).snapshot.ended
+    assert capsys.readouterr().err.splitlines() == told
+
+
 def test_a_run_that_does_not_verify_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = write("demo-20261121-0115-ab12", story("demo-20261121-0115-ab12", ended=True, ok=False))
     assert report(watched(run_dir), run_dir, as_json=False) == 1

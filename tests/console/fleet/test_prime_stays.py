@@ -26,7 +26,7 @@ PROFILE = Path(__file__).parents[3] / "profiles" / "prime-smoke-r2.yaml"
 SIDECAR = (
     "import sys; from uvcc_console.haltd import leftovers; leftovers.LOOK_S = 0.3\n"
     "from uvcc_console.fleet.cloud import ends; ends.UNKNOWN_S, ends.AGAIN_S = 2.0, 0.5\n"
-    "from uvcc_console.haltd.__main__ import main; sys.exit(main())"
+    "from uvcc_console.haltd.__main__ import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

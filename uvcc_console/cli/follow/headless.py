@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,11 +176,14 @@ def follow(
     try:
         while True:
             lost = not processes.conducted(run_dir) and (child is None or child.poll() is not None)
+            failed: list[ev.StageChanged] = []
             while batch := follower.poll():
                 for event in batch:
                     seen.see(event)
                     tell_of_alert(printer, event, began)
+                    failed += [event] if isinstance(event, ev.StageChanged) and event.status == "failed" else []
             s = watched.snapshot = follower.snapshot
+            tell_of_failures(printer, failed, s.stage, began)
             stage = f"{s.stage.name} {s.stage.status}" if s.stage else ""
             printer.show(seen.line(s), stage, time.monotonic())
             frozen = tell_of_frozen(run_dir, printer, frozen)
@@ -227,6 +230,13 @@ def tell_of_alert(printer: Printer, event: ev.Event, began: float) -> None:
     if isinstance(event, ev.Alert) and (event.level == "error" or event.name == "goes_on") and event.ts >= began:
         who = f"{event.subject}: " if event.subject else ""
         printer.note(f"alert {event.name}: {who}{event.text}" + (f" ({event.hint})" if event.hint else ""))
+
+
+def tell_of_failures(printer: Printer, failed: Sequence[ev.StageChanged], now: StageView | None, began: float) -> None:
+    """Why a stage failed has a line of its own where the run has gone on, to its teardown, before anybody looked."""
+    for event in failed:
+        if event.ts >= began and (now is None or now.name != event.name):
+            printer.note(f"{event.name} failed  {event.detail}")
 
 
 def tell_of_frozen(run_dir: Path, printer: Printer, told: str) -> str:
