@@ -237,9 +237,7 @@ def check_that_other_rows_are_refused(g: Joining, rosters: Any) -> None:
             owner_shares.gathered(g.proposal, 0, rosters, bodies(**changes))
 
 
-@pytest.mark.parametrize(
-    ("number", "gives"), [(0, "2 features"), (1, "the labels"), (2, "1 features and the labels")]
-)
+@pytest.mark.parametrize(("number", "gives"), [(0, "2 features"), (1, "the labels"), (2, "1 features and the labels")])
 def test_an_owner_reads_what_it_gives_before_it_looks_for_rows(number: int, gives: str) -> None:
     join = ColumnJoin("id", (2, 0, 1), number or 1) if number < 2 else ColumnJoin("id", (2, 1, 1), 2)
     first, *tells = owner_joining.screen(join, number)

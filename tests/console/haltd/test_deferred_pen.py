@@ -104,9 +104,7 @@ def test_a_journal_that_is_held_is_asked_now_and_then_and_complained_of_once(
     assert len([r for r in caplog.records if r.levelno == logging.ERROR]) == 2  # another trouble, another complaint
 
 
-async def test_the_last_words_wait_for_a_commit_and_not_for_ever(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_last_words_wait_for_a_commit_and_not_for_ever(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
