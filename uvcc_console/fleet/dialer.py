@@ -210,31 +210,41 @@ class Dialer:
         """
         if self.tunnel is not None and not self.tunnel.is_closed():
             return self.tunnel
+        last: asyncssh.SSHClientConnection | None = None
+        try:
+            for hop in self._jump.split(","):
+                last = await self._hop(hop.strip(), last)
+        except BaseException:  # also who is told to stop leaves no connection to the jump hosts before
+            if last is not None:
+                last.close()
+            raise
+        assert last is not None
+        self.tunnel = last
+        return last
+
+    async def _hop(self, hop: str, before: asyncssh.SSHClientConnection | None) -> asyncssh.SSHClientConnection:
+        """The connection to one jump host, which takes the one before it along when it ends."""
+        user, host, port = split_address(hop)
+        given = hop.rpartition(":")[2].isdigit()
         t = self.timeouts
-        before: asyncssh.SSHClientConnection | None = None
-        for hop in self._jump.split(","):
-            hop = hop.strip()
-            user, host, port = split_address(hop)
-            given = hop.rpartition(":")[2].isdigit()
-            more = {"tunnel": before} if before is not None else {}
-            try:
-                async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
-                    before = await asyncssh.connect(
-                        host,
-                        port if given else (),
-                        username=user or (),
-                        login_timeout=t.login,
-                        keepalive_interval=t.keepalive_s,
-                        keepalive_count_max=t.keepalive_count,
-                        **more,
-                    )
-            except (asyncssh.ConnectionLost, ConnectionResetError) as e:
-                raise ssherrors.JumpTurnedAwayError(hop, e) from e
-            except (OSError, asyncssh.Error, TimeoutError) as e:
-                raise ssherrors.of_jump_host(e, hop, self.name, self.address) from e
-        assert before is not None
-        self.tunnel = before
-        return before
+        try:
+            async with _handshake_slot(), asyncio.timeout(t.connect + t.login):
+                found = await asyncssh.connect(
+                    host,
+                    port if given else (),
+                    username=user or (),
+                    login_timeout=t.login,
+                    keepalive_interval=t.keepalive_s,
+                    keepalive_count_max=t.keepalive_count,
+                    **({"tunnel": before} if before is not None else {}),
+                )
+        except (asyncssh.ConnectionLost, ConnectionResetError) as e:
+            raise ssherrors.JumpTurnedAwayError(hop, e) from e
+        except (OSError, asyncssh.Error, TimeoutError) as e:
+            raise ssherrors.of_jump_host(e, hop, self.name, self.address) from e
+        if before is not None:
+            found.set_tunnel(before)
+        return found
 
     def backoff(self, attempt: int) -> float:
         """Seconds before try ``attempt + 1``: doubling, capped, between half and the whole of it."""

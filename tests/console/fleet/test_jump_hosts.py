@@ -66,8 +66,12 @@ async def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def refusal(link_to: LinkTo, way: str, kind: type[UvccError], **more: object) -> UvccError:
-    with pytest.raises(kind) as refused:
-        await link_to(POD, jump=way, **more).connect()
+    link = link_to(POD, jump=way, **more)
+    try:
+        with pytest.raises(kind) as refused:
+            await link.connect()
+    finally:
+        await link.close()
     return refused.value
 
 

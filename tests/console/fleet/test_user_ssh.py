@@ -25,13 +25,25 @@ class Box:
     def __init__(self, *lines: str) -> None:
         self.authorized = asyncssh.import_authorized_keys("\n".join(lines))
         self.key = asyncssh.generate_private_key("ssh-ed25519")
-        self.jumped = 0
+        self.jumped = self.came = 0
+        self.empty = asyncio.Event()
+        """Whether everybody who came has gone."""
         self.port = 0
 
     async def __aenter__(self) -> Box:
         box = self
+        inside: list[asyncssh.SSHServer] = []
 
         class Server(asyncssh.SSHServer):
+            def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+                box.came += 1
+                inside.append(self)
+                box.empty.clear()
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                inside.remove(self)
+                box.empty.set() if not inside else None
+
             def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
                 box.jumped += 1
                 return True
@@ -192,6 +204,14 @@ async def test_two_jumps_of_the_configuration(home: Path, mine: asyncssh.SSHKey)
         (home / ".ssh/config").write_text(doors + inside)
         assert await goes(home, host="deep") == "here"
         assert (first.jumped, second.jumped) == (1, 1)
+        for host in (box, second, first):  # none is left at a jump host, of which each may let in but a few
+            await host.empty.wait()
+        (home / ".ssh/known_hosts").write_text(known.splitlines()[0])
+        for _ in range(3):
+            with pytest.raises(Exception, match=r"host key"):
+                await goes(home, host="deep")
+            await first.empty.wait()
+        assert (first.came, box.came) == (4, 1)
         (home / ".ssh/known_hosts").write_text("")
         with pytest.raises(Exception, match=r"host key|lost"):  # a jump host nobody knows is not gone through
             await goes(home, host="deep")

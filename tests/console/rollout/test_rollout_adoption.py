@@ -57,7 +57,9 @@ def test_damage_is_refused_by_name_and_a_frozen_pod_is_waited_for(uvcc: Uvcc) ->
     assert "worker p1r0s0t0" in full["detail"]
     assert "uvcc resume RUN --from" in full["detail"]
     assert {p["state"] for p in shown["pods"]} == {"agent"}  # nothing was deleted
-    assert {w["rc"] for w in shown["workers"]} == {1, 4}
+    codes = {w["coord"]: w["rc"] for w in shown["workers"]}
+    assert codes.pop("p1r0s0t0") == 1
+    assert set(codes.values()) <= {0, 4}  # ended with it, or missed it first
 
     # put back; but now the conductor is dead, and one pod's SSH server frozen
     leaves.write_bytes(whole)
