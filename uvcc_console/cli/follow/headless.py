@@ -233,7 +233,8 @@ def tell_of_alert(printer: Printer, event: ev.Event, began: float) -> None:
 
 
 def tell_of_failures(printer: Printer, failed: Sequence[ev.StageChanged], now: StageView | None, began: float) -> None:
-    """Why a stage failed has a line of its own where the run has gone on, to its teardown, before anybody looked."""
+    """Why a stage failed has a line of its own where the run has gone on, to its teardown, before anybody looked. What
+    failed before ``began``, a time stamp, is no news."""
     for event in failed:
         if event.ts >= began and (now is None or now.name != event.name):
             printer.note(f"{event.name} failed  {event.detail}")
